@@ -30,8 +30,8 @@ import tyro
 from benchmarks.overhead import BATCH, MAX_TOKENS, WARM_UP, N, prepare
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import run
-from engine.observe.trace import read_trace
-from engine.options import RunOptions
+from engine.keep.trace.timeline import read_trace
+from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 from operators.rewards import RewardFn
 

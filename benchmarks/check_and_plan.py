@@ -31,7 +31,7 @@ from dataflow.node import Port
 from dataflow.schema import Reward, Rollout
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
-from engine.plan.placing import Placing
+from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from operators.advantage import add, group_advantage, overlong_penalty

@@ -23,15 +23,15 @@ import pyarrow as pa
 
 from dataflow.batch import Keys
 from dataflow.check import CheckedGraph, check
-from engine.coordinator import messages as m
-from engine.coordinator.core import Coordinator
-from engine.coordinator.refs import Ref
+from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.settings import Settings
 from engine.plan.cluster import Cluster
 from engine.plan.lag import NO_VERSION
-from engine.plan.placing import Placing
+from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
+from engine.protocol import messages as m
+from engine.protocol.refs import Ref
 from graphs.grpo import grpo
 
 CLUSTER = Cluster(cores=1 << 15, memory=2**60)

@@ -36,7 +36,7 @@ from dataflow.graph import Graph
 from dataflow.model import linear
 from dataflow.program import Program
 from engine.api import run
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 
 PARTS, EVERY = 2, 20
 """Updates per Step of the algorithms that have several, and Steps between evaluations."""

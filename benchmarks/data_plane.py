@@ -39,7 +39,7 @@ from benchmarks.data_plane_batch import MIB, make_batch, views
 from benchmarks.data_plane_reshard import Reshard
 from benchmarks.data_plane_routes import ROUTES, Route, Sender
 from benchmarks.report import SideResult, machine, show, write_json
-from engine.launch.child import environment
+from engine.run.launch.child import environment
 
 SIZES = {"4 kB": 4 << 10, "16 MB": 16 * MIB, "256 MB": 256 * MIB}
 WARM_UP = 10

@@ -46,8 +46,8 @@ from dataflow.batch import Batch, Keys
 from engine.channels.frames import put_together, taken_apart
 from engine.channels.layout import layout_from
 from engine.channels.shm.channel import ShmChannel
-from engine.coordinator.refs import Gather
-from engine.worker.assemble import collect, requests
+from engine.protocol.refs import Gather
+from engine.run.worker.input_batches import collect, requests
 
 Way = Literal["direct", "direct, joined", "direct, built", "central"]
 WAYS: tuple[Way, ...] = ("central", "direct", "direct, joined", "direct, built")

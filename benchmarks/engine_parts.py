@@ -26,14 +26,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from engine.coordinator.core import Coordinator
-from engine.observe.events import EventStream, Take
-from engine.observe.flow.writer import FlowWriter
-from engine.observe.samples import SampleWriter
-from engine.observe.sinks import JsonLines
-from engine.observe.trace import Trace
-from engine.worker.inproc import InprocWorkers
-from engine.worker.timing import During
+from engine.coordinator.coordinator import Coordinator
+from engine.keep.flow.writer import FlowWriter
+from engine.keep.metrics.sinks import JsonLines
+from engine.keep.samples import SampleWriter
+from engine.keep.trace.timeline import Trace
+from engine.protocol.events import EventStream, Take
+from engine.run.worker.inproc import InprocWorkers
+from engine.run.worker.timing import During
 
 PARTS = ("kernels", "bookkeeping", "messages", "events", "files", "loop")
 _CALLS: tuple[tuple[str, type, tuple[str, ...]], ...] = (

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.api import plan
-from engine.cost.passes import Sizes
-from engine.options import RunOptions
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from operators.advantage import group_advantage
 from operators.data import prompts

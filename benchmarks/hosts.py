@@ -29,12 +29,12 @@ import tyro
 
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import run
-from engine.launch import host_messages as hm
-from engine.launch.hosts import HostsWorkers
-from engine.launch.ray import cluster, connect
-from engine.observe.runfolder import RunFolder
-from engine.observe.trace import read_trace
-from engine.options import RunOptions
+from engine.keep.run_folder import RunFolder
+from engine.keep.trace.timeline import read_trace
+from engine.plan.options import RunOptions
+from engine.run.hosts import host_messages as hm
+from engine.run.hosts.hosts import HostsWorkers
+from engine.run.hosts.ray import cluster, connect
 from tests.kit import host_plans, killable_run
 from tests.kit.processes import ended, wait_for
 from tests.kit.ray_clusters import RayNodes, ray_cluster, require_nothing_runs

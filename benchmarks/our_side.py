@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from benchmarks.rewards import REWARDS
 from benchmarks.settings import Run
 from engine.api import run
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 
 Row = dict[str, float]

@@ -27,8 +27,8 @@ import tyro
 from benchmarks.engine_parts import PARTS, measured_parts
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import plan, run
-from engine.attempts import OnStep
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
+from engine.session.attempts import OnStep
 from graphs.grpo import grpo
 from operators.rewards import RewardFn
 

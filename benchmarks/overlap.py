@@ -8,9 +8,9 @@ plans. Does not own: how results are shown (report.py), the demo's task (example
 The model is the demo's before its warm start, with answers long enough that generation and training
 take about the same time, one thread each: then overlap gains most, at best twice the speed. Both
 runs of a pair share a seed and alternate in order. Next to the measured ratio is the one that
-engine/simulate predicts for both plans from the synchronous runs' seconds. It knows neither
-transport nor cores that disturb each other; they explain the difference. How much longer kernels
-take side by side is a line of its own.
+engine/predict/simulation predicts for both plans from the synchronous runs' seconds. It knows
+neither transport nor cores that disturb each other; they explain the difference. How much longer
+kernels take side by side is a line of its own.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from benchmarks.overhead import prepare
 from benchmarks.report import SideResult, machine, show, write_json
 from dataflow.graph import Graph
 from engine.api import plan, run
-from engine.coordinator.core import Settings
-from engine.coordinator.messages import StepClosed
-from engine.observe.trace import read_trace
-from engine.options import RunOptions
+from engine.coordinator.coordinator import Settings
+from engine.keep.trace.timeline import read_trace
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.simulate.behaviour import Durations, Outcomes
-from engine.simulate.simulation import Simulation
+from engine.protocol.messages import StepClosed
+from engine.run.simulated_workers.behaviour import Durations, Outcomes
+from engine.run.simulated_workers.simulation import Simulation
 from graphs.grpo import grpo
 from operators.rewards import RewardFn
 

@@ -3,7 +3,7 @@
     python -m benchmarks.predicted [--quick] [--json FILE] [--threads N]
 
 Owns: the Models and sizes, and the comparison. Does not own: measuring and fitting
-(engine/profile), the formulas (engine/cost), how results are shown (report.py).
+(engine/predict/profile), the formulas (engine/plan/cost), how results are shown (report.py).
 
 Nodes: of each Model and kind of pass, one size is held out between those of the profile's grid. It
 is measured in the same rounds as the grid, in one process, so that profile and runs interleave; the
@@ -37,18 +37,18 @@ from benchmarks.settings import TEXT_TOKENS, character_tokenizer
 from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.api import plan
-from engine.cost.devices import Device
-from engine.cost.machine import gpus
-from engine.cost.nearby import measured_over_fitted
-from engine.cost.profile import ProfileCell
-from engine.options import RunOptions
+from engine.plan.cost.devices import Device
+from engine.plan.cost.fit_errors import measured_over_fitted
+from engine.plan.cost.machine import gpus
+from engine.plan.cost.profile import ProfileCell
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.profile.child import in_child
-from engine.profile.fitting import fitted, peak_correction
-from engine.profile.grid import works
-from engine.profile.measuring import measure
-from engine.profile.predicting import MeasuredCell, ProfiledWork, peak_bytes, seconds
-from engine.profile.rates import measured_rates
+from engine.predict.profile.child import in_child
+from engine.predict.profile.fitting import fitted, peak_correction
+from engine.predict.profile.grid import works
+from engine.predict.profile.measurement import measure
+from engine.predict.profile.predictions import MeasuredCell, ProfiledWork, peak_bytes, seconds
+from engine.predict.profile.rates import measured_rates
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.forward import logprobs

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from benchmarks.predicted_runs import SteppedGraph, in_turns
 from benchmarks.report import SideResult
 from dataflow.graph import Graph
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from graphs.dapo import dapo
 from graphs.distill import distill
 from graphs.grpo import grpo

@@ -1,7 +1,7 @@
 """Runs and profiles that take turns, and what a Step is said to take beside what it took.
 
 Owns: the turns, and both medians. Does not own: the graphs (predicted.py, predicted_cases.py), the
-prediction (engine/simulate).
+prediction (engine/predict/simulation).
 
 A machine that is shared is now faster and now slower for minutes: so each profile stands between
 two runs, and the median of what `simulate` says after a profile stands beside the median of what
@@ -23,13 +23,13 @@ from statistics import mean, median
 from benchmarks.report import SideResult
 from dataflow.graph import Graph
 from engine.api import plan, run
-from engine.cost.profile import Profile
-from engine.observe.measured import node_seconds
-from engine.options import RunOptions
+from engine.keep.run_measurements import node_seconds
+from engine.plan.cost.profile import Profile
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.profile.profiling import ProfileRequest, profiled
-from engine.seen_rows import seen_rows
-from engine.simulate.predict import predict
+from engine.predict.profile.profiler import ProfileRequest, profiled
+from engine.predict.row_statistics import seen_rows
+from engine.predict.simulation.prediction_run import predict
 
 WARM = 2
 """Steps that do not count."""

@@ -6,7 +6,7 @@ Owns: which results are compared. Does not own: the inputs and their sources, wh
 to the results (published.toml), when a number counts as reproduced, and the table
 (published_table.py), the systems' schedules (published_schedules.py, published_areal.py), what our
 own coordinator gives (published_ours.py), the coefficients, which are those of the catalogue for
-every row (engine/cost/catalogue.toml) and fitted to none.
+every row (engine/plan/cost/catalogue.toml) and fitted to none.
 
 With --fitted the values that were fitted to AReaL's and StreamRL's results stand in for these, and
 every number that rests on one names it. With --json FILE the table is also written as FILE's
@@ -46,10 +46,10 @@ from benchmarks.published_schedules import (
 )
 from benchmarks.published_table import Row, ordered, summary, table
 from benchmarks.report import machine, write_json
-from engine.cost.devices import KINDS, Coefficients
-from engine.cost.distribution import lognormal
-from engine.cost.models import Shape, formula
-from engine.cost.passes import Sizes
+from engine.plan.cost.devices import KINDS, Coefficients
+from engine.plan.cost.distribution import lognormal
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.models import Shape, formula
 
 DATA = Path(__file__).with_suffix(".toml")
 SCALE = 8

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.published_schedules import SLOTS, Engines, Rollouts, Trainer, pushed
-from engine.cost.passes import Passes
+from engine.plan.cost.model_passes import Passes
 
 _STRETCH = 256
 """Passes that one pass stands for at most."""

@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.gpu_plans import SCORED, GpuPlan, planned
 from dataflow.errors import PlanError
-from engine.cost.distribution import LengthDistribution, constant, lognormal
-from engine.cost.passes import Sizes
-from engine.simulate.predict import predict
+from engine.plan.cost.distribution import LengthDistribution, constant, lognormal
+from engine.plan.cost.model_passes import Sizes
+from engine.predict.simulation.prediction_run import predict
 
 STEPS = 10
 

@@ -3,7 +3,7 @@
 Owns: AReaL's synchronous baseline, StreamRL's streamed and colocated Steps and its allocation,
 EARL's grid. Does not own: AReaL's asynchronous runs (published_areal.py), the inputs
 (published.toml), the comparison with what was published (published.py), seconds of any pass
-(engine/cost).
+(engine/plan/cost).
 
 Each is a model of its own, small enough to be read beside the paper; none is the coordinator of
 this project, whose plans `dataflow simulate` runs.
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.cost.decode import DecodeBatch, decode, room
-from engine.cost.devices import Coefficients, Kind, Link, Place, device, place
-from engine.cost.distribution import LengthDistribution
-from engine.cost.passes import Sizes
-from engine.cost.training import forward, packed, train, update
-from engine.cost.transfers import weights
+from engine.plan.cost.decode import DecodeBatch, decode, room
+from engine.plan.cost.devices import Coefficients, Kind, Link, Place, device, place
+from engine.plan.cost.distribution import LengthDistribution
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.training import forward, packed, train, update
+from engine.plan.cost.transfers import weights
 
 SLOTS = 1024
 """Rows at once that an engine takes, where its cache has room."""

@@ -24,8 +24,8 @@ import tyro
 from benchmarks.gpu_plans import SCORED, GpuPlan, planned
 from benchmarks.published import inputs, sizes
 from benchmarks.report import SideResult, machine, show, write_json
-from engine.cost.distribution import LengthDistribution, constant, lognormal
-from engine.simulate.prediction import Prediction
+from engine.plan.cost.distribution import LengthDistribution, constant, lognormal
+from engine.predict.simulation.prediction import Prediction
 
 STEPS = 5
 MINUTES = 10.0
@@ -71,7 +71,7 @@ class SimulatedTaken:
 
 def simulated(size: SimulatedSize) -> SimulatedTaken:
     """Plan and simulate here."""
-    from engine.simulate.predict import predict
+    from engine.predict.simulation.prediction_run import predict
 
     training = size.devices // 4 // 16 * 16
     with tempfile.TemporaryDirectory() as folder:

@@ -26,12 +26,12 @@ import tyro
 from benchmarks.overhead import prepare
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import plan
-from engine.coordinator.messages import WorkerOpened
-from engine.launch.starter import Starter
-from engine.launch.supervisor import Supervisor
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
+from engine.keep.run_folder import RunFolder
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
+from engine.protocol.messages import WorkerOpened
+from engine.run.launch.starter import Starter
+from engine.run.launch.supervisor import Supervisor
 from graphs.grpo import grpo
 
 GENERATORS = 6

@@ -27,7 +27,7 @@ from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.rewards import REWARDS
 from benchmarks.settings import SETTINGS, prepare
 from engine.api import run
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 
 ENGINE = Path(__file__).resolve().parents[1] / "engine"

@@ -26,13 +26,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import engine.attempts as attempts
+import engine.session.attempts as attempts
 from benchmarks.overhead import BATCH, MAX_TOKENS, N, prepare
 from engine.api import run
-from engine.observe.flow.fold import FlowFold
-from engine.options import RunOptions
-from engine.worker.counted import FlowCounts, PeakReports
-from engine.worker.newest import NewestRows
+from engine.keep.flow.fold import FlowFold
+from engine.plan.options import RunOptions
+from engine.run.worker.counters import FlowCounts, PeakReports
+from engine.run.worker.newest_rows import NewestRows
 from graphs.grpo import grpo
 
 WAYS = ("bare", "events", "watched")

@@ -24,10 +24,10 @@ from playwright.sync_api import Locator, Page, sync_playwright
 
 from benchmarks.report import SideResult
 from dataflow.program_snapshot import written
-from engine.observe.flow.records import EdgeFlow, Flow, ReplicaFlow, WorkerFlow
-from engine.observe.flow.segments import LiveSegments
-from engine.observe.runfolder import RunFolder
-from engine.observe.samples import SampleWriter
+from engine.keep.flow.records import EdgeFlow, Flow, ReplicaFlow, WorkerFlow
+from engine.keep.flow.segments import LiveSegments
+from engine.keep.run_folder import RunFolder
+from engine.keep.samples import SampleWriter
 from tests.kit.drawn_graphs import DrawnShape, drawn_graph
 from tests.kit.page_client import PageClient, served
 from tests.kit.watched import plan_of, sample_rows, watched_run, write_flows

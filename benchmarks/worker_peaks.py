@@ -3,8 +3,8 @@
     python -m benchmarks.worker_peaks [--profile FILE] [--sizes 0 1] [--keep FOLDER] [--json FILE]
 
 Owns: the graphs, their rows, and the comparison. Does not own: the formulas
-(engine/cost/memory.py), what a process takes (engine/cost/process_memory.py), how results are shown
-(report.py).
+(engine/plan/cost/memory.py), what a process takes (engine/plan/cost/process_memory.py), how results
+are shown (report.py).
 
 Predictions are for the greatest lengths, so the rows have these: prompts of just `PROMPT`
 characters, and a vocabulary so large that a Model of random weights hardly ever ends an answer.
@@ -35,10 +35,10 @@ from benchmarks.predicted import ModelSize, make
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import plan
 from engine.cli.flags import graph_and
-from engine.observe.measured import read_measured
-from engine.options import RunOptions
-from engine.plan.by_worker import nodes_by_worker
+from engine.keep.run_measurements import read_measured
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
+from engine.plan.worker_index import nodes_by_worker
 from engine.plan.worker_peaks import worker_peak
 
 PROMPT, ANSWER = 128, 64
@@ -57,7 +57,7 @@ SIZES = tuple(
 """The tests' and those of benchmarks/predicted.py."""
 
 
-_COMMAND = "import sys; from engine.start import main; sys.exit(main())"
+_COMMAND = "import sys; from engine.cli.start import main; sys.exit(main())"
 """`dataflow`, with this interpreter."""
 
 

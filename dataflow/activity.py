@@ -1,6 +1,6 @@
 """What this process is doing, on a page that another process can read even if this one hangs.
 
-Owns: the page's content. Does not own: the page and its reader (engine/run/watchdog.py).
+Owns: the page's content. Does not own: the page and its reader (engine/run/loop/watchdog.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Token alignment: in one row, all columns of an axis have the same length.
 
 Owns: comparing lengths. Does not own: which columns there should be (schema.py), when they are
-compared (engine/worker/alignment.py).
+compared (engine/run/worker/alignment.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kernel contract: all that the engine asks of a kernel, and all that a kernel sees of it.
 
 Owns: the protocols and the values that cross them. Does not own: any kernel (operators/kernels),
-any Worker (engine/worker).
+any Worker (engine/run/worker).
 
 A kernel implements what its work kind needs:
 

@@ -1,7 +1,7 @@
 """Names of metrics: their form, and those that only the engine may use.
 
 Owns: what a name may be, and the names that a user's loss cannot take. Does not own: which metrics
-there are (docs/metrics.md), what a metric of one name means (engine/observe/metrics.py).
+there are (docs/metrics.md), what a metric of one name means (engine/keep/metrics/step_metrics.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ safetensors.
 
 Owns: finding a base's directory, reading those files, and the messages for broken ones. Does not
 own: which of it is a fault of a graph (rules/bases.py), loading (operators/kernels), counting
-parameters (engine/cost/models.py).
+parameters (engine/plan/cost/models.py).
 
 Everything here raises DataError in the form `<path>: expected ..., found .... Fix: ....`
 """

@@ -1,7 +1,7 @@
 """Arrow without pandas, until somebody imports pandas.
 
 Owns: keeping Arrow from importing pandas of its own accord. Does not own: in which processes
-(engine/launched, operators/kernels/scoring_child.py).
+(engine/run/worker_process, operators/kernels/scoring_child.py).
 
 Where pandas is installed, Arrow imports it as it makes its first array, to know a Series when it
 sees one (Arrow 26): 0.2 s and 28 MiB in each process, which none of ours needs. Once the user's

@@ -1,6 +1,6 @@
 """How long a thread or a process has computed, and has waited for a core to compute on.
 
-Owns: reading both. Does not own: whose seconds they are part of (engine/worker/timing.py).
+Owns: reading both. Does not own: whose seconds they are part of (engine/run/worker/timing.py).
 """
 
 from __future__ import annotations

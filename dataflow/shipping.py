@@ -1,7 +1,7 @@
 """Functions on their way to another process of the same run.
 
 Owns: which modules are sent by value, as no other process can import them by name. Does not own:
-the receivers (engine/launch, operators/kernels/scoring_process.py): they use a private pipe, as
+the receivers (engine/run/launch, operators/kernels/scoring_process.py): they use a private pipe, as
 anybody who can write a pickle there can run anything.
 """
 

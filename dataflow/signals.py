@@ -1,7 +1,7 @@
 """The signals that ask a whole run to stop, and the processes of a run that ignore them.
 
 Owns: which signals these are, and how a started process receives none of them until it can ignore
-them. Does not own: what a run does about them (engine/run/signals.py).
+them. Does not own: what a run does about them (engine/run/loop/signals.py).
 
 A terminal sends Ctrl-C to every process of a run, a batch system SIGTERM. Only the run's own
 process reacts: if its Workers ended by themselves, nobody would be left to write a checkpoint.

@@ -2,7 +2,7 @@
 
 Owns: the one message for what cannot be written (what, where, why, how much it needs and how much
 is free), and replacing a file completely or not at all. Does not own: any file's format, what of a
-run is safe then (engine/checkpoint/safe.py).
+run is safe then (engine/keep/checkpoint/safe_state.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many tokens rows of a source's data have, counted before a run, or why nobody counted them.
 
 Owns: the values, and what is said of them. Does not own: reading and tokenizing rows
-(operators/kernels/token_counts.py), what follows for a plan (engine/cost/lengths.py).
+(operators/kernels/token_counts.py), what follows for a plan (engine/plan/cost/lengths.py).
 """
 
 from __future__ import annotations

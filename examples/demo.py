@@ -30,7 +30,7 @@ from dataflow.program import Phase, Program, Threshold
 from engine.api import Result, peek, plan, run
 from engine.options import RunOptions
 from engine.plan.explain import explain
-from engine.run.signals import code
+from engine.run.loop.signals import code
 from graphs.grpo import grpo
 from graphs.sft import sft
 from operators.data import prompts

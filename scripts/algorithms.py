@@ -35,9 +35,9 @@ from dataflow.draw.svg import svg  # noqa: E402
 from dataflow.graph import Graph  # noqa: E402
 from dataflow.model import Model  # noqa: E402
 from engine.cli.graphs import shipped, summary  # noqa: E402
-from engine.cost.memory import peak  # noqa: E402
-from engine.options import RunOptions, placing  # noqa: E402
 from engine.plan.cluster import Cluster  # noqa: E402
+from engine.plan.cost.memory import peak  # noqa: E402
+from engine.plan.options import RunOptions, placing  # noqa: E402
 from engine.plan.plan import Plan  # noqa: E402
 from engine.plan.planner import make_plan  # noqa: E402
 from engine.plan.warnings import step_seconds  # noqa: E402

@@ -31,8 +31,8 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 from dataflow.model import linear  # noqa: E402
 from dataflow.program import Program  # noqa: E402
 from engine.api import run  # noqa: E402
-from engine.options import RunOptions  # noqa: E402
-from engine.run.signals import code  # noqa: E402
+from engine.plan.options import RunOptions  # noqa: E402
+from engine.run.loop.signals import code  # noqa: E402
 from graphs.grpo import grpo  # noqa: E402
 
 WIDTH, HEIGHT = 1280, 1240

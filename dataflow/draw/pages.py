@@ -1,7 +1,7 @@
 """What a graph, a Program and a batch show in a notebook.
 
 Owns: a page for each. Does not own: drawings (svg.py), HTML (html.py), the pages of plans and runs
-(engine/pages.py).
+(engine/session/notebook_pages.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows and tensors from one Worker to another, under two contracts (contract.py).
 
-    pull         inproc.py, shm/ (one host), zmq/ (between hosts), routed.py (both)
+    pull         inproc.py, shm/ (one host), zmq/ (between hosts), routed_channel.py (both)
     scheduled    tensors/
 
 header.py describes a block for every transport; layout.py and frames.py take record batches apart

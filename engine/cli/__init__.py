@@ -21,9 +21,9 @@ from dataflow.importing import hidden_in, import_path
 from dataflow.shown import printable
 from dataflow.storage import CANNOT
 from dataflow.width import folded, screen_width
-from engine.cli.exhausted import PANIC, TOLD, is_exhausted
+from engine.cli.process_limits import PANIC, TOLD, is_exhausted
 from engine.cli.target import FORMS, UsageError, is_received, raised_at
-from engine.received import reading
+from engine.keep.untrusted_files import reading
 
 COMMANDS = {
     "check": "prove that a graph or a Program can be run, and draw it",

@@ -21,8 +21,8 @@ from engine.cli.graphs import shipped
 from engine.cli.screen import say
 from engine.cli.settings import NodeOptions
 from engine.cli.target import UsageError, functions_in, load_target
-from engine.observe.runfolder import is_run
-from engine.options import OF_ITS_START
+from engine.keep.run_folder import is_run
+from engine.plan.options import OF_ITS_START
 
 _BASH = """\
 # In ~/.bashrc: eval "$(dataflow --completion bash)"

@@ -1,8 +1,8 @@
 """`dataflow diff A B`: what changes from one graph, or run, to another.
 
 Owns: flags that two graph functions share, and that --set edits the second graph. Does not own: the
-comparison (dataflow/diff.py, dataflow/program_diff.py; of two run folders also engine/run_diff.py,
-engine/rerun/row_diff.py).
+comparison (dataflow/diff.py, dataflow/program_diff.py; of two run folders also
+engine/replay/run_diff.py, engine/replay/row_diff.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.program_diff import compare
+from engine.cli.flag_values import Settings, gathered
 from engine.cli.flags import parse_shared, split_target
 from engine.cli.screen import say
 from engine.cli.settings import with_settings
 from engine.cli.target import UsageError
-from engine.cli.values import Settings, gathered
 
 _USAGE = "dataflow diff TARGET TARGET [flags]"
 
@@ -46,7 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     say(str(compare(a, with_settings(second, values[1], b, settings))), end="")
     folders = [Path(t.text) for t in (first, second) if os.path.isdir(t.text)]
     if len(folders) == 2:
-        from engine.run_diff import run_differences  # here: it imports what reads checkpoints
+        from engine.replay.run_diff import (
+            run_differences,  # here: it imports what reads checkpoints
+        )
 
         say(f"\n{run_differences(*folders)}", end="")
     return 0
@@ -57,7 +59,7 @@ def _rows(arguments: Sequence[str]) -> int:
     if len(arguments) != 2 or any(word.startswith("-") for word in arguments):
         problem = f"--rows takes two run folders and no other flag, found {' '.join(arguments)}"
         raise UsageError("dataflow diff", problem, "dataflow diff runs/A runs/B --rows")
-    from engine.rerun.row_diff import row_differences  # here: it reads Parquet files
+    from engine.replay.row_diff import row_differences  # here: it reads Parquet files
 
     say(row_differences(*map(Path, arguments)), end="")
     return 0

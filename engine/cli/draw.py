@@ -1,7 +1,7 @@
 """`dataflow draw TARGET`: a drawing on the screen or in a file.
 
 Owns: the command's options. Does not own: any drawing (dataflow.draw), what of a plan or a run is
-drawn (engine/plan/drawn.py, engine/observe/drawn.py).
+drawn (engine/plan/drawing.py, engine/watch/flow_drawing.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError
-from engine.observe.drawn import measured_notes
-from engine.options import RunOptions
-from engine.plan.drawn import Notes, places, planned_notes
+from engine.plan.drawing import Notes, places, planned_notes
+from engine.plan.options import RunOptions
+from engine.watch.flow_drawing import measured_notes
 
 _ENDINGS: dict[str, Form] = {
     ".txt": "text",
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _planned(graph: Graph | Program, options: RunOptions) -> tuple[list[Placed], Notes]:
-    from engine.api import plan  # here: it imports what runs kernels
+    from engine.session.planning import plan  # here: not every command plans
 
     planned = plan(graph, options)
     return places(planned), planned_notes(planned)

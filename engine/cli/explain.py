@@ -1,7 +1,8 @@
 """`dataflow explain TARGET`: the plan, in words.
 
 Owns: printing. Does not own: planning and its text (engine.plan), reading what a run measured
-(engine/observe/measured.py). It takes the flags of `run`, so that changing that one word is enough.
+(engine/keep/run_measurements.py). It takes the flags of `run`, so that changing that one word is
+enough.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
-from engine.observe.measured import read_measured
-from engine.options import RunOptions
+from engine.keep.run_measurements import read_measured
+from engine.plan.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,8 @@ class ExplainOptions(RunOptions):
 def main(arguments: Sequence[str]) -> int:
     """Check, plan, print."""
     graph, options = graph_and(ExplainOptions, "explain", arguments)
-    from engine.api import plan  # here: it imports what runs kernels
     from engine.plan.explain import WIDTH, explain
+    from engine.session.planning import plan  # here: not every command plans
 
     measured = None if options.measured is None else read_measured(options.measured)
     planned, width = plan(graph, options, profile=options.profile), screen_width(WIDTH)

@@ -27,6 +27,7 @@ from dataflow.model import Schedule
 from dataflow.names import Known, peer_name
 from dataflow.program import Program
 from dataflow.settings import settable
+from engine.cli.flag_values import FUNCTION, gathered, number_or_schedule, registry, takes_function
 from engine.cli.screen import read_flags, say
 from engine.cli.settings import NodeOptions, how_to_see_nodes, nodes_page, with_settings
 from engine.cli.target import (
@@ -37,9 +38,8 @@ from engine.cli.target import (
     load_target,
     run_folder,
 )
-from engine.cli.values import FUNCTION, gathered, number_or_schedule, registry, takes_function
-from engine.options import PLANNED, RunOptions
-from engine.received import kept_options
+from engine.keep.untrusted_files import kept_options
+from engine.plan.options import PLANNED, RunOptions
 
 O1 = TypeVar("O1")
 _RUNNING = ("run", "peek", "profile")

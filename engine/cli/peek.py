@@ -1,6 +1,6 @@
 """`dataflow peek TARGET NODE`: the first rows of one node's output.
 
-Owns: the table on the screen. Does not own: running what the node needs (engine.api).
+Owns: the table on the screen. Does not own: running what the node needs (engine.session.calls).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.cli.flags import as_planned, parse, split_target
 from engine.cli.screen import say
 from engine.cli.settings import NodeOptions, with_settings
 from engine.cli.target import UsageError
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     options = as_planned(target, options, rest[1:])
     if isinstance(graph, Graph):
         graph.node(rest[0])  # raises with the names there are, before anything heavy is imported
-    from engine.api import peek  # here: it imports what runs kernels
+    from engine.session.calls import peek  # here: it imports what runs kernels
 
     say("\n".join(shown(peek(graph, rest[0], own.rows, options))))
     return 0

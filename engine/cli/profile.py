@@ -1,6 +1,7 @@
 """`dataflow profile TARGET`: measure a plan's Models on this machine, and write what was fitted.
 
-Owns: the flags and the table. Does not own: measuring (engine/profile), the file (engine/cost).
+Owns: the flags and the table. Does not own: measuring (engine/predict/profile), the file
+(engine/plan/cost).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dataflow.storage import writing
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError
-from engine.cost.machine_load import QUIET
-from engine.options import RunOptions
+from engine.plan.cost.machine_load import QUIET
+from engine.plan.options import RunOptions
 
 if TYPE_CHECKING:
-    from engine.cost.profile import ProfileCell, ProfiledNode
-    from engine.profile.profiling import MadeProfile
+    from engine.plan.cost.profile import ProfileCell, ProfiledNode
+    from engine.predict.profile.profiler import MadeProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     """Plan, measure, write; prints what was fitted, and how well."""
     graph, options = graph_and(ProfileOptions, "profile", arguments)
     _refuse_absurd(options)
-    from engine.api import plan  # here: it imports what runs kernels
-    from engine.cost.profile import write_profile
+    from engine.plan.cost.profile import write_profile
     from engine.plan.program_plan import ProgramPlan
-    from engine.profile.profiling import ProfileRequest, profiled
+    from engine.predict.profile.profiler import ProfileRequest, profiled
+    from engine.session.planning import plan  # here: not every command plans
 
     planned = plan(graph, options)
     plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]

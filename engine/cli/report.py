@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from dataflow.storage import write_where_asked
-from engine.cli.run_named import found_run
+from engine.cli.run_lookup import found_run
 from engine.cli.screen import read_flags, say
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     options = read_flags(ReportOptions, args=arguments, prog="dataflow report", about=about)
     folder = found_run("dataflow report", options.run, options.root).resolve()
     from engine.watch.report import report
-    from engine.watch.served import ServedRuns
+    from engine.watch.run_questions import ServedRuns
 
     out = options.out or Path(f"{folder.name}.html")
     write_where_asked(

@@ -1,6 +1,6 @@
 """`dataflow rerun RUN --node NODE --step N`: run a part of a recorded run again, and compare.
 
-Owns: the flags, the text, the debugger. Does not own: the rerun (engine/rerun/compared.py).
+Owns: the flags, the text, the debugger. Does not own: the rerun (engine/replay/rerun.py).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dataflow.errors import DataError, GraphError, PlanError, RunError
 from dataflow.shown import one_line
+from engine.cli.flag_values import Settings, gathered, registry
 from engine.cli.flags import helped
 from engine.cli.resume import imports_of
 from engine.cli.screen import read_flags, say
 from engine.cli.settings import refused
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
-from engine.cli.values import Settings, gathered, registry
-from engine.received import kept_options
+from engine.keep.untrusted_files import kept_options
 
 if TYPE_CHECKING:
-    from engine.rerun.compared import NodeRerun, Rerun
+    from engine.replay.rerun import NodeRerun, Rerun
 
 T = TypeVar("T")
 _USAGE = "dataflow rerun RUN_FOLDER --node NODE --step N [flags]"
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     be run again.
     """
     folder, options = _parsed(arguments)
-    from engine.api import rerun  # here: it imports what runs kernels
+    from engine.replay.rerun import rerun  # here: it imports what runs kernels
 
     tell_imports(named := imports_of(folder))
     if named:

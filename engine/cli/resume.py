@@ -1,7 +1,8 @@
 """`dataflow resume RUN_FOLDER`: go on from the last checkpoint.
 
 Owns: which options may change, and what is said where no Step is left to do. Does not own: the
-options (engine.options), which parameters may change (operators), the run (engine.api).
+options (engine.plan.options), which parameters may change (operators), the run
+(engine.session.calls).
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from tyro.conf import Suppress
 
 from dataflow.errors import GraphError
 from dataflow.names import Known
+from engine.cli.flag_values import Settings, gathered, registry
 from engine.cli.flags import given, helped, refuse_of_nodes, refuse_peer_names
 from engine.cli.run import ended
 from engine.cli.screen import read_flags, say
 from engine.cli.settings import refused
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
-from engine.cli.values import Settings, gathered, registry
 from engine.cli.watch import watching
-from engine.options import OF_ITS_START, RunOptions
-from engine.received import OPTIONS, imports, kept_options
-from engine.run.signals import ending_command
+from engine.keep.untrusted_files import OPTIONS, imports, kept_options
+from engine.plan.options import OF_ITS_START, RunOptions
+from engine.run.loop.signals import ending_command
 
 if TYPE_CHECKING:
-    from engine.api import Result
+    from engine.session.calls import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         refuse_of_nodes("resume", str(folder), flags, (ResumeOptions,))
     options, changes = changed_options(flags)
     with ending_command():
-        from engine.api import resume  # here: it imports what runs kernels
+        from engine.session.calls import resume  # here: it imports what runs kernels
 
         tell_imports(named := imports_of(folder))
         if named:
@@ -115,7 +116,7 @@ def changed_options(flags: Sequence[str]) -> tuple[ResumeOptions, dict[str, Any]
 
 def _ended(result: Result, options: ResumeOptions) -> int:
     """Print how it ended; in one line, if nothing was left to do."""
-    from engine.finished import NOTHING  # here: it imports what runs kernels
+    from engine.session.finished_run import NOTHING  # here: it imports what runs kernels
 
     if not result.reason.startswith(NOTHING):
         return ended(result)

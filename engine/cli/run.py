@@ -1,7 +1,7 @@
 """`dataflow run TARGET`: run a graph from its beginning.
 
-Owns: what is printed at the end, the flag --watch. Does not own: the run (engine.api), the options
-(engine.options), the page (watch.py).
+Owns: what is printed at the end, the flag --watch. Does not own: the run (engine.session.calls),
+the options (engine.plan.options), the page (watch.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import is_received, run_folder
 from engine.cli.watch import watching
-from engine.options import RunOptions
-from engine.received import reading
-from engine.run.signals import code, ending_command
+from engine.keep.untrusted_files import reading
+from engine.plan.options import RunOptions
+from engine.run.loop.signals import code, ending_command
 
 if TYPE_CHECKING:
-    from engine.api import Result
+    from engine.session.calls import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     with ending_command():
         graph, given = graph_and(WatchedRunOptions, "run", arguments)
         options = given.of_run()
-        from engine.api import run  # here: it imports what runs kernels
+        from engine.session.calls import run  # here: it imports what runs kernels
 
         received = is_received(arguments[0])
         if folder := run_folder(arguments[0]):

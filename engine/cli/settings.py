@@ -18,9 +18,9 @@ from dataflow.parameters import NodeParameter
 from dataflow.program import Program
 from dataflow.settings import edited, settable
 from dataflow.width import screen_width
+from engine.cli.flag_values import FUNCTION, Settings, takes_function
 from engine.cli.owners import owners
 from engine.cli.target import Target, UsageError
-from engine.cli.values import FUNCTION, Settings, takes_function
 
 _WIDTH = 100
 

@@ -1,7 +1,7 @@
 """`dataflow simulate TARGET`: a plan's Steps in simulated time; of several plans, a table.
 
 Owns: the flags, what is printed and written. Does not own: planning and simulating
-(engine/simulating.py), what is said of it (engine/simulate).
+(engine/predict/simulations.py), what is said of it (engine/predict/simulation).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from dataflow.graph import Graph
 from dataflow.storage import writing
 from dataflow.width import screen_width
+from engine.cli.flag_values import Spreads
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError, is_received, load_target
-from engine.cli.values import Spreads
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 
 if TYPE_CHECKING:
-    from engine.simulating import SimulatedRows, Variant
+    from engine.predict.simulations import SimulatedRows, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     """Plan, simulate, print; 1 where no plan that was asked for fits."""
     graph, options = graph_and(SimulateOptions, "simulate", arguments)
     _refuse_absurd(options)
-    from engine.simulating import Variant, one_graph  # here: it imports what runs kernels
+    from engine.predict.simulations import Variant, one_graph  # here: it imports what runs kernels
 
     base = Variant(graph=one_graph(graph), options=_of_run(options), devices=options.devices)
     rows = _rows(options, {node.name for node in base.graph.nodes})
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
-    from engine.simulate.report import WIDTH, report
-    from engine.simulate.summed import as_data, summary_of, write_json
-    from engine.simulate.timeline import write_timeline
-    from engine.simulating import simulate
+    from engine.predict.simulation.report import WIDTH, report
+    from engine.predict.simulation.summary import as_data, summary_of, write_json
+    from engine.predict.simulation.timeline import write_timeline
+    from engine.predict.simulations import simulate
 
     found = simulate(base.graph, base.options, rows, devices=base.devices)
     figures, told = summary_of(found), _told(rows, options)
@@ -88,9 +88,9 @@ def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
 def _several(
     base: Variant, rows: SimulatedRows, options: SimulateOptions, arguments: Sequence[str]
 ) -> int:
-    from engine.simulate.compared import WIDTH, compared_data, picture, table
-    from engine.simulate.summed import write_json
-    from engine.simulating import what_if
+    from engine.predict.simulation.plan_comparison import WIDTH, compared_data, picture, table
+    from engine.predict.simulation.summary import write_json
+    from engine.predict.simulations import what_if
 
     plans = what_if(
         base,
@@ -121,7 +121,7 @@ def _maker(arguments: Sequence[str]) -> Callable[[Mapping[str, str]], Graph]:
     """Makes the graph as this command line does, with some flags and settings more."""
 
     def make(texts: Mapping[str, str]) -> Graph:
-        from engine.simulating import one_graph
+        from engine.predict.simulations import one_graph
 
         settings = [f"{key}={value}" for key, value in texts.items() if "." in key]
         flags = [w for k, v in texts.items() if "." not in k for w in (f"--{k}", v)]
@@ -164,8 +164,8 @@ def _refuse_absurd(options: SimulateOptions) -> None:
 
 def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
     """What is simulated, whatever the plan. nodes: of the graph; a run's may have others."""
-    from engine.seen_rows import seen_rows
-    from engine.simulating import SimulatedRows
+    from engine.predict.row_statistics import seen_rows
+    from engine.predict.simulations import SimulatedRows
 
     seen = seen_rows(options.lengths, options.prompts)
     return SimulatedRows(

@@ -1,7 +1,7 @@
 """What a command works on: a graph function, a run folder, or a snapshot.
 
 Owns: finding `module:function`, `file.py:function`, a run folder and `graph.json`. Does not own:
-flags, what is read from a run folder (engine/received.py).
+flags, what is read from a run folder (engine/keep/untrusted_files.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataflow.importing import import_from, located
 from dataflow.program import Program
 from dataflow.program_snapshot import named_modules, read
 from dataflow.shown import one_line
-from engine.observe.runfolder import is_run
-from engine.received import imports, kept_options, reading, text_of
+from engine.keep.run_folder import is_run
+from engine.keep.untrusted_files import imports, kept_options, reading, text_of
 
 FUNCTIONS = "module:function or file.py:function"
 FORMS = "module:function, file.py:function, a run folder or its graph.json"

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import tyro
 
 from dataflow.testing import EXAMPLES, contract
+from engine.cli.flag_values import registry
 from engine.cli.screen import read_flags, say
 from engine.cli.target import load_function
-from engine.cli.values import registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

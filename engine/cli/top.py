@@ -1,7 +1,7 @@
 """`dataflow top [RUN]`: what a run does, in a terminal, while it goes on and afterwards.
 
 Owns: which run is shown, and whether once or again and again. Does not own: what is shown
-(engine/top).
+(engine/watch/top).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 import tyro
 
 from dataflow.width import screen_width
-from engine.cli.run_named import found_run
+from engine.cli.run_lookup import found_run
 from engine.cli.screen import read_flags, say
 
 
@@ -40,15 +40,15 @@ def main(arguments: Sequence[str]) -> int:
     about = TopOptions.__doc__ or ""
     options = read_flags(TopOptions, args=arguments, prog="dataflow top", about=about)
     folder = found_run("dataflow top", options.run, options.root)
-    from engine.top.page import page  # here: they import rich and Arrow
-    from engine.top.seen import RunReader
+    from engine.watch.top.page import page  # here: they import rich and Arrow
+    from engine.watch.top.run_view import RunReader
 
     reader = RunReader(folder)
     if options.once or not sys.stdout.isatty():
         lines = page(reader.look(), width=screen_width(100), replicas=options.replicas)
         say("\n".join(line.plain for line in lines), fold=False)
         return 0
-    from engine.top.live import watch
+    from engine.watch.top.live_page import watch
 
     try:
         watch(reader.look, replicas=options.replicas)

@@ -22,14 +22,14 @@ import tyro
 from dataflow.signals import held_back
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
-from engine.observe.runfolder import is_run
+from engine.keep.run_folder import is_run
 
 if TYPE_CHECKING:
-    from engine.watch.serving import Serving
+    from engine.watch.server import Serving
 
 _NEEDED = ("starlette", "uvicorn")
 _ROOT = Path("runs")
-_BESIDE = "import sys; from engine.watch.serving import beside; beside(*sys.argv[1:])"
+_BESIDE = "import sys; from engine.watch.server import beside; beside(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     options = read_flags(WatchOptions, args=arguments, prog="dataflow watch", about=about)
     require_ui("dataflow watch")
     asked = serving(options)
-    from engine.watch.serving import serve  # here: it imports the server
+    from engine.watch.server import serve  # here: it imports the server
 
     def tell(url: str) -> None:
         say(url, fold=False)
@@ -80,7 +80,7 @@ def require_ui(where: str) -> None:
 
 def serving(options: WatchOptions) -> Serving:
     """What the options ask for. Raises UsageError."""
-    from engine.watch.serving import Serving
+    from engine.watch.server import Serving
     from engine.watch.token_file import kept_token
 
     root, names = _root_of(options.root, options.run)

@@ -1,8 +1,8 @@
 """One source's credit: how many prompts may be outstanding, and which of them form a Step.
 
-Owns: the bound on outstanding prompts, what is admitted next, the intake, the bound on how
-much a refilling select may reject. Does not own: the policies' formulas (intake.py), where
-the prompts stand (prompt_table.py), nor the moments that decide when any of this happens (core.py).
+Owns: the bound on outstanding prompts, what is admitted next, the intake, the bound on how much a
+refilling select may reject. Does not own: the policies' formulas (intake.py), where the prompts
+stand (prompt_table.py), nor the moments that decide when any of this happens (coordinator.py).
 
 Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the
 remaining Steps can train. While some outbox spills to files, none is admitted beyond one batch: a
@@ -20,8 +20,8 @@ from engine.coordinator import intake
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN
-from engine.coordinator.refs import Ref, SourceCut
 from engine.plan.plan import PlannedSource
+from engine.protocol.refs import Ref, SourceCut
 
 _ENDLESS = 1 << 62
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from dataflow.arrays import all_true
 from dataflow.batch import Keys
-from engine.coordinator.grouping import grouped, values_at
-from engine.coordinator.refs import Gather, Ref
+from engine.protocol.grouping import grouped, values_at
+from engine.protocol.refs import Gather, Ref
 
 
 @dataclass(frozen=True, slots=True, eq=False)

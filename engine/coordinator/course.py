@@ -12,7 +12,7 @@
     gone         nothing: the run goes back to a checkpoint
 
 Owns: these, the version, and the parts of the coordinator, which it asks what can be done. Does not
-own: what an event means (core.py).
+own: what an event means (coordinator.py).
 
 The stream region runs at all moments: prompts are admitted while the bound on outstanding prompts
 allows it and every reader above the cut has the published version. With max_lag 0 they are admitted
@@ -27,19 +27,19 @@ from typing import Literal
 
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.checkpoint_due import CheckpointDue
+from engine.coordinator.checkpoint_schedule import CheckpointDue
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.evaluation import EvaluationRound
-from engine.coordinator.messages import Finish, Instruction, Release, Rollback, StepClosed
-from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import Recovery
 from engine.coordinator.replicas import Replicas
 from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.sources import Sources
+from engine.coordinator.task_ledger import Outstanding
 from engine.coordinator.training import Training
 from engine.coordinator.versions import Versions
 from engine.plan.plan import Plan, PlannedNode
+from engine.protocol.messages import Finish, Instruction, Release, Rollback, StepClosed
 
 Moment = Literal[
     "opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished", "gone"

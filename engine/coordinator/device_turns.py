@@ -4,7 +4,7 @@
     heard(event) -> instructions          what an event lets go on
 
 Owns: who of the Workers on the same devices is awake. Does not own: who shares devices (the plan),
-what is outstanding (outstanding.py), nor what sleeping means (a Worker's kernels give up their
+what is outstanding (task_ledger.py), nor what sleeping means (a Worker's kernels give up their
 devices; its outbox goes on serving rows).
 
 A Worker that shares devices begins asleep, also after a respawn: it gives them back before it says
@@ -33,9 +33,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.coordinator import messages as m
-from engine.coordinator.outstanding import Outstanding
+from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan
+from engine.protocol import messages as m
 
 _SAID = (m.Woken, m.Slept, m.WorkerLost)
 """Events that say of a Worker whether it has its devices."""

@@ -8,9 +8,9 @@
     ended        a reader of rows that were lost                 such a reader -> parked
 
 Owns: which chunk is next; keeping what a chunk reads until it has ended; and the lineage, by which
-rows that died with a Worker are made again. Does not own: the choice of a replica (idlest.py),
-which rows make a chunk (readiness.py, step.py), what becomes of its output (core.py), nor who is
-alive (recovery.py).
+rows that died with a Worker are made again. Does not own: the choice of a replica
+(replica_choice.py), which rows make a chunk (readiness.py, step.py), what becomes of its output
+(coordinator.py), nor who is alive (recovery.py).
 
 A chunk runs again whole, with the same keys, where that gives the same rows: above the cut of a
 synchronous source, below the cut, and in an evaluation; if it reads a trained Model, only until the
@@ -29,14 +29,14 @@ from dataflow.arrays import all_true
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.idlest import Idlest
-from engine.coordinator.messages import RunChunk
-from engine.coordinator.outstanding import Outstanding, Pending
-from engine.coordinator.parked import Parked
-from engine.coordinator.refs import Ref
+from engine.coordinator.chunk_queue import Parked
+from engine.coordinator.replica_choice import Idlest
 from engine.coordinator.tables import codes
-from engine.plan.elastic import elastic
+from engine.coordinator.task_ledger import Outstanding, Pending
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.replica_ranges import elastic
+from engine.protocol.messages import RunChunk
+from engine.protocol.refs import Ref
 
 _AHEAD = 2
 """Chunks that a replica of an elastic node has at most: one to run, one so that it need not wait.

@@ -1,7 +1,7 @@
 """One round of evaluation: all rows of finite sources, at one version, outside of admission.
 
 Owns: the evaluation region's rows for the evaluate nodes that are due. Does not own: when
-a round begins (core.py).
+a round begins (coordinator.py).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.messages import Evaluate, Task, Tombstoned
-from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
-from engine.coordinator.refs import Key, Ref
 from engine.coordinator.step import StepRun
+from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
+from engine.protocol.messages import Evaluate, Task, Tombstoned
+from engine.protocol.refs import Key, Ref
 
 
 class EvaluationRound:

@@ -1,7 +1,7 @@
 """A run that is busy and completes no Step.
 
 Owns: what counts as no progress, and for how long it may last. Does not own: who gives prompts up
-(admission.py), nor a run that hangs, in which nothing moves at all (engine/run/watchdog.py).
+(admission.py), nor a run that hangs, in which nothing moves at all (engine/run/loop/watchdog.py).
 
 Progress is a Step. Time alone says nothing: generation may take hours. But no healthy run admits a
 prompt, makes its rows with the version that the next Step starts from, and gives it up as too old

@@ -21,7 +21,7 @@ from dataflow.arrays import all_true, any_true
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.joined import parts_of_concats
+from engine.coordinator.concat_rows import parts_of_concats
 from engine.coordinator.prompts import (
     DROPPED,
     FINISHED,
@@ -32,7 +32,6 @@ from engine.coordinator.prompts import (
     PromptStates,
 )
 from engine.coordinator.readiness import Readiness
-from engine.coordinator.refs import Key, Ref, SourceCut
 from engine.coordinator.tables import (
     ABSENT,
     NO_BLOCK,
@@ -44,6 +43,7 @@ from engine.coordinator.tables import (
 )
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode
+from engine.protocol.refs import Key, Ref, SourceCut
 
 _NEWEST = np.iinfo(np.int32).max
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from dataflow.arrays import all_true
 from dataflow.batch import Keys
-from engine.coordinator.refs import SourceCut
 from engine.coordinator.tables import longer
+from engine.protocol.refs import SourceCut
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
 FIRST_SLOTS = 64

@@ -4,8 +4,8 @@
     heard(event, asked) -> events, instructions    the ranks', as the core has to hear them
 
 Owns: which rank is given which rows, by whom, and when all may begin. Does not own: who is a rank
-(the plan), what becomes of a Step whose rows are lost (core.py). The core knows nothing of ranks:
-it tells the first Worker of a node, and hears one Stepped and one Offered from there.
+(the plan), what becomes of a Step whose rows are lost (coordinator.py). The core knows nothing of
+ranks: it tells the first Worker of a node, and hears one Stepped and one Offered from there.
 
 An assignment of a node with ranks goes through these states:
 
@@ -39,12 +39,12 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
-from engine.coordinator import messages as m
-from engine.coordinator.grouping import grouped, values_at
-from engine.coordinator.outstanding import Outstanding, Pending
-from engine.coordinator.refs import Gather, OwnRows, Ref
 from engine.coordinator.tables import shares
+from engine.coordinator.task_ledger import Outstanding, Pending
 from engine.plan.plan import Plan, PlannedNode
+from engine.protocol import messages as m
+from engine.protocol.grouping import grouped, values_at
+from engine.protocol.refs import Gather, OwnRows, Ref
 
 
 class RankGroups:

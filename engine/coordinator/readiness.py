@@ -15,10 +15,10 @@ import numpy as np
 from dataflow.arrays import any_true
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.joined import joined_state
+from engine.coordinator.chunk_inputs import held, table_readings
+from engine.coordinator.concat_rows import joined_state
 from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, PromptStates
-from engine.coordinator.reading import held, table_readings
-from engine.coordinator.reduced import reduced_state, uppers
+from engine.coordinator.reduced_rows import reduced_state, uppers
 from engine.coordinator.tables import (
     ABSENT,
     PENDING,

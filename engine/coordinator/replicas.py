@@ -14,7 +14,8 @@
     given up       -                                          -
 
 Owns: how many are wanted, and these states. Does not own: what a Worker that ends takes with it
-(core.py), weights of one that has opened (versions.py), the rule for more or fewer (scaling.py).
+(coordinator.py), weights of one that has opened (versions.py), the rule for more or fewer
+(replica_scaling.py).
 
 A replica that leaves gets no further chunk, and has `grace` seconds: what it still does or keeps
 after them is made again, as after a death. Then its Worker may join again, with the next epoch.
@@ -31,10 +32,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.coordinator.recovery import nobody_considers
-from engine.coordinator.scaling import BalanceRule
+from engine.coordinator.replica_scaling import BalanceRule
 from engine.coordinator.settings import Settings
-from engine.plan.elastic import elastic, least, movable
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.replica_ranges import elastic, least, movable
 
 METRIC = "replicas/"
 """The beginning of the metric of a node, after which its name comes."""

@@ -1,7 +1,7 @@
 """What a coordinator is told before it begins.
 
-Owns: how long a run is, and what a checkpoint says. Does not own: what is made of it (core.py), nor
-the checkpoint's files (engine/checkpoint).
+Owns: how long a run is, and what a checkpoint says. Does not own: what is made of it
+(coordinator.py), nor the checkpoint's files (engine/keep/checkpoint).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.coordinator.refs import Ref, SourceCut
+from engine.protocol.refs import Ref, SourceCut
 
 Scaling = Literal["balance", "most", "fixed"]
-"""Who decides how many replicas a node has: the rule in scaling.py; as many as there may be; nobody
-but who asks.
+"""Who decides how many replicas a node has: the rule in replica_scaling.py; as many as there may
+be; nobody but who asks.
 """
 
 

@@ -2,7 +2,7 @@
 
 Owns: what is asked of every source at once: is there a Step, what is lost, what goes into a
 checkpoint, how much was dropped. Does not own: one source's prompts (prompt_table.py) or credit
-(admission.py), nor when any of this is asked (core.py).
+(admission.py), nor when any of this is asked (coordinator.py).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.messages import Checkpoint, Tombstoned
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
-from engine.coordinator.refs import Gather
 from engine.coordinator.settings import Restored, Settings
 from engine.plan.lag import lag_metrics
 from engine.plan.plan import Plan, PlannedSource
+from engine.protocol.messages import Checkpoint, Tombstoned
+from engine.protocol.refs import Gather
 
 
 class Sources:

@@ -1,7 +1,7 @@
 """One Step under way: the rows that the intake took, and the nodes below the cut.
 
 Owns: which step-region node may run on them next, and the order of the train nodes. Does
-not own: what comes before (prompt_table.py) or after (core.py).
+not own: what comes before (prompt_table.py) or after (coordinator.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.joined import keys_beside, shifted
+from engine.coordinator.concat_rows import keys_beside, shifted
 from engine.coordinator.prompt_table import PromptTable
-from engine.coordinator.refs import Key, Ref
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.plan import PlannedInput, PlannedNode
+from engine.protocol.refs import Key, Ref
 
 
 class StepRun:

@@ -16,10 +16,10 @@ import numpy as np
 from dataflow.arrays import all_true, any_true, same_array
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
-from engine.coordinator.grouping import grouped
-from engine.coordinator.refs import Ref
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
+from engine.protocol.grouping import grouped
+from engine.protocol.refs import Ref
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
 """A row that may still come; has come; never will (selected away, or its group dropped)."""
@@ -125,7 +125,7 @@ def input_state(
 
     unmade: whether rows may have been lost that are to be made again: then a gate can be there, and
     the bytes not, or not ever, where the group was given up meanwhile. reduced: the state of an
-    input that is reduced (reduced.py).
+    input that is reduced (reduced_rows.py).
     """
     first, rest = (PENDING, np.maximum) if node.chunking == "cohort" else (ABSENT, np.minimum)
     found: np.ndarray | None = None

@@ -5,10 +5,11 @@
     TrainStep     the same, Record to be told, the one before to end     Stepped
 
 Owns: what the recorder and the train nodes are told, again if rows were gone. Does not own: the
-nodes between the cut and them (step.py), nor what follows (core.py).
+nodes between the cut and them (step.py), nor what follows (coordinator.py).
 
 The Step can be undone while neither it nor its samples are begun. If the recorder has died, what it
-may have written is written again with the Step, or deleted at the run's end (engine/attempts.py).
+may have written is written again with the Step, or deleted at the run's end
+(engine/session/attempts.py).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
-from engine.coordinator import doubtful
+from engine.coordinator import run_warnings as doubtful
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.messages import OwnRows, Record, Task, TrainStep, Warn
-from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.step import StepRun
+from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
+from engine.protocol.messages import OwnRows, Record, Task, TrainStep, Warn
 
 There = Callable[[str], bool]
 """Whether a Worker can be told something."""

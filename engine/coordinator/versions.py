@@ -9,8 +9,8 @@
                   the writer not to be training
 
 Owns: what a publish tells each Worker of each reader, and the blocks that weights travel in. Does
-not own: when a version is published (core.py), who has not loaded it yet (loading.py), nor how the
-bytes travel.
+not own: when a version is published (coordinator.py), who has not loaded it yet
+(weight_readers.py), nor how the bytes travel.
 
 A reader loads straight from a writer of one rank in its own Worker; for all others the writer's
 Worker makes a block at once (Offer), so that it can go on training.
@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from engine.coordinator.loading import Place, StillLoading
-from engine.coordinator.messages import Load, Loaded, Offer, Offered
-from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import nobody_considers
-from engine.plan.elastic import elastic
+from engine.coordinator.task_ledger import Outstanding
+from engine.coordinator.weight_readers import Place, StillLoading
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
+from engine.plan.replica_ranges import elastic
+from engine.protocol.messages import Load, Loaded, Offer, Offered
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
 """The machines that a plan is for: this host, those of a Ray cluster, or those of a cluster file.
 
 Owns: the data, and detecting cores, memory and GPUs of this host. Does not own: cluster files
-(cluster_file.py), what a Ray cluster has (engine/launch/ray.py), rates (engine/cost).
+(cluster_file.py), what a Ray cluster has (engine/run/hosts/ray.py), rates (engine/plan/cost).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.errors import PlanError, nearest_or_all
-from engine.cost.devices import CPU, Link, catalogue, device, kind_of
-from engine.cost.transfers import NETWORK_DELAY
+from engine.plan.cost.devices import CPU, Link, catalogue, device, kind_of
+from engine.plan.cost.transfers import NETWORK_DELAY
 
 LEASE = 30.0
 

@@ -1,7 +1,7 @@
 """A cluster file: the machines of a plan that is made without them.
 
 Owns: its tables and keys, and errors that name the line. Does not own: the data (cluster.py), kinds
-of devices (engine/cost/catalogue.toml).
+of devices (engine/plan/cost/catalogue.toml).
 
     [hosts.a]                 # the first is the one whose Workers are pinned to no host
     cores = 8
@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.errors import PlanError, nearest_or_all
-from engine.cost.devices import CPU, catalogue
-from engine.cost.transfers import NETWORK_DELAY
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
+from engine.plan.cost.devices import CPU, catalogue
+from engine.plan.cost.transfers import NETWORK_DELAY
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DEVICES = re.compile(r"([1-9][0-9]{0,3})x([A-Za-z0-9_-]+)")

@@ -1,8 +1,8 @@
-"""What a plan's nodes and edges cost: its decisions put into the formulas of engine/cost.
+"""What a plan's nodes and edges cost: its decisions put into the formulas of engine/plan/cost.
 
 Owns: where each node stands (its devices, divided as its layout says), which rates count for it,
-and the ways between Workers. Does not own: the formulas (engine/cost), how many rows of which
-lengths there are (passes/estimate.py, engine/simulate).
+and the ways between Workers. Does not own: the formulas (engine/plan/cost), how many rows of which
+lengths there are (passes/estimate.py, engine/predict/simulation).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
 from dataflow.model import Model
-from engine.cost import training, transfers
-from engine.cost.decode import DecodeBatch, Decoded, decode
-from engine.cost.devices import (
+from engine.plan.cluster import Cluster
+from engine.plan.cost import training, transfers
+from engine.plan.cost.decode import DecodeBatch, Decoded, decode
+from engine.plan.cost.devices import (
     CPU,
     KINDS,
     Coefficients,
@@ -33,12 +34,11 @@ from engine.cost.devices import (
     coefficients,
     device,
 )
-from engine.cost.machine_load import MachineLoad
-from engine.cost.models import ModelCost, model_cost
-from engine.cost.nearby import measured_over_fitted
-from engine.cost.passes import Sizes, Time
-from engine.cost.profile import PeakCorrection, Profile, ProfiledNode, model_key
-from engine.plan.cluster import Cluster
+from engine.plan.cost.fit_errors import measured_over_fitted
+from engine.plan.cost.machine_load import MachineLoad
+from engine.plan.cost.model_passes import Sizes, Time
+from engine.plan.cost.models import ModelCost, model_cost
+from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode, model_key
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from dataflow.graph import Graph
-from engine.cost.profile import Profile
 from engine.plan.cluster import Cluster
-from engine.plan.placing import Placing
+from engine.plan.cost.profile import Profile
+from engine.plan.placement import Placing
 from engine.plan.plan import Decisions
 
 

@@ -1,6 +1,7 @@
 """The greatest lengths that the rows of each node of a graph can have, and counted ones.
 
-Owns: how lengths go from node to node. Does not own: their arithmetic (engine/cost/lengths.py).
+Owns: how lengths go from node to node. Does not own: their arithmetic
+(engine/plan/cost/lengths.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataflow.node import Node
 from dataflow.operator import Reduce
 from dataflow.rows import Domains, reader_of, row_line
 from dataflow.schema import TokenPrompt
-from engine.cost.lengths import Lengths, of_demonstration, of_rollout
-from engine.cost.models import Shape
+from engine.plan.cost.lengths import Lengths, of_demonstration, of_rollout
+from engine.plan.cost.models import Shape
 from engine.plan.prompt_counts import counted_prompts, counted_rows
 
 Shapes = Mapping[str, Shape | None]

@@ -22,7 +22,7 @@ from dataflow.operator import TRAITS, Traits, Work
 from dataflow.program import Carried
 from dataflow.regions import Region
 from engine.plan.cluster import Cluster
-from engine.plan.estimated import Estimate, PlannedProcess
+from engine.plan.estimates import Estimate, PlannedProcess
 
 FORMAT = 1
 
@@ -275,7 +275,9 @@ class Decisions:
     turns: tuple[tuple[str, ...], ...] = ()
     """Groups of Workers that take turns with devices; each Worker is in one group at most."""
     spare: tuple[str, ...] = ()
-    """Workers that are not there at the beginning; they join and leave (engine/plan/elastic.py)."""
+    """Workers that are not there at the beginning; they join and leave
+    (engine/plan/replica_ranges.py).
+    """
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of each Worker; empty if all are on this one."""
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -356,7 +358,7 @@ class Plan(Decisions, Displayed):
     """The machine that the plan is for."""
     program: Graph | None = field(default=None, compare=False, repr=False)
     """The graph of the nodes, pruned and resolved; graph.json in a run folder."""
-    _page = "engine.pages:plan_page"
+    _page = "engine.session.notebook_pages:plan_page"
 
     def __repr__(self) -> str:
         where = f"{len(self.workers)} Worker{'s' * (len(self.workers) > 1)}"

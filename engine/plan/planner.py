@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from dataflow.check import CheckedGraph
-from engine.cost.profile import Profile
 from engine.plan.cluster import Cluster, detect
+from engine.plan.cost.profile import Profile
 from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
 from engine.plan.passes.place import place
-from engine.plan.placing import Placing
+from engine.plan.placement import Placing
 from engine.plan.plan import Decisions, Plan, PlannedPhase
 from engine.plan.warnings import WARNINGS
 

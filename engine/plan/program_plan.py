@@ -1,7 +1,7 @@
 """The plan of a Program: one of each phase, all made before anything runs.
 
 Owns: the phases' plans, their seeds, which phase a wish for places is for. Does not own: a phase's
-plan (planner.py), running one (engine/phases.py).
+plan (planner.py), running one (engine/session/phases.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, PlanError
 from dataflow.program import Carried, Lineage, Program
 from dataflow.randomness import stream_seed
-from engine.cost.profile import Profile
 from engine.plan.cluster import Cluster, detect
-from engine.plan.placing import Placing
+from engine.plan.cost.profile import Profile
+from engine.plan.placement import Placing
 from engine.plan.plan import Plan, PlannedPhase
 from engine.plan.planner import make_plan, workers_of
 
@@ -38,7 +38,7 @@ class ProgramPlan(Displayed):
     left: tuple[Mapping[str, Carried], ...]
     own: tuple[GraphWarning, ...] = field(default=())
     """Warnings of no single phase."""
-    _page = "engine.pages:plan_page"
+    _page = "engine.session.notebook_pages:plan_page"
 
     def __repr__(self) -> str:
         return f"ProgramPlan({self.graph!r}, {len(self.phases)} phases)"

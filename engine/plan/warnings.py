@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from dataflow.errors import GraphWarning
-from engine.plan.by_worker import nodes_by_worker
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.worker_index import nodes_by_worker
 
 _HOUR = 3600.0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.cost.memory import peak
+from engine.plan.cost.memory import peak
 from engine.plan.plan import Decisions, PlannedNode
 
 

@@ -1,7 +1,7 @@
 """The server's routes: what is asked for by HTTP, and its answer.
 
 Owns: paths, parameters, forms of answers. Does not own: who may ask (guard.py), what is answered
-(served.py), the page (static/).
+(run_questions.py), the page (static/).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from dataflow.errors import DataflowError
-from engine.watch.encoded import encoded
-from engine.watch.opened import NotServed
-from engine.watch.sample_index import ORDERS, SampleQuery
+from engine.keep.reader.open_folder import NotServed
+from engine.keep.reader.sample_index import ORDERS, SampleQuery
+from engine.watch.json_answers import encoded
+from engine.watch.run_questions import ServedRuns
 from engine.watch.series import MOST
-from engine.watch.served import ServedRuns
 from engine.watch.stream import Feeds
 
 STATIC = Path(__file__).parent / "static"

@@ -14,12 +14,12 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from dataflow.shown import one_line
-from engine.watch.described import RECORDED, edge_id
-from engine.watch.flow_index import EVENTS
-from engine.watch.opened import NotServed, OpenFolder, inside
-from engine.watch.planned import PlanEdge, PlanFile
-from engine.watch.sample_index import SAMPLES, SampleIndex, SampleQuery, opened_table
-from engine.watch.sample_rows import cut
+from engine.keep.reader.flow_index import EVENTS
+from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
+from engine.keep.reader.plan_records import PlanEdge, PlanFile
+from engine.keep.reader.sample_index import SAMPLES, SampleIndex, SampleQuery, opened_table
+from engine.keep.reader.sample_rows import cut
+from engine.watch.run_description import RECORDED, edge_id
 
 ROWS = 16
 _RECORDED = re.compile(r"[0-9]{1,18}-[0-9]{1,18}-[0-9]{1,18}-.+\.parquet$")

@@ -1,6 +1,6 @@
 """A lane for each Worker over the Steps: its shares of time at work, waiting, idle.
 
-Owns: these shares, and their thinning. Does not own: the seconds (engine/observe/flow/records.py).
+Owns: these shares, and their thinning. Does not own: the seconds (engine/keep/flow/records.py).
 
 A Worker does one thing at a time: it is busy with one of its nodes, else it waits if any of them
 does. What a node waits for its turn while another one of its Worker is busy is no wait of the
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.observe.flow.records import Flow
-from engine.watch.flow_index import FlowIndex
-from engine.watch.opened import FileMark, OpenFolder
+from engine.keep.flow.records import Flow
+from engine.keep.reader.flow_index import FlowIndex
+from engine.keep.reader.open_folder import FileMark, OpenFolder
 
 MOST = 500
 """Points of a lane."""

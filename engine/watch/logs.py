@@ -1,6 +1,6 @@
 """The ends of a run's logs, and the errors of its rows.
 
-Owns: which lines are shown. Does not own: the files (engine/observe/logs.py).
+Owns: which lines are shown. Does not own: the files (engine/keep/worker_logs.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from dataflow.shown import one_line, printable
-from engine.observe.flow.records import Lost, Tombstones
-from engine.watch.opened import NotServed, OpenFolder, inside
+from engine.keep.flow.records import Lost, Tombstones
+from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
 
 LOGS = "logs"
 _TAIL = 1 << 18

@@ -1,7 +1,7 @@
 """One run as one HTML file, to send to somebody: no scripts, no request to anywhere.
 
 Owns: what is in it, and its HTML. Does not own: the drawing and the charts (dataflow/draw), what is
-read of the run (described.py and its neighbours).
+read of the run (run_description.py and its neighbours).
 
 All words are escaped, and a policy in the file itself forbids whatever would run or load something.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 from dataflow.draw.chart import Points, chart
 from dataflow.shown import one_line, printable, shown_bytes, shown_number
-from engine.watch.opened import NotServed
-from engine.watch.sample_index import SampleQuery
-from engine.watch.sample_rows import as_text
-from engine.watch.served import ServedRuns
+from engine.keep.reader.open_folder import NotServed
+from engine.keep.reader.sample_index import SampleQuery
+from engine.keep.reader.sample_rows import as_text
+from engine.watch.run_questions import ServedRuns
 
 _POINTS = 400
 _SAMPLES = 4

@@ -1,7 +1,7 @@
 """Curves: columns of a run's metrics, thinned to what a screen shows.
 
 Owns: the thinning, which keeps the least and the greatest value of each bucket. Does not own: the
-columns (metric_index.py).
+columns (engine/keep/reader/metric_index.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.watch.metric_index import MetricIndex
-from engine.watch.opened import OpenFolder
+from engine.keep.reader.metric_index import MetricIndex
+from engine.keep.reader.open_folder import OpenFolder
 
 MOST = 2000
 """Points of a curve."""

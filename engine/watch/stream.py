@@ -1,7 +1,8 @@
 """Server-sent events of one run: its state, its Steps, its last seconds.
 
 Owns: which events there are, their order, and that a slow client gets the newest of each kind and
-no queue. Does not own: how much a client gets (pace.py), the files (flow_index.py).
+no queue. Does not own: how much a client gets (pace.py), the files
+(engine/keep/reader/flow_index.py).
 
 The files of a run are looked at as long as a client is there, at most POLLS_A_SECOND times a
 second, by one feed for all clients of the run.
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.watch.encoded import encoded
+from engine.watch.json_answers import encoded
 from engine.watch.pace import Pace
 
 POLLS_A_SECOND = 5.0

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.watch.opened import OpenFolder, inside
+from engine.keep.reader.open_folder import OpenFolder, inside
 
 _LARGEST = 48 << 20
 """Bytes of a tokenizer.json."""

@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from dataflow.program_snapshot import written
-from engine import options as run_options
-from engine.observe.flow.records import (
+from engine.keep.flow.records import (
     CutFlow,
     EdgeFlow,
     Flow,
@@ -29,12 +28,13 @@ from engine.observe.flow.records import (
     WeightFlow,
     WorkerFlow,
 )
-from engine.observe.flow.segments import StepSegments
-from engine.observe.runfolder import RunFolder
-from engine.observe.samples import SampleWriter
-from engine.options import RunOptions
+from engine.keep.flow.segments import StepSegments
+from engine.keep.run_folder import RunFolder
+from engine.keep.samples import SampleWriter
+from engine.plan import options as run_options
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from graphs.grpo import grpo
 from tests.kit.plans import planned_on, save_tiny_header

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from dataflow.snapshot import to_json
-from engine.observe.samples import SampleWriter
+from engine.keep.samples import SampleWriter
 from tests.browser.watched import watched
 from tests.kit.graphs import small_grpo
 from tests.kit.page_client import served

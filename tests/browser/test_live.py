@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from tests.browser.watched import Watched, watched
 from tests.kit.killable_run import killable_run
 from tests.kit.page_client import served

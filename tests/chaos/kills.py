@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.api import run
-from engine.attempts import FRUITLESS
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
+from engine.session.attempts import FRUITLESS
 from tests.kit import forked
 from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, words

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api import run
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from tests.kit import killable_run
 from tests.kit.nothing_left import require_gone
 from tests.kit.processes import (

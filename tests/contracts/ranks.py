@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from engine.channels.tensors.keyed_store import KeyedStore
 from engine.channels.tensors.world import meeting_place
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
-from engine.channels.zmq.meeting import MeetingServer
-from engine.channels.zmq.meeting_client import MeetingClient
+from engine.channels.zmq.rendezvous import MeetingServer
+from engine.channels.zmq.rendezvous_client import MeetingClient
 from tests.kit.forked import forking
 
 

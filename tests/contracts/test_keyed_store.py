@@ -22,8 +22,8 @@ from engine.channels.contract import PeerLost
 from engine.channels.tensors.interfaces import interface_of
 from engine.channels.tensors.keyed_store import KeyedStore
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair, PeerKeys
-from engine.channels.zmq.meeting import MeetingServer, StoreRequest, encoded
-from engine.channels.zmq.meeting_client import MeetingClient
+from engine.channels.zmq.rendezvous import MeetingServer, StoreRequest, encoded
+from engine.channels.zmq.rendezvous_client import MeetingClient
 from tests.contracts.ranks import Door, keyed_client
 from tests.kit.host_plans import PickleBomb
 from tests.kit.strangers import stranger

@@ -11,13 +11,13 @@ from dataclasses import fields
 import pytest
 
 from engine.channels.contract import PeerLost
-from engine.channels.routed import AddressBook, AddressEntry, RoutedChannel
+from engine.channels.routed_channel import AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import CurveKeyPair, PeerKeys
-from engine.launch import control, wire
-from engine.launch.control_socket import ControlSocket
-from engine.launched.worker_process import WorkerProcess
+from engine.run.launch import control, wire
+from engine.run.launch.control_socket import ControlSocket
+from engine.run.worker_process.worker_process import WorkerProcess
 from tests.contracts.pull_rows import rollouts
 from tests.contracts.pull_worlds import of_a
 

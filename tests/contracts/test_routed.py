@@ -13,7 +13,7 @@ import pytest
 
 from dataflow.errors import RunError
 from engine.channels.frames import checksums
-from engine.channels.routed import REFUSALS, AddressBook, AddressEntry, RoutedChannel
+from engine.channels.routed_channel import REFUSALS, AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
 from tests.contracts.pull_rows import rollouts

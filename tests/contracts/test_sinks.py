@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from dataflow.errors import RunError
-from engine.observe.runfolder import RunFolder
-from engine.observe.sinks import JsonLines, Sink, TensorBoard, Wandb
+from engine.keep.metrics.sinks import JsonLines, Sink, TensorBoard, Wandb
+from engine.keep.run_folder import RunFolder
 
 Rows = dict[int, dict[str, float]]
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataflow.check import check
-from engine.attempts import Result, StepHooks, attempts
-from engine.checkpoint.provenance import Provenance, ProvenanceRecord
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
+from engine.keep.checkpoint.provenance import Provenance, ProvenanceRecord
+from engine.keep.run_folder import RunFolder
 from engine.plan.cluster import Cluster
-from engine.plan.placing import Placing
+from engine.plan.options import RunOptions
+from engine.plan.placement import Placing
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planner import make_plan
-from engine.resuming import Beginning
+from engine.session.attempts import Result, StepHooks, attempts
+from engine.session.run_beginning import Beginning
 from tests.kit import empty_kernels
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import headers

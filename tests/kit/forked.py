@@ -46,14 +46,14 @@ IMPORTED = (
     "engine.cli.diff",
     "engine.cli.resume",
     "engine.cli.run",
-    "engine.launched.template_process",
-    "engine.launched.worker_channel",
-    "engine.launched.worker_process",
-    "engine.launched.worker_ranks",
-    "engine.profile.measuring",
-    "engine.rerun.other_ranks",
-    "engine.worker.newest",
-    "engine.worker.worker",
+    "engine.run.worker_process.template_process",
+    "engine.run.worker_process.worker_channel",
+    "engine.run.worker_process.worker_process",
+    "engine.run.worker_process.worker_ranks",
+    "engine.predict.profile.measurement",
+    "engine.replay.other_ranks",
+    "engine.run.worker.newest_rows",
+    "engine.run.worker.worker",
     "graphs.grpo",
     "operators.advantage_formulas",
     "operators.kernels.data",
@@ -85,10 +85,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PYTHON = sys.executable
 _KEEPER = "operators.kernels.scoring_keeper"
 _OURS = (
-    "engine.launched.worker_process",
-    "engine.launched.template_process",
-    "engine.rerun.other_ranks",
-    "engine.profile.child",
+    "engine.run.worker_process.worker_process",
+    "engine.run.worker_process.template_process",
+    "engine.replay.other_ranks",
+    "engine.predict.profile.child",
     _KEEPER,
 )
 _START, _TITLE = interpreter("", "")[3], 4

@@ -19,9 +19,9 @@ from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Prompt, Reward
 from dataflow.user import Columns, OperatorDeclaration, operator
-from engine.coordinator.messages import ChunkDone, From, Reported, RunChunk
-from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
+from engine.protocol.messages import ChunkDone, From, Reported, RunChunk
+from engine.protocol.refs import Gather, Ref
 from operators.data import prompts
 from operators.kernels.scoring_process import Children
 

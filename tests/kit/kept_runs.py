@@ -10,8 +10,8 @@ from typing import Any
 
 from dataflow.graph import Graph
 from dataflow.snapshot import to_json
-from engine import options as run_options
-from engine.options import RunOptions
+from engine.plan import options as run_options
+from engine.plan.options import RunOptions
 
 
 def kept_run(

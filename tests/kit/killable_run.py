@@ -19,7 +19,7 @@ from pathlib import Path
 from dataflow.graph import Graph
 from dataflow.program import Program
 from engine.api import resume, run
-from engine.options import RunOptions, from_json, to_json
+from engine.plan.options import RunOptions, from_json, to_json
 from tests.kit import run_graphs, run_programs
 from tests.kit.processes import limited, start_python
 from tests.kit.runs import metrics, steps_stored

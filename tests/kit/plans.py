@@ -14,14 +14,14 @@ from safetensors.numpy import save_file
 from dataflow.batch import Keys
 from dataflow.check import check
 from dataflow.graph import Graph
-from engine.coordinator.refs import Ref
-from engine.cost.profile import Profile
-from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster
+from engine.plan.cost.profile import Profile
 from engine.plan.lag import NO_VERSION
-from engine.plan.placing import Placing
+from engine.plan.options import RunOptions, placing
+from engine.plan.placement import Placing
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, with_lags
 from engine.plan.planner import make_plan
+from engine.protocol.refs import Ref
 from tests.kit.graphs import grpo_graph, small_ppo
 
 CLUSTER = Cluster(cores=2, memory=24 * 2**30)

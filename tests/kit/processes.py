@@ -21,7 +21,10 @@ from tests.kit.forked import ForkedPython
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_LINE = "import sys; from engine.cli import main; sys.exit(main())"
 """`python -c` with this is `dataflow`."""
-_WORKER, _TEMPLATE = "engine.launched.worker_process", "engine.launched.template_process"
+_WORKER, _TEMPLATE = (
+    "engine.run.worker_process.worker_process",
+    "engine.run.worker_process.template_process",
+)
 _SERVERS = (FORK_SERVER, "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 MARK = "DATAFLOW_TEST_MARK"
 """A variable in the environment of a process, which all that it starts inherit."""

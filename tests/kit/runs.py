@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from engine.api import Result
-from engine.observe.samples import read_samples
+from engine.keep.samples import read_samples
 
 Rows = list[dict[str, Any]]
 Run = Result | Path

@@ -64,7 +64,7 @@ def _worker(pid: int) -> str:
     """The name of the Worker that a process descends from; empty for none."""
     while pid > 1:
         words = command_of(pid)
-        if "engine.launched.worker_process" in words:
+        if "engine.run.worker_process.worker_process" in words:
             return words[-1]
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.plan.cluster import Host, with_first
 from engine.plan.plan import Plan
-from engine.simulate.prediction import (
+from engine.predict.simulation.prediction import (
     CoordinatorLoad,
     Prediction,
     SimulatedSpan,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.cost.distribution import LengthDistribution, constant, lognormal
+from engine.plan.cost.distribution import LengthDistribution, constant, lognormal
 from engine.plan.plan import Plan
-from engine.simulate.predict import predict
-from engine.simulate.prediction import Prediction
+from engine.predict.simulation.prediction import Prediction
+from engine.predict.simulation.prediction_run import predict
 
 SCORED = {"score": 1e-4}
 """Seconds a row of the reward."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.coordinator.core import Settings
+from engine.coordinator.coordinator import Settings
 from engine.plan.plan import Plan
-from engine.simulate.behaviour import Durations, Outcomes
-from engine.simulate.faults import FaultModel
-from engine.simulate.simulation import Simulation
+from engine.run.simulated_workers.behaviour import Durations, Outcomes
+from engine.run.simulated_workers.faults import FaultModel
+from engine.run.simulated_workers.simulation import Simulation
 
 
 def simulation(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engine.launch.supervisor import Supervisor
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
+from engine.keep.run_folder import RunFolder
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
+from engine.run.launch.supervisor import Supervisor
 from tests.kit.nothing_left import (
     descriptors,
     require_no_sockets,

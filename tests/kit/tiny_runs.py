@@ -14,8 +14,8 @@ import pytest
 from dataflow.graph import Graph
 from dataflow.program import Program
 from engine.api import Result, run
-from engine.attempts import OnStep, Until
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
+from engine.session.attempts import OnStep, Until
 
 PROMPTS = [a + b for a in "abcdefgh" for b in "xyz"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from engine.observe.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WorkerFlow
-from engine.observe.flow.segments import LiveSegments, StepSegments
-from engine.observe.samples import SampleWriter
+from engine.keep.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WorkerFlow
+from engine.keep.flow.segments import LiveSegments, StepSegments
+from engine.keep.samples import SampleWriter
 from tests.kit.kept_runs import kept_run
 
 WORDS = ("alpha", "beta", "gamma", "delta")

@@ -17,7 +17,7 @@ from dataflow import (
     loss,
     operator,
 )
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from operators.advantage import (
     baseline_advantage,
     gae,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dataflow.errors import RunError
-from engine.launch.supervisor import Supervisor
+from engine.run.launch.supervisor import Supervisor
 from tests.kit import run_graphs as graphs
 from tests.kit import runs
 from tests.kit.killable_run import killable_run, require_stopped

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dataflow.errors import RunError
-from engine.coordinator.core import Coordinator
-from engine.coordinator.messages import Rollback, StepClosed
+from engine.coordinator.coordinator import Coordinator
+from engine.protocol.messages import Rollback, StepClosed
 from tests.kit.run_graphs import evaluated, small
 from tests.kit.runs import best_names, require_same_runs
 from tests.kit.tiny_runs import TinyRuns

@@ -17,7 +17,7 @@ import pytest
 from dataflow.errors import CheckpointError, DataError
 from dataflow.settings import edited
 from engine.api import resume
-from engine.checkpoint.cut import Cut
+from engine.keep.checkpoint.cut import Cut
 from tests.kit.run_graphs import evaluated, small
 from tests.kit.run_programs import two_phases
 from tests.kit.runs import column, files_in, metrics, samples, timeless, weights

@@ -76,7 +76,7 @@ SCRIPT = """
 import sys
 
 from engine.api import run
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 
 

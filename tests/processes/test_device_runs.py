@@ -20,13 +20,13 @@ from dataflow.user import Columns
 from engine.api import Result, peek, plan, resume
 from engine.channels.contract import BlockRequest
 from engine.channels.inproc import InprocChannel
-from engine.checkpoint.cut import read_rows, write_rows
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, TAKEN
-from engine.coordinator.refs import Gather, Ref
-from engine.run.workers import KeepRows, Save
-from engine.worker.assemble import assemble
-from engine.worker.worker import Worker
+from engine.keep.checkpoint.cut import read_rows, write_rows
+from engine.protocol.refs import Gather, Ref
+from engine.protocol.workers import KeepRows, Save
+from engine.run.worker.input_batches import assemble
+from engine.run.worker.worker import Worker
 from operators.kernels.host import ColumnFunction
 from tests.kit.device_graphs import GATE, WIDTH, HiddenStates, steering
 from tests.kit.processes import KillWorkers

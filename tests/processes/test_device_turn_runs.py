@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.api import resume
-from engine.observe.trace import read_trace
+from engine.keep.trace.timeline import read_trace
 from tests.kit.run_graphs import dapo, followed, small
 from tests.kit.runs import require_alike, require_same_numbers
 from tests.kit.tiny_runs import TinyRuns

@@ -13,7 +13,7 @@ from dataflow.errors import GraphError, RunError
 from dataflow.graph import Graph
 from dataflow.schema import Rollout
 from engine.api import peek
-from engine.coordinator.core import Coordinator
+from engine.coordinator.coordinator import Coordinator
 from operators.reward import reward
 from tests.kit import run_graphs
 from tests.kit.runs import column, metrics, samples

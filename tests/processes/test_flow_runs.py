@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from engine.api import Result, resume
-from engine.observe.flow.records import Began, Flow
-from engine.observe.flow.segments import read_live, read_steps
-from engine.observe.flow.waits import sentences, total
+from engine.keep.flow.records import Began, Flow
+from engine.keep.flow.segments import read_live, read_steps
+from engine.watch.waits import sentences, total
 from tests.kit.run_graphs import small, vowels
 from tests.kit.tiny_runs import TinyRuns
 

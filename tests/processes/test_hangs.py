@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(180)
 STUCK = "nothing has moved for 1 s: main is in {} (chunk 3, 8 rows), in code that {}. "
 HOLDS = """
 import re, sys
-from engine.run import watchdog
+from engine.run.loop import watchdog
 from dataflow.activity import show
 
 watchdog._LOCKED = 1.0
@@ -35,7 +35,7 @@ with watchdog.Watchdog(0.5, lambda: ""):
 
 CANNOT_BE_INTERRUPTED = """
 import ctypes
-from engine.run import watchdog
+from engine.run.loop import watchdog
 from dataflow.activity import show
 
 class Patient(watchdog.OutsideWatch):
@@ -80,7 +80,7 @@ def test_what_cannot_be_interrupted_is_ended_from_outside() -> None:
 
 LEAVES_NO_WATCHER = """
 import os, time
-from engine.run.watchdog import STACK_SIGNAL, Watchdog
+from engine.run.loop.watchdog import STACK_SIGNAL, Watchdog
 
 with Watchdog(1.0, lambda: ''):
     os.kill(os.getpid(), STACK_SIGNAL)
@@ -101,7 +101,7 @@ def test_a_run_that_ends_leaves_no_watcher_and_none_of_its_signals_ends_the_proc
 
 STOPPED = """
 import os, pathlib, signal
-from engine.run.watchdog import OutsideWatch
+from engine.run.loop.watchdog import OutsideWatch
 
 watch = OutsideWatch(60.0, kills=False)
 process = pathlib.Path(f"/proc/{watch._process.pid}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from engine.attempts import StepHooks
+from engine.session.attempts import StepHooks
 from tests.kit.empty_kernels import IMPORTED
 from tests.kit.empty_plans import ANSWERS, empty_plan, run_of
 from tests.kit.plans import save_tiny_header

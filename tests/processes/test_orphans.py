@@ -18,9 +18,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from tests.kit.host_plans import WithChild, chunk, plan
-from engine.launch.supervisor import Supervisor
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
+from engine.run.launch.supervisor import Supervisor
+from engine.keep.run_folder import RunFolder
+from engine.plan.options import RunOptions
 folder = RunFolder.create("run", Path(sys.argv[1]))
 supervisor = Supervisor(plan(source=WithChild), folder, RunOptions())
 """

@@ -13,9 +13,9 @@ import pytest
 
 from dataflow.errors import DataError, RunError
 from engine.cli import main
-from engine.cost.profile import ProfiledNode, read_profile
-from engine.cost.transfers import MESSAGE
-from engine.profile.child import in_child
+from engine.plan.cost.profile import ProfiledNode, read_profile
+from engine.plan.cost.transfers import MESSAGE
+from engine.predict.profile.child import in_child
 from tests.kit.tiny_runs import TinyRuns
 
 

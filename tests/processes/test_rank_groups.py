@@ -9,8 +9,8 @@ import pytest
 
 from dataflow.errors import DataError, KernelError, PlanError, RunError
 from dataflow.kernel import Layout
-from engine.launch.failures import Failures
-from engine.launch.ranks import far_seat, groups, meetings, spanning
+from engine.run.launch.failures import Failures
+from engine.run.launch.ranks import far_seat, groups, meetings, spanning
 from tests.kit.host_plans import plan
 
 pytestmark = pytest.mark.timeout(180)

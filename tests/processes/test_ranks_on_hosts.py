@@ -13,8 +13,8 @@ import pytest
 
 from dataflow.errors import KernelError
 from engine.api import Result, resume
-from engine.launch import failures
-from engine.launch.failures import Failures
+from engine.run.launch import failures
+from engine.run.launch.failures import Failures
 from tests.kit.processes import kill
 from tests.kit.ray_clusters import RayNodes, groups_left, needs_ray, ray_cluster
 from tests.kit.run_graphs import deadly, small, unlucky, with_score
@@ -22,8 +22,8 @@ from tests.kit.runs import metrics, require_same_numbers
 from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
-from engine.launch import ray as ray_hosts  # noqa: E402  (it imports Ray)
-from engine.launch.ray import HostActor  # noqa: E402
+from engine.run.hosts import ray as ray_hosts  # noqa: E402  (it imports Ray)
+from engine.run.hosts.ray import HostActor  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long, pytest.mark.hosts]
 

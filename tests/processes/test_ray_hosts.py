@@ -25,14 +25,14 @@ import zmq
 from dataflow.errors import DataError, KernelError, PlanError, RunError
 from engine.api import plan
 from engine.channels.zmq.curve_keys import Address
-from engine.checkpoint.cut import read_rows
-from engine.coordinator import messages as m
-from engine.launch import host_messages as hm
-from engine.launch.supervisor import CONTROL_BYTES
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
+from engine.keep.checkpoint.cut import read_rows
+from engine.keep.run_folder import RunFolder
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.run.workers import Save
+from engine.protocol import messages as m
+from engine.protocol.workers import Save
+from engine.run.hosts import host_messages as hm
+from engine.run.launch.supervisor import CONTROL_BYTES
 from tests.kit import host_plans
 from tests.kit.processes import call_python, ended, kill
 from tests.kit.ray_clusters import RayNodes, groups_left, needs_ray, ray_cluster
@@ -41,8 +41,8 @@ from tests.kit.strangers import stranger
 from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
-from engine.launch.hosts import HostsWorkers  # noqa: E402  (it imports Ray)
-from engine.launch.ray import Bundle, ClusterRoom, cluster, connect  # noqa: E402
+from engine.run.hosts.hosts import HostsWorkers  # noqa: E402  (it imports Ray)
+from engine.run.hosts.ray import Bundle, ClusterRoom, cluster, connect  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.hosts]
 Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]
@@ -297,7 +297,7 @@ CONNECT = """
 from functools import cache
 from ray._private import services
 services.find_gcs_addresses = cache(lambda: set())  # which looks at all processes of the machine
-from engine.launch.ray import connect
+from engine.run.hosts.ray import connect
 connect("ray")
 """
 

@@ -21,7 +21,7 @@ import pytest
 from dataflow.errors import RunError
 from dataflow.graph import Graph
 from engine.api import Result, rerun, run
-from engine.launch.link import HostLink
+from engine.run.hosts.link import HostLink
 from graphs.grpo import grpo
 from tests.kit.killable_run import killable_run
 from tests.kit.nothing_left import (
@@ -43,7 +43,7 @@ from tests.kit.runs import metrics, require_same_numbers, steps_stored
 from tests.kit.tiny_runs import PROMPTS, TinyRuns
 
 needs_ray()
-from engine.launch.ray import (  # noqa: E402  (it imports Ray)
+from engine.run.hosts.ray import (  # noqa: E402  (it imports Ray)
     HostActor,
     _ActorCalls,
     _room,
@@ -122,7 +122,7 @@ def test_a_host_whose_process_is_killed_begins_again(
     require_same_numbers(result, undisturbed)
     assert re.search(r"Worker gen was lost.*\n?.*host b: ", log_of(result))
     assert "not heard of" not in log_of(result)
-    monkeypatch.delattr("engine.ray_nodes.ray_cluster")  # nobody asks for nodes
+    monkeypatch.delattr("engine.run.hosts.ray_cluster.ray_cluster")  # nobody asks for nodes
     assert rerun(result.folder, ["rollout", "train_policy"], 5).same
 
 
@@ -142,7 +142,7 @@ def test_a_hosts_process_that_dies_as_it_starts_has_three_tries(
                 os.kill(os.getpid(), signal.SIGKILL)
             super().__init__(host)
 
-    monkeypatch.setattr("engine.launch.ray.HostActor", DiesAsItStarts)
+    monkeypatch.setattr("engine.run.hosts.ray.HostActor", DiesAsItStarts)
     usual = USUAL | {"pin": GENERATES_THERE}
     if deaths == 2:
         assert tiny.run(small, 1, **usual).step == 1
@@ -179,7 +179,7 @@ def test_a_node_that_answers_again_after_the_lease_is_used_again(
         avoid(node)
         there.signal_all("b", signal.SIGCONT)
 
-    monkeypatch.setattr("engine.launch.rooms.avoid", avoid_and_heal)
+    monkeypatch.setattr("engine.run.hosts.host_bundles.avoid", avoid_and_heal)
     cut = at_step(3, lambda: there.signal_all("b", signal.SIGSTOP))
     usual = USUAL | {"pin": GENERATES_THERE, "wait": 60.0}
     result = tiny.run(small, STEPS, on_step=[cut], **usual)

@@ -22,9 +22,9 @@ from dataflow.errors import DataError, GraphError, RunError
 from dataflow.graph import Graph
 from engine.api import rerun, resume
 from engine.cli import main
-from engine.record.place import nodes_in, row_files
-from engine.record.told import files_of
-from engine.rerun.row_diff import row_differences
+from engine.keep.record.place import nodes_in, row_files
+from engine.keep.record.stored_assignments import files_of
+from engine.replay.row_diff import row_differences
 from tests.kit import algorithms, run_graphs
 from tests.kit.processes import COMMAND_LINE, KillWorkers, command_of
 from tests.kit.run_programs import two_phases
@@ -64,7 +64,7 @@ def kills_other_ranks(completions: Sequence[str], **columns: object) -> list[flo
         for task in Path("/proc/self/task").iterdir():
             for child in (task / "children").read_text().split():
                 # As a word of its own: multiprocessing's fork server has it among what it imports.
-                if "engine.rerun.other_ranks" in command_of(int(child)):
+                if "engine.replay.other_ranks" in command_of(int(child)):
                     os.kill(int(child), signal.SIGKILL)
     return run_graphs.vowels(completions)
 

@@ -16,9 +16,9 @@ import pytest
 from dataflow.errors import CheckpointError, GraphError, RunError
 from dataflow.graph import Graph
 from engine.api import Result, resume
-from engine.checkpoint.cut import Cut
-from engine.observe.ended import RunEnd, end_of
-from engine.observe.runlist import NO_WORD, summary
+from engine.keep.checkpoint.cut import Cut
+from engine.keep.end_record import RunEnd, end_of
+from engine.keep.run_list import NO_WORD, summary
 from graphs.grpo import grpo
 from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, killable_run, require_stopped

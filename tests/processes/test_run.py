@@ -14,7 +14,7 @@ from dataflow.model import Model
 from dataflow.schema import Rollout
 from dataflow.snapshot import from_json
 from engine.api import resume
-from engine.observe.trace import read_trace
+from engine.keep.trace.timeline import read_trace
 from operators.data import prompts
 from operators.generate import generate
 from operators.reward import reward

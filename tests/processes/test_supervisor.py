@@ -23,14 +23,14 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, KernelError, RunError
 from dataflow.schema import Prompt
 from dataflow.user import OperatorDeclaration
-from engine.checkpoint.cut import write_rows
-from engine.coordinator import messages as m
-from engine.launch.control import Open
-from engine.launch.supervisor import CONTROL_BYTES, Supervisor
-from engine.launch.wire import encode
-from engine.observe.reports import FLOW
+from engine.keep.checkpoint.cut import write_rows
 from engine.plan.plan import Plan
-from engine.run.workers import KeepRows, Save, WorkerGone
+from engine.protocol import messages as m
+from engine.protocol.reports import FLOW
+from engine.protocol.workers import KeepRows, Save, WorkerGone
+from engine.run.launch.control import Open
+from engine.run.launch.supervisor import CONTROL_BYTES, Supervisor
+from engine.run.launch.wire import encode
 from operators.kernels.scoring_process import Children
 from tests.kit import host_plans
 from tests.kit.nothing_left import descriptors
@@ -234,7 +234,7 @@ def test_a_spare_worker_joins_leaves_and_joins_again(start: Start) -> None:
 def test_a_worker_that_does_not_end_when_it_leaves_is_killed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.launch.supervisor.GRACE", 0.0)
+    monkeypatch.setattr("engine.run.launch.supervisor.GRACE", 0.0)
     with start(host_plans.plan()) as supervisor:
         child = supervisor._io.children["host"]
         kill([child.process.pid], signal.SIGSTOP)

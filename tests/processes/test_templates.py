@@ -14,10 +14,10 @@ import pytest
 from dataflow.errors import RunError
 from dataflow.schema import Prompt, Reward
 from dataflow.user import Columns, operator
-from engine.coordinator import messages as m
-from engine.launch import template
-from engine.launch.starter import Starter
-from engine.launch.supervisor import Supervisor
+from engine.protocol import messages as m
+from engine.run.launch import template
+from engine.run.launch.starter import Starter
+from engine.run.launch.supervisor import Supervisor
 from tests.kit import host_plans
 from tests.kit.processes import children, command_of, ended, parent_of, workers
 from tests.kit.supervisors import Start
@@ -28,7 +28,9 @@ SOON = 20.0
 
 def templates() -> list[int]:
     """The templates that this process has started."""
-    return [pid for pid in children() if "engine.launched.template_process" in command_of(pid)]
+    return [
+        pid for pid in children() if "engine.run.worker_process.template_process" in command_of(pid)
+    ]
 
 
 def test_workers_with_one_environment_come_of_one_template(start: Start) -> None:

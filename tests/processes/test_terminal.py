@@ -12,7 +12,7 @@ from tests.kit.terminals import on_terminal, screen
 
 PRINTS = """
 import sys
-from engine.observe.progress import Progress
+from engine.session.progress import Progress
 from operators.kernels.scoring_output import Output, heard
 
 def look(step):

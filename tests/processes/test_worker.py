@@ -31,10 +31,10 @@ from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.inproc import InprocChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.row_broadcast import RowBroadcast, join
-from engine.coordinator import messages as m
-from engine.coordinator.refs import Gather
-from engine.options import RunOptions
-from engine.worker.worker import Worker
+from engine.plan.options import RunOptions
+from engine.protocol import messages as m
+from engine.protocol.refs import Gather
+from engine.run.worker.worker import Worker
 from tests.kit.run_graphs import evaluated, rolled_out, small
 
 WEIGHTS = [Piece("a", np.arange(3)), Piece("b", np.ones((2, 2)))]

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from engine.plan.plan import PlannedNode
-from engine.simulate.faults import FaultModel
+from engine.run.simulated_workers.faults import FaultModel
 from tests.schedules.draft import POLICY
 from tests.schedules.plans import ScheduleCase, drawn_case
 

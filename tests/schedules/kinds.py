@@ -16,8 +16,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.simulate.simulation import Simulation
-from engine.simulate.store import SimulatedCheckpoint
+from engine.run.simulated_workers.simulation import Simulation
+from engine.run.simulated_workers.store import SimulatedCheckpoint
 from tests.schedules.elastic import elastic_case
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.proof import Proof

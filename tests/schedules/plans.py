@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from dataflow.kernel import Layout
-from engine.coordinator.core import Settings
+from engine.coordinator.coordinator import Settings
 from engine.plan.plan import (
     ModelUse,
     Plan,
@@ -16,7 +16,7 @@ from engine.plan.plan import (
     PlannedSource,
     with_lags,
 )
-from engine.simulate.behaviour import Durations, Outcomes
+from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from tests.schedules.draft import POLICY, TARGET, NodeRows, PlanDraft
 
 

@@ -11,7 +11,9 @@ from itertools import pairwise
 from math import inf
 
 from dataflow.batch import Keys
-from engine.coordinator.messages import (
+from engine.plan.lag import NO_VERSION
+from engine.plan.plan import PlannedNode, PlannedSource
+from engine.protocol.messages import (
     Checkpoint,
     Checkpointed,
     ChunkDone,
@@ -25,9 +27,7 @@ from engine.coordinator.messages import (
     Stepped,
     TrainStep,
 )
-from engine.coordinator.refs import SourceCut
-from engine.plan.lag import NO_VERSION
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.protocol.refs import SourceCut
 from tests.schedules.expected import Prompt
 from tests.schedules.record import RunRecord
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
-from engine.coordinator.messages import RunChunk, StepClosed, TrainStep
 from engine.plan.plan import PlannedNode, PlannedSource
-from engine.simulate.simulation import Simulation
-from engine.simulate.store import SimulatedCheckpoint
+from engine.protocol.messages import RunChunk, StepClosed, TrainStep
+from engine.run.simulated_workers.simulation import Simulation
+from engine.run.simulated_workers.store import SimulatedCheckpoint
 from tests.schedules.expected import Expected, Prompt
 from tests.schedules.plans import ScheduleCase
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.coordinator import messages as m
-from engine.observe.arrows import Arrow
-from engine.observe.events import WorkersMeasured
-from engine.observe.trace import Trace, read_trace
-from engine.simulate.faults import FaultModel
-from engine.simulate.simulation import Simulation
+from engine.keep.trace.arrows import Arrow
+from engine.keep.trace.timeline import Trace, read_trace
+from engine.protocol import messages as m
+from engine.protocol.events import WorkersMeasured
+from engine.run.simulated_workers.faults import FaultModel
+from engine.run.simulated_workers.simulation import Simulation
 from tests.kit.traces import sound_arrows
 from tests.schedules.elastic import elastic_case, with_moves
 from tests.schedules.plans import ScheduleCase, drawn_case

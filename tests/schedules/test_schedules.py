@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engine.coordinator import messages as m
-from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.coordinator import Coordinator, Settings
 from engine.plan.plan import ModelUse, PlannedModel, PlannedSource, with_lags
-from engine.simulate.behaviour import Outcomes
+from engine.protocol import messages as m
+from engine.run.simulated_workers.behaviour import Outcomes
 from tests.kit.plans import plan_of, planned_node
 from tests.schedules.kinds import KINDS, slow_case
 from tests.schedules.many import replay

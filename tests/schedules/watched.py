@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from engine.coordinator import messages as m
-from engine.observe.arrows import Arrows, JoinedSpan
-from engine.observe.events import EventHeard, InstructionTold, RunEvent, WorkersMeasured
-from engine.observe.reports import SpanOf
+from engine.keep.trace.arrows import Arrows, JoinedSpan
+from engine.protocol import messages as m
+from engine.protocol.events import EventHeard, InstructionTold, RunEvent, WorkersMeasured
+from engine.protocol.reports import SpanOf
 
 
 class WatchedSpans:

@@ -1,6 +1,6 @@
 """Runs in which Workers die: one case, resumed from its last checkpoint until it ends.
 
-proof.py says what has to hold, engine/simulate/faults.py which faults there are.
+proof.py says what has to hold, engine/run/simulated_workers/faults.py which faults there are.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.observe.events import Subscriber
-from engine.simulate.faults import FaultModel
-from engine.simulate.simulation import Simulation
-from engine.simulate.store import SimulatedCheckpoint
+from engine.protocol.events import Subscriber
+from engine.run.simulated_workers.faults import FaultModel
+from engine.run.simulated_workers.simulation import Simulation
+from engine.run.simulated_workers.store import SimulatedCheckpoint
 from tests.schedules.elastic import fixed, with_moves
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof

@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from engine.checkpoint.store import MANIFEST
+from engine.keep.checkpoint.store import MANIFEST
 from tests.kit.forked import own_interpreters
 from tests.kit.models import save_tiny
 from tests.kit.processes import COMMAND_LINE, MARK, call_python, ended, kill, marked, new_mark

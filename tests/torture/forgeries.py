@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from engine.checkpoint import store
-from engine.checkpoint.store import MANIFEST, CheckpointStore
+from engine.keep.checkpoint import store
+from engine.keep.checkpoint.store import MANIFEST, CheckpointStore
 
 LOUD = "forged_module"
 """A module beside the run that writes that it ran."""

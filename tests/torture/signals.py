@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engine.checkpoint.store import CheckpointStore
+from engine.keep.checkpoint.store import CheckpointStore
 from tests.chaos.kills import REPEATED
 from tests.kit.forked import own_interpreters
 from tests.kit.nothing_left import left_in_shared_memory, require_gone, shared_memory

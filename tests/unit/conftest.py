@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.observe.runfolder import RunFolder
+from engine.keep.run_folder import RunFolder
 
 # As where `make setup` ran without VLLM=1: `make test` passes there, too.
 sys.modules["vllm"] = None  # type: ignore[assignment]

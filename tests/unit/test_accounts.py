@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.coordinator.messages import Finish, StepClosed
-from engine.observe.accounts import RunMetrics, StepAccounts
-from engine.observe.events import EventStream, InstructionTold, WorkersMeasured
-from engine.observe.reports import Doing, SpanOf
-from engine.observe.runfolder import RunFolder
-from engine.observe.sinks import JsonLines, recorded_rows
+from engine.keep.metrics.sinks import JsonLines, recorded_rows
+from engine.keep.metrics.step_accounts import RunMetrics, StepAccounts
+from engine.keep.run_folder import RunFolder
+from engine.protocol.events import EventStream, InstructionTold, WorkersMeasured
+from engine.protocol.messages import Finish, StepClosed
+from engine.protocol.reports import Doing, SpanOf
 from tests.kit.turns import example_count
 
 IDLE = [Doing(worker="gen"), Doing(worker="train")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.across import TracedStep, results, steps_of
-from engine.observe.trace import Trace, read_trace
+from engine.keep.trace.timeline import Trace, read_trace
 
 
 def traced(folder: Path, *spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:

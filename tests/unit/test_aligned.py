@@ -14,7 +14,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, Schema
 from dataflow.user import Columns, operator
-from engine.worker.alignment import Alignment
+from engine.run.worker.alignment import Alignment
 from operators.forward import logprobs
 from operators.losses import clipped_policy_loss
 from operators.mean_over import mean_over

@@ -19,7 +19,7 @@ from dataflow.schema import Logprobs
 from engine.channels.inproc import InprocChannel
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.slabs import POISON, SlabPool
-from engine.worker.session import Allocate, NodeSession
+from engine.run.worker.kernel_session import Allocate, NodeSession
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
 from operators.kernels.torch.generate import TorchGenerate
 from tests.kit.kernels import FakeSession, open_kernel, prompt_chunk, rows_chunk

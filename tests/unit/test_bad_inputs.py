@@ -9,9 +9,9 @@ import pytest
 from dataflow.errors import DataError, GraphError, PlanError, RunError
 from dataflow.shown import one_line
 from dataflow.snapshot import from_json as graph_of
-from engine.observe.measured import node_seconds
-from engine.options import from_json as options_of
+from engine.keep.run_measurements import node_seconds
 from engine.plan.cluster_file import read_cluster
+from engine.plan.options import from_json as options_of
 from operators.data_files import read_table
 from operators.data_lines import read_lines
 from operators.kernels.data import open_demonstrations, open_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.launch.bundle import Bundle, what_is_free
+from engine.run.hosts.bundle import Bundle, what_is_free
 
 
 def test_a_host_is_on_its_node_while_that_can_be_used() -> None:

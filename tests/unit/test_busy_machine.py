@@ -14,17 +14,17 @@ import pytest
 from dataflow.errors import RunError
 from engine.cli import main
 from engine.cli.profile import shown
-from engine.cost.devices import device
-from engine.cost.process_memory import ImportedMemory
-from engine.cost.profile import ProfileCell
-from engine.options import RunOptions
+from engine.plan.cost.devices import device
+from engine.plan.cost.process_memory import ImportedMemory
+from engine.plan.cost.profile import ProfileCell
+from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.profile import profiling
-from engine.profile.child import ChildResult
-from engine.profile.predicting import as_planned
-from engine.profile.profiling import MadeProfile, ProfileRequest, profiled
-from engine.profile.short_run import ShortRun
-from engine.profile.side_by_side import Crowding
+from engine.predict.profile import profiler as profiling
+from engine.predict.profile.child import ChildResult
+from engine.predict.profile.predictions import as_planned
+from engine.predict.profile.profiler import MadeProfile, ProfileRequest, profiled
+from engine.predict.profile.short_run import ShortRun
+from engine.predict.profile.side_by_side import Crowding
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 

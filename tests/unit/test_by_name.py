@@ -19,8 +19,8 @@ from dataflow.program_snapshot import read, written
 from dataflow.scripts import kept
 from dataflow.snapshot import from_json
 from engine.api import resume
-from engine.checkpoint.contents import Files
-from engine.checkpoint.user_sources import sources_of
+from engine.keep.checkpoint.content_digests import Files
+from engine.keep.checkpoint.user_sources import sources_of
 from graphs.grpo import grpo
 from operators.advantage import group_advantage
 from operators.data import prompts

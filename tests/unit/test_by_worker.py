@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plan.by_worker import nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.cluster import Host, with_first
+from engine.plan.worker_index import nodes_by_worker, turns_by_worker, workers_by_host
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import placed, plan_of, planned_node, planned_on
 

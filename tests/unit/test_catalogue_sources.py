@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.cost.decode import DecodeBatch, decode
-from engine.cost.devices import coefficients, device, place
-from engine.cost.models import Shape, formula
-from engine.cost.passes import Passes, Sizes, operations
+from engine.plan.cost.decode import DecodeBatch, decode
+from engine.plan.cost.devices import coefficients, device, place
+from engine.plan.cost.model_passes import Passes, Sizes, operations
+from engine.plan.cost.models import Shape, formula
 
 ANSWER = 2048
 PROMPTS = (1, 6144, 14336, 30720)

@@ -13,14 +13,14 @@ from dataflow.errors import CheckpointError
 from dataflow.graph import Graph
 from dataflow.program import Program
 from dataflow.settings import edited, settable
-from engine.checkpoint.edits import edits, require_changeable
-from engine.checkpoint.layouts import layout_changes
-from engine.checkpoint.outdated import outdated
-from engine.checkpoint.provenance import ProvenanceRecord, provenance
-from engine.coordinator.refs import SourceCut
-from engine.plan.placing import Placing
+from engine.keep.checkpoint.layout_changes import layout_changes
+from engine.keep.checkpoint.outdated_rows import outdated
+from engine.keep.checkpoint.parameter_edits import edits, require_changeable
+from engine.keep.checkpoint.provenance import ProvenanceRecord, provenance
+from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
+from engine.protocol.refs import SourceCut
 from graphs.grpo import grpo
 from operators import data, train
 from tests.kit.files import save_jsonl

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.errors import CheckpointError, StorageError
 from dataflow.schema import Rollout
-from engine.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
-from engine.checkpoint.store import MANIFEST, CheckpointStore, StoredCheckpoint
+from engine.keep.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
+from engine.keep.checkpoint.store import MANIFEST, CheckpointStore, StoredCheckpoint
 from tests.kit.turns import example_count
 
 _OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
@@ -144,7 +144,7 @@ def test_only_damaged_checkpoints_stop_the_run(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
     store = _stored(tmp_path, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.checkpoint.store.FORMAT", 2)
+        patch.setattr("engine.keep.checkpoint.store.FORMAT", 2)
         _write(store, 6)
     with pytest.raises(CheckpointError, match="expected format 1 or less, found 2"):
         store.latest()

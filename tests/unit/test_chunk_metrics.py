@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.coordinator.messages import ChunkDone, Reported, WorkerLost
-from engine.observe.accounts import ChunkMetrics
+from engine.keep.metrics.step_accounts import ChunkMetrics
+from engine.protocol.messages import ChunkDone, Reported, WorkerLost
 
 
 def reported(chunk: int, worker: str, value: float) -> Reported:

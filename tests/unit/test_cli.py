@@ -20,7 +20,7 @@ from engine.cli import COMMANDS, main, usage
 from engine.cli.flags import parse
 from engine.cli.peek import shown
 from engine.cli.target import SourceError, UsageError, load_function, load_target
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from graphs.sft import sft
 from tests.kit.files import save_jsonl
 from tests.kit.processes import COMMAND_LINE, ROOT, call_python

@@ -31,7 +31,7 @@ from dataflow.schema import (
     TruncatedRollout,
     common_schema,
 )
-from engine.coordinator.joined import joined_state
+from engine.coordinator.concat_rows import joined_state
 from engine.coordinator.tables import ABSENT, PRESENT, RowTable
 from engine.plan.plan import Plan
 from operators.answers import answers

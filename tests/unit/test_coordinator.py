@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from engine.coordinator import intake
-from engine.coordinator import messages as m
 from engine.coordinator.blocks import Blocks, _counted, _indexed
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
-from engine.coordinator.refs import SourceCut
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
-from engine.simulate.behaviour import Outcomes
-from engine.simulate.simulation import Simulation
+from engine.protocol import messages as m
+from engine.protocol.refs import SourceCut
+from engine.run.simulated_workers.behaviour import Outcomes
+from engine.run.simulated_workers.simulation import Simulation
 from tests.kit.plans import plan_of, planned_node, ref
 from tests.kit.simulations import simulation
 from tests.kit.turns import example_count

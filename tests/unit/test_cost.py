@@ -16,11 +16,11 @@ from safetensors.numpy import save_file
 
 from dataflow.errors import PlanError
 from dataflow.schema import Rollout
-from engine.cost import memory
-from engine.cost.bytes import column_bytes, data_bytes, value_bytes
-from engine.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
-from engine.cost.memory import Work
-from engine.cost.models import Shape, model_cost
+from engine.plan.cost import memory
+from engine.plan.cost.column_bytes import column_bytes, data_bytes, value_bytes
+from engine.plan.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
+from engine.plan.cost.memory import Work
+from engine.plan.cost.models import Shape, model_cost
 from tests.kit.turns import example_count
 
 HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 2}

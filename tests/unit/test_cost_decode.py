@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from engine.cost.decode import DecodeBatch, decode, room
-from engine.cost.devices import device, place
-from engine.cost.distribution import lognormal
-from engine.cost.models import Shape
-from engine.cost.passes import Passes, Sizes
+from engine.plan.cost.decode import DecodeBatch, decode, room
+from engine.plan.cost.devices import device, place
+from engine.plan.cost.distribution import lognormal
+from engine.plan.cost.model_passes import Passes, Sizes
+from engine.plan.cost.models import Shape
 from tests.kit.turns import example_count
 
 SHAPE = Shape(

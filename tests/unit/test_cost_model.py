@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from engine.cost.devices import (
+from engine.plan.cost.devices import (
     CPU,
     KINDS,
     Device,
@@ -24,11 +24,11 @@ from engine.cost.devices import (
     device,
     place,
 )
-from engine.cost.memory import gradient_bytes
-from engine.cost.models import Shape, formula
-from engine.cost.passes import Passes, Sizes, Time, operations
-from engine.cost.training import Microbatches, forward, packed, train, update
-from engine.cost.transfers import rows, weights
+from engine.plan.cost.memory import gradient_bytes
+from engine.plan.cost.model_passes import Passes, Sizes, Time, operations
+from engine.plan.cost.models import Shape, formula
+from engine.plan.cost.training import Microbatches, forward, packed, train, update
+from engine.plan.cost.transfers import rows, weights
 from operators.kernels.torch.packing import first_fit_decreasing
 
 SHAPE = Shape(

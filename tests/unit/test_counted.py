@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from dataflow.processor_time import ProcessorTime
-from engine.observe.reports import Report
-from engine.worker.counted import DeviceMemory, FlowCounts, PeakReports, memory_reports
-from engine.worker.inproc import InprocWorkers
-from engine.worker.timing import Timing
+from engine.protocol.reports import Report
+from engine.run.worker.counters import DeviceMemory, FlowCounts, PeakReports, memory_reports
+from engine.run.worker.inproc import InprocWorkers
+from engine.run.worker.timing import Timing
 
 
 @dataclass
@@ -45,8 +45,8 @@ class _Cuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> _Cuda:
     found = _Cuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=found))
-    monkeypatch.setattr("engine.worker.timing.DEVICE_MEMORY", memory := DeviceMemory())
-    monkeypatch.setattr("engine.worker.counted.DEVICE_MEMORY", memory)
+    monkeypatch.setattr("engine.run.worker.timing.DEVICE_MEMORY", memory := DeviceMemory())
+    monkeypatch.setattr("engine.run.worker.counters.DEVICE_MEMORY", memory)
     return found
 
 
@@ -93,13 +93,13 @@ def test_a_peak_that_has_grown_since_it_was_reported_is_worth_a_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peaks = PeakReports("w")
-    monkeypatch.setattr("engine.worker.counted._peak", lambda: 100 << 20)
+    monkeypatch.setattr("engine.run.worker.counters._peak", lambda: 100 << 20)
     assert peaks.grown()
     assert values(peaks.reports(outbox=7)).items() >= {"flow/outbox/w": 7.0}.items()
     assert not peaks.grown()
-    monkeypatch.setattr("engine.worker.counted._peak", lambda: (101 << 20) - 1)
+    monkeypatch.setattr("engine.run.worker.counters._peak", lambda: (101 << 20) - 1)
     assert not peaks.grown(), "a few pages grow with nearly every instruction"
-    monkeypatch.setattr("engine.worker.counted._peak", lambda: 101 << 20)
+    monkeypatch.setattr("engine.run.worker.counters._peak", lambda: 101 << 20)
     assert peaks.grown()
 
 
@@ -107,11 +107,11 @@ def test_a_step_of_less_than_a_second_tells_the_peak_that_it_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = SimpleNamespace(name="w", timing=SimpleNamespace(), reports=list)
-    monkeypatch.setattr("engine.worker.counted._peak", lambda: 100 << 20)
+    monkeypatch.setattr("engine.run.worker.counters._peak", lambda: 100 << 20)
     workers = InprocWorkers(cast(Any, worker))
     assert values(workers.reports())["flow/peak/w"] == 100 << 20
     assert workers.reports() == []
-    monkeypatch.setattr("engine.worker.counted._peak", lambda: 900 << 20)
+    monkeypatch.setattr("engine.run.worker.counters._peak", lambda: 900 << 20)
     assert values(workers.reports())["flow/peak/w"] == 900 << 20
 
 

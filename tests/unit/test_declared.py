@@ -25,8 +25,8 @@ from dataflow.schema import Reward, Rollout, column
 from dataflow.snapshot import fingerprint, from_json, modules, to_json
 from dataflow.user import Columns, operator
 from engine.api import plan
+from engine.keep.untrusted_files import imports, reading
 from engine.plan.explain import explain
-from engine.received import imports, reading
 from graphs.grpo import grpo
 from operators.losses import clipped_policy_loss
 from operators.reward import reward

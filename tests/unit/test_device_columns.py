@@ -24,7 +24,7 @@ from dataflow.user import Columns, operator
 from engine.channels.tensors.hashes import of_tensors, on_device
 from engine.plan.cluster import Cluster, Host
 from engine.plan.plan import Plan
-from engine.worker.digest import row_digests
+from engine.run.worker.row_digest import row_digests
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
 from tests.kit.graphs import compared, graph_of, sampled

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Keys
-from engine.coordinator import messages as m
 from engine.coordinator.device_turns import DeviceTurns
-from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import Recovery
+from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Layout, Plan
+from engine.protocol import messages as m
 from tests.kit.plans import plan_of, planned_node
 from tests.kit.turns import example_count
 

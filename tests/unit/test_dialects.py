@@ -21,7 +21,7 @@ from dataflow.program import Program
 from dataflow.schema import Advantage, Reward, Rollout
 from dataflow.snapshot import fingerprint, from_json, to_json
 from dataflow.user import Columns, operator
-from engine.checkpoint.provenance import provenance
+from engine.keep.checkpoint.provenance import provenance
 from operators.advantage import Scale, group_advantage, whiten
 from operators.losses import policy_gradient_loss
 from tests.kit.graphs import graph_of, sampled, scored, trained

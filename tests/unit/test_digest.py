@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
 from dataflow.schema import MESSAGE
-from engine.worker.digest import row_digests
+from engine.run.worker.row_digest import row_digests
 from tests.kit.turns import example_count
 
 TURN = {"role": st.text(max_size=1), "content": st.none()}

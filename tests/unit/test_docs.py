@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from dataflow.draw import draw
-from engine.options import RunOptions
 from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
+from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 from operators.generate import GENERATE
 from tests.kit.processes import ROOT, call_python
@@ -124,7 +124,7 @@ GROUPS = "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|thr
 _METRIC = re.compile(rf"(?:{GROUPS})(?:/[\w*]+)+")
 COLUMN = "reward/*"
 """A column of a Reward, no metric."""
-READERS = ("engine/observe/figures.py", "engine/observe/silent_failures.py", "engine/cli/")
+READERS = ("engine/session/figures.py", "engine/session/silent_failures.py", "engine/cli/")
 """Files that read metrics and emit none."""
 
 
@@ -240,7 +240,7 @@ def test_the_drawing_of_the_readme_is_what_draw_says() -> None:
 
 
 def test_the_options_of_the_readme_are_the_run_options() -> None:
-    tree = ast.parse((ROOT / "engine/options.py").read_text())
+    tree = ast.parse((ROOT / "engine/plan/options.py").read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     rows = re.findall(r"^\| `--([a-z-]+)` \| .* \| (.*) \|$", README.read_text(), re.MULTILINE)
     for field, meaning in pairwise(classes["RunOptions"].body):

@@ -9,11 +9,11 @@ import pytest
 
 from dataflow.draw import draw
 from dataflow.errors import DataError
-from engine.observe.drawn import measured_notes
-from engine.observe.flow.records import EdgeFlow, Flow, ReplicaFlow, WeightFlow
+from engine.keep.flow.records import EdgeFlow, Flow, ReplicaFlow, WeightFlow
 from engine.plan.cluster import Cluster
-from engine.plan.drawn import places, planned_notes
+from engine.plan.drawing import places, planned_notes
 from engine.plan.plan import Plan
+from engine.watch.flow_drawing import measured_notes
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import planned_on

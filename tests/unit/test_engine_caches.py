@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.cost.cache import GPU_SHARE, MOST
 from engine.plan.cluster import Cluster
+from engine.plan.cost.kv_cache import GPU_SHARE, MOST
 from engine.plan.plan import Plan
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import CONFIG, planned_on

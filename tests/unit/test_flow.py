@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator import messages as m
 from engine.coordinator.settings import Settings
-from engine.observe.events import EventHeard, InstructionTold, Opened, RunEvent, WritingBegan
-from engine.observe.flow import segments
-from engine.observe.flow.fold import FlowFold
-from engine.observe.flow.records import (
+from engine.keep.flow import segments
+from engine.keep.flow.fold import FlowFold
+from engine.keep.flow.records import (
     Began,
     CutFlow,
     EdgeFlow,
@@ -29,13 +27,15 @@ from engine.observe.flow.records import (
     ReplicaFlow,
     WorkerFlow,
 )
-from engine.observe.flow.segments import LiveSegments, StepSegments, read_live, read_steps
-from engine.observe.flow.waits import sentences, total
-from engine.observe.flow.writer import FlowWriter
-from engine.observe.reports import Doing
+from engine.keep.flow.segments import LiveSegments, StepSegments, read_live, read_steps
+from engine.keep.flow.writer import FlowWriter
 from engine.plan.plan import Plan
-from engine.simulate.behaviour import Durations, Outcomes
-from engine.simulate.simulation import Simulation
+from engine.protocol import messages as m
+from engine.protocol.events import EventHeard, InstructionTold, Opened, RunEvent, WritingBegan
+from engine.protocol.reports import Doing
+from engine.run.simulated_workers.behaviour import Durations, Outcomes
+from engine.run.simulated_workers.simulation import Simulation
+from engine.watch.waits import sentences, total
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 

@@ -15,9 +15,9 @@ from dataflow.errors import GraphError
 from dataflow.snapshot import from_json, to_json
 from engine.cli import main
 from engine.cli.graphs import shipped, summary
-from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
+from engine.plan.options import RunOptions, placing
 from engine.plan.planner import make_plan
 from tests.kit import algorithms
 from tests.kit.processes import ROOT, call_python

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.grouping import values_at
-from engine.coordinator.refs import Ref
+from engine.protocol.grouping import values_at
+from engine.protocol.refs import Ref
 from tests.kit.plans import ref
 from tests.kit.turns import example_count
 

@@ -9,12 +9,12 @@ import pytest
 
 from dataflow.check import check
 from dataflow.errors import PlanError
-from engine.grown import countable, with_devices, with_workers
-from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
-from engine.plan.placing import on_hosts
+from engine.plan.options import RunOptions, placing
+from engine.plan.placement import on_hosts
 from engine.plan.planner import make_plan
-from engine.plan.scaled import scaled
+from engine.predict.cluster_scaling import scaled
+from engine.predict.option_scaling import countable, with_devices, with_workers
 from tests.kit.graphs import grpo_graph, small_grpo, small_ppo
 from tests.kit.plans import headers, planned_on
 

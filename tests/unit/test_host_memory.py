@@ -13,7 +13,7 @@ KEPT = """
 import sys
 from pathlib import Path
 import torch
-from engine.cost.machine import proc_bytes
+from engine.plan.cost.machine import proc_bytes
 from operators.kernels.torch.host_memory import keep_freed_memory
 
 def resident():

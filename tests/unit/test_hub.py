@@ -10,7 +10,7 @@ import pytest
 
 from dataflow.check import check
 from dataflow.errors import DataError, GraphError
-from engine.checkpoint.contents import data_content
+from engine.keep.checkpoint.content_digests import data_content
 from graphs.grpo import grpo
 from operators import data_hub
 from operators.data_files import columns_of, prompt_columns, read_table, source_files

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.coordinator.idlest import Idlest
+from engine.coordinator.replica_choice import Idlest
 from tests.kit.plans import planned_node
 from tests.kit.turns import example_count
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from engine.cost.devices import CPU, coefficients, device
-from engine.cost.distribution import constant, lognormal
-from engine.cost.machine import this_installation, this_machine
-from engine.cost.profile import Profile, ProfiledNode, model_key
+from engine.plan.cost.devices import CPU, coefficients, device
+from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.machine import this_installation, this_machine
+from engine.plan.cost.profile import Profile, ProfiledNode, model_key
 from engine.plan.costs import kind_of_pass, plan_costs
 from engine.plan.plan import Plan
-from engine.profile.in_run import compared, with_functions
-from engine.profile.short_run import ShortRun
-from engine.seen_rows import SeenRows
-from engine.simulate.predict import predict
+from engine.predict.profile.run_slowdown import compared, with_functions
+from engine.predict.profile.short_run import ShortRun
+from engine.predict.row_statistics import SeenRows
+from engine.predict.simulation.prediction_run import predict
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 

@@ -18,17 +18,17 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.node import Node
-from engine.checkpoint.layouts import layout_changes
 from engine.cli.peek import main as peek_main
 from engine.cli.target import UsageError
-from engine.cost.cache import BLOCK, MOST, cache_bytes
-from engine.cost.lengths import Lengths
-from engine.cost.models import model_cost
-from engine.launch.child import environment
-from engine.peek import _needed
+from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.plan.cluster import Cluster, Host, with_first
+from engine.plan.cost.kv_cache import BLOCK, MOST, cache_bytes
+from engine.plan.cost.lengths import Lengths
+from engine.plan.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
 from engine.plan.plan import Plan
+from engine.run.launch.child import environment
+from engine.session.peek import _needed
 from graphs.grpo import grpo
 from operators.data import prompts
 from operators.generate import generate

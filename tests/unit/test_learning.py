@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.observe.events import EventStream, FailingSilently, StepEnded
-from engine.observe.learning import TrainedModel, standstills, trained_models
-from engine.observe.silent_failures import STEPS, SilentFailures
+from engine.protocol.events import EventStream, FailingSilently, StepEnded
+from engine.session.learning import TrainedModel, standstills, trained_models
+from engine.session.silent_failures import STEPS, SilentFailures
 from tests.kit.plans import grpo_plan, ppo_plan
 
 MOVED = {"optim/updates": 1.0, "optim/skipped": 0.0, "optim/lr": 1e-6, "optim/grad_norm": 0.5}

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from engine.cost.distribution import LengthDistribution, constant, lognormal, of_lengths
+from engine.plan.cost.distribution import LengthDistribution, constant, lognormal, of_lengths
 
 DISTRIBUTIONS = st.one_of(
     st.integers(1, 10**6).map(constant),

@@ -13,18 +13,18 @@ from dataflow.schema import Completion
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.core import Settings
-from engine.coordinator.messages import Finish
+from engine.coordinator.coordinator import Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import RUNNING
-from engine.coordinator.refs import SourceCut
 from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
-from engine.simulate import chunks
-from engine.simulate.behaviour import Durations
-from engine.simulate.simulation import Simulation
-from engine.worker.worker import Worker
+from engine.protocol.messages import Finish
+from engine.protocol.refs import SourceCut
+from engine.run.simulated_workers import chunks
+from engine.run.simulated_workers.behaviour import Durations
+from engine.run.simulated_workers.simulation import Simulation
+from engine.run.worker.worker import Worker
 from tests import right_graphs
 from tests.kit.plans import DATA, plan_of, planned_node, ref
 from tests.kit.simulations import simulation

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint import contents
-from engine.launch.looked import Looked, look, refusal, stamp
-from engine.ray_nodes import _paths
+from engine.keep.checkpoint import content_digests as contents
+from engine.run.hosts.host_requirements import Looked, look, refusal, stamp
+from engine.run.hosts.ray_cluster import _paths
 from operators.losses import clipped_policy_loss
 from tests.kit import rewards
 from tests.kit.graphs import compared, graph_of, sampled

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dataflow.errors import DataError, KernelError, ProcessLost
-from engine.launched import worker_process
-from engine.launched.worker_process import FailureReport
+from engine.run.worker_process import worker_process
+from engine.run.worker_process.worker_process import FailureReport
 from operators.kernels.vllm import failing
 from operators.kernels.vllm.failing import NotesCause, VllmErrors, first_cause, noted_causes
 

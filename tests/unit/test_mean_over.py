@@ -19,9 +19,9 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED
-from engine.coordinator.reduced import descendants
+from engine.coordinator.reduced_rows import descendants
 from engine.coordinator.tables import PRESENT, RowTable, StepRows
-from engine.worker.session import NodeSession
+from engine.run.worker.kernel_session import NodeSession
 from operators.kernels.mean_over import MeanOver
 from tests.kit.plans import planned_input, planned_node, ref
 from tests.kit.turns import example_count

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.observe.flow.records import EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
-from engine.observe.measured import node_seconds, read_measured
+from engine.keep.flow.records import EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
+from engine.keep.run_measurements import node_seconds, read_measured
 from engine.plan.explain import explain
-from engine.plan.explain.measured import MeasuredRun, error
+from engine.plan.explain.measurements import MeasuredRun, error
 from engine.plan.plan import Plan
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from engine.cost.devices import Kind, coefficients, device
-from engine.cost.machine import this_installation, this_machine
-from engine.cost.memory import LASTING, peak
-from engine.cost.profile import PeakCorrection, Profile, ProfiledNode, model_key
+from engine.plan.cost.devices import Kind, coefficients, device
+from engine.plan.cost.machine import this_installation, this_machine
+from engine.plan.cost.memory import LASTING, peak
+from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode, model_key
 from engine.plan.costs import plan_costs
 from engine.plan.explain import explain
 from engine.plan.plan import Plan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dataflow.batch import Batch
-from engine.observe.metrics import StepMetrics, json_line
+from engine.keep.metrics.step_metrics import StepMetrics, json_line
 from engine.plan.metric_labels import Label
 from operators.kernels.torch.mismatch import add_differences
 from operators.kernels.torch.reduce import MetricSums

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cost.nearby import measured_over_fitted
-from engine.cost.profile import ProfileCell
+from engine.plan.cost.fit_errors import measured_over_fitted
+from engine.plan.cost.profile import ProfileCell
 
 SMALL = ProfileCell(rows=8, prompt=32, answer=16, seconds=0.1, fitted=0.1)
 LARGE = ProfileCell(rows=128, prompt=512, answer=64, seconds=1.2, fitted=1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from dataflow.batch import Batch, Keys
 from dataflow.schema import Reward
-from engine.worker.newest import NEWEST, NewestRows
+from engine.run.worker.newest_rows import NEWEST, NewestRows
 
 
 def rows() -> Batch:

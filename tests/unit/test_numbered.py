@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.launch.numbered import AT_ONCE, FRAME, Arrived, ToSend
+from engine.run.hosts.numbered_messages import AT_ONCE, FRAME, Arrived, ToSend
 from tests.kit.turns import example_count
 
 INLINE = 100 * 1024

@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import DataError, RunError
-from engine.observe.metrics import StepMetrics, json_line
-from engine.observe.progress import Progress
-from engine.observe.runfolder import RunFolder
-from engine.observe.sinks import JsonLines
-from engine.observe.trace import Trace, read_trace
+from engine.keep.metrics.sinks import JsonLines
+from engine.keep.metrics.step_metrics import StepMetrics, json_line
+from engine.keep.run_folder import RunFolder
+from engine.keep.trace.timeline import Trace, read_trace
+from engine.session.progress import Progress
 from tests.kit.runs import metrics
 from tests.kit.turns import example_count
 

@@ -14,9 +14,9 @@ import pytest
 from dataflow.errors import PlanError, RunError
 from engine.cli.resume import changed_options
 from engine.cli.target import UsageError
-from engine.options import RunOptions, placing
-from engine.options import from_json as from_text
-from engine.options import to_json as to_text
+from engine.plan.options import RunOptions, placing
+from engine.plan.options import from_json as from_text
+from engine.plan.options import to_json as to_text
 
 
 @pytest.mark.parametrize("change,told", [

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dataflow.errors import RunError
-from engine.cost.machine_load import MOST, MOST_OF_CPU
-from engine.profile import others
-from engine.profile.others import (
+from engine.plan.cost.machine_load import MOST, MOST_OF_CPU
+from engine.predict.profile import other_load as others
+from engine.predict.profile.other_load import (
     BUSY,
     CoreWaits,
     Others,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import overlap
-from engine.observe.trace import Trace, read_trace
-from engine.simulate.behaviour import Durations
+from engine.keep.trace.timeline import Trace, read_trace
+from engine.run.simulated_workers.behaviour import Durations
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.launch import control, wire
-from engine.launch.control_socket import ControlSocket
-from engine.launched.worker_process import WorkerProcess
+from engine.run.launch import control, wire
+from engine.run.launch.control_socket import ControlSocket
+from engine.run.worker_process.worker_process import WorkerProcess
 
 
 def test_an_instruction_that_needed_more_tells_it_before_the_next_heartbeat(
@@ -20,7 +20,7 @@ def test_an_instruction_that_needed_more_tells_it_before_the_next_heartbeat(
     life = WorkerProcess(ControlSocket(theirs), opened, ())
     life._worker = SimpleNamespace(reports=list)
     for peak in (100 << 20, 100 << 20, 900 << 20):
-        monkeypatch.setattr("engine.worker.counted._peak", lambda peak=peak: peak)
+        monkeypatch.setattr("engine.run.worker.counters._peak", lambda peak=peak: peak)
         life._flush()
     life._channel.channel.close()
     theirs.close()

@@ -24,7 +24,7 @@ from dataflow.names import SYSTEMS, Known, PeerName, peer_name, table
 from engine.cli.flags import graph_and
 from engine.cli.graphs import shipped
 from engine.cli.target import UsageError
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 from operators.data import prompts
 from scripts import peer_pages

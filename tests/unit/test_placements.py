@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from engine.cost.models import model_cost
+from engine.plan.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
 from tests.kit.graphs import small_grpo, small_ppo
 from tests.kit.plans import module_of, placed, workers_of

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dataflow.errors import PlanError
-from engine.cost import decode as schedule
-from engine.cost import training
-from engine.cost.devices import Coefficients, coefficients, device, place
-from engine.cost.machine import this_installation, this_machine
-from engine.cost.machine_load import MachineLoad
-from engine.cost.passes import Sizes
-from engine.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
+from engine.plan.cost import decode as schedule
+from engine.plan.cost import training
+from engine.plan.cost.devices import Coefficients, coefficients, device, place
+from engine.plan.cost.machine import this_installation, this_machine
+from engine.plan.cost.machine_load import MachineLoad
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
 from engine.plan.costs import RowLengths, kind_of_pass, plan_costs
 from engine.plan.explain import explain
 from engine.plan.plan import Plan

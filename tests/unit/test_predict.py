@@ -21,14 +21,14 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.settings import edited
-from engine.cost.distribution import constant, lognormal
-from engine.cost.transfers import MESSAGE
 from engine.plan.cluster import Cluster
+from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.transfers import MESSAGE
 from engine.plan.costs import RowLengths, plan_costs
 from engine.plan.plan import Plan
-from engine.simulate.lengths import DrawnLengths
-from engine.simulate.predict import predict
-from engine.simulate.prediction import Prediction
+from engine.predict.simulation.lengths import DrawnLengths
+from engine.predict.simulation.prediction import Prediction
+from engine.predict.simulation.prediction_run import predict
 from tests.kit.graphs import grpo_graph, small_ppo
 from tests.kit.plans import CONFIG, placed, planned_on
 from tests.kit.simulated_rows import ROWS, SCORED, SeenLengths, predicted

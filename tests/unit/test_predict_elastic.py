@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from engine.cost.distribution import constant, lognormal
-from engine.cost.transfers import START
+from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.transfers import START
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
-from engine.simulate.prediction import Prediction
-from engine.simulate.report import report
-from engine.simulate.summed import as_data, summary_of
+from engine.predict.simulation.prediction import Prediction
+from engine.predict.simulation.report import report
+from engine.predict.simulation.summary import as_data, summary_of
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 from tests.kit.simulated_rows import SeenLengths, predicted

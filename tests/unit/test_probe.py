@@ -15,12 +15,12 @@ from dataflow.errors import RunError
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
 from engine.channels.tensors.world import leave, world
-from engine.coordinator.messages import Load, Offer, Probed
 from engine.plan.plan import ModelUse
-from engine.run.probes import Probes
+from engine.protocol.messages import Load, Offer, Probed
+from engine.run.loop.probes import Probes
+from engine.run.worker.timing import Timing
+from engine.run.worker.weight_delivery import Delivery
 from engine.weights import probe
-from engine.worker.delivery import Delivery
-from engine.worker.timing import Timing
 from operators import losses
 from operators.kernels.torch.forward import TorchLogprobs, TorchValues
 from operators.kernels.torch.generate import TorchGenerate

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cost.devices import device
-from engine.cost.lengths import Lengths
-from engine.cost.machine import this_installation, this_machine
-from engine.cost.memory import Work, peak
-from engine.cost.process_memory import (
+from engine.plan.checks.memory import rooms
+from engine.plan.cluster import Cluster
+from engine.plan.cost.devices import device
+from engine.plan.cost.lengths import Lengths
+from engine.plan.cost.machine import this_installation, this_machine
+from engine.plan.cost.memory import Work, peak
+from engine.plan.cost.process_memory import (
     FIRST_USE,
     FORKED_FILES,
     OPENED,
@@ -18,11 +20,9 @@ from engine.cost.process_memory import (
     ImportedMemory,
     ProcessMemory,
 )
-from engine.cost.profile import Profile
-from engine.plan.by_worker import nodes_by_worker
-from engine.plan.checks.memory import rooms
-from engine.plan.cluster import Cluster
+from engine.plan.cost.profile import Profile
 from engine.plan.plan import Plan
+from engine.plan.worker_index import nodes_by_worker
 from engine.plan.worker_peaks import process_bytes, shared_process_bytes, worker_peak
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed, planned_on

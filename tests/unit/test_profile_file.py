@@ -11,11 +11,11 @@ import pytest
 
 from dataflow.errors import PlanError
 from engine.cli import main
-from engine.cost.devices import Coefficients, device
-from engine.cost.machine import Fingerprint, fingerprint, this_installation, this_machine
-from engine.cost.machine_load import MachineLoad
-from engine.cost.passes import Sizes
-from engine.cost.profile import (
+from engine.plan.cost.devices import Coefficients, device
+from engine.plan.cost.machine import Fingerprint, fingerprint, this_installation, this_machine
+from engine.plan.cost.machine_load import MachineLoad
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.profile import (
     PeakCorrection,
     Profile,
     ProfileCell,

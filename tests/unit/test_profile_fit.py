@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from dataflow.graph import Graph
 from dataflow.kernel import KernelNode
 from dataflow.schema import Advantage, Rollout
-from engine.cost.devices import Coefficients, Kind, coefficients, device
-from engine.cost.models import Shape
-from engine.cost.passes import Sizes
-from engine.cost.profile import PeakCorrection, ProfileCell
-from engine.profile import generated, measuring
-from engine.profile.fitting import fitted, peak_correction
-from engine.profile.grid import works
-from engine.profile.others import CoreWaits
-from engine.profile.predicting import (
+from engine.plan.cost.devices import Coefficients, Kind, coefficients, device
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.models import Shape
+from engine.plan.cost.profile import PeakCorrection, ProfileCell
+from engine.predict.profile import generated_rows as generated
+from engine.predict.profile import measurement as measuring
+from engine.predict.profile.fitting import fitted, peak_correction
+from engine.predict.profile.grid import works
+from engine.predict.profile.other_load import CoreWaits
+from engine.predict.profile.predictions import (
     MeasuredCell,
     ProfiledWork,
     as_planned,

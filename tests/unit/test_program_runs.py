@@ -11,18 +11,18 @@ import pytest
 from dataflow.errors import CheckpointError
 from dataflow.program import Phase, Program, Threshold
 from engine.api import plan
-from engine.checkpoint.provenance import Provenance, differences, provenance
-from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
-from engine.coordinator.messages import StopRequested
-from engine.observe.events import StepEnded
-from engine.observe.progress import Progress
-from engine.observe.runfolder import RunFolder
-from engine.observe.samples import SampleWriter, read_samples
-from engine.options import RunOptions
-from engine.phases import Standing, place_of
-from engine.run.early_end import EarlyEnd
-from engine.run.requests import RunRequests
-from engine.run.signals import StopSignals
+from engine.keep.checkpoint.provenance import Provenance, differences, provenance
+from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.keep.run_folder import RunFolder
+from engine.keep.samples import SampleWriter, read_samples
+from engine.plan.options import RunOptions
+from engine.protocol.events import StepEnded
+from engine.protocol.messages import StopRequested
+from engine.run.loop.early_end import EarlyEnd
+from engine.run.loop.run_requests import RunRequests
+from engine.run.loop.signals import StopSignals
+from engine.session.phases import Standing, place_of
+from engine.session.progress import Progress
 from graphs.sft import sft
 from tests.kit.files import save_jsonl
 from tests.kit.plans import save_tiny_header

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
 from dataflow.width import folded, packed, screen_width
-from engine.observe.events import EventStream, FailingSilently, StepEnded
-from engine.observe.progress import Progress
-from engine.observe.record import row_metrics
-from engine.observe.runfolder import RunFolder
-from engine.observe.runlog import RunLog
-from engine.observe.silent_failures import STEPS, SilentFailures, silent_failures
-from engine.observe.sinks import View
+from engine.keep.metrics.sinks import View
+from engine.keep.run_folder import RunFolder
+from engine.protocol.events import EventStream, FailingSilently, StepEnded
+from engine.run.worker.row_metrics import row_metrics
+from engine.session.progress import Progress
+from engine.session.run_log import RunLog
+from engine.session.silent_failures import STEPS, SilentFailures, silent_failures
 from graphs.grpo import grpo
 from graphs.ppo import ppo
 from tests.kit.comparison import require_golden

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.observe.flow.records import (
+from engine.keep.flow.records import (
     CutFlow,
     EdgeFlow,
     Flow,
@@ -18,8 +18,8 @@ from engine.observe.flow.records import (
     WeightFlow,
     WorkerFlow,
 )
-from engine.observe.flow.segments import LiveSegments, StepSegments
-from engine.observe.prometheus import exposition
+from engine.keep.flow.segments import LiveSegments, StepSegments
+from engine.watch.prometheus import exposition
 from tests.kit.files import save_jsonl
 from tests.kit.watched import write_flows
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow.rows import Domains
-from engine.cost.cache import UNSTATED_PROMPT, longest_row
-from engine.cost.lengths import of_rollout
+from engine.plan.cost.kv_cache import UNSTATED_PROMPT, longest_row
+from engine.plan.cost.lengths import of_rollout
 from engine.plan.prompt_bounds import NEXT_TURN, most_prompt_tokens
 from operators.continued import continued
 from operators.data import prompts

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from dataflow.errors import CheckpointError
 from dataflow.graph import Graph
 from dataflow.settings import edited
-from engine.checkpoint.contents import code_digest, model_content
-from engine.checkpoint.cut import Cut
-from engine.checkpoint.provenance import (
+from engine.keep.checkpoint.content_digests import code_digest, model_content
+from engine.keep.checkpoint.cut import Cut
+from engine.keep.checkpoint.provenance import (
     AcceptedChange,
     ProvenanceRecord,
     differences,
     in_python,
     provenance,
 )
-from engine.checkpoint.store import CheckpointStore
-from engine.observe.runfolder import RunFolder
-from engine.resuming import Beginning, WantedRun, beginning, keep_changes
-from engine.run_diff import accepted_changes
+from engine.keep.checkpoint.store import CheckpointStore
+from engine.keep.run_folder import RunFolder
+from engine.replay.run_diff import accepted_changes
+from engine.session.run_beginning import Beginning, WantedRun, beginning, keep_changes
 from graphs.grpo import grpo
 from tests.kit.files import save_jsonl
 

@@ -30,9 +30,9 @@ from benchmarks.published_schedules import (
     synchronous,
 )
 from benchmarks.published_table import NOTHING, WITHIN, Row, ordered, summary, table
-from engine.cost.devices import KINDS, catalogue
-from engine.cost.distribution import constant, lognormal
-from engine.cost.passes import Sizes
+from engine.plan.cost.devices import KINDS, catalogue
+from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.model_passes import Sizes
 
 ROLLOUTS = Rollouts(rows=256, prompt=100, lengths=lognormal(2000, 0.8, 8000), microbatch=32768)
 

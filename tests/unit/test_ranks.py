@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from dataflow.kernel import Layout
-from engine.coordinator import messages as m
-from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.ranks import RankGroups
-from engine.coordinator.refs import Gather, Ref
 from engine.coordinator.tables import shares
+from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedModel
+from engine.protocol import messages as m
+from engine.protocol.refs import Gather, Ref
 from tests.kit.plans import plan_of, planned_input, planned_node
 from tests.kit.plans import ref as ref_of
 from tests.kit.turns import example_count

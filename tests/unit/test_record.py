@@ -18,13 +18,10 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, Fault, GraphError, PlanError, RunError
 from dataflow.schema import Advantage
-from engine.checkpoint.store import CheckpointStore
 from engine.cli import main
-from engine.coordinator import messages as m
-from engine.coordinator.refs import Gather, Ref
-from engine.observe.events import EventHeard, InstructionTold, WritingBegan
-from engine.record.assignments import Assignments, step_file
-from engine.record.place import (
+from engine.keep.checkpoint.store import CheckpointStore
+from engine.keep.record.assignments import Assignments, step_file
+from engine.keep.record.place import (
     RecordPlace,
     begin_life,
     folder_of,
@@ -33,10 +30,13 @@ from engine.record.place import (
     row_file,
     row_files,
 )
-from engine.record.recorder import RowRecorder
-from engine.record.stored_rows import StoredRows, batch_of, cut_after, read_file
-from engine.record.told import Told
-from engine.rerun.same import first_difference
+from engine.keep.record.recorder import RowRecorder
+from engine.keep.record.stored_assignments import Told
+from engine.keep.record.stored_rows import StoredRows, batch_of, cut_after, read_file
+from engine.protocol import messages as m
+from engine.protocol.events import EventHeard, InstructionTold, WritingBegan
+from engine.protocol.refs import Gather, Ref
+from engine.replay.row_equality import first_difference
 from tests.kit.plans import plan_of, planned_node
 from tests.kit.plans import ref as ref_of
 from tests.kit.turns import example_count

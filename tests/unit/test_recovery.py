@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Keys
-from engine.coordinator import messages as m
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
 from engine.plan import plan as plans
 from engine.plan.lag import NO_VERSION
-from engine.simulate.faults import FaultModel
-from engine.simulate.simulated_worker import SimulatedWorker
+from engine.protocol import messages as m
+from engine.run.simulated_workers.faults import FaultModel
+from engine.run.simulated_workers.simulated_worker import SimulatedWorker
 from tests.kit.plans import plan_of, planned_node, ref
 from tests.kit.simulations import simulation
 from tests.kit.turns import example_count

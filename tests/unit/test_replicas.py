@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine.coordinator import messages as m
-from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.recovery import DEATHS
 from engine.coordinator.replicas import Moves, Replicas
 from engine.plan.plan import Plan, PlannedSource
+from engine.protocol import messages as m
 from tests.kit.plans import plan_of, planned_node, ref
 
 

@@ -18,9 +18,9 @@ from tests.kit import host_plans
 from tests.kit.ray_clusters import needs_ray
 
 needs_ray()
-from engine.launch import rooms as rooms_module  # noqa: E402  (it imports Ray)
-from engine.launch.bundle import Bundle, BundleState  # noqa: E402
-from engine.launch.rooms import HostPlace, HostRooms  # noqa: E402
+from engine.run.hosts import host_bundles as rooms_module  # noqa: E402  (it imports Ray)
+from engine.run.hosts.bundle import Bundle, BundleState  # noqa: E402
+from engine.run.hosts.host_bundles import HostPlace, HostRooms  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
 FREE, BUSY = BundleState.FREE, BundleState.BUSY

@@ -9,10 +9,10 @@ import pytest
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from engine.launch.child import environment
 from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
+from engine.run.launch.child import environment
 from operators.forward import logprobs
 from operators.losses import clipped_policy_loss
 from tests.kit.graphs import compared, graph_of, policy, sampled

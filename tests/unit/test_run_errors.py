@@ -29,10 +29,10 @@ from dataflow.user import Columns, operator
 from engine import api
 from engine.channels.contract import PeerLost
 from engine.cli.target import UsageError
-from engine.launch.link import HostLost
-from engine.run.workers import WorkerGone
-from engine.watch.opened import NotServed
-from engine.worker.timing import Timing
+from engine.keep.reader.open_folder import NotServed
+from engine.protocol.workers import WorkerGone
+from engine.run.hosts.link import HostLost
+from engine.run.worker.timing import Timing
 from operators.data import prompts
 from operators.generate import generate
 from operators.losses import supervised_loss

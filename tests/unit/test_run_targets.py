@@ -17,7 +17,7 @@ from engine.cli.check import CheckOptions
 from engine.cli.explain import ExplainOptions
 from engine.cli.flags import graph_and
 from engine.cli.target import UsageError, load_target
-from engine.options import RunOptions
+from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 from graphs.sft import sft
 from tests.kit.kept_runs import kept_run

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import RunError
-from engine.observe import runfolder
-from engine.observe.logs import logged
-from engine.observe.runfolder import LOCK, RunFolder
-from engine.observe.sinks import JsonLines
-from engine.observe.trace import Trace
+from engine.keep import run_folder as runfolder
+from engine.keep.metrics.sinks import JsonLines
+from engine.keep.run_folder import LOCK, RunFolder
+from engine.keep.trace.timeline import Trace
+from engine.keep.worker_logs import logged
 
 
 def test_a_new_run_folder_records_what_is_run(run_folder: RunFolder) -> None:
@@ -123,7 +123,7 @@ def test_two_runs_never_hold_one_folder(run_folder: RunFolder, tmp_path: Path) -
 
 _HOLDER = """
 import os, sys
-from engine.observe.runfolder import RunFolder
+from engine.keep.run_folder import RunFolder
 run = RunFolder.open_existing(sys.argv[1])
 if sys.argv[2] == "with a child" and os.fork() == 0:  # a forked Worker that outlives the run
     run.close()

@@ -14,11 +14,11 @@ import pytest
 from dataflow.errors import RunError, StorageError
 from engine.cli import main
 from engine.cli.runs import listed
-from engine.observe.ended import EndRecord, RunEnd, end_of
-from engine.observe.runfolder import RunFolder
-from engine.observe.runlist import NO_WORD, LastValue, RunSummary, summaries, summary
-from engine.options import RunOptions
-from engine.run_diff import run_differences
+from engine.keep.end_record import EndRecord, RunEnd, end_of
+from engine.keep.run_folder import RunFolder
+from engine.keep.run_list import NO_WORD, LastValue, RunSummary, summaries, summary
+from engine.plan.options import RunOptions
+from engine.replay.run_diff import run_differences
 from graphs.sft import sft
 from tests.kit.kept_runs import kept_run
 

@@ -16,9 +16,9 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.schema import Rollout
-from engine.observe.record import step_metrics
-from engine.observe.samples import SampleWriter, read_samples, sample_table
+from engine.keep.samples import SampleWriter, read_samples, sample_table
 from engine.plan.plan import Plan
+from engine.run.worker.row_metrics import step_metrics
 from graphs.ppo import ppo
 from operators.advantage import group_advantage, whiten
 from operators.data import prompts

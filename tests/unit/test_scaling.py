@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.coordinator.core import Settings
-from engine.coordinator.messages import StepClosed
-from engine.coordinator.scaling import PATIENCE, BalanceRule
+from engine.coordinator.coordinator import Settings
+from engine.coordinator.replica_scaling import PATIENCE, BalanceRule
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource
-from engine.simulate.behaviour import Durations
+from engine.protocol.messages import StepClosed
+from engine.run.simulated_workers.behaviour import Durations
 from tests.kit.plans import plan_of, planned_node
 from tests.kit.simulations import simulation
 from tests.kit.turns import example_count

@@ -15,7 +15,7 @@ import pytest
 from dataflow.graph import Graph
 from dataflow.program_snapshot import read, written
 from dataflow.scripts import Script, guards, kept, script
-from engine.checkpoint.provenance import differences, provenance
+from engine.keep.checkpoint.provenance import differences, provenance
 from graphs.grpo import grpo
 from tests.kit.files import save_jsonl
 from tests.kit.run_graphs import vowels

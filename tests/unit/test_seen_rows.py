@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow.errors import DataflowError, PlanError
-from engine.observe.flow.records import Flow, ReplicaFlow
-from engine.seen_rows import SeenRows, distribution, seen_rows
+from engine.keep.flow.records import Flow, ReplicaFlow
+from engine.predict.row_statistics import SeenRows, distribution, seen_rows
 from tests.kit.files import save_jsonl
 from tests.kit.kept_runs import kept_run
 from tests.kit.watched import write_flows

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from dataflow.errors import PlanError
-from engine import options as run_options
 from engine.api import run
-from engine.cost.devices import Link, device, kind_of
-from engine.cost.transfers import NETWORK_DELAY
-from engine.launch.hosts import of_this_clock
-from engine.observe.reports import SpanOf
-from engine.options import RunOptions
+from engine.plan import options as run_options
 from engine.plan.cluster import Cluster, Host, detect, with_first
 from engine.plan.cluster_file import read_cluster
+from engine.plan.cost.devices import Link, device, kind_of
+from engine.plan.cost.transfers import NETWORK_DELAY
 from engine.plan.explain import explain
-from engine.plan.placing import on_hosts
+from engine.plan.options import RunOptions
+from engine.plan.placement import on_hosts
 from engine.plan.plan import Plan
+from engine.protocol.reports import SpanOf
+from engine.run.hosts.hosts import of_this_clock
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import planned_on
 

@@ -21,8 +21,8 @@ from dataflow.model import Model
 from dataflow.shown import printable, shown_bytes, shown_number
 from engine.cli.peek import shown
 from engine.cli.screen import say
-from engine.observe.logs import logged
-from engine.observe.progress import Progress
+from engine.keep.worker_logs import logged
+from engine.session.progress import Progress
 from operators.data import prompts
 from operators.generate import generate
 from operators.losses import supervised_loss

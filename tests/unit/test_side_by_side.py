@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.profile import side_by_side
-from engine.profile.child import ChildResult
-from engine.profile.predicting import MeasuredCell, ProfiledWork
-from engine.profile.side_by_side import Crowding, MeasuredWork, beside
+from engine.predict.profile import side_by_side
+from engine.predict.profile.child import ChildResult
+from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
+from engine.predict.profile.side_by_side import Crowding, MeasuredWork, beside
 from tests.kit.plans import grpo_plan
 from tests.unit.test_profile_file import CELL, SIZES
 

@@ -8,7 +8,7 @@ from tests.kit.processes import call_python
 
 ENDS = """
 import os
-from engine.run.silent_end import no_silent_end
+from engine.run.loop.silent_end import no_silent_end
 
 with no_silent_end(lambda: "step 7"):
     child = os.fork()
@@ -35,7 +35,7 @@ def test_the_end_of_the_process_in_a_run_is_no_success(status: int, code: int, t
 
 BOUND = """
 from os import _exit as leave
-from engine.run.silent_end import no_silent_end
+from engine.run.loop.silent_end import no_silent_end
 
 with no_silent_end(lambda: "step 7"):
     from os import _exit as leave_later
@@ -60,7 +60,7 @@ def test_after_a_run_a_process_ends_as_it_likes() -> None:
 EXECUTES = """
 import os, posix, sys
 from os import execv, execve, execvp
-from engine.run.silent_end import no_silent_end
+from engine.run.loop.silent_end import no_silent_end
 
 program = [sys.executable, "-c", "import os; os._exit(4)"]
 with no_silent_end(lambda: "step 7"):

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cost.machine_load import MachineLoad
-from engine.observe.trace import read_trace
+from engine.keep.trace.timeline import read_trace
 from engine.plan.cluster import Host, with_first
-from engine.simulate.compared import ComparedPlan, compared_data, picture, table
-from engine.simulate.critical import MESSAGE, WAIT, CriticalPaths, summed
-from engine.simulate.prediction import SimulatedSpan
-from engine.simulate.report import report
-from engine.simulate.summed import PredictionSummary, as_data, summary_of
-from engine.simulate.timeline import write_timeline
-from engine.simulate.utilisation import Utilisation
+from engine.plan.cost.machine_load import MachineLoad
+from engine.predict.simulation.critical_path import MESSAGE, WAIT, CriticalPaths, summed
+from engine.predict.simulation.plan_comparison import ComparedPlan, compared_data, picture, table
+from engine.predict.simulation.prediction import SimulatedSpan
+from engine.predict.simulation.report import report
+from engine.predict.simulation.summary import PredictionSummary, as_data, summary_of
+from engine.predict.simulation.timeline import write_timeline
+from engine.predict.simulation.utilisation import Utilisation
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import planned_on

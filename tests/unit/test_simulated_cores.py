@@ -11,8 +11,8 @@ import pytest
 from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.plan.plan import Plan
-from engine.simulate.clock import VirtualClock
-from engine.simulate.cores import SimulatedCores
+from engine.run.simulated_workers.clock import VirtualClock
+from engine.run.simulated_workers.cores import SimulatedCores
 from operators.advantage import add, group_advantage
 from operators.data import prompts
 from operators.generate import generate

@@ -17,9 +17,9 @@ from dataflow.graph import Graph
 from dataflow.program import Program
 from dataflow.settings import edited
 from engine.cli import main
-from engine.observe.trace import read_trace
-from engine.options import RunOptions
-from engine.simulating import MOST, Variant, changed, simulate, spread, what_if
+from engine.keep.trace.timeline import read_trace
+from engine.plan.options import RunOptions
+from engine.predict.simulations import MOST, Variant, changed, simulate, spread, what_if
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 from tests.kit.processes import ROOT

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from dataflow.errors import PlanError
-from engine.options import RunOptions, from_json, placing, to_json
 from engine.plan.cluster import Cluster, Host
-from engine.plan.elastic import elastic, least, movable
 from engine.plan.explain import explain
+from engine.plan.options import RunOptions, from_json, placing, to_json
 from engine.plan.plan import Plan
+from engine.plan.replica_ranges import elastic, least, movable
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import placed, planned_on
 

@@ -8,14 +8,14 @@ import pytest
 
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.messages import From, Spilled, WorkerLost
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.recovery import Recovery
-from engine.launch.control import WorkerUpdate
-from engine.launch.control_socket import ControlSocket
-from engine.launch.wire import decode
-from engine.launched.updates import Updates
 from engine.plan.plan import PlannedSource
+from engine.protocol.messages import From, Spilled, WorkerLost
+from engine.run.launch.control import WorkerUpdate
+from engine.run.launch.control_socket import ControlSocket
+from engine.run.launch.wire import decode
+from engine.run.worker_process.worker_updates import Updates
 from tests.kit.plans import planned_node
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.launch.starter import Starter
-from engine.observe.runfolder import RunFolder
+from engine.keep.run_folder import RunFolder
 from engine.plan.plan import Plan
+from engine.run.launch.starter import Starter
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import placed
 

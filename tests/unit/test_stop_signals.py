@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(60)
 RUN = """
 import sys, threading
 from contextlib import nullcontext
-from engine.run.signals import Signalled, StopSignals, code, ending_command
+from engine.run.loop.signals import Signalled, StopSignals, code, ending_command
 grace, command = float(sys.argv[1]), sys.argv[2] == "command"
 with ending_command() if command else nullcontext():
     print("ready", flush=True)
@@ -203,7 +203,7 @@ def test_a_process_of_a_run_leaves_them_alone_from_its_very_start() -> None:
 
 FORKS = """
 import multiprocessing, sys, threading
-from engine.run.signals import StopSignals
+from engine.run.loop.signals import StopSignals
 from dataflow.signals import left_to_the_run
 fork, kind = multiprocessing.get_context("fork"), sys.argv[1]
 left_to_the_run() if kind == "worker" else None
@@ -224,7 +224,7 @@ def test_a_forked_child_ends_by_them_and_asks_nothing_of_the_run(kind: str) -> N
 def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> None:
     # In the place of a Ctrl-C just then.
     (tmp_path / "numpy.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.start import main;"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.cli.start import main;"
     command = [sys.executable, "-c", code + " sys.exit(main())", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -22,22 +22,22 @@ import pytest
 from dataflow.errors import RunError, StorageError
 from dataflow.shown import shown_bytes
 from dataflow.storage import free_bytes, replace_text, storage_error, write_where_asked
-from engine.attempts import _closed
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.slabs import SlabPool
-from engine.checkpoint.best import BestVersions
-from engine.checkpoint.room import warn_of_room
-from engine.checkpoint.safe import telling_what_is_safe
-from engine.checkpoint.store import CheckpointStore
-from engine.launch.control import Failed
-from engine.observe.events import StepEnded
-from engine.observe.logs import LogFile, logged
-from engine.observe.runfolder import RunFolder
-from engine.observe.samples import SamplesBehind, SampleWriter
-from engine.observe.sinks import JsonLines, View
-from engine.observe.trace import Trace, read_trace
-from engine.options import RunOptions
+from engine.keep.checkpoint.best_versions import BestVersions
+from engine.keep.checkpoint.disk_space import warn_of_room
+from engine.keep.checkpoint.safe_state import telling_what_is_safe
+from engine.keep.checkpoint.store import CheckpointStore
+from engine.keep.metrics.sinks import JsonLines, View
+from engine.keep.run_folder import RunFolder
+from engine.keep.samples import SamplesBehind, SampleWriter
+from engine.keep.trace.timeline import Trace, read_trace
+from engine.keep.worker_logs import LogFile, logged
+from engine.plan.options import RunOptions
 from engine.plan.plan import PlannedModel
+from engine.protocol.events import StepEnded
+from engine.run.launch.control import Failed
+from engine.session.attempts import _closed
 from tests.kit.plans import plan_of
 from tests.kit.processes import ROOT
 from tests.torture.faults import WriteFaults, installed
@@ -159,7 +159,7 @@ def _told(action: Callable[[], object], faults: WriteFaults) -> bool:
 def test_a_fault_at_any_call_is_told_and_leaves_what_was_there(
     writer: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.observe.runfolder.installation", dict)  # which takes half a second
+    monkeypatch.setattr("engine.keep.run_folder.installation", dict)  # which takes half a second
     whole = tmp_path / "whole"
     _before(whole)
     with installed(WriteFaults(folder=str(whole))) as counted:
@@ -267,7 +267,7 @@ def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
 
 def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> None:
     code = (
-        "import os, sys; from engine.observe.logs import output_that_cannot_fail;"
+        "import os, sys; from engine.keep.worker_logs import output_that_cannot_fail;"
         " output_that_cannot_fail();[print('x' * 1000) for _ in range(100)]; print('y',"
         " file=sys.stderr); sys.stdout.flush(); os._exit(7)"
     )
@@ -354,7 +354,7 @@ def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
 ) -> None:
     trained = PlannedModel(name="policy", base="b", writer="train", parameters=1 << 30)
     plan = plan_of(models=(trained, PlannedModel(name="fixed", base="b", parameters=1 << 40)))
-    monkeypatch.setattr("engine.checkpoint.room.free_bytes", lambda path: 35 << 30)
+    monkeypatch.setattr("engine.keep.checkpoint.disk_space.free_bytes", lambda path: 35 << 30)
     warn_of_room(plan, tmp_path, RunOptions(keep=2))
     told = (
         "2 checkpoints of about 12.0 GiB each, and one more while it is written, need 36.0 GiB"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.cli import main
-from engine.observe.flow.records import (
+from engine.keep.flow.records import (
     CutFlow,
     EdgeFlow,
     Flow,
@@ -22,10 +22,10 @@ from engine.observe.flow.records import (
     WeightFlow,
     WorkerFlow,
 )
-from engine.observe.flow.segments import LiveSegments, StepSegments
-from engine.observe.runlist import RunSummary
-from engine.top.page import page
-from engine.top.seen import RunReader, SeenRun
+from engine.keep.flow.segments import LiveSegments, StepSegments
+from engine.keep.run_list import RunSummary
+from engine.watch.top.page import page
+from engine.watch.top.run_view import RunReader, SeenRun
 from tests.kit.comparison import require_golden
 from tests.kit.kept_runs import kept_run
 from tests.kit.processes import ROOT
@@ -169,7 +169,7 @@ def test_while_it_runs_the_last_seconds_count(run: Path, monkeypatch: pytest.Mon
         live.write(replace(flow(1), start=second, end=second + 1.0, wall=2000.0 + second))
     live.close()
     assert RunReader(run).look().stretch == "Steps 1 to 3"
-    monkeypatch.setattr("engine.observe.runlist.is_held", lambda path: True)
+    monkeypatch.setattr("engine.keep.run_list.is_held", lambda path: True)
     seen = RunReader(run).look()
     assert seen.stretch == "the last 10 s"
     assert seen.flow.nodes["score@data"].rows == 640

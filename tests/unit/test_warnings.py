@@ -23,14 +23,14 @@ from dataflow.graph import Graph
 from dataflow.settings import edited
 from engine import api
 from engine.cli import main
-from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import SourceOpened, Warn
-from engine.observe.runlog import RunLog
-from engine.options import RunOptions
+from engine.coordinator.coordinator import Coordinator, Settings
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
+from engine.plan.options import RunOptions
 from engine.plan.planner import make_plan
-from engine.simulate.behaviour import Outcomes
+from engine.protocol.messages import SourceOpened, Warn
+from engine.run.simulated_workers.behaviour import Outcomes
+from engine.session.run_log import RunLog
 from graphs.grpo import grpo
 from tests.kit.comparison import golden_names, require_golden
 from tests.kit.files import save_jsonl

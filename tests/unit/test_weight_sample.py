@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dataflow.batch import Batch
-from engine.observe.learning import TrainedModel, standstills
+from engine.session.learning import TrainedModel, standstills
 from operators.kernels.torch.weight_sample import MOST, WeightSample
 from operators.optimizers import AdamW
 from tests.kit.rows import random_rows, with_tokens

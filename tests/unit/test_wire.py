@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator import messages as m
-from engine.launch import wire
-from engine.launch.control import Command, Quit, Request, WorkerUpdate
-from engine.launch.control_socket import LIMIT, ControlSocket
-from engine.launch.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
-from engine.launched.inbox import Inbox
-from engine.run.workers import Save
+from engine.protocol import messages as m
+from engine.protocol.workers import Save
+from engine.run.launch import wire
+from engine.run.launch.control import Command, Quit, Request, WorkerUpdate
+from engine.run.launch.control_socket import LIMIT, ControlSocket
+from engine.run.launch.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
+from engine.run.worker_process.task_inbox import Inbox
 from tests.kit.comparison import same_message
 from tests.kit.nothing_left import descriptors
 from tests.kit.turns import example_count

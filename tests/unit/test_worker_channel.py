@@ -11,8 +11,8 @@ import pytest
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
-from engine.launch.control import Open
-from engine.launched.worker_channel import worker_channel
+from engine.run.launch.control import Open
+from engine.run.worker_process.worker_channel import worker_channel
 
 
 @pytest.mark.parametrize("verify", ["structure", "content"])

@@ -11,9 +11,9 @@ import pytest
 
 from dataflow.errors import RunError
 from engine.channels.tensors.keyed_store import KeyedStore
-from engine.launch.control import Network, Open, PeerAddress, PeerAddresses, Seat
-from engine.launched.worker_channel import WorkerChannel, worker_channel
-from engine.launched.worker_ranks import far_store
+from engine.run.launch.control import Network, Open, PeerAddress, PeerAddresses, Seat
+from engine.run.worker_process.worker_channel import WorkerChannel, worker_channel
+from engine.run.worker_process.worker_ranks import far_store
 
 pytestmark = pytest.mark.timeout(60)
 

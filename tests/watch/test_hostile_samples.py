@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.cli import main
-from engine.observe.samples import SampleWriter
-from engine.watch.encoded import encoded
+from engine.keep.reader.sample_index import SampleQuery
+from engine.keep.reader.sample_rows import as_text, prompt_of
+from engine.keep.samples import SampleWriter
+from engine.watch.json_answers import encoded
 from engine.watch.report import report
-from engine.watch.sample_index import SampleQuery
-from engine.watch.sample_rows import as_text, prompt_of
-from engine.watch.served import ServedRuns
+from engine.watch.run_questions import ServedRuns
 from tests.kit.watched import sample_rows, watched_run
 
 DEEP = '[{"role":' + "[" * 30_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dataflow.errors import RunError
-from engine.watch.opened import NotServed, OpenFolder, RunRoot, inside
+from engine.keep.reader.open_folder import NotServed, OpenFolder, RunRoot, inside
 from engine.watch.token_file import kept_token
 from tests.kit.page_client import PageClient, served
 from tests.kit.watched import watched_run

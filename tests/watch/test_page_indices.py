@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.observe.flow.segments import StepSegments
-from engine.observe.samples import SampleWriter
-from engine.watch.critical import critical_path
-from engine.watch.flow_index import FlowIndex
-from engine.watch.metric_index import MetricIndex, last_row
-from engine.watch.opened import OpenFolder, RunRoot
+from engine.keep.flow.segments import StepSegments
+from engine.keep.reader.flow_index import FlowIndex
+from engine.keep.reader.metric_index import MetricIndex, last_row
+from engine.keep.reader.open_folder import OpenFolder, RunRoot
+from engine.keep.reader.sample_index import SampleIndex, SampleQuery
+from engine.keep.samples import SampleWriter
+from engine.watch.critical_path import critical_path
 from engine.watch.pace import BYTES_A_SECOND, Pace
-from engine.watch.sample_index import SampleIndex, SampleQuery
 from engine.watch.series import series
 from engine.watch.token_texts import read_vocabulary
 from tests.kit.turns import example_count
@@ -156,7 +156,7 @@ def test_a_resume_cuts_flows(tmp_path: Path) -> None:
 def test_sums_over_many_segments_are_those_of_all_their_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.observe.flow.segments._LARGEST", 2000)
+    monkeypatch.setattr("engine.keep.flow.segments._LARGEST", 2000)
     run = watched_run(tmp_path / "a", events=False)
     write_flows(run / "events", (flow(step) for step in range(1, 301)))
     index = FlowIndex()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dataflow.snapshot import to_json
-from engine.observe.flow.records import Tombstones
-from engine.observe.flow.segments import LiveSegments, StepSegments
-from engine.observe.runfolder import RunFolder
+from engine.keep.flow.records import Tombstones
+from engine.keep.flow.segments import LiveSegments, StepSegments
+from engine.keep.run_folder import RunFolder
 from tests.kit.graphs import small_grpo
 from tests.kit.page_client import PageClient, served
 from tests.kit.processes import ended

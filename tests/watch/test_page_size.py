@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.observe.samples import SampleWriter
+from engine.keep.samples import SampleWriter
 from tests.kit.page_client import PageClient, served
 from tests.kit.watched import flow, sample_rows, watched_run, write_flows
 

@@ -11,10 +11,10 @@ import pytest
 
 from dataflow.snapshot import to_json
 from engine.cli import main
-from engine.observe.flow.records import Tombstones
-from engine.observe.flow.segments import StepSegments
+from engine.keep.flow.records import Tombstones
+from engine.keep.flow.segments import StepSegments
 from engine.watch.report import report
-from engine.watch.served import ServedRuns
+from engine.watch.run_questions import ServedRuns
 from tests.kit.graphs import small_grpo
 from tests.kit.watched import watched_run
 

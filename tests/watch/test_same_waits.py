@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from engine.observe.flow.records import Flow, ReplicaFlow, WorkerFlow
-from engine.observe.flow.segments import LiveSegments
-from engine.top.seen import RunReader
+from engine.keep.flow.records import Flow, ReplicaFlow, WorkerFlow
+from engine.keep.flow.segments import LiveSegments
 from engine.watch.report import report
-from engine.watch.served import ServedRuns
+from engine.watch.run_questions import ServedRuns
+from engine.watch.top.run_view import RunReader
 from tests.kit.watched import SMALL, plan_of, watched_run, write_flows
 
 BEGAN = 1e9
@@ -77,7 +77,7 @@ def first_sentences(run: Path) -> dict[str, str]:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("engine.observe.runlist", "engine.watch.described"):
+    for module in ("engine.keep.run_list", "engine.watch.run_description"):
         monkeypatch.setattr(f"{module}.is_held", lambda path: True)
 
 

@@ -4,7 +4,7 @@
     owner -> reader     first IndexHere; SlabHere and SchemaHere before the first Reply that needs
                         them; Reply; SlabsGone
 
-Does not own: headers and requests (header.py), framing (fd_socket.py).
+Does not own: headers and requests (engine/channels/header.py), framing (fd_socket.py).
 """
 
 from __future__ import annotations

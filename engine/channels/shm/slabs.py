@@ -1,8 +1,8 @@
 """Slabs: pooled memory that other processes of the host can map.
 
 Owns: memfds of sealed size, faulted in once and reused; regions in them; files on disk beyond the
-limit. Does not own: a region's contents (frames.py), when it is released (the coordinator), how a
-descriptor gets to a peer (server.py).
+limit. Does not own: a region's contents (engine/channels/frames.py), when it is released (the
+coordinator), how a descriptor gets to a peer (server.py).
 
 Page faults make a new slab for each batch cost several times the copy into it, so slabs stay until
 the pool is over its limit. Small regions share a slab; a large one has its own. Callers lock.

@@ -3,7 +3,7 @@
 In host memory it is XXH3-64 of the bytes. On a GPU it is the sum of the finaliser of splitmix64
 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195) over each number mixed with its place in the
 row. It detects accidental differences, not deliberate ones. Does not own: what hashes are compared
-with (pairs.py, row_broadcast.py; rows that were made twice: engine/worker/digest.py).
+with (pairs.py, row_broadcast.py; rows that were made twice: engine/run/worker/row_digest.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A torch.distributed store by which ranks on several hosts find each other.
 
 Owns: what torch asks of a Store, in our requests. Does not own: the requests and their server
-(engine/channels/zmq/meeting.py), what ranks set and wait for (world.py, gloo, NCCL).
+(engine/channels/zmq/rendezvous.py), what ranks set and wait for (world.py, gloo, NCCL).
 
 Experiments with torch 2.13 (gloo, 2 and 3 processes): init_process_group, new_group, DeviceMesh and
 PrefixStore call get, set, wait, check, add and compare_set of a subclass in Python, and its errors
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch._C._distributed_c10d import Store
 
 from engine.channels.tensors.world import TIMEOUT
-from engine.channels.zmq.meeting_client import MeetingClient
+from engine.channels.zmq.rendezvous_client import MeetingClient
 
 
 class KeyedStore(Store):

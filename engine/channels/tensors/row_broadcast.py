@@ -7,7 +7,8 @@
     fourth       the values of device columns, if there are any                   in the second
 
 Owns: these tensors, and their checks before anything is allocated. Does not own: the reply, its
-frames and their checks (multipart.py), a broadcast (collective.py), which rows (engine/worker).
+frames and their checks (engine/channels/multipart.py), a broadcast (collective.py), which rows
+(engine/run/worker).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the rendezvous of one host (a store in a nameless file, by its descriptor), the replica's
 process group. Does not own: the rendezvous of several hosts (keyed_store.py), transfers
-(collective.py), which ranks there are (plan), their start (engine/launch).
+(collective.py), which ranks there are (plan), their start (engine/run/launch).
 
 Experiments with torch 2.13 (gloo, 2 processes):
 

@@ -1,7 +1,7 @@
 """The pull channel between hosts: the owner picks rows and sends them, one frame a buffer.
 
 Owns: both ends of one Worker: its outbox and its connections. Does not own: messages
-(multipart.py), keys and addresses (curve_keys.py; they come at launch).
+(engine/channels/multipart.py), keys and addresses (curve_keys.py; they come at launch).
 
     fetch waits for            unblocked by
     the reply of each peer     that peer's server thread; a lost connection, a missing heartbeat

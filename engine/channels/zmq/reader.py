@@ -1,7 +1,7 @@
 """The reading end of a connection to one peer on another host.
 
 Owns: the DEALER socket, and its monitor, which reports a lost connection. Does not own: messages
-and their checks (multipart.py), whom to ask (peers.py).
+and their checks (engine/channels/multipart.py), whom to ask (peers.py).
 """
 
 from __future__ import annotations

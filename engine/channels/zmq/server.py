@@ -1,7 +1,7 @@
 """Rows for peers on other hosts: requests and their answers, at a Worker's guarded socket.
 
-Owns: which request is answered how. Does not own: the socket and its thread (guarded.py), bytes
-(multipart.py), blocks.
+Owns: which request is answered how. Does not own: the socket and its thread (guarded_socket.py),
+bytes (engine/channels/multipart.py), blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
 from engine.channels.header import Answer, FetchRequest, MissingColumn, Reply, UnknownBlock, Wanted
 from engine.channels.zmq.curve_keys import CurveKeyPair, Names
-from engine.channels.zmq.guarded import GuardedServer, user
+from engine.channels.zmq.guarded_socket import GuardedServer, user
 
 _log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from engine.plan.by_worker import nodes_by_worker
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import engines as all_engines
 from engine.plan.kernel_needs import kernel_name
 from engine.plan.plan import PlannedNode
+from engine.plan.worker_index import nodes_by_worker
 
 
 def engines(draft: Draft) -> Iterator[str]:

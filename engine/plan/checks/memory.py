@@ -1,6 +1,7 @@
 """Memory: the peaks of Workers fit, on each GPU and in the memory of each host.
 
-Owns: the comparison, and the message. Does not own: any number (passes/estimate.py, engine/cost).
+Owns: the comparison, and the message. Does not own: any number (passes/estimate.py,
+engine/plan/cost).
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
-from engine.plan.by_worker import Group, nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.cluster import Cluster, Host
+from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
+from engine.plan.worker_index import Group, nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.worker_peaks import shared_process_bytes
 
 Nodes = Mapping[str, list[PlannedNode]]

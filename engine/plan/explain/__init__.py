@@ -15,7 +15,7 @@ from dataflow.width import folded
 from engine.plan.explain.edges import edges, weights
 from engine.plan.explain.layout import WIDTH as WIDTH
 from engine.plan.explain.layout import Line, count, laid, wrapped
-from engine.plan.explain.measured import MeasuredRun, compared
+from engine.plan.explain.measurements import MeasuredRun, compared
 from engine.plan.explain.nodes import cut, nodes, workers
 from engine.plan.explain.summary import program, summary
 from engine.plan.plan import Plan

@@ -1,6 +1,6 @@
 """What Workers need at their peak, against the memory that there is.
 
-Owns: the words. Does not own: the numbers (engine/cost).
+Owns: the words. Does not own: the numbers (engine/plan/cost).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dataflow.shown import shown_bytes
-from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
-from engine.plan.by_worker import nodes_by_worker, workers_by_host
 from engine.plan.cluster import Cluster
+from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.worker_index import nodes_by_worker, workers_by_host
 from engine.plan.worker_peaks import process_bytes, shared_process_bytes, worker_peak
 
 

@@ -11,11 +11,11 @@ from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
 from dataflow.shown import shown_bytes
-from engine.plan.by_worker import nodes_by_worker
 from engine.plan.explain.layout import Line, count, duration, named, side_by_side, widest, wrapped
 from engine.plan.explain.memory import holds, unknown
 from engine.plan.explain.summary import program
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.worker_index import nodes_by_worker
 
 
 def workers(plan: Plan) -> Iterator[Line]:

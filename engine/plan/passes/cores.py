@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from engine.plan.by_worker import turns_by_worker, workers_by_host
 from engine.plan.draft import Draft
 from engine.plan.passes.place import above
 from engine.plan.plan import PlannedNode
+from engine.plan.worker_index import turns_by_worker, workers_by_host
 
 
 def cores(draft: Draft) -> Draft:

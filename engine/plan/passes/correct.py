@@ -1,7 +1,8 @@
 """Peak bytes by what a profile has measured, where there is one.
 
 Owns: how a correction, which is of one kernel alone in its process, counts in a Worker that has
-several nodes. Does not own: the formulas (engine/cost/memory.py), fitting (engine/profile).
+several nodes. Does not own: the formulas (engine/plan/cost/memory.py), fitting
+(engine/predict/profile).
 
 A profile says of the peak of a kernel's parts `base + factor x parts`. What passes is multiplied.
 The rest, which stays with the process, is a part of its own, `libraries`. Nodes of one Worker share
@@ -14,8 +15,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from engine.cost.memory import FIRST_USE_PART, LASTING
-from engine.cost.profile import PeakCorrection
+from engine.plan.cost.memory import FIRST_USE_PART, LASTING
+from engine.plan.cost.profile import PeakCorrection
 from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode

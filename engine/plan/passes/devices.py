@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.plan.by_worker import turns_by_worker, workers_by_host
 from engine.plan.draft import Draft
+from engine.plan.worker_index import turns_by_worker, workers_by_host
 
 Unit = tuple[str, ...]
 """A Worker, or Workers that take turns with the same devices."""

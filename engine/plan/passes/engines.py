@@ -1,7 +1,7 @@
 """How large each engine is, and the environment of its process.
 
 Owns: both, as Layout fields and Decisions.environments; the words about engines. Does not own: who
-shares an engine (engine/plan/kernel_needs.py), the sizes (engine/cost/cache.py).
+shares an engine (engine/plan/kernel_needs.py), the sizes (engine/plan/cost/kv_cache.py).
 
 An engine is started once, for all nodes that share it: its rows are as long as the longest of any.
 """
@@ -16,10 +16,10 @@ from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.rows import Domains
 from dataflow.shown import shown_bytes
-from engine.cost.cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
-from engine.cost.lengths import Lengths
-from engine.cost.memory import WIDTHS
-from engine.cost.models import model_cost
+from engine.plan.cost.kv_cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
+from engine.plan.cost.lengths import Lengths
+from engine.plan.cost.memory import WIDTHS
+from engine.plan.cost.models import model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import engines as all_engines
 from engine.plan.kernel_needs import kernel_name, model_of, needs_of

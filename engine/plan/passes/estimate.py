@@ -1,7 +1,7 @@
 """What the plan should cost: memory of nodes, bytes of edges, parameters of Models.
 
-Owns: the numbers that go into the formulas. Does not own: these (engine/cost), seconds (timed.py),
-or whether it fits.
+Owns: the numbers that go into the formulas. Does not own: these (engine/plan/cost), seconds
+(seconds.py), or whether it fits.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.schema import Schema
-from engine.cost import memory
-from engine.cost.bytes import column_bytes, data_bytes, row_bytes
-from engine.cost.lengths import Lengths
-from engine.cost.memory import Work
-from engine.cost.models import ModelCost, model_cost
+from engine.plan.cost import memory
+from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
+from engine.plan.cost.lengths import Lengths
+from engine.plan.cost.memory import Work
+from engine.plan.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
-from engine.plan.estimated import Estimate
+from engine.plan.estimates import Estimate
 from engine.plan.kernel_needs import needs_of
 from engine.plan.lengths import all_lengths
-from engine.plan.passes.timed import timed
+from engine.plan.passes.seconds import timed
 from engine.plan.plan import PlannedEdge, PlannedNode
 
 Columns = tuple[str, ...]

@@ -16,8 +16,8 @@ from dataflow.importing import located
 from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator
-from engine.cost.models import model_cost, model_type, some_windows
 from engine.plan.cluster import Cluster
+from engine.plan.cost.models import model_cost, model_type, some_windows
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of
 from engine.plan.plan import PlannedNode

@@ -1,7 +1,7 @@
 """Which Workers each node is on: replicas, ranks, turns, hosts, and who records.
 
-Owns: the Workers, from what was asked for (engine/plan/placing.py) and what overlaps. Does not own:
-threads (cores.py), modules (modules.py), batching (batching.py). It searches nothing.
+Owns: the Workers, from what was asked for (engine/plan/placement.py) and what overlaps. Does not
+own: threads (cores.py), modules (modules.py), batching (batching.py). It searches nothing.
 
 A Worker does one thing after another. So with a lag no node below a generation is in the Worker
 that generates: its rows would wait there behind the next generation, and hold up the Step. A source
@@ -38,7 +38,7 @@ from engine.plan.passes.spare import (
 )
 from engine.plan.passes.spread import spread, spread_note
 from engine.plan.passes.tensor import tensor_problems
-from engine.plan.placing import Placing
+from engine.plan.placement import Placing
 from engine.plan.plan import PlannedNode
 
 MAIN, TRAIN, ROLLOUT, DATA = "main", "train", "rollout", "data"

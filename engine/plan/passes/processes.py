@@ -1,7 +1,7 @@
 """What the process of each Worker takes, beside its nodes.
 
 Owns: which imports a Worker's process has, and whether it shares them. Does not own: their sizes
-(engine/cost/process_memory.py), how processes are started (engine/launch/starter.py).
+(engine/plan/cost/process_memory.py), how processes are started (engine/run/launch/starter.py).
 
 Workers of a host with as many threads are forked from one template, which imports what all of them
 need; one without another like it has an interpreter of its own, as has the only one of a run. On
@@ -14,8 +14,8 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from engine.cost.memory import FIRST_USE_PART, lasting, peak
-from engine.cost.process_memory import (
+from engine.plan.cost.memory import FIRST_USE_PART, lasting, peak
+from engine.plan.cost.process_memory import (
     FIRST_USE,
     FORKED_FILES,
     OPENED,
@@ -23,10 +23,10 @@ from engine.cost.process_memory import (
     SCATTERED,
     ProcessMemory,
 )
-from engine.plan.by_worker import nodes_by_worker
 from engine.plan.draft import Draft
-from engine.plan.estimated import PlannedProcess
+from engine.plan.estimates import PlannedProcess
 from engine.plan.plan import PlannedNode
+from engine.plan.worker_index import nodes_by_worker
 
 _Template = tuple[str, int]
 """Host and threads."""

@@ -22,11 +22,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dataflow.device import declared
-from engine.plan.by_worker import turns_by_worker
 from engine.plan.cluster import Host
 from engine.plan.draft import Draft
 from engine.plan.passes.devices import inner_ranks
 from engine.plan.plan import PlannedNode
+from engine.plan.worker_index import turns_by_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

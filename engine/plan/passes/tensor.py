@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.model import Model
-from engine.cost.models import Shape, model_cost
+from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of, needs_of
 from engine.plan.passes.kernels import offering

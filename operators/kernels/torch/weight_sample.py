@@ -2,7 +2,7 @@
 
 Owns: which weights are looked at, and how many of them changed. Does not own: the updates
 (optimizer.py), sums over ranks (reduce.py), what it means that none changed
-(engine/observe/learning.py).
+(engine/session/learning.py).
 
 To compare all weights would take a second copy of them.
 """

@@ -1,7 +1,7 @@
 """What goes wrong in vLLM, as one error of this project: its first cause, or ranks that are gone.
 
 Owns: the words, and telling the two apart. Does not own: what becomes of the engine (engine.py), of
-its Worker (engine/launched).
+its Worker (engine/run/worker_process).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class _Installing:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name == "engine.launch.process":
+        if name == "engine.run.launch.process_handle":
             sys.meta_path.remove(self)
             from tests.kit import forked
 

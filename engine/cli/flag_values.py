@@ -1,0 +1,194 @@
+"""Flags that take a table, groups, settings or a schedule: `--replicas rollout=3 score=2`,
+`--together rollout,score`, `--set rollout.n=4`, `--lr 'cosine(1e-6, 100)'`.
+
+Owns: how their text is read and shown. Does not own: any flag (engine/plan/options.py), nor what
+the values mean (the planner). A flag that is given several times adds to its values.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import re
+import shlex
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from dataflow.accepted import Accepted
+from dataflow.errors import GraphError
+
+Groups = tuple[tuple[str, ...], ...]
+FUNCTION = "MODULE:FUNCTION"
+"""How a function is named on the command line."""
+Settings = tuple[str, ...]
+"""Texts NODE.PARAM=VALUE."""
+Spreads = Sequence[str]
+"""Texts KEY=VALUES, several values of what --set and other flags give one."""
+
+
+def registry() -> ConstructorRegistry:
+    """The constructors that tyro needs for these types."""
+    made = ConstructorRegistry()
+    made.primitive_rule(_rule)
+    return made
+
+
+def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    if kind.type == Groups:
+        return _groups()
+    if kind.type == Settings:
+        return _texts("NODE.PARAM=VALUE", "rollout.top_p=0.9")
+    if kind.type == Spreads:
+        return _texts("KEY=VALUES", "rollout=1..8")
+    inside = get_args(kind.type)
+    known = kind.type_origin is Mapping and inside[0] is str and inside[1] in _VALUES
+    return _table(_VALUES[inside[1]]) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value of a table. pattern: its text; like: one of them."""
+
+    metavar: str
+    pattern: str
+    like: str
+    read: Callable[[str], Any]
+
+
+_VALUES: Mapping[Any, _Value] = {
+    str: _Value("NAME=NAME", r".+", "gen", str),
+    int: _Value("NAME=INT", r"\d+", "2", int),
+    float: _Value("NAME=FLOAT", r"[0-9.]+(e[+-]?\d+)?", "0.002", float),
+    int | str: _Value(
+        "NAME=INT|INT..INT",
+        r"\d+(\.\.\d+)?",
+        "2..8",
+        lambda text: int(text) if text.isdigit() else text,
+    ),
+}
+
+
+def _table(value: _Value) -> PrimitiveConstructorSpec[Any]:
+    metavar = value.metavar
+
+    def read(words: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for word in words:
+            name, equals, text = word.partition("=")
+            if not (name and equals and re.fullmatch(value.pattern, text)):
+                fix = f"{name or 'rollout'}={value.like}"
+                raise ValueError(f"expected {metavar}, found {word!r}. Fix: {fix}")
+            if name in found:
+                raise ValueError(f"{name} is given twice. Fix: leave one out")
+            found[name] = value.read(text)
+        return found
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{metavar} ...",
+        instance_from_str=read,
+        is_instance=lambda found: isinstance(found, Mapping),
+        str_from_instance=lambda found: [f"{name}={text}" for name, text in found.items()],
+    )
+
+
+def _groups() -> PrimitiveConstructorSpec[Any]:
+    def read(words: list[str]) -> Groups:
+        groups = [tuple(name.strip() for name in word.split(",")) for word in words]
+        for word, group in zip(words, groups, strict=True):
+            if len(group) < 2 or not all(group):
+                fix = f"{word.strip(', ')},score"
+                raise ValueError(f"expected two names or more, found {word!r}. Fix: {fix}")
+        return tuple(groups)
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME,NAME ...",
+        instance_from_str=read,
+        is_instance=lambda found: isinstance(found, tuple),
+        str_from_instance=lambda found: [",".join(group) for group in found],
+    )
+
+
+def _texts(form: str, like: str) -> PrimitiveConstructorSpec[Any]:
+    def read(words: list[str]) -> Settings:
+        if not words:
+            raise ValueError(f"expected {form}, found nothing. Fix: {like}")
+        return tuple(words)
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{form} ...",
+        instance_from_str=read,
+        is_instance=lambda found: isinstance(found, tuple),
+        str_from_instance=list,
+    )
+
+
+def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
+    """Reads what a parameter takes that may be a schedule of the Step. hint: its annotation."""
+    accepted = Accepted(hint=hint, schedulable=True)
+
+    def read(words: list[str]) -> Any:
+        try:
+            return accepted.read(words[0])
+        except GraphError as error:  # of the schedule's constructor; no line of a file made it
+            told = (f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults)
+            raise ValueError("; ".join(told)) from error
+        except ValueError as error:
+            near = accepted.fix(words[0])
+            fix = shlex.quote(near) if near else "1e-6 or 'cosine(1e-6, 100)'"
+            raise ValueError(f"{error}. Fix: {fix}") from error
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT|SCHEDULE",
+        instance_from_str=read,
+        is_instance=accepted.accepts,
+        str_from_instance=lambda found: [str(found)],
+    )
+
+
+def takes_function(annotation: Any) -> bool:
+    """Whether a parameter takes functions: Callable[...], alone, in a list or beside None."""
+    if annotation is Callable or get_origin(annotation) is collections.abc.Callable:
+        return True
+    origin = get_origin(annotation)
+    inside = origin in (Union, types.UnionType, list, tuple, collections.abc.Sequence)
+    return inside and any(takes_function(part) for part in get_args(annotation))
+
+
+def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:
+    """The arguments with all values of a repeated table or list after its first flag."""
+    lists: dict[str, list[str]] = {flag: [] for flag in _several(options)}
+    found: list[list[str]] = []
+    open_list: list[str] | None = None
+    for word in arguments:
+        flag, *value = word.split("=", 1)
+        flag = flag.replace("_", "-") if word.startswith("--") else ""
+        if flag in lists:
+            open_list = lists[flag]
+            if not open_list:
+                open_list.append(flag)
+                found.append(open_list)
+            open_list += value
+        elif open_list is not None and not word.startswith("-"):
+            open_list.append(word)
+        else:
+            open_list = None
+            found.append([word])
+    return [word for words in found for word in words]
+
+
+def _several(options: Sequence[type[Any]]) -> list[str]:
+    """Flags of the fields of option classes that are a table, groups or settings."""
+    hints = (hint for kind in options for hint in get_type_hints(kind).items())
+    several = (
+        name
+        for name, hint in hints
+        if hint in (Groups, Settings, Spreads) or get_origin(hint) is Mapping
+    )
+    return [f"--{name.replace('_', '-')}" for name in several]

@@ -1,0 +1,35 @@
+"""The run that a command is about: by its name, its folder, or none given.
+
+Owns: which one that is. Does not own: what is done with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dataflow.errors import nearest_or_all
+from engine.cli.target import UsageError
+from engine.keep.run_folder import is_run
+from engine.keep.run_list import summaries
+
+
+def found_run(command: str, name: str, root: Path) -> Path:
+    """The folder of this run; without a name, of the one that is running or was written last.
+    Raises UsageError.
+    """
+    for path in (root / name, Path(name)) if name else ():
+        if path.is_dir() and is_run(path):
+            return path
+    usage = f"{command} RUN, a run's name or folder"
+    try:
+        runs, _ = summaries(root)
+    except OSError as error:
+        problem = f"{str(root)[:80]!r} cannot be read: {error.strerror}"
+        raise UsageError(command, problem, usage) from error
+    if name:
+        fix = nearest_or_all(name, [run.name for run in runs]) if runs else usage
+        raise UsageError(command, f"no run {name[:80]!r} in {str(root)[:80]!r}", fix)
+    if not runs:
+        raise UsageError(command, f"no runs in {str(root)[:80]!r}", usage)
+    running = [run for run in runs if run.state == "running"]
+    return Path((running or runs)[0].path)

@@ -1,0 +1,335 @@
+"""What a run is made of (parameters of nodes, data, models, the user's source files), and changes.
+
+Owns: the record in every cut, its comparison, the accepted changes. Does not own: digests of files
+(content_digests.py), what to do about a difference (engine/session/run_beginning.py).
+
+Paths, source lines, names of graphs and our own version are not compared. A user's source file
+counts if it defines a function or class of the graph, or is imported by such a file. Installed
+packages (site-packages) are in versions.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dataflow.dialect import with_dialects
+from dataflow.graph import Graph
+from dataflow.loss import Loss
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.program import Phase, Program
+from dataflow.scripts import MAIN
+from dataflow.snapshot import encode
+from dataflow.written import LOST
+from engine.keep.checkpoint.content_digests import CONTENT, Files, data_content, model_content
+from engine.keep.checkpoint.user_sources import sources_of
+
+PHASE = "phase "
+"""Prefix of what a phase of a Program is; no node's name has a space."""
+_SHOWN, _NAMED = 80, 5
+_NAMES = ({"function"}, {"class"}, {LOST}, {LOST, "at"})
+"""The keys of a written name, which is its first value."""
+
+Values = Mapping[str, str]
+"""Parameter -> its value as text."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """nodes, models: by name. sources: module, or `__main__:function`, -> digest of its code.
+    places (of files), parts (digests of what a content is made of) and version (of this package)
+    are not compared.
+    """
+
+    nodes: Mapping[str, Values]
+    models: Mapping[str, Values]
+    sources: Values
+    trains: tuple[str, ...]
+    places: Values
+    version: str
+    parts: Mapping[str, Values] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenanceDifference:
+    """where: node, model or source file; what: its part. old, new: as text, empty for none. parts:
+    of a content, the files, functions or classes that differ, as far as that is known.
+    """
+
+    where: str
+    what: str
+    old: str
+    new: str
+    place: str = ""
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        place = f" ({self.place})" if self.place else ""
+        change = f"{_short(self.old)} -> {_short(self.new)}"
+        if self.old.startswith(CONTENT) and self.new.startswith(CONTENT):
+            change = f"its content changed{_listed(self.parts)}"
+        return f"{self.where}: {as_set(self.what)}{place}: {change}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return f": {', '.join(parts[:_NAMED])}{more}" if parts else ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedChange:
+    """A difference that was accepted, valid from this Step on."""
+
+    step: int
+    where: str
+    what: str
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenanceRecord:
+    """In a cut: what the run is made of now, and earlier changes."""
+
+    made_of: Provenance
+    changes: tuple[AcceptedChange, ...] = ()
+
+
+def provenance(graph: Graph | Program, *, script: str = "") -> Provenance:
+    """A graph's provenance, of its files now; a Program's is that of all phases, whose nodes and
+    models have their phase's number before their names. script: the module's name by which other
+    processes import the script that this one runs, if they can (dataflow/scripts.py). Raises
+    DataError for missing data, and GraphError.
+    """
+    if isinstance(graph, Program):
+        return _of_program(graph, script)
+    return _of_graph(graph, script)
+
+
+def _version() -> str:
+    from importlib import metadata  # here: no Worker needs it
+
+    return metadata.version("dataflow-rl")
+
+
+def _of_program(program: Program, script: str) -> Provenance:
+    nodes: dict[str, Values] = {}
+    models: dict[str, Values] = {}
+    sources: dict[str, str] = {}
+    trains: list[str] = []
+    places: dict[str, str] = {}
+    parts: dict[str, Values] = {}
+    for number, phase in enumerate(program.phases, start=1):
+        own = _of_graph(phase.graph, script)
+        nodes[f"{PHASE}{number}"] = _phase(phase)
+        nodes |= {f"{number}/{name}": values for name, values in own.nodes.items()}
+        models |= {f"{number}/{name}": values for name, values in own.models.items()}
+        sources |= own.sources
+        trains += [f"{number}/{name}" for name in own.trains]
+        places |= {_numbered(name, number): place for name, place in own.places.items()}
+        parts |= {_numbered(name, number): part for name, part in own.parts.items()}
+    version = _version()
+    return Provenance(
+        nodes=nodes,
+        models=models,
+        sources=sources,
+        trains=tuple(trains),
+        places=places,
+        version=version,
+        parts=parts,
+    )
+
+
+def _numbered(name: str, phase: int) -> str:
+    """`node 2/rollout data` for `node rollout data`; of a source file, the name alone."""
+    return re.sub(r"^(node|model) ", rf"\g<1> {phase}/", name)
+
+
+def _phase(phase: Phase) -> dict[str, str]:
+    """What a phase is besides its graph."""
+    until, optimizers = phase.until, ", ".join(phase.optimizers)
+    steps = "" if phase.steps is None else str(phase.steps)
+    return {"steps": steps, "until": str(until or ""), "optimizers": optimizers}
+
+
+def _of_graph(graph: Graph, script: str) -> Provenance:
+    files = Files()
+    graph = with_dialects(graph)
+    models = [state for state in graph.states if isinstance(state, Model)]
+    nodes = {node.name: _node(node, files) for node in graph.nodes}
+    if script:
+        nodes = {name: _renamed(values, script) for name, values in nodes.items()}
+    return Provenance(
+        nodes=nodes,
+        models={model.name: _model(model, files) for model in models},
+        sources=sources_of(graph, files, script),
+        trains=tuple(sink.name for sink in graph.sinks),
+        places=files.places,
+        version=_version(),
+        parts=files.parts,
+    )
+
+
+def _renamed(values: Mapping[str, str], script: str) -> dict[str, str]:
+    return {key: text.replace(f"{MAIN}:", f"{script}:") for key, text in values.items()}
+
+
+def differences(old: Provenance, new: Provenance) -> list[ProvenanceDifference]:
+    """What differs, in the order of nodes, models, source files."""
+    return [
+        *_of_groups("node", old.nodes, new.nodes, (old, new)),
+        *_of_groups("model", old.models, new.models, (old, new)),
+        *_of_sources(old, new),
+        *_of_sinks(old.trains, new.trains),
+    ]
+
+
+def _differing(records: tuple[Provenance, Provenance], name: str) -> tuple[str, ...]:
+    """The parts of a content that differ; none where a record has none, or all are the same."""
+    before, now = (record.parts.get(name, {}) for record in records)
+    if not before or not now:
+        return ()
+    return tuple(part for part in _names(before, now) if before.get(part) != now.get(part))
+
+
+def _of_sources(old: Provenance, new: Provenance) -> Iterator[ProvenanceDifference]:
+    places = {**old.places, **new.places}
+    for name, before in old.sources.items():  # added and removed files show in what names them
+        now, key = new.sources.get(name), f"source {name}"
+        if before and now and before != now:
+            told = {"place": places.get(key, ""), "parts": _differing((old, new), key)}
+            yield ProvenanceDifference(where="source file", what=name, old=before, new=now, **told)
+
+
+def _of_sinks(old: Sequence[str], new: Sequence[str]) -> Iterator[ProvenanceDifference]:
+    if old != new and set(old) == set(new):
+        before, now = ", ".join(old), ", ".join(new)
+        yield ProvenanceDifference(where="graph", what="order of its sinks", old=before, new=now)
+
+
+def _of_groups(
+    kind: str,
+    old: Mapping[str, Values],
+    new: Mapping[str, Values],
+    records: tuple[Provenance, Provenance],
+) -> Iterator[ProvenanceDifference]:
+    for name in _names(old, new):
+        if name not in old or name not in new:
+            before, now = ("there", "not there") if name in old else ("not there", "there")
+            yield ProvenanceDifference(where=kind, what=name, old=before, new=now)
+            continue
+        where = name if name.startswith(PHASE) else f"{kind} {name}"
+        for key in _names(old[name], new[name]):
+            before, now = old[name].get(key, ""), new[name].get(key, "")
+            if before != now:
+                label = f"{where} {key}"
+                place, parts = records[1].places.get(label, ""), _differing(records, label)
+                told = {"where": where, "what": key, "old": before, "new": now}
+                yield ProvenanceDifference(**told, place=place, parts=parts)
+
+
+def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys([*old, *new]))
+
+
+def as_set(what: str) -> str:
+    """A parameter's name as --set takes it, without its node: `clipped_policy_loss.clip`."""
+    return what.removeprefix("loss.")
+
+
+def in_python(text: str) -> str:
+    """A parameter's text as one writes it in Python, `(0.2, 0.28)`; any other text as it is. It
+    may come from a changes.json that others wrote: nothing that it names is imported.
+    """
+    written = text.startswith(("{", "[")) or text in ("true", "false", "null")
+    try:
+        return _call(json.loads(text)) if written else text
+    except ValueError:  # a user's own text
+        return text
+
+
+def _call(value: Any) -> str:
+    items = value.get("tuple") if isinstance(value, dict) else value
+    if isinstance(items, list):
+        inside = ", ".join(map(_call, items))
+        return f"[{inside}]" if items is value else f"({inside}{',' * (len(items) == 1)})"
+    fields = value.get("fields") if isinstance(value, dict) else None
+    if isinstance(fields, dict):
+        given = ", ".join(f"{name}={_call(field)}" for name, field in fields.items())
+        return f"{str(value.get('record')).rpartition(':')[2]}({given})"
+    return json.dumps(value) if isinstance(value, dict) else repr(value)
+
+
+def _short(value: str) -> str:
+    value = in_python(value)
+    return (value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...") or "nothing"
+
+
+def _node(node: Node, files: Files) -> dict[str, str]:
+    found = {"operator": node.operator.path.partition("@")[0]}
+    found |= {f"input {key}": port.label for key, port in node.inputs.items()}
+    found |= {f"model {key}": state.name for key, state in node.states.items()}
+    found |= parameters(node)
+    data = node.params.get("data")
+    if node.operator.data_files and isinstance(data, str):
+        found["data"] = _data(node, data, files)
+    return found
+
+
+def parameters(node: Node) -> dict[str, str]:
+    """A node's parameters as texts, those of a loss term by term; data by its place."""
+    found: dict[str, str] = {}
+    for key, value in node.params.items():
+        found |= _leaves(key, value, f"node {node.name!r}, parameter {key!r}")
+    return found
+
+
+def _data(node: Node, data: str, files: Files) -> str:
+    module, _, name = node.operator.data_files.partition(":")
+    files.places[f"node {node.name} data"] = data
+    found = getattr(importlib.import_module(module), name)(data, node.params.get("split"))
+    return files.content(f"node {node.name} data", data, data_content(found)) if found else data
+
+
+def _model(model: Model, files: Files) -> dict[str, str]:
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.compare}
+    fields["follows"] = model.follows.name if model.follows else None
+    content, name = model_content(fields.pop("base")), f"model {model.name} base"
+    files.places[name] = model.base
+    found = {"base": files.content(name, model.base, content) if content else model.base}
+    for key in (key for key in fields if key != "name"):
+        found |= _leaves(key, fields[key], f"model {model.name!r}")
+    return found
+
+
+def _leaves(key: str, value: Any, where: str) -> dict[str, str]:
+    """A parameter as texts, a loss term by term."""
+    if not isinstance(value, Loss):
+        return {key: _text(value, where)}
+    found = {}
+    for term in value.terms:
+        label = f"{key}.{term.label or term.function.name}"
+        found[label] = term.function.path.partition("@")[0]
+        found[f"{label}.weight"] = _text(term.weight, where)
+        found |= {f"{label}.{name}": _text(given, where) for name, given in term.params}
+        if term.now:
+            found[f"{label}.now"] = ", ".join(term.now)
+    return found
+
+
+def _text(value: Any, where: str) -> str:
+    written = _placeless(encode(value, where))
+    return written if isinstance(written, str) else json.dumps(written)
+
+
+def _placeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() in _NAMES:
+            return next(iter(value.values()))
+        return {key: _placeless(part) for key, part in value.items() if key not in ("origin", "at")}
+    return [_placeless(part) for part in value] if isinstance(value, list) else value

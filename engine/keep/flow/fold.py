@@ -1,0 +1,440 @@
+"""A run's events, folded into a Flow about each second and one for each Step.
+
+Owns: when a stretch ends, and a Flow made of what the parts have counted. Does not own: the
+counting (activity.py, queues.py), the rules of waiting (reasons.py), the files (writer.py).
+
+Events are kept as they come and folded about once a second, all together: between two kernels an
+event costs an entry in a list, and folding many in a row takes half as long as one at a time. Where
+no event comes for a second or two, another thread (background_records.py) has the stretch ended.
+
+Workers tell what only they know (bytes, memory) as reports named `flow/...`, which are no metrics.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.keep.flow.activity import Activity, ReplicaSeconds, Running
+from engine.keep.flow.counts import StretchCounts
+from engine.keep.flow.queues import EdgeQueues, EdgeRows, WeightQueues
+from engine.keep.flow.reasons import Reasons
+from engine.keep.flow.records import (
+    Began,
+    CutFlow,
+    EdgeFlow,
+    Flow,
+    Lost,
+    ReplicaFlow,
+    Tombstones,
+    WeightFlow,
+    WorkerFlow,
+)
+from engine.keep.flow.writer import FlowWriter
+from engine.plan.plan import Plan
+from engine.protocol import events as e
+from engine.protocol import messages as m
+from engine.protocol.reports import FLOW, Doing, Report
+from engine.watch.waits import total
+
+CutCounts = Mapping[str, tuple[int, int, int, int]]
+Cuts = Callable[[], CutCounts]
+"""By source: prompts that are ready, that a Step takes, that are outstanding, that may be. Called
+from two threads.
+"""
+
+_SECOND = 0.95
+"""Seconds after which a stretch ends: the loop measures about once a second."""
+_IDLE = Doing(worker="")
+_MANY = 32
+"""Stretches of a long Step that are kept one by one."""
+_KEYS = 64
+"""Keys of tombstones that a record has at most."""
+
+
+_KeptEvent = tuple[e.RunEvent, float, CutCounts | None]
+"""One that is not folded yet; when it came; the cuts of then, where a Step closed. It is a plain
+tuple because one is made at each event.
+"""
+
+
+class FlowFold:
+    """A subscriber, of one attempt. first: Steps of the run before this plan's own. begun: the
+    Step after which the attempt begins.
+    """
+
+    takes = (
+        *(e.Opened, e.WorkersMeasured, e.WritingBegan, e.WritingEnded, e.WritingFailed),
+        *(m.RunChunk, m.TrainStep, m.Evaluate, m.Record, m.Offer, m.Load, m.Release),
+        *(m.Produced, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded, m.Offered),
+        *(m.Loaded, m.FetchFailed, m.WorkerLost, m.WorkerOpened, m.Retire, m.StepClosed),
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        writer: FlowWriter,
+        cuts: Cuts,
+        *,
+        begun: int = 0,
+        phase: int = 0,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan, self._writer, self._cuts, self._wall = plan, writer, cuts, wall
+        self._step, self._phase = begun, phase
+        self._reasons = Reasons(plan)
+        self._away = set(plan.spare)
+        """Replicas that are not there, and so do not wait for anything."""
+        self._edges, self._weights = EdgeQueues(plan), WeightQueues()
+        self._activity: Activity | None = None
+        self._start = 0.0
+        self._made = StretchCounts()
+        self._of_step: list[Flow] = []
+        self._of_second: list[Flow] = []
+        self._memory: dict[str, dict[str, int]] = defaultdict(dict)
+        self._doing: Sequence[Doing] = ()
+        self._lock = threading.RLock()
+        """Of all below `take`, `fold` and `meanwhile`."""
+        self._quiet = False
+        """Whether nothing has come since the last call of `meanwhile`."""
+        self._kept: list[_KeptEvent] = []
+        self._folded_wall = 0.0
+        self._folded_cuts: CutCounts | None = None
+        """Of the event that is folded now."""
+        self._writing = False
+        """Whether the loop waits for files; nothing says so where there were none to write."""
+        self._versions: dict[tuple[str, str], int] = {}
+        self._bytes_a_row = {
+            f"{edge.producer}->{edge.consumer}": _planned(plan, edge.producer, edge.bytes)
+            for edge in plan.edges
+        }
+
+    def take(self, event: e.RunEvent) -> None:
+        """Keep it; see `engine.protocol.events`.
+
+        All is folded once a second has passed, or before files are written that these records
+        belong before.
+        """
+        cuts = None
+        if isinstance(event, e.InstructionTold) and isinstance(event.instruction, m.StepClosed):
+            cuts = self._cuts()
+        with self._lock:
+            self._quiet = False
+            self._kept.append((event, self._wall(), cuts))
+            if isinstance(event, e.WorkersMeasured):
+                if event.at - self._start >= _SECOND:
+                    self.fold()
+            elif isinstance(event, (e.Opened, e.WritingBegan)):
+                self.fold()
+
+    def fold(self) -> None:
+        """Fold all that was kept."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+            for event, wall, cuts in kept:
+                self._folded_wall, self._folded_cuts = wall, cuts
+                self._fold(event)
+
+    def meanwhile(self, now: float, doing: Sequence[Doing]) -> None:
+        """From another thread: where nothing has come since the last call, tell what goes on, as if
+        the loop had measured now.
+        """
+        with self._lock:
+            quiet, self._quiet = self._quiet, True
+            if quiet and self._activity is not None:
+                self.fold()
+                self._folded_wall, self._folded_cuts = self._wall(), None
+                self._measured(e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing))
+
+    def _fold(self, event: e.RunEvent) -> None:
+        match event:
+            case e.InstructionTold(at=at, instruction=instruction):
+                self._aside(False, at)
+                self._told(instruction, at)
+            case e.EventHeard(at=at, event=heard):
+                self._aside(False, at)
+                self._heard(heard, at)
+            case e.WorkersMeasured():
+                self._measured(event)
+            case e.Opened(at=at):
+                self._begin(at)
+                self._writer.step(Began(step=self._step, wall=self._folded_wall, phase=self._phase))
+            case e.WritingBegan(at=at):
+                self._aside(True, at)
+            case e.WritingEnded(end=at):
+                self._aside(False, at)
+            case e.WritingFailed(at=at):
+                self._aside(False, at)
+
+    # --- what it takes ----------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        """What came before, while Workers opened, belongs to no stretch."""
+        active = self._active(now)
+        active.close(now)
+        self._start = now
+
+    def _active(self, now: float) -> Activity:
+        if self._activity is None:
+            self._activity = Activity(self._plan, now)
+            self._start = now
+        return self._activity
+
+    def _aside(self, begins: bool, now: float) -> None:
+        if begins != self._writing:
+            self._writing = begins
+            self._active(now).aside("checkpoint", begins, now)
+
+    def _told(self, instruction: m.Instruction, now: float) -> None:
+        match instruction:
+            case m.Release(worker=worker, blocks=blocks):
+                self._edges.released([(worker, block) for block in blocks])
+                return
+            case m.Retire(workers=workers):
+                for worker in workers:
+                    self._end(worker, now)
+                self._away.update(workers)
+                return
+            case m.StepClosed(step=step):
+                self._step_closed(self._plan.first + step, now)
+                return
+            case m.Load():
+                self._weights.told(instruction, now)
+            case m.TrainStep():
+                lags, tokens = self._edges.trained(instruction)
+                self._made.train(instruction, lags, tokens)
+                self._edges.taken(instruction.node, instruction.inputs)
+            case m.RunChunk() | m.Evaluate():
+                self._edges.taken(instruction.node, instruction.inputs)
+        if isinstance(instruction, m.Task):
+            self._active(now).told(instruction, now)
+
+    def _heard(self, event: m.Event, now: float) -> None:
+        match event:
+            case m.Produced(node=node, ref=ref):
+                self._edges.produced(node, ref, now)
+                tokens = int(ref.lengths.sum())
+                self._made.rows_of(node, ref.worker, len(ref.keys), tokens)
+            case m.Tombstoned():
+                self._made.tombstones[event.node, event.failed].append(event)
+            case m.WorkerLost(worker=worker, error=error):
+                self._lost(worker, error, now)
+            case m.WorkerOpened(worker=worker):
+                self._away.discard(worker)
+            case _ if isinstance(event, m.TaskEnd):
+                self._answered(event, now)
+
+    def _answered(self, event: m.TaskEnd, now: float) -> None:
+        match event:
+            case m.Loaded():
+                load = self._weights.loaded(event, now)
+                if load is not None:
+                    self._versions[load.reader, load.worker] = load.version
+            case m.Stepped(node=node, worker=worker, step=step):
+                self._versions[node, worker] = step
+                self._made.chunks[node, worker] += 1
+            case m.ChunkDone(id=task, node=node) | m.Evaluated(id=task, node=node):
+                for worker in self._active(now).where(task):
+                    self._made.chunks[node, worker] += 1
+        self._active(now).ended(event.id, getattr(event, "worker", ""), now)
+
+    def _end(self, worker: str, now: float) -> None:
+        """A Worker is gone, with what it was told and kept."""
+        self._active(now).lost(worker, now)
+        self._edges.lost(worker)
+        self._weights.lost(worker)
+
+    def _lost(self, worker: str, error: str, now: float) -> None:
+        self._end(worker, now)
+        lost = Lost(step=self._step, wall=self._folded_wall, worker=worker, error=error)
+        self._writer.step(lost)
+
+    def _measured(self, event: e.WorkersMeasured) -> None:
+        self._doing = event.doing
+        for report in event.reports:
+            if report[0].startswith(FLOW):
+                self._report(report)
+        if self._activity is not None and event.at - self._start >= _SECOND:
+            self._close(event.at)
+
+    def _report(self, report: Report) -> None:
+        name, value, _ = report
+        kind, _, whose = name.removeprefix(FLOW).partition("/")
+        if kind in ("bytes", "weights", "node_peak"):
+            made: Counter[str] = getattr(self._made, kind)
+            made[whose] = (
+                max(made[whose], int(value)) if kind == "node_peak" else made[whose] + int(value)
+            )
+        else:
+            self._memory[whose][kind] = int(value)
+
+    def _step_closed(self, step: int, now: float) -> None:
+        """A Step has ended; of its second end nothing is to be told."""
+        if step <= self._step or self._activity is None:
+            return
+        self._step = step
+        self._close(now)
+        self._writer.step(total(self._of_step))
+        self._of_step = []
+
+    # --- what it makes ----------------------------------------------------------------------------
+
+    def _close(self, now: float) -> None:
+        """End the stretch: add it to its Step's, and to the second's."""
+        now = max(now, self._start)  # `meanwhile` may have read the clock since
+        flow = self._flow(now)
+        self._start = now
+        self._tombstones()
+        self._made = StretchCounts()
+        self._of_step.append(flow)
+        if len(self._of_step) >= _MANY:
+            self._of_step = [total(self._of_step)]
+        self._of_second.append(flow)
+        if now - self._of_second[0].start >= _SECOND:
+            self._writer.second(total(self._of_second))
+            self._of_second = []
+
+    def _flow(self, now: float) -> Flow:
+        assert self._activity is not None
+        seconds, states = self._activity.close(now)
+        return Flow(
+            step=self._step,
+            phase=self._phase,
+            start=self._start,
+            end=now,
+            wall=self._folded_wall,
+            nodes=self._nodes(seconds, states, now - self._start),
+            edges=self._edge_flows(now),
+            weights=self._weight_flows(),
+            cuts=self._cut_flows(),
+            workers=self._worker_flows(now),
+        )
+
+    def _nodes(
+        self,
+        seconds: Mapping[tuple[str, str], ReplicaSeconds],
+        states: Mapping[Running, float],
+        length: float,
+    ) -> dict[str, ReplicaFlow]:
+        found: dict[str, ReplicaFlow] = {}
+        nothing = ReplicaSeconds()
+        for node in self._plan.nodes:
+            for worker in node.workers:
+                mine = seconds.get((node.name, worker), nothing)
+                if worker in self._away and not mine.told:
+                    continue
+                waits = self._reasons.without_task(node.name, states, length - mine.told)
+                blames = _both(mine.blames, waits.blames)
+                made = self._made
+                found[f"{node.name}@{worker}"] = ReplicaFlow(
+                    busy=_rounded(mine.busy),
+                    for_turn=_rounded(mine.for_turn),
+                    for_weights=_rounded(mine.for_weights),
+                    for_rows=_rounded(waits.kinds["for_rows"]),
+                    for_room=_rounded(waits.kinds["for_room"]),
+                    idle=_rounded(waits.kinds["idle"]),
+                    blames={name: _rounded(value) for name, value in blames.items() if name},
+                    chunks=made.chunks[node.name, worker],
+                    rows=made.rows[node.name, worker],
+                    tokens=made.tokens[node.name, worker],
+                    version=self._versions.get((node.name, worker), -1),
+                    device_peak=int(made.node_peak[f"{node.name}@{worker}"]),
+                )
+        return found
+
+    def _edge_flows(self, now: float) -> dict[str, EdgeFlow]:
+        ages = self._edges.ages(now)
+        found: dict[str, EdgeFlow] = {}
+        for name, edge in self._edges.close().items():
+            taken = int(self._made.bytes[name])
+            if edge.rows and taken:
+                self._bytes_a_row[name] = taken / edge.rows
+            found[name] = self._edge_flow(name, edge, taken, ages[name])
+        return found
+
+    def _edge_flow(self, name: str, edge: EdgeRows, taken: int, age: float) -> EdgeFlow:
+        waiting = int(edge.waiting * self._bytes_a_row.get(name, 0.0))
+        return EdgeFlow(
+            rows=edge.rows,
+            bytes=taken,
+            waiting_rows=edge.waiting,
+            waiting_bytes=waiting,
+            age=_rounded(age),
+        )
+
+    def _weight_flows(self) -> dict[str, WeightFlow]:
+        offered = self._weights.offered
+        return {
+            name: WeightFlow(
+                offered=offered.get(name.partition("->")[0], 0),
+                loaded=reader.loaded,
+                loads=reader.loads,
+                seconds=_rounded(reader.seconds),
+                bytes=int(self._made.weights[name]),
+            )
+            for name, reader in self._weights.close().items()
+        }
+
+    def _cut_flows(self) -> dict[str, CutFlow]:
+        cuts = self._folded_cuts
+        if cuts is None:  # the event that is folded has just come
+            cuts = self._cuts()
+        lags = self._made.lags
+        sources = {n.name: n.source for n in self._plan.nodes}
+        by_source: dict[str, list[int]] = {}
+        for node, counts in lags.items():
+            by_source.setdefault(sources[node], counts)
+        return {
+            name: CutFlow(
+                ready=ready,
+                wanted=wanted,
+                outstanding=outstanding,
+                room=room,
+                lags=by_source.get(name, []),
+            )
+            for name, (ready, wanted, outstanding, room) in cuts.items()
+        }
+
+    def _worker_flows(self, now: float) -> dict[str, WorkerFlow]:
+        doing = {each.worker: each for each in self._doing}
+        flows: dict[str, WorkerFlow] = {}
+        for worker in self._plan.workers:
+            does = doing.get(worker, _IDLE)
+            seconds = now - does.since if does.node else 0.0
+            flows[worker] = WorkerFlow(
+                doing=does.node,
+                what=does.what if does.node else "",
+                doing_for=_rounded(max(0.0, seconds)),
+                **self._memory[worker],
+            )
+        return flows
+
+    def _tombstones(self) -> None:
+        for (node, failed), events in self._made.tombstones.items():
+            record = Tombstones(
+                step=self._step,
+                wall=self._folded_wall,
+                node=node,
+                keys=[event.key for event in events[:_KEYS]],
+                error=events[0].error,
+                failed=failed,
+            )
+            self._writer.step(record)
+
+
+def _planned(plan: Plan, producer: str, nbytes: int) -> float:
+    """Bytes a row of an edge, by the plan."""
+    node = plan.node(producer)
+    batch = next((s.batch for s in plan.sources if s.name == node.source), 0)
+    return nbytes / (batch * node.rows) if batch else 0.0
+
+
+def _both(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
+
+
+def _rounded(seconds: float) -> float:
+    """To the microsecond: further digits say nothing, and take room."""
+    return round(seconds, 6)

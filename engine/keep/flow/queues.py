@@ -1,0 +1,202 @@
+"""Rows on data edges, and versions on weight edges, as the coordinator sees them.
+
+Owns: for each edge the rows taken and the rows that wait, how long the oldest has; for each reader
+the version that it has, how long loads took; the lags of trained rows. Does not own: bytes, which
+Workers count (engine/run/worker/counters.py); what becomes of the figures (fold.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataflow.loss_terms import ROWS
+from engine.plan.lag import NO_VERSION
+from engine.plan.plan import Plan
+from engine.protocol import messages as m
+from engine.protocol.grouping import values_at
+from engine.protocol.refs import Gather, Ref
+
+Block = tuple[str, int]
+"""(Worker, number)."""
+
+
+@dataclass(slots=True)
+class _KeptBlock:
+    """A block that is not released. left: for each consumer, how many of its rows it has not
+    taken; an edge that has taken all is not there.
+    """
+
+    ref: Ref
+    node: str
+    since: float
+    left: dict[str, int]
+
+
+@dataclass(slots=True)
+class EdgeRows:
+    """Of one edge. rows: taken in this stretch; the others are of this moment."""
+
+    rows: int = 0
+    waiting: int = 0
+
+
+class EdgeQueues:
+    """The data edges of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._readers: dict[str, list[str]] = defaultdict(list)
+        self._ratio: dict[tuple[str, str], int] = {}
+        for node in plan.nodes:
+            for fetch in (fetch for each in node.inputs for fetch in each.fetches):
+                if node.name not in self._readers[fetch.producer]:
+                    self._readers[fetch.producer].append(node.name)
+                self._ratio[fetch.producer, node.name] = max(1, fetch.ratio)
+        self._own = {n.name: {i.name for i in n.inputs if i.row_set == ROWS} for n in plan.nodes}
+        self._blocks: dict[Block, _KeptBlock] = {}
+        self.edges: dict[str, EdgeRows] = {
+            f"{producer}->{reader}": EdgeRows()
+            for producer, readers in self._readers.items()
+            for reader in readers
+        }
+
+    def produced(self, node: str, ref: Ref, now: float) -> None:
+        """Rows are there."""
+        rows = len(ref.keys)
+        left = dict.fromkeys(self._readers.get(node, ()), rows)
+        self._blocks[ref.worker, ref.block] = _KeptBlock(ref=ref, node=node, since=now, left=left)
+        for reader in left:
+            self.edges[f"{node}->{reader}"].waiting += rows
+
+    def taken(self, node: str, inputs: Mapping[str, tuple[Gather, ...]]) -> None:
+        """A node takes rows."""
+        for gather in (gather for many in inputs.values() for gather in many):
+            edge = self.edges.get(f"{gather.producer}->{node}")
+            if edge is None:
+                continue
+            ratio = self._ratio.get((gather.producer, node), 1)
+            edge.rows += len(gather.row)
+            counts = np.bincount(gather.block, minlength=len(gather.refs))
+            for block, count in zip(gather.refs, counts.tolist(), strict=True):
+                self._take(edge, block, node, -(-count // ratio))
+
+    def _take(self, edge: EdgeRows, block: Block, node: str, count: int) -> None:
+        kept = self._blocks.get(block)
+        if kept is None or node not in kept.left:
+            return
+        taken = min(count, kept.left[node])
+        edge.waiting -= taken
+        kept.left[node] -= taken
+        if not kept.left[node]:
+            del kept.left[node]
+
+    def released(self, blocks: list[Block]) -> None:
+        """Nobody wants what is left of these."""
+        for block in blocks:
+            kept = self._blocks.pop(block, None)
+            if kept is not None:
+                for reader, left in kept.left.items():
+                    self.edges[f"{kept.node}->{reader}"].waiting -= left
+
+    def lost(self, worker: str) -> None:
+        """A Worker's blocks are gone."""
+        self.released([block for block in self._blocks if block[0] == worker])
+
+    def ages(self, now: float) -> dict[str, float]:
+        """Seconds since the oldest waiting row of each edge was made; 0 where none waits."""
+        found = dict.fromkeys(self.edges, 0.0)
+        wanted = {name for name, edge in self.edges.items() if edge.waiting}
+        for kept in self._blocks.values():  # the oldest first
+            for reader in kept.left if wanted else ():
+                name = f"{kept.node}->{reader}"
+                if name in wanted:
+                    found[name] = now - kept.since
+                    wanted.discard(name)
+        return found
+
+    def close(self) -> dict[str, EdgeRows]:
+        """The figures; begins to count anew."""
+        found = {name: EdgeRows(edge.rows, edge.waiting) for name, edge in self.edges.items()}
+        for edge in self.edges.values():
+            edge.rows = 0
+        return found
+
+    def trained(self, message: m.TrainStep) -> tuple[np.ndarray, int]:
+        """int64 [rows]: the lag of each row that a train node was given, without those that no
+        trained Model has made; and the rows' tokens.
+        """
+        own = self._own.get(message.node, set())
+        gathers = [g for name, many in message.inputs.items() if name in own for g in many]
+        ages, tokens = [], 0
+        for gather in gathers:
+            found = self._looked_up(gather)
+            if found is not None:
+                ages.append(found[0])
+                tokens = max(tokens, int(found[1].sum()))
+        same = [each for each in ages if len(each) == len(ages[0])]
+        if not same:
+            return np.zeros(0, dtype=np.int64), tokens
+        oldest = np.min(np.where(np.stack(same) == NO_VERSION, _NEVER, np.stack(same)), axis=0)
+        return np.maximum(message.step - 1 - oldest[oldest != _NEVER], 0), tokens
+
+    def _looked_up(self, gather: Gather) -> tuple[np.ndarray, np.ndarray] | None:
+        """int64 [rows] each: the gathered rows' versions and lengths; None for a block unknown."""
+        kept = [self._blocks[ref].ref for ref in gather.refs if ref in self._blocks]
+        if len(kept) < len(gather.refs):
+            return None
+        version = values_at([ref.version for ref in kept], gather.block, gather.row)
+        return version, values_at([ref.lengths for ref in kept], gather.block, gather.row)
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(slots=True)
+class ReaderWeights:
+    """A reader in one Worker."""
+
+    loaded: int = 0
+    loads: int = 0
+    seconds: float = 0.0
+
+
+class WeightQueues:
+    """The weight edges: who has which version."""
+
+    def __init__(self) -> None:
+        self.readers: dict[str, ReaderWeights] = {}
+        self.offered: dict[str, int] = {}
+        """By Model, the newest version that a reader was told of."""
+        self._under_way: dict[tuple[int, str], tuple[str, m.Load, float]] = {}
+
+    def told(self, load: m.Load, now: float) -> None:
+        """A reader is to load."""
+        name = f"{load.model}->{load.reader}@{load.worker}"
+        self.offered[load.model] = max(self.offered.get(load.model, 0), load.version)
+        self.readers.setdefault(name, ReaderWeights())
+        self._under_way[load.id, load.worker] = name, load, now
+
+    def loaded(self, event: m.Loaded, now: float) -> m.Load | None:
+        """It has. Returns what it was told."""
+        name, load, since = self._under_way.pop((event.id, event.worker), ("", None, 0.0))
+        if load is None:
+            return None
+        reader = self.readers[name]
+        reader.loaded = load.version
+        reader.loads += 1
+        reader.seconds += now - since
+        return load
+
+    def lost(self, worker: str) -> None:
+        """A Worker is gone, with what it was told."""
+        for key in [key for key in self._under_way if key[1] == worker]:
+            del self._under_way[key]
+
+    def close(self) -> dict[str, ReaderWeights]:
+        """The figures; begins to count anew."""
+        found = dict(self.readers)
+        self.readers = {name: ReaderWeights(each.loaded) for name, each in found.items()}
+        return found

@@ -1,0 +1,250 @@
+"""The numbers of one Step, put together from what the Workers reported.
+
+Owns: which metrics are summed, times, rates, how busy each Worker was, and when a row is written.
+Does not own: how reports of one metric become a number (step_metrics.py), the file's form
+(sinks.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Literal
+
+from engine.keep.metrics.sinks import JsonLines
+from engine.keep.metrics.step_metrics import StepMetrics
+from engine.protocol import events
+from engine.protocol import messages as m
+from engine.protocol.events import EventStream, RunEvent
+from engine.protocol.reports import FLOW, Doing, Report, SpanOf
+
+_SUMS = ("time/", "cpu/", "queue/", "edge/", "coordinator/", "data/rows", "completion/tokens")
+_TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
+"""Metrics that a Step sums; it takes the mean of all others."""
+_EVALUATIONS = ("eval/", "evaluation/")
+"""Metrics that may come after the Step's row is written."""
+
+
+class RunMetrics:
+    """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last.
+
+    first: Steps of the run before this graph's own. phase: which of a Program it is; 0 for a graph
+    alone, whose rows do not name one. evaluates: no Steps are asked for, so that the evaluations
+    have a row of their own, of Step 0.
+    """
+
+    takes = (
+        *(events.Opened, events.WorkersMeasured, events.WritingBegan, events.WritingEnded),
+        *(m.Reported, m.ChunkDone, m.WorkerLost, m.Retire, m.StepClosed, m.Finish),
+    )
+
+    def __init__(
+        self,
+        workers: Sequence[str],
+        lines: JsonLines,
+        stream: EventStream,
+        *,
+        first: int = 0,
+        phase: int = 0,
+        evaluates: bool = False,
+    ) -> None:
+        self._first = first
+        self._evaluates = evaluates
+        self._named: Mapping[str, float] = {"phase": phase} if phase else {}
+        self._accounts = StepAccounts(workers)
+        self._chunks = ChunkMetrics()
+        self._lines = lines
+        self._stream = stream
+        self._doing: Sequence[Doing] = ()
+        self.last: dict[str, float] = {}
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.protocol.events`."""
+        match event:
+            case events.Opened():
+                self._accounts.begin(event.at)
+            case events.WorkersMeasured():
+                self._accounts.add(event.reports, event.spans)
+                self._doing = event.doing
+            case events.EventHeard():
+                self._accounts.add(self._chunks.hear(event.event), ())
+            case events.WritingBegan():
+                self._accounts.writing(event.at)
+                if isinstance(event.of, m.Checkpoint):  # which a resume cuts later lines off for
+                    self._lines.sync()
+            case events.WritingEnded():
+                self._accounts.written(event.end)
+            case events.InstructionTold():
+                self._told(event.instruction, event.at)
+
+    def _told(self, instruction: m.Instruction, now: float) -> None:
+        match instruction:
+            case m.Retire(workers=workers):
+                for worker in workers:
+                    self._chunks.lose(worker)
+            case m.StepClosed():
+                self._close(instruction, now)
+            case m.Finish(error="") if self._evaluates and self._accounts.initial:
+                self._write(0, dict(self._accounts.initial), again=False)
+
+    def _close(self, closed: m.StepClosed, now: float) -> None:
+        """Write the Step's row, or add an evaluation to the row that is there."""
+        self._accounts.add(self._chunks.rest(), ())
+        step = self._first + closed.step
+        again = step == self._lines.last
+        row = self._accounts.close(closed, now, self._doing, again=again)
+        if closed.step > 0:
+            self._write(step, row, again=again)
+
+    def _write(self, step: int, row: dict[str, float], *, again: bool) -> None:
+        row |= self._named
+        if again:
+            row = self._lines.amend(step, row)
+        else:
+            self._lines.write(step, row)
+        self.last = {"step": step, **row}
+        self._stream.emit(events.StepEnded(step=step, metrics=row, again=again))
+
+
+class StepAccounts:
+    """Adds up one Step after the other. Times are seconds of one clock. initial: the evaluations
+    before Step 1, until its row has them.
+    """
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self._several = len(workers) > 1
+        self._metrics = StepMetrics()
+        self._sums: dict[str, float] = {}
+        self._busy = dict.fromkeys(workers, 0.0)
+        self.initial: dict[str, float] = {}
+        self._since = 0.0
+        self._writing = (0.0, 0.0)
+
+    def begin(self, now: float) -> None:
+        """Everything is open: what was measured before belongs to no Step."""
+        self._clear(now)
+
+    def add(self, reports: Iterable[Report], spans: Iterable[SpanOf]) -> None:
+        """Reports (metric, value, count), and spans of Workers."""
+        for name, value, count in reports:
+            kind = _kind(name)
+            if kind == "sum":
+                self._sums[name] = self._sums.get(name, 0.0) + value
+            elif kind == "mean":
+                self._metrics.add(name, value, count)
+        for span in spans:
+            worker = span.worker
+            if worker in self._busy:
+                self._busy[worker] += max(0.0, span.end - max(span.start, self._since))
+
+    def writing(self, now: float) -> None:
+        """The loop begins to wait for files."""
+        self._writing = (now, self._inside())
+
+    def written(self, now: float) -> None:
+        """The files are there. Time that a single Worker first spent in a kernel does not count."""
+        start, before = self._writing
+        kernels = 0.0 if self._several else self._inside() - before
+        seconds = self._sums.get("time/checkpoint", 0.0) + max(0.0, now - start - kernels)
+        self._sums["time/checkpoint"] = seconds
+
+    def _inside(self) -> float:
+        return sum(value for name, value in self._sums.items() if name.startswith("time/"))
+
+    def close(
+        self, closed: m.StepClosed, now: float, doing: Sequence[Doing], *, again: bool
+    ) -> dict[str, float]:
+        """The Step's numbers, with the coordinator's own; the next Step begins. Step 0 has none:
+        its evaluations are in Step 1's row, under eval/initial/. again: only evaluations have come.
+        """
+        row = self._metrics.row(closed.step)
+        found = {name: value for name, value in row.items() if name.startswith(_EVALUATIONS)}
+        if closed.step == 0:
+            self.initial, found = found, {}
+        elif not again:
+            rates = self._rates(closed.metrics, now, doing)
+            initial = {n.replace("/", "/initial/", 1): v for n, v in self.initial.items()}
+            for name, value in (self._sums | dict(closed.metrics) | initial | rates).items():
+                self._metrics.add(name, value)
+            self.initial, found = {}, self._metrics.row(closed.step)
+            del found["step"]
+        self._clear(now)
+        return found
+
+    def _clear(self, now: float) -> None:
+        self._metrics.clear()
+        self._sums.clear()
+        self._busy = dict.fromkeys(self._busy, 0.0)
+        self._since = now
+
+    def _rates(
+        self, metrics: Mapping[str, float], now: float, doing: Sequence[Doing]
+    ) -> dict[str, float]:
+        seconds = now - self._since
+        found = {"time/step": seconds}
+        if self._several:
+            found |= self._shares(now, doing)
+        else:  # seconds outside kernels, checkpoints and sample files
+            found["time/engine"] = max(0.0, seconds - self._inside())
+        rows = self._sums.get("data/rows", metrics.get("data/prompts"))
+        tokens = self._sums.get("completion/tokens", self._trained_tokens())
+        if rows is not None and seconds > 0:
+            found["throughput/samples_per_second"] = rows / seconds
+        if tokens is not None and seconds > 0:
+            found["throughput/tokens_per_second"] = tokens / seconds
+        return found
+
+    def _trained_tokens(self) -> float | None:
+        """Of all train nodes; None where none has reported."""
+        counts = [n for name, n in self._sums.items() if _TRAINED_TOKENS.fullmatch(name)]
+        return sum(counts) if counts else None
+
+    def _shares(self, now: float, doing: Sequence[Doing]) -> dict[str, float]:
+        """The share of the Step that each Worker was in a kernel, including what is under way."""
+        for each in doing:
+            if each.node and each.worker in self._busy:
+                self._busy[each.worker] += max(0.0, now - max(each.since, self._since))
+        seconds = max(now - self._since, 1e-9)
+        return {f"worker/{n}/busy": min(1.0, busy / seconds) for n, busy in self._busy.items()}
+
+
+class ChunkMetrics:
+    """Metrics of unfinished chunks. Each chunk counts once, even after a rerun."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[m.Reported]] = {}
+        """By chunk id."""
+
+    def hear(self, event: m.Event) -> Iterable[Report]:
+        """The reports that count now: those of a chunk that ends. A lost Worker's are dropped."""
+        match event:
+            case m.Reported(id=chunk):
+                self._runs.setdefault(chunk, []).append(event)
+            case m.ChunkDone(id=chunk):
+                return _metrics(self._runs.pop(chunk, []))
+            case m.WorkerLost(worker=worker):
+                self.lose(worker)
+        return ()
+
+    def lose(self, worker: str) -> None:
+        """A Worker is gone, and what it had under way is run again."""
+        self._runs = {c: said for c, said in self._runs.items() if said[0].worker != worker}
+
+    def rest(self) -> Iterable[Report]:
+        """As a Step closes: reports of chunks that have not ended, for rows that came before it."""
+        found = [each for said in self._runs.values() for each in said]
+        self._runs.clear()
+        return _metrics(found)
+
+
+@cache
+def _kind(name: str) -> Literal["flow", "sum", "mean"]:
+    """What a report of this name is: no metric, one that a Step sums, or one that it averages."""
+    if name.startswith(FLOW):
+        return "flow"
+    return "sum" if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name) else "mean"
+
+
+def _metrics(said: Iterable[m.Reported]) -> list[Report]:
+    return [metric for each in said for metric in each.metrics]

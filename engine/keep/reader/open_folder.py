@@ -1,0 +1,180 @@
+"""Run folders below one root, opened so that no request and no link leads out of it.
+
+Owns: how a run is found by its name, and how its files are opened: component by component, never
+through a link, plain files of one name only, and of a bounded size. Does not own: what they say.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dataflow.errors import DataflowError, RunError
+from dataflow.shown import one_line
+from engine.keep.own_files import own
+from engine.keep.run_folder import is_run
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_OURS = (errno.ELOOP, errno.ENOTDIR)
+LARGEST = 64 << 20
+"""Bytes of a file that is read whole."""
+
+
+class NotServed(DataflowError):
+    """A request that gets no answer. status: of HTTP."""
+
+    def __init__(self, text: str, status: int = 404) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileMark:
+    """What tells that a file has changed."""
+
+    inode: int
+    size: int
+    mtime: int
+
+
+class OpenFolder:
+    """A folder by its descriptor, until `close`. name: as messages name it."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor = descriptor
+        self.name = name
+
+    @property
+    def path(self) -> Path:
+        """Leads to just this folder, whatever has its name by now; while it is open."""
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
+    @property
+    def inode(self) -> int:
+        """Tells it from another one of the same name."""
+        return os.fstat(self._descriptor).st_ino
+
+    def folder(self, name: str) -> OpenFolder | None:
+        """A folder in it; None if there is none. Raises NotServed for a link or a file."""
+        _require_name(name)
+        try:
+            descriptor = os.open(name, _FOLDER, dir_fd=self._descriptor)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise NotServed(f"{self._told(name)}: {error.strerror}", 403) from error
+            raise NotServed(
+                f"{self._told(name)}: expected a folder of the run's own", 403
+            ) from None
+        return OpenFolder(descriptor, f"{self.name}/{name}")
+
+    def open(self, name: str) -> BinaryIO | None:
+        """A plain file in it, to read; None if there is none. Raises NotServed for all others."""
+        _require_name(name)
+        try:
+            return os.fdopen(own(self.path / name, os.O_RDONLY), "rb")
+        except FileNotFoundError:
+            return None
+        except RunError:
+            raise NotServed(f"{self._told(name)}: expected a file of the run's own", 403) from None
+        except OSError as error:
+            raise NotServed(f"{self._told(name)}: {error.strerror}", 403) from error
+
+    def read(self, name: str, most: int = LARGEST) -> bytes | None:
+        """A file's content; None if there is none. Raises NotServed if it is larger than `most`."""
+        file = self.open(name)
+        if file is None:
+            return None
+        with file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise NotServed(f"{self._told(name)}: larger than {most} bytes", 413)
+        return content
+
+    def mark(self, name: str) -> FileMark | None:
+        """What tells that a file has changed; None if there is none."""
+        _require_name(name)
+        try:
+            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        except OSError:
+            return None
+        return FileMark(inode=found.st_ino, size=found.st_size, mtime=found.st_mtime_ns)
+
+    def names(self) -> list[str]:
+        """The names of what is in it, in order."""
+        return sorted(os.listdir(self._descriptor))
+
+    def close(self) -> None:
+        """Close it. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> OpenFolder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _told(self, name: str) -> str:
+        return one_line(f"{self.name}/{name}")
+
+
+@contextmanager
+def inside(folder: OpenFolder, *names: str) -> Iterator[OpenFolder | None]:
+    """A folder some levels below; None where one of them is missing."""
+    opened: list[OpenFolder] = []
+    here: OpenFolder | None = folder
+    try:
+        for name in names:
+            here = here.folder(name) if here is not None else None
+            opened += [here] if here is not None else []
+        yield here
+    finally:
+        for each in opened:
+            each.close()
+
+
+class RunRoot:
+    """The folder that holds run folders. Raises OSError if it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        os.close(os.open(self.path, _FOLDER))
+
+    def runs(self) -> list[str]:
+        """The names of the runs in it: folders, not links to some."""
+        with os.scandir(self.path) as entries:
+            found = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+        return sorted(name for name in found if is_run(self.path / name))
+
+    def open(self, name: str) -> OpenFolder:
+        """A run's folder. Raises NotServed if no folder here has that name."""
+        if name not in self.runs():
+            raise NotServed(f"no run {one_line(name)[:80]!r} here")
+        with OpenFolder(os.open(self.path, _FOLDER), "") as root:
+            found = root.folder(name)
+        if found is None:
+            raise NotServed(f"no run {one_line(name)[:80]!r} here")
+        found.name = name
+        return found
+
+
+def _require_name(name: str) -> None:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise NotServed(f"{one_line(name)[:80]!r} is no name of a file", 400)
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Whether it is a folder, and not a link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

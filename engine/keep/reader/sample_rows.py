@@ -1,0 +1,174 @@
+"""Samples with their texts: short for a list, one in full with its tokens.
+
+Owns: their form in JSON. Does not own: which rows are shown (sample_index.py), what a token id says
+(engine/watch/token_texts.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from engine.keep.reader.arrow_numbers import row_numbers
+from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
+from engine.keep.reader.sample_index import SAMPLES, opened_table
+
+SHORT = 300
+"""Characters of a text in a list."""
+LONG = 200_000
+"""Characters of a text in full."""
+_LISTED = (
+    *("step", "node", "position", "sample", "prompt", "completion", "reward", "length", "finish"),
+    *("version", "advantage"),
+)
+_TOKENS = {
+    "advantage": ("advantages",),
+    "version": ("versions",),
+    "mask": ("completion_mask",),
+}
+"""What is told of a token, and the columns that have it."""
+SAMPLER, TRAINER, IDS = "sampler_logprobs", "trainer_logprobs", "completion_ids"
+_MOST_TOKENS = 50_000
+
+Rows = Iterable[tuple[str, int]]
+
+
+def short_rows(run: OpenFolder, places: Rows) -> list[dict[str, Any]]:
+    """Rows as a list shows them, in this order."""
+    return [_short(row) for row in _read(run, list(places), _LISTED)]
+
+
+def _short(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: plain(row.get(name)) for name in _LISTED}
+    for name in ("prompt", "completion"):
+        found[name] = as_text(row.get(name))[:SHORT]
+    return found
+
+
+def _read(
+    run: OpenFolder, places: list[tuple[str, int]], columns: Iterable[str] | None
+) -> list[dict[str, Any]]:
+    """These rows; every file is opened once, only these columns are read (None: all)."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    with inside(run, SAMPLES) as folder:
+        for name in dict.fromkeys(name for name, _ in places) if folder is not None else ():
+            assert folder is not None
+            with opened_table(folder, name) as file:
+                there = file.schema_arrow.names
+                wanted = [c for c in columns if c in there] if columns is not None else there
+                table = file.read(columns=wanted, use_threads=False)
+                rows = [row for of, row in places if of == name and row < len(table)]
+                taken = table.take(row_numbers(rows)).to_pylist()
+            found |= {(name, row): each for row, each in zip(rows, taken, strict=True)}
+    return [found[place] for place in places if place in found]
+
+
+def whole_row(
+    run: OpenFolder, place: tuple[str, int], texts: Callable[[list[int]], list[str]] | None
+) -> dict[str, Any]:
+    """A row in full. texts: what token ids say; None where no tokenizer is known. Raises NotServed
+    where the row is there no more.
+    """
+    rows = _read(run, [place], None)
+    if not rows:
+        raise NotServed(f"{place[0]} has no row {place[1]} any more")
+    row = rows[0]
+    found = {name: plain(row.get(name)) for name in _LISTED}
+    found["prompt"] = prompt_of(row.get("prompt"))
+    found["completion"] = as_text(row.get("completion"))[:LONG]
+    found["rewards"] = {
+        name.partition("/")[2]: plain(value)
+        for name, value in row.items()
+        if name.startswith("reward/")
+    }
+    found["tokens"] = _tokens(row, texts)
+    known = {*_LISTED, *(c for columns in _TOKENS.values() for c in columns), SAMPLER, TRAINER}
+    others = {n: v for n, v in row.items() if n not in known and not n.startswith("reward/")}
+    found["others"] = {n: cut(v) for n, v in others.items() if n not in (IDS, "prompt_ids")}
+    return found
+
+
+def _tokens(
+    row: Mapping[str, Any], texts: Callable[[list[int]], list[str]] | None
+) -> list[dict[str, Any]] | None:
+    """What is known of each token of the completion; None where its ids were not recorded."""
+    ids = row.get(IDS)
+    if not ids:
+        return None
+    ids = ids[:_MOST_TOKENS]
+    words = texts(ids) if texts is not None else [None] * len(ids)
+    columns = {name: _column(row, names, len(ids)) for name, names in _TOKENS.items()}
+    trainer, sampler = (_column(row, (name,), len(ids)) for name in (TRAINER, SAMPLER))
+    tokens = []
+    for at, (number, word) in enumerate(zip(ids, words, strict=True)):
+        token = {"id": number, "text": word}
+        token |= {name: plain(column[at]) for name, column in columns.items()}
+        token["difference"] = _difference(trainer[at], sampler[at])
+        tokens.append(token)
+    return tokens
+
+
+def _column(row: Mapping[str, Any], names: Iterable[str], count: int) -> list[Any]:
+    found = next((row[name] for name in names if isinstance(row.get(name), list)), [])
+    return [*found[:count], *([None] * (count - len(found)))]
+
+
+def _difference(trainer: Any, sampler: Any) -> float | None:
+    return plain(trainer - sampler) if trainer is not None and sampler is not None else None
+
+
+def prompt_of(value: Any) -> Any:
+    """A prompt as text, or as messages; messages that were written as JSON are read again."""
+    if not isinstance(value, str):
+        return cut(value)
+    return _messages(value) or value[:LONG]
+
+
+def _messages(text: str) -> list[Any] | None:
+    """The messages that a text is the JSON of; None for any other text. A model may have written
+    it: brackets a thousand deep, a number of any length, half a character are plain text, too.
+    """
+    if not text.startswith("[{") or len(text) >= LONG:
+        return None
+    try:
+        read = json.loads(text)
+        shown = cut(read)
+        msgspec.json.encode(shown)  # as the answer will be
+    except (ValueError, RecursionError):
+        return None
+    has_roles = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in read)
+    return shown if has_roles else None
+
+
+def as_text(value: Any) -> str:
+    """A prompt or completion as one text."""
+    found = prompt_of(value)
+    if isinstance(found, list):
+        parts = [m if isinstance(m, dict) else {"content": m} for m in found]
+        return "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" for m in parts)
+    return "" if found is None else str(found)
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON: what is not finite is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def cut(value: Any, most: int = 64, text: int = 4000) -> Any:
+    """Any value for JSON: long lists end in how many there are, long texts in how long they are."""
+    if isinstance(value, dict):
+        return {str(k)[:200]: cut(v, most, text) for k, v in list(value.items())[:most]}
+    if isinstance(value, list | tuple):
+        found = [cut(v, most, text) for v in value[:most]]
+        return [*found, f"... {len(value)} in all"] if len(value) > most else found
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, str) and len(value) > text:
+        return f"{value[:text]}... ({len(value)} characters)"
+    return plain(value)

@@ -1,0 +1,249 @@
+"""What was told and made, as a file for each Step: what it takes to call a kernel again.
+
+Owns: the form of these files, and writing them as the run goes on. Does not own: reading them
+(stored_assignments.py), rows (recorder.py). They hold keys, never rows.
+
+A line of a file is one of:
+
+    event       name        of                   has
+    chunk       -           RunChunk             node, worker, step, keys
+    train       -           TrainStep            the same; of a rank's own rows, mine, total:
+                                                 where they are among how many of the Step
+    evaluate    -           Evaluate             the same; step: the version
+    set         row set     the train before it  keys, mine, total
+    gather      input       the task before it   producer, columns, keys (none: the task's), owners
+    made        -           Produced             keys of rows that a chunk made
+    stepped     -           Stepped              digest of the weights after it (first rank)
+
+Every line has the run's life and the id of its task. A file is written whole when its Step closes,
+and again before a checkpoint of it, which has rows that were made since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataflow.batch import Keys
+from dataflow.loss_terms import ROWS
+from dataflow.storage import replacing
+from engine.keep.record.place import ASSIGNMENTS
+from engine.plan.plan import Plan
+from engine.protocol import messages as m
+from engine.protocol.events import EventHeard, InstructionTold, RunEvent, WritingBegan
+from engine.protocol.refs import Gather, Ref
+
+_POSITIONS, _SAMPLES = pa.list_(pa.int64()), pa.list_(pa.int32())
+SCHEMA = pa.schema([
+    ("life", pa.int32()), ("id", pa.int64()), ("event", pa.utf8()), ("name", pa.utf8()),
+    ("node", pa.utf8()), ("worker", pa.utf8()), ("step", pa.int64()), ("again", pa.bool_()),
+    ("columns", pa.list_(pa.utf8())), ("digest", pa.utf8()),
+    ("position", _POSITIONS), ("sample", _SAMPLES), ("attempt", _SAMPLES), ("mine", _SAMPLES),
+    ("total", pa.int64()),
+    ("of_position", _POSITIONS), ("of_sample", _SAMPLES), ("of_attempt", _SAMPLES),
+])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ToldLine:
+    """One line of a file. node: of a gather, the producer."""
+
+    life: int
+    id: int
+    event: str
+    name: str = ""
+    node: str = ""
+    worker: str = ""
+    step: int = 0
+    again: bool = False
+    columns: tuple[str, ...] = ()
+    digest: str = ""
+    keys: Keys | None = None
+    mine: np.ndarray | None = None
+    total: int | None = None
+    owners: Keys | None = None
+
+
+def step_file(recorded: Path, step: int) -> Path:
+    """The file of what was told and made until a Step of the run closed."""
+    return recorded / ASSIGNMENTS / f"step_{step:06d}.parquet"
+
+
+class Assignments:
+    """Subscribes to a run's events and writes the files. life: the run's."""
+
+    takes = (
+        *(m.RunChunk, m.TrainStep, m.Evaluate, m.Produced, m.Stepped, m.Release, m.StepClosed),
+        WritingBegan,
+    )
+
+    def __init__(self, plan: Plan, recorded: Path, life: int) -> None:
+        self._recorded, self._life, self._first = recorded, life, plan.first
+        self._row_sets = {n.name: {i.name: i.row_set for i in n.inputs} for n in plan.nodes}
+        self._blocks: dict[tuple[str, int], Keys] = {}
+        """Keys of each block of rows that may be gathered."""
+        self._lines: list[ToldLine] = []
+        self._step, self._of_step = -1, list[ToldLine]()
+        """The last Step that closed, and its lines: it may close again."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="assignments")
+        self._pending: Future[None] | None = None
+
+    def know(self, rows: Mapping[str, Mapping[str, Ref]]) -> None:
+        """Blocks that were read from a checkpoint, by source and node."""
+        for refs in rows.values():
+            self._blocks |= {(ref.worker, ref.block): ref.keys for ref in refs.values()}
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.protocol.events`."""
+        match event:
+            case InstructionTold(instruction=m.StepClosed(step=step)):
+                self._close(self._first + step)
+            case InstructionTold(instruction=m.Release(worker=worker, blocks=blocks)):
+                for block in blocks:
+                    self._blocks.pop((worker, block), None)
+            case InstructionTold(instruction=told):
+                self._told(told)
+            case EventHeard(event=heard):
+                self._heard(heard)
+            case WritingBegan(of=of):
+                closed = isinstance(of, m.Checkpoint) and self._first + of.step == self._step
+                if closed and self._lines:
+                    self._close(self._step)  # it has what was made since the Step closed, too
+                self._settle()
+
+    def close(self) -> None:
+        """Wait for the file under way. What came since the last Step closed is not kept."""
+        try:
+            self._settle()
+        finally:
+            self._thread.shutdown()
+
+    def _told(self, told: object) -> None:
+        match told:
+            case m.RunChunk():
+                self._task("chunk", told, self._first + told.step if told.step else 0, told.keys)
+                self._gathers(told.id, told.inputs, lambda name: told.keys)
+            case m.Evaluate():
+                self._task("evaluate", told, self._first + told.version, told.keys)
+                self._gathers(told.id, told.inputs, lambda name: told.keys)
+            case m.TrainStep():
+                self._train(told)
+
+    def _train(self, told: m.TrainStep) -> None:
+        share = {"mine": told.mine, "total": told.total}
+        self._task("train", told, self._first + told.step, told.keys, **share)
+        own = {ROWS: told.keys}
+        for name, rows in told.others.items():
+            own[name] = rows.keys
+            self._add(told.id, "set", name=name, keys=rows.keys, mine=rows.mine, total=rows.total)
+        row_sets = self._row_sets[told.node]
+        self._gathers(told.id, told.inputs, lambda name: own[row_sets.get(name, ROWS)])
+
+    def _task(
+        self,
+        event: str,
+        told: m.RunChunk | m.TrainStep | m.Evaluate,
+        step: int,
+        keys: Keys,
+        **share: Any,
+    ) -> None:
+        again = isinstance(told, m.RunChunk) and told.again
+        given = {"node": told.node, "worker": told.worker, "step": step, "again": again}
+        self._add(told.id, event, keys=keys, **given, **share)
+
+    def _gathers(self, task: int, inputs: m.Inputs, own: Callable[[str], Keys]) -> None:
+        for name, gathers in inputs.items():
+            for gather in gathers:
+                keys = self._keys_of(gather)
+                self._add(
+                    task,
+                    "gather",
+                    name=name,
+                    node=gather.producer,
+                    columns=gather.columns,
+                    keys=None if gather.keys is None and _same(keys, own(name)) else keys,
+                    owners=gather.keys,
+                )
+
+    def _keys_of(self, gather: Gather) -> Keys:
+        """The keys of its rows, in its order."""
+        blocks = [self._blocks[ref] for ref in gather.refs]
+        if len(blocks) == 1:
+            return blocks[0].take(gather.row)
+        if not blocks:
+            return Keys.of([])
+        starts = np.cumsum([0, *map(len, blocks[:-1])])
+        return Keys.concat(blocks).take(starts[gather.block] + gather.row)
+
+    def _heard(self, heard: object) -> None:
+        match heard:
+            case m.Produced(ref=ref):
+                self._blocks[ref.worker, ref.block] = ref.keys
+                self._add(heard.id, "made", node=heard.node, worker=ref.worker, keys=ref.keys)
+            case m.Stepped():
+                given = {"node": heard.node, "worker": heard.worker, "digest": heard.digest}
+                self._add(heard.id, "stepped", step=self._first + heard.step, **given)
+
+    def _add(self, task: int, event: str, **fields: Any) -> None:
+        self._lines.append(ToldLine(life=self._life, id=task, event=event, **fields))
+
+    def _close(self, step: int) -> None:
+        """Begin to write the Step's file; one that closes again has what came since, too."""
+        if step and step == self._first:  # a phase begins at what the one before has closed
+            return
+        lines, self._lines = self._lines, []
+        self._of_step = self._of_step + lines if step == self._step else lines
+        self._step, made = step, list(self._of_step)
+        self._settle()
+        self._pending = self._thread.submit(_write, self._recorded, step, made)
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+def _same(a: Keys, b: Keys) -> bool:
+    pairs = ((a.position, b.position), (a.sample, b.sample), (a.attempt, b.attempt))
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+def _write(recorded: Path, step: int, lines: Sequence[ToldLine]) -> None:
+    table = table_of(lines)
+    path = step_file(recorded, step)
+    with replacing(f"the assignments of step {step}", path, table.nbytes) as file:
+        pq.write_table(table, file, compression="zstd", use_compliant_nested_type=False)
+
+
+def table_of(lines: Sequence[ToldLine]) -> pa.Table:
+    """Lines as a table of `SCHEMA`."""
+    columns = {
+        name: pa.array([getattr(line, name) for line in lines], kind)
+        for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
+        if not pa.types.is_list(kind)
+    }
+    columns["columns"] = pa.array([line.columns for line in lines], pa.list_(pa.utf8()))
+    columns["mine"] = _lists([line.mine for line in lines], np.int32)
+    for prefix, keys in (("", [x.keys for x in lines]), ("of_", [x.owners for x in lines])):
+        for part, kind in (("position", np.int64), ("sample", np.int32), ("attempt", np.int32)):
+            columns[prefix + part] = _lists(
+                [None if k is None else getattr(k, part) for k in keys], kind
+            )
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _lists(values: Iterable[np.ndarray | None], kind: type) -> pa.Array:
+    """A list array; None is null."""
+    parts = list(values)
+    there = [part for part in parts if part is not None]
+    flat = np.concatenate(there).astype(kind) if there else np.zeros(0, kind)
+    offsets = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int32)
+    missing = pa.array([part is None for part in parts], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), mask=missing)

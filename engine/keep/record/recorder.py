@@ -1,0 +1,174 @@
+"""Rows that a Worker made, into Parquet files, while it goes on.
+
+Owns: which batches are recorded, what each row says of its making, the thread that writes. Does not
+own: the names of the files (place.py), what becomes of rows that are made again (stored_rows.py).
+
+A file has whole chunks of one node, and takes its name when it is complete and on the disk. Chunks
+that end while one is written go into the next one together.
+
+    key.position  key.sample  key.attempt    the row's key
+    made.life  made.chunk  made.worker       which chunk, where
+    made.step      the Step that the chunk was told for; null above the cut, where none is
+    made.version   of the trained weights that the chunk began with; null without any
+    ...            the node's own columns; those on a device as ordinary ones
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from dataflow.batch import KEYS, Batch
+from dataflow.errors import DataError
+from dataflow.storage import replacing, writing
+from engine.keep.record.place import RecordPlace, folder_of, row_file
+from engine.plan.plan import Plan, PlannedNode
+from engine.protocol.messages import RunChunk
+
+MADE = ("made.life", "made.chunk", "made.worker", "made.step", "made.version")
+_TYPES = (pa.int32(), pa.int64(), pa.utf8(), pa.int64(), pa.int32())
+ROOM = 256 << 20
+"""Bytes of ended chunks that may wait for the disk; with more, the Worker waits."""
+LARGEST = 64 << 20
+"""Bytes after which a file gets no further chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EndedChunk:
+    """The rows of a chunk, as they are written."""
+
+    node: str
+    id: int
+    rows: tuple[pa.RecordBatch, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows)
+
+
+class RowRecorder:
+    """Of one Worker. What goes wrong in its thread is raised by the next call."""
+
+    def __init__(self, place: RecordPlace, worker: str, plan: Plan) -> None:
+        self._place, self._worker, self._first = place, worker, plan.first
+        self._nodes = {n.name: n for n in plan.nodes if n.name in place.nodes}
+        own = [name for name, node in self._nodes.items() if worker in node.workers]
+        for name in own:
+            folder = folder_of(place.folder, name)
+            with writing("the folder of recorded rows", folder):
+                folder.mkdir(parents=True, exist_ok=True)
+        self._rows: list[pa.RecordBatch] = []
+        self._lock = threading.Lock()
+        self._ended: list[EndedChunk] = []
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="record")
+        self._pending: Future[None] | None = None
+
+    def add(self, chunk: RunChunk, batch: Batch, version: int | None) -> None:
+        """Rows that a chunk has made, which must not change any more. version: of the trained
+        weights that it began with.
+        """
+        node = self._nodes.get(chunk.node)
+        if node is not None:
+            self._rows.append(self._row_group(node, chunk, batch, version))
+
+    def _row_group(
+        self, node: PlannedNode, chunk: RunChunk, batch: Batch, version: int | None
+    ) -> pa.RecordBatch:
+        known = chunk.step > 0 or node.region == "evaluation"
+        step = self._first + chunk.step if known else None
+        values = (self._place.life, chunk.id, self._worker, step, version)
+        keyed = batch.on_host().with_keys()
+        made = [
+            pa.repeat(pa.scalar(value, kind), len(batch))
+            for value, kind in zip(values, _TYPES, strict=True)
+        ]
+        at, fields = len(KEYS), [pa.field(n, t) for n, t in zip(MADE, _TYPES, strict=True)]
+        schema = pa.schema([*list(keyed.schema)[:at], *fields, *list(keyed.schema)[at:]])
+        arrays = [*keyed.columns[:at], *made, *keyed.columns[at:]]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def end(self, chunk: RunChunk) -> None:
+        """The chunk has ended: begin to write its rows. A chunk that does not end is not kept."""
+        rows, self._rows = tuple(self._rows), []
+        if not rows:
+            return
+        ended = EndedChunk(node=chunk.node, id=chunk.id, rows=rows)
+        with self._lock:
+            self._ended.append(ended)
+            self._waiting += ended.nbytes
+            full = self._waiting > ROOM
+        if self._pending is None or self._pending.done() or full:
+            self._settle()
+            self._pending = self._thread.submit(self._write_ended)
+
+    def drop(self) -> None:
+        """Forget the rows of a chunk that did not end."""
+        self._rows = []
+
+    def flush(self) -> None:
+        """Wait until all ended chunks are on the disk; from any thread."""
+        self._settle()
+        self._write_ended()
+
+    def close(self) -> None:
+        """Flush, and end the thread."""
+        try:
+            self.flush()
+        finally:
+            self._thread.shutdown()
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write_ended(self) -> None:
+        while chunks := self._next():
+            _write(self._place, self._worker, chunks)
+
+    def _next(self) -> list[EndedChunk]:
+        """Ended chunks of one node, in order, as many as make a file."""
+        with self._lock:
+            found: list[EndedChunk] = []
+            size = 0
+            for chunk in [c for c in self._ended if c.node == self._ended[0].node]:
+                if found and size + chunk.nbytes > LARGEST:
+                    break
+                found.append(chunk)
+                size += chunk.nbytes
+            self._ended = [c for c in self._ended if c not in found]
+            self._waiting -= size
+            return found
+
+
+def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
+    """One file of these chunks of one node."""
+    node, ids = chunks[0].node, [chunk.id for chunk in chunks]
+    first, last = min(ids), max(ids)
+    path = row_file(place.folder, node, life=place.life, first=first, last=last, worker=worker)
+    size = sum(chunk.nbytes for chunk in chunks)
+    try:
+        tables = [pa.Table.from_batches([rows]) for chunk in chunks for rows in chunk.rows]
+        table = pa.concat_tables(tables, promote_options="permissive")
+        with replacing(f"recorded rows of {node}", path, size) as file:
+            write_rows(table, file)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        problem = f"a column that Parquet has no form for: {error}"
+        raise DataError(f"--record {node}: {problem}. Fix: leave {node} out.") from error
+
+
+def write_rows(table: pa.Table, file: BinaryIO) -> None:
+    """Recorded rows as Parquet. Nested fields keep their names."""
+    import pyarrow.parquet as pq  # here: a Worker that records nothing needs none of it
+
+    pq.write_table(table, file, compression="zstd", use_compliant_nested_type=False)
+
+
+def own_columns(schema: pa.Schema) -> list[str]:
+    """The node's own columns of recorded rows."""
+    return [name for name in schema.names if name not in KEYS and name not in MADE]

@@ -1,0 +1,264 @@
+"""What a run was told and made, read back from the files of `assignments.py`.
+
+Owns: tasks with all that was told of them, and which of them made a row. Does not own: the rows
+(stored_rows.py), the files' form (assignments.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataflow.batch import Keys
+from dataflow.errors import DataError
+from dataflow.kernel import AssignedRows
+from dataflow.loss_terms import ROWS
+from engine.keep.record.assignments import SCHEMA
+from engine.keep.record.place import ASSIGNMENTS
+from engine.plan.plan import Decisions
+from engine.protocol.refs import Key
+
+_FILE = re.compile(r"step_([0-9]+)\.parquet")
+TASKS = ("chunk", "train", "evaluate")
+
+TaskId = tuple[int, int]
+"""(life, id)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedGather:
+    """What one input of a task took from one producer. owners: of rows that are reduced, the key of
+    the row that each is for.
+    """
+
+    input: str
+    producer: str
+    columns: tuple[str, ...]
+    keys: Keys
+    owners: Keys | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RecordedTask:
+    """A chunk, a train node's Step or an evaluation, as it was told and how it went.
+
+    kind: chunk, train, evaluate. step: of the run that it was told for; 0 above the cut. closed:
+    the Step at whose end it was written. rows: of each row set, what this Worker had; a chunk has
+    one. made: keys of a chunk's rows that came. digest: of the weights after it.
+    """
+
+    kind: str
+    life: int
+    id: int
+    node: str
+    worker: str
+    step: int
+    closed: int
+    again: bool
+    rows: dict[str, AssignedRows]
+    gathers: list[RecordedGather] = field(default_factory=list)
+    made: list[Keys] = field(default_factory=list)
+    digest: str = ""
+    done: bool = False
+
+    @property
+    def name(self) -> TaskId:
+        """Unique in a run folder, but for the ranks of a node, which are told the same."""
+        return self.life, self.id
+
+    @property
+    def keys(self) -> Keys:
+        """Of its own rows."""
+        return self.rows[ROWS].keys
+
+
+class Told:
+    """All that a run was told up to a Step, in order."""
+
+    def __init__(self, tasks: Iterable[RecordedTask], plan: Decisions) -> None:
+        self.tasks = list(tasks)
+        self._versioned = {n.name for n in plan.nodes if n.region == "evaluation"}
+        self._made: dict[str, dict[tuple[Key, int], list[RecordedTask]]] = {}
+        self._steps: dict[tuple[str, int, int], int] | None = None
+        self._sources = {n.name: n.source for n in plan.nodes}
+
+    @staticmethod
+    def read(recorded: Path, plan: Decisions, until: int | None = None) -> Told:
+        """The files of all Steps up to this one. Raises DataError for a damaged one."""
+        files = [(s, p) for s, p in files_of(recorded) if until is None or s <= until]
+        row_sets = {n.name: {i.name: i.row_set for i in n.inputs} for n in plan.nodes}
+        try:
+            return Told(_tasks(files, row_sets), plan)
+        except (AssertionError, AttributeError, LookupError, TypeError) as error:
+            problem = f"expected assignments as a run writes them, found {error!r:.80}"
+            fix = "restore its files, or record again"
+            raise DataError(f"{recorded / ASSIGNMENTS}: {problem}. Fix: {fix}.") from error
+
+    def steps(self) -> list[int]:
+        """The Steps that some train node was told to train."""
+        return sorted({task.step for task in self.tasks if task.kind == "train"})
+
+    def of(self, node: str) -> list[RecordedTask]:
+        """All tasks of a node, in order."""
+        return [task for task in self.tasks if task.node == node]
+
+    def ranks_of(self, task: RecordedTask) -> list[RecordedTask]:
+        """What each rank was told of the same Step, by rank; one for a node of one rank."""
+        return [each for each in self.of(task.node) if each.name == task.name]
+
+    def makers(self, node: str, key: Key, step: int) -> list[RecordedTask]:
+        """The chunks that made a row, the first one first; several if one was lost with a Worker.
+        step: of an evaluation, whose keys come again with each version.
+        """
+        made = self._made.get(node)
+        if made is None:
+            made = self._made[node] = {}
+            for task in self.of(node):
+                for row in (row for keys in task.made for row in keys.rows()):
+                    made.setdefault((row, self._version(task.node, task.step)), []).append(task)
+        return made.get((key, self._version(node, step)), [])
+
+    def identity(self, task: RecordedTask, key: Key) -> tuple[int, Key, int]:
+        """What is the same for a row that is made again, and for no other of its node."""
+        return task.life, key, self._version(task.node, task.step)
+
+    def is_versioned(self, node: str) -> bool:
+        """Whether a node's keys come again with each version, as in evaluations."""
+        return node in self._versioned
+
+    def _version(self, node: str, step: int) -> int:
+        return step if node in self._versioned else 0
+
+    def step_of(self, node: str, key: Key, task: RecordedTask) -> int:
+        """The Step that a row of a node belongs to: in which its prompt was trained; of an
+        evaluation the version; 0 if it was in no Step.
+        """
+        if node in self._versioned or task.step:
+            return task.step
+        return self._trained().get((self._sources[node], key[0], key[2]), 0)
+
+    def _trained(self) -> Mapping[tuple[str, int, int], int]:
+        """(source, position, attempt) of each prompt with trained rows -> the Step."""
+        if self._steps is None:
+            self._steps = {}
+            for task in (task for task in self.tasks if task.kind == "train"):
+                self._note(task, self._steps)
+        return self._steps
+
+    def _note(self, task: RecordedTask, steps: dict[tuple[str, int, int], int]) -> None:
+        for gather in task.gathers:
+            source = self._sources[gather.producer]
+            for position, _, attempt in gather.keys.rows():
+                steps.setdefault((source, position, attempt), task.step)
+
+
+def files_of(recorded: Path) -> list[tuple[int, Path]]:
+    """(Step, file), in the order of the Steps."""
+    folder = recorded / ASSIGNMENTS
+    paths = folder.iterdir() if folder.is_dir() else ()
+    named = [(_FILE.fullmatch(path.name), path) for path in paths]
+    return sorted((int(found[1]), path) for found, path in named if found)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; lists as arrays, or None. Raises DataError."""
+    try:
+        table = pq.ParquetFile(path).read()
+        if table.schema.names != SCHEMA.names or table.schema.types != SCHEMA.types:
+            raise pa.ArrowInvalid(f"columns {', '.join(table.schema.names)}")
+    except (pa.ArrowException, OSError) as error:
+        problem = f"expected assignments of a run, found a damaged file ({error})"
+        raise DataError(f"{path}: {problem}. Fix: restore it, or record again.") from error
+    columns = {name: _values(table.column(name).combine_chunks()) for name in table.schema.names}
+    return [{name: values[row] for name, values in columns.items()} for row in range(len(table))]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if not pa.types.is_list(column.type) or pa.types.is_string(column.type.value_type):
+        return column.to_pylist()
+    flat, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
+    there = column.is_valid().to_numpy(zero_copy_only=False)
+    return [
+        flat[low:high] if is_there else None
+        for low, high, is_there in zip(offsets[:-1], offsets[1:], there, strict=True)
+    ]
+
+
+def _tasks(
+    files: Iterable[tuple[int, Path]], row_sets: Mapping[str, Mapping[str, str]]
+) -> Iterator[RecordedTask]:
+    """The tasks of these files in order, each with what later lines say of it."""
+    known: dict[tuple[int, int, str], RecordedTask] = {}
+    for step, path in files:
+        last: RecordedTask | None = None
+        for line in read_lines(path):
+            match line["event"]:
+                case "set" | "gather":
+                    assert last is not None, f"{path}: a line that belongs to no task"
+                    _add_told(last, line, row_sets.get(last.node, {}))
+                case "made" | "stepped":
+                    task = known.get((line["life"], line["id"], line["worker"]))
+                    if task is not None:
+                        _add_heard(task, line)
+                case _:
+                    last = _task(line, step)
+                    known[last.life, last.id, last.worker] = last
+    yield from known.values()
+
+
+def _task(line: Mapping[str, Any], closed: int) -> RecordedTask:
+    return RecordedTask(
+        kind=line["event"],
+        life=line["life"],
+        id=line["id"],
+        node=line["node"],
+        worker=line["worker"],
+        step=line["step"],
+        closed=closed,
+        again=line["again"],
+        rows={ROWS: _assigned(line)},
+    )
+
+
+def _add_told(task: RecordedTask, line: Mapping[str, Any], row_sets: Mapping[str, str]) -> None:
+    """What follows a task's own line."""
+    name = line["name"]
+    if line["event"] == "set":
+        task.rows[name] = _assigned(line)
+        return
+    own = task.rows[row_sets.get(name, ROWS) if task.kind == "train" else ROWS].keys
+    keys = _keys(line)
+    gather = RecordedGather(
+        input=name,
+        producer=line["node"],
+        columns=tuple(line["columns"]),
+        keys=own if keys is None else keys,
+        owners=_keys(line, "of_"),
+    )
+    task.gathers.append(gather)
+
+
+def _add_heard(task: RecordedTask, line: Mapping[str, Any]) -> None:
+    """What a Worker answered."""
+    if line["event"] == "made":
+        keys = _keys(line)
+        task.made += [keys] if keys is not None else []
+    else:
+        task.done, task.digest = True, line["digest"]
+
+
+def _assigned(line: Mapping[str, Any]) -> AssignedRows:
+    keys = _keys(line)
+    assert keys is not None
+    return AssignedRows(keys=keys, mine=line["mine"], total=line["total"])
+
+
+def _keys(line: Mapping[str, Any], prefix: str = "") -> Keys | None:
+    position, sample, attempt = (line[prefix + part] for part in ("position", "sample", "attempt"))
+    return None if position is None else Keys(position, sample, attempt)

@@ -1,0 +1,209 @@
+"""Recorded rows, read back; and the cut, after which each row is there once.
+
+Owns: looking rows up by key, dropping rows that the run makes again. Does not own: writing them
+(recorder.py), which chunk made a row (stored_assignments.py).
+
+A row counts if an assignment's file says that its chunk made it (stored_assignments.py): what a
+killed run wrote behind its last closed Step does not. Of a row that was made again the first one on
+the disk counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dataflow.batch import KEYS, Batch, Keys
+from dataflow.errors import DataError
+from dataflow.storage import replacing, writing
+from engine.keep.record.place import RowFile, nodes_in, row_files
+from engine.keep.record.recorder import own_columns, write_rows
+from engine.keep.record.stored_assignments import RecordedTask, TaskId, Told, files_of
+from engine.plan.plan import Decisions
+from engine.protocol.refs import Key
+
+_log = logging.getLogger(__name__)
+
+Identity = tuple[int, Key, int]
+_OF_ROW = (*KEYS, "made.chunk")
+
+
+class StoredRows:
+    """The recorded rows of a run folder, by node and key."""
+
+    def __init__(self, recorded: Path, told: Told) -> None:
+        self.nodes = frozenset(nodes_in(recorded))
+        self._recorded, self._told = recorded, told
+        self._files: dict[str, list[RowFile]] = {}
+        self._of: dict[tuple[str, TaskId], tuple[pa.Table, dict[Key, int]] | None] = {}
+
+    def find(self, node: str, keys: Keys, step: int) -> tuple[pa.Table | None, list[Key]]:
+        """The rows of these keys, in order, with all that is recorded of them; or None, and the
+        keys that are not there. step: of an evaluation's rows, the version.
+        """
+        tables: list[pa.Table] = []
+        places: dict[int, int] = {}
+        found, missing, total = [], [], 0
+        for key in keys.rows():
+            at = self._place(node, key, step)
+            if at is None:
+                missing.append(key)
+                continue
+            table, row = at
+            if id(table) not in places:
+                places[id(table)] = total
+                tables.append(table)
+                total += len(table)
+            found.append(places[id(table)] + row)
+        if missing or not tables:
+            return None, missing
+        whole = tables[0] if len(tables) == 1 else joined(tables)
+        return whole.take(pa.array(found)), []
+
+    def forget(self) -> None:
+        """Drop what was read, and read it again when it is wanted."""
+        self._of.clear()
+
+    def absent(self, node: str, keys: Sequence[Key], step: int) -> bool:
+        """Whether one of these rows is not there."""
+        return any(self._place(node, key, step) is None for key in keys)
+
+    def of_task(self, node: str, task: RecordedTask) -> pa.Table | None:
+        """All rows that are on the disk of what a chunk made; None if there are none."""
+        found = self._read(node, task)
+        return None if found is None else found[0]
+
+    def _place(self, node: str, key: Key, step: int) -> tuple[pa.Table, int] | None:
+        for task in self._told.makers(node, key, step):
+            found = self._read(node, task)
+            if found is not None and key in found[1]:
+                return found[0], found[1][key]
+        return None
+
+    def _read(self, node: str, task: RecordedTask) -> tuple[pa.Table, dict[Key, int]] | None:
+        at = (node, task.name)
+        if at not in self._of:
+            self._of[at] = self._from_disk(node, task)
+        return self._of[at]
+
+    def _from_disk(self, node: str, task: RecordedTask) -> tuple[pa.Table, dict[Key, int]] | None:
+        if node not in self._files:
+            self._files[node] = row_files(self._recorded, node)
+        for file in self._files[node]:
+            if not file.has(task.life, task.id, task.worker):
+                continue
+            table = read_file(file.path)
+            table = table.filter(pc.field("made.chunk") == task.id)
+            if len(table):
+                rows = {key: row for row, key in enumerate(keys_of(table).rows())}
+                return table.combine_chunks(), rows
+        return None
+
+
+def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A file of recorded rows. Raises DataError for a damaged one."""
+    try:
+        table = pq.ParquetFile(path).read(columns=columns)
+        for name in _OF_ROW:
+            if name not in table.schema.names or not pa.types.is_integer(
+                table.schema.field(name).type
+            ):
+                raise pa.ArrowInvalid(f"no whole numbers {name}")
+        return table
+    except (pa.ArrowException, OSError) as error:
+        problem = f"expected recorded rows, found a damaged file ({error})"
+        raise DataError(f"{path}: {problem}. Fix: restore it, or record again.") from error
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables of one node as one."""
+    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+
+
+def keys_of(table: pa.Table) -> Keys:
+    """The keys of recorded rows."""
+    return Keys(*(table.column(name).to_numpy() for name in KEYS))
+
+
+def batch_of(table: pa.Table) -> Batch:
+    """Recorded rows as the batch that they were, on the host."""
+    names = own_columns(table.schema)
+    arrays = [table.column(name).combine_chunks() for name in names]
+    schema = pa.schema([table.schema.field(name) for name in names])
+    return Batch(keys_of(table), pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+def cut_after(recorded: Path, plan: Decisions, step: int) -> None:
+    """Drop what belongs to later Steps, which the run makes again, and whatever no Step has.
+    Raises StorageError.
+    """
+    with writing(f"what is recorded up to step {step}", recorded):
+        for found, path in files_of(recorded):
+            if found > step:
+                path.unlink()
+    settle(recorded, plan)
+
+
+def settle(recorded: Path, plan: Decisions, *, told_before: bool = False) -> None:
+    """Leave every row once, and none that no file of assignments has; and nothing torn.
+
+    A damaged file stays as it is, and the run goes on, which does not need it. Rows that no file
+    of assignments has stay where one of those is damaged: they do not count when they are read.
+    told_before: of damaged files, as the run began.
+    """
+    if not recorded.is_dir():
+        return
+    for torn in recorded.glob("*/.*.tmp"):
+        with writing("recorded rows", torn):
+            torn.unlink()
+    try:
+        told = Told.read(recorded, plan)
+    except DataError as error:
+        _tell_damaged(error, told_before=told_before)
+        return
+    for node in nodes_in(recorded):
+        counted: set[Identity] = set()
+        made = {
+            (task.life, task.id, key): told.identity(task, key)
+            for task in told.of(node)
+            for keys in task.made
+            for key in keys.rows()
+        }
+        for file in row_files(recorded, node):
+            try:
+                _settle_file(file, made, counted)
+            except DataError as error:
+                _tell_damaged(error, told_before=told_before)
+
+
+def _tell_damaged(error: DataError, *, told_before: bool) -> None:
+    level = logging.INFO if told_before else logging.WARNING
+    _log.log(level, "the run goes on without it, and `dataflow rerun` cannot use it: %s", error)
+
+
+def _settle_file(
+    file: RowFile, made: dict[tuple[int, int, Key], Identity], counted: set[Identity]
+) -> None:
+    found = read_file(file.path, _OF_ROW)
+    chunks = found.column("made.chunk").to_pylist()
+    keep = np.zeros(len(found), dtype=bool)
+    for row, (chunk, key) in enumerate(zip(chunks, keys_of(found).rows(), strict=True)):
+        identity = made.get((file.life, chunk, key))
+        if identity is not None and identity not in counted:
+            counted.add(identity)
+            keep[row] = True
+    if keep.all():
+        return
+    with writing("recorded rows", file.path):
+        if not keep.any():
+            file.path.unlink()
+            return
+    whole = read_file(file.path)
+    with replacing("recorded rows", file.path, whole.nbytes) as out:
+        write_rows(whole.filter(pa.array(keep)), out)

@@ -1,0 +1,222 @@
+"""Which spans of Workers belong together: rows from where they were made to where they were taken,
+a version from the train Step that made it to each load, and on to the chunks that used it.
+
+Owns: joining spans with what their Workers were told, the arrows between them, and what is said of
+each. Does not own: what a span is (engine/protocol/reports.py), the file that they are written to
+(timeline.py).
+
+Samples have no arrows: they take what training took, and would double the file.
+
+Only what is still needed is kept: an instruction until its last answer, the span that made a block
+until the block is released. A Worker's spans come before the loop hears of their ends, so both go
+with the first `measured` after that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dataflow.batch import Keys
+from engine.protocol import messages as m
+from engine.protocol.refs import Gather
+from engine.protocol.reports import SpanOf
+
+_VERSIONS = 4
+"""Train Steps of a node that are remembered: a load is told soon after its version was made."""
+
+
+class Arrow(NamedTuple):
+    """From one span to another. kind: `rows` or `version`."""
+
+    kind: str
+    source: SpanOf
+    target: SpanOf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSpan:
+    """A span and what is known of it, and the arrows that end in it."""
+
+    span: SpanOf
+    args: dict[str, Any]
+    arrows: Sequence[Arrow]
+
+
+@dataclass(slots=True, eq=False)
+class _Told:
+    """A task of one Worker. pointed: the arrows of its rows have been drawn. versions: by Model the
+    last version that it has an arrow from.
+    """
+
+    task: m.Task
+    args: dict[str, Any]
+    pointed: bool = False
+    versions: dict[str, int] = field(default_factory=dict)
+
+
+class Arrows:
+    """Of one attempt at a run after another. first: Steps of the run before this graph's own."""
+
+    def __init__(self, *, first: int = 0) -> None:
+        self._first = first
+        self._told: dict[int, dict[str, _Told]] = {}
+        """By id and Worker: ranks are told the same."""
+        self._makers: dict[tuple[str, int], SpanOf] = {}
+        """By Worker and block."""
+        self._steps: dict[str, dict[int, SpanOf]] = {}
+        """By train node and version."""
+        self._loads: dict[str, dict[str, tuple[SpanOf, int]]] = {}
+        """By track and Model: the last load, and its version."""
+        self._over: list[m.TaskEnd] = []
+        self._lost: dict[str, float] = {}
+        """By Worker, when its last process was lost."""
+        self._released: list[m.Release] = []
+        self._ended = False
+
+    def told(self, instruction: m.Instruction) -> None:
+        """The coordinator has said this; tasks, Release and Rollback count."""
+        match instruction:
+            case m.Release():
+                self._released.append(instruction)
+            case m.Rollback():
+                self._ended = True
+            case _ if isinstance(instruction, m.Task):
+                of = self._told.setdefault(instruction.id, {})
+                of[instruction.worker] = _Told(instruction, self._args(instruction))
+
+    def heard(self, event: m.Event, at: float) -> None:
+        """A task has ended, or a Worker is gone with all that it was told, has made and has loaded;
+        nothing else counts.
+        """
+        if isinstance(event, m.WorkerLost):
+            self.lose(event.worker, at)
+        elif isinstance(event, m.TaskEnd):
+            self._over.append(event)
+
+    def measured(self, spans: Sequence[SpanOf]) -> list[JoinedSpan]:
+        """These spans, joined; each comes once."""
+        for span in spans:  # all of them first: those of hosts do not come in order of time
+            if span.block >= 0 and span.end > self._lost.get(span.worker, -math.inf):
+                self._makers[span.worker, span.block] = span
+            self._stepped(span)
+        found = [self._joined(span) for span in spans]
+        self._forget()
+        return found
+
+    def __len__(self) -> int:
+        """How many things are kept."""
+        return len(self._told) + len(self._makers)
+
+    def _find(self, span: SpanOf) -> _Told | None:
+        return self._told.get(span.task, {}).get(span.worker)
+
+    def _stepped(self, span: SpanOf) -> None:
+        told = self._find(span)
+        if told is not None and isinstance(told.task, m.TrainStep):
+            steps = self._steps.setdefault(told.task.node, {})
+            steps[told.task.step] = span
+            if len(steps) > _VERSIONS:
+                del steps[min(steps)]
+
+    def _joined(self, span: SpanOf) -> JoinedSpan:
+        told = self._find(span)
+        if told is None:
+            args = {"what": span.what} if span.what else {}
+            return JoinedSpan(span=span, args=args, arrows=())
+        args = self._made(span) | told.args if span.block >= 0 else told.args
+        if isinstance(told.task, m.RunChunk) and (loads := self._loads.get(span.track)):
+            args = args | {"versions": {model: at for model, (_, at) in loads.items()}}
+        arrows = [a for a in self._ending(span, told) if a.source.start <= a.target.start]
+        return JoinedSpan(span=span, args=args, arrows=arrows)
+
+    def _args(self, task: m.Task) -> dict[str, Any]:
+        """What is known of all its spans."""
+        match task:
+            case m.RunChunk():
+                given = {"chunk": task.id, "given": len(task.keys)}
+                return {**given, "positions": _positions(task.keys)}
+            case m.TrainStep():
+                step, rows = self._first + task.step, len(task.keys)
+                return {"step": step, "rows": rows, "positions": _positions(task.keys)}
+            case m.Evaluate():
+                return {"version": task.version, "rows": len(task.keys)}
+            case m.Record():
+                return {"step": self._first + task.step}
+            case m.Offer() | m.Load():
+                return {"model": task.model, "version": task.version}
+
+    def _made(self, span: SpanOf) -> dict[str, Any]:
+        return {"rows": span.rows, **({"tokens": span.tokens} if span.tokens else {})}
+
+    def _ending(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
+        match told.task:
+            case m.Offer() | m.Load() as task:
+                yield from self._moved(span, task)
+            case m.RunChunk() | m.TrainStep() | m.Evaluate() as task:
+                if not told.pointed:
+                    told.pointed = True
+                    found = (self._makers.get(block) for block in _blocks(task))
+                    yield from (Arrow("rows", made, span) for made in found if made is not None)
+                if isinstance(task, m.RunChunk):
+                    yield from self._used(span, told)
+
+    def _moved(self, span: SpanOf, task: m.Offer | m.Load) -> Iterator[Arrow]:
+        """From the train Step of a version; a load is noted."""
+        made = self._steps.get(task.writer, {}).get(task.version)
+        if made is not None:
+            yield Arrow("version", made, span)
+        if isinstance(task, m.Load):
+            self._loads.setdefault(span.track, {})[task.model] = span, task.version
+
+    def _used(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
+        """From the loads of the versions that a chunk computes with, once for each."""
+        for model, (load, version) in self._loads.get(span.track, {}).items():
+            if told.versions.get(model) != version:
+                told.versions[model] = version
+                yield Arrow("version", load, span)
+
+    def _forget(self) -> None:
+        for event in self._over:
+            self._end(event)
+        for release in self._released:
+            for block in release.blocks:
+                self._makers.pop((release.worker, block), None)
+        if self._ended:
+            for kept in (self._told, self._makers, self._steps, self._loads):
+                kept.clear()
+        self._over, self._released, self._ended = [], [], False
+
+    def lose(self, worker: str, at: float) -> None:
+        """A Worker is gone, or is ended now."""
+        self._lost[worker] = at
+        for number in [n for n, of in self._told.items() if of.pop(worker, None) and not of]:
+            del self._told[number]
+        for block in [block for block in self._makers if block[0] == worker]:
+            del self._makers[block]
+        for track in [track for track in self._loads if track.startswith(f"{worker}/")]:
+            del self._loads[track]
+
+    def _end(self, event: m.TaskEnd) -> None:
+        of = self._told.get(event.id, {})
+        if isinstance(event, m.ChunkDone | m.Evaluated | m.Recorded):
+            of.clear()
+        else:
+            of.pop(event.worker, None)
+        if not of:
+            self._told.pop(event.id, None)
+
+
+def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate) -> Iterable[tuple[str, int]]:
+    """(worker, block) of all that it reads, each once, in order."""
+    gathers: Iterator[Gather] = (each for of in task.inputs.values() for each in of)
+    return dict.fromkeys(block for gather in gathers for block in gather.refs)
+
+
+def _positions(keys: Keys) -> str:
+    """`64..127`: the source positions that it has rows of."""
+    if not len(keys):
+        return ""
+    return f"{keys.position.min()}..{keys.position.max()}"

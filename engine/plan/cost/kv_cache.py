@@ -1,0 +1,60 @@
+"""How large an engine's memory for keys and values is, which is fixed when it starts.
+
+Owns: the sizes. Does not own: memory that grows with the rows (memory.py), the engine.
+"""
+
+from __future__ import annotations
+
+from engine.plan.cost.lengths import Lengths
+from engine.plan.cost.memory import WIDTHS
+from engine.plan.cost.models import Shape
+
+BLOCK = 32
+"""Tokens of a block, the unit in which memory is given to a row."""
+
+MOST = 4 << 30
+"""The most bytes for all rows, unless one needs more: the others wait until there is room. On a
+GPU of its own an engine may have more (`most_beside`).
+"""
+
+GPU_SHARE = 0.8
+"""Of a GPU's memory, for weights and cache together: the rest is for what passes (AReaL's
+configurations say 0.8, vLLM 0.9 with what passes).
+"""
+
+UNSTATED_PROMPT = 4096
+"""Tokens of a prompt for which there is room where neither `max_prompt_tokens` nor the data says
+how long it can be.
+"""
+
+
+def longest_row(lengths: Lengths, context: int, most_prompt: int | None = None) -> int:
+    """Tokens of a row. most_prompt: of its prompt; None if nobody knows how long it can be, for
+    which there is some room.
+    """
+    prompt = max(lengths.prompt, UNSTATED_PROMPT) if lengths.bound else lengths.prompt
+    whole = (prompt if most_prompt is None else most_prompt) + lengths.completion
+    return min(whole, context) if context else whole
+
+
+def most_beside(weights: int, memory: int) -> int:
+    """The most bytes of one rank's cache beside so many of weights, on a GPU that it has alone."""
+    return max(MOST, int(GPU_SHARE * memory) - weights)
+
+
+def cache_bytes(
+    shape: Shape, lengths: Lengths, *, rows: int, longest: int, dtype: str, most: int = MOST
+) -> int:
+    """Of so many rows at once, in whole blocks: at least the longest, and all within `most`.
+
+    A token has 2 * layers * key heads * head dim numbers (Pope et al., arXiv:2211.05102, section
+    2); a block more a row, since blocks are given before they are needed.
+    """
+    token = 2 * shape.layers * shape.kv * WIDTHS[dtype]
+    usual = min(lengths.row, longest)
+    row, one = (_blocks(tokens) * BLOCK * token for tokens in (usual, longest))
+    return max(one, min(rows * row, most))
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // BLOCK) + 1

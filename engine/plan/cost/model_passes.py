@@ -1,0 +1,175 @@
+"""Seconds of one pass of a Model over tokens, on one place.
+
+Owns: the operations, bytes and collectives of a pass, and what bounds it. Does not own: how many
+passes there are (decode.py, training.py), the rates (devices.py).
+
+    seconds = max(compute, memory) + link + latency
+
+    compute  operations / (rate of the dtype x share reached)
+    memory   (weights + cached keys and values) / (rate of the memory x share reached)
+    link     bytes of the collectives of tensor ranks / (rate between them x share reached)
+    latency  seconds a pass, a layer, a row and a collective
+
+Tensor ranks divide operations, weights and cache; context ranks divide the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.plan.cost.devices import Kind, Place
+from engine.plan.cost.memory import WIDTHS
+from engine.plan.cost.models import Head, Shape
+
+Bound = Literal["compute", "memory", "link", "latency"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A Model as the formulas need it. dtype: of its weights, cache and products."""
+
+    parameters: int
+    shape: Shape
+    dtype: str = "bfloat16"
+    head: Head = "lm"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight."""
+        return WIDTHS[self.dtype]
+
+    @property
+    def body(self) -> int:
+        """Parameters that every token is multiplied with: no embedding, and no head of a language
+        model.
+        """
+        embedding = self.shape.vocabulary * self.shape.hidden
+        separate = self.head == "lm" and not self.shape.tied
+        return self.parameters - embedding * (2 if separate else 1)
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters that every predicted token is multiplied with."""
+        return self.shape.hidden * (self.shape.vocabulary if self.head == "lm" else 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights."""
+        return self.parameters * self.width
+
+    @property
+    def read_bytes(self) -> int:
+        """Of the weights that a pass reads: an embedding that is only looked up is not read."""
+        return (self.body + self.head_parameters) * self.width
+
+    @property
+    def cached_bytes(self) -> int:
+        """Keys and values of one token (Pope et al., arXiv:2211.05102, section 2)."""
+        return 2 * self.shape.layers * self.shape.kv * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time:
+    """Predicted seconds, and those of each part, of which compute and memory overlap."""
+
+    seconds: float = 0.0
+    compute: float = 0.0
+    memory: float = 0.0
+    link: float = 0.0
+    latency: float = 0.0
+
+    def __add__(self, other: Time) -> Time:
+        return Time(
+            seconds=self.seconds + other.seconds,
+            compute=self.compute + other.compute,
+            memory=self.memory + other.memory,
+            link=self.link + other.link,
+            latency=self.latency + other.latency,
+        )
+
+    def times(self, count: float) -> Time:
+        """So many, one after another; or so many times as long."""
+        return Time(
+            seconds=self.seconds * count,
+            compute=self.compute * count,
+            memory=self.memory * count,
+            link=self.link * count,
+            latency=self.latency * count,
+        )
+
+    @property
+    def bound(self) -> Bound:
+        """The part that takes longest."""
+        parts: dict[Bound, float] = {
+            "compute": self.compute,
+            "memory": self.memory,
+            "link": self.link,
+            "latency": self.latency,
+        }
+        return max(parts, key=parts.__getitem__)
+
+
+def operations(model: Sizes, tokens: float, keys: float, predicted: float) -> float:
+    """2 a parameter and token, and two products of attention, 4 * layers * width a token and key
+    (Kaplan et al., arXiv:2001.08361, section 2.1). keys: of all tokens together.
+    """
+    attention = 4.0 * model.shape.layers * model.shape.attention
+    return 2.0 * model.body * tokens + 2.0 * model.head_parameters * predicted + attention * keys
+
+
+class Passes:
+    """Passes of one kind of a Model on a place; `at` is cheap, for schedules of many passes.
+
+    times: forward passes that one counts as (3 for one with its backward pass).
+    """
+
+    def __init__(self, model: Sizes, where: Place, kind: Kind, *, times: float = 1.0) -> None:
+        c, shape = where.coefficients[kind], model.shape
+        rate = where.operations(model.dtype) * c.compute * where.tensor * where.context / times
+        reads = where.device.memory_rate * c.reads
+        if where.device.is_gpu:  # the memory of a host has one rate, however many read
+            reads *= where.tensor
+        self._token = 2.0 * model.body / rate
+        self._predicted = 2.0 * model.head_parameters / rate
+        self._key = 4.0 * shape.layers * shape.attention / (rate * c.attention)
+        self._weights = times * model.read_bytes / reads
+        self._cached = model.cached_bytes / reads
+        self._row = c.row
+        self._latency = times * (c.step + shape.layers * c.layer)
+        self._link = 0.0
+        if where.tensor > 1:
+            # Two all-reduces a layer, each of 2 (t - 1) / t of its bytes (Shoeybi et al.,
+            # arXiv:1909.08053, section 3).
+            moved = 4.0 * (where.tensor - 1) / where.tensor * shape.hidden * model.width
+            self._link = times * shape.layers * moved / (where.between * c.link * where.context)
+            self._latency += times * 2 * shape.layers * c.hop
+        if where.context > 1:  # keys and values go round the ring once a layer
+            moved = (where.context - 1) / where.context * model.cached_bytes
+            self._link += times * moved / (where.between * c.link)
+            self._latency += times * shape.layers * (where.context - 1) * c.hop
+
+    def at(
+        self,
+        tokens: float,
+        keys: float,
+        *,
+        cached: float = 0.0,
+        predicted: float | None = None,
+        rows: float = 0.0,
+    ) -> Time:
+        """One pass. tokens: fed; keys: that they attend to, all together; cached: tokens whose keys
+        and values are read; predicted: tokens that get logits, all of them unless said; rows: whose
+        bookkeeping it has.
+        """
+        logits = tokens if predicted is None else predicted
+        compute = self._token * tokens + self._predicted * logits + self._key * keys
+        memory = self._weights + self._cached * cached
+        link, latency = self._link * tokens, self._latency + self._row * rows
+        return Time(
+            seconds=max(compute, memory) + link + latency,
+            compute=compute,
+            memory=memory,
+            link=link,
+            latency=latency,
+        )

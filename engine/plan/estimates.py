@@ -1,0 +1,52 @@
+"""What a node should cost at most, and what a Worker's process takes, as a plan says it.
+
+Owns: the data types. Does not own: the numbers (passes/estimate.py, engine/plan/passes/seconds.py,
+passes/processes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from engine.plan.cost.devices import Origin
+from engine.plan.cost.model_passes import Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProcess:
+    """Bytes of a Worker's process beside its nodes. imported: before its kernels are opened; used:
+    as it works. template: of those that are forked from one, which share what that imported; empty
+    for an interpreter of its own.
+    """
+
+    imported: int
+    used: int
+    template: str = ""
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.imported + self.used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Greatest predicted cost of a node: bytes by part, seconds a Step (None if unknown), what
+    bounds these (empty for a node without a Model), and where the rates come from.
+    """
+
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+    bound: Bound | Literal[""] = ""
+    origin: Origin = "catalogue"
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self.bytes.values())
+
+    def on_each(self, devices: int) -> Estimate:
+        """Of one of so many devices, among which the node is divided."""
+        return replace(self, bytes={p: -(-size // devices) for p, size in self.bytes.items()})

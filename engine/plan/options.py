@@ -1,0 +1,278 @@
+"""How a run is run: everything that is not the algorithm.
+
+Owns: the options, for the command line and for Python; their form in a run folder; what the planner
+is told of them. Does not own: the graph's own parameters (its function's signature).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from dataflow.calls import constructs
+from dataflow.errors import PlanError, RunError, nearest
+from engine.plan.placement import Placing
+
+HERE = "none"
+"""The cluster of a run that is on no other host, though it was begun on some."""
+
+
+@constructs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:  # the fields' docstrings are the command line's help
+    """How the run is run; the graph's own parameters say what it computes."""
+
+    steps: int | None = None
+    """Steps to run; without it one pass over the training data."""
+    seed: int = 0
+    """Every random draw of the run comes from it."""
+    name: str | None = None
+    """Name of the run folder; the graph's own by default."""
+    runs: Path = Path("runs")
+    """Folder that holds the run folders."""
+    overwrite: bool = False
+    """Replace an earlier run of the same name."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes one at the end only."""
+    checkpoint_minutes: float = 10.0
+    """Minutes after the last checkpoint, when the next Step's end gets a timed one; 0: none."""
+    keep: int = 2
+    """Checkpoints to keep, and as many timed ones."""
+    keep_every: int = 0
+    """Steps between checkpoints that stay for good, beside those of --keep; 0: none does."""
+    grace: float = 60.0
+    """Seconds that a Step and its checkpoint may take after Ctrl-C, SIGTERM or SIGHUP."""
+    error_budget: float = 0.1
+    """Share of the admitted prompts that may be dropped; 10 always may. More end the run."""
+    samples_every: int = 1
+    """Steps between sample files."""
+    samples: Literal["brief", "full"] = "brief"
+    """What samples have of each token: brief; or full, also log-probs and advantage."""
+    record: str = ""
+    """Nodes whose rows are kept (rollout,score), or all: for rerun, and for diff of rows."""
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Views of the metrics beside metrics.jsonl."""
+    workers: Literal["one", "auto", "apart"] = "auto"
+    """Processes: one; apart, each node in its own; auto, one at max_lag 0, else overlapping."""
+    kernel: Mapping[str, str] = field(default_factory=dict)
+    """The kernel of a node (rollout=vllm); by default its operator's first that can run it."""
+    pin: Mapping[str, str] = field(default_factory=dict)
+    """The Worker of a node, or of its replicas (rollout=g0,g1@b,g2@gpu:H200), and on which host."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Nodes that share their Workers (rollout,score)."""
+    replicas: Mapping[str, int | str] = field(default_factory=dict)
+    """Workers that each do a part of a node's chunks (rollout=3); 2..8: they join and leave."""
+    scaling: Literal["balance", "most", "fixed"] = "balance"
+    """How many of 2..8: balance, as training keeps up with; most, all; fixed, as scale() says."""
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    """Parts that a node's rows of a Step are cut into (rollout=3); by default, its replicas."""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Data-parallel ranks of a train node (train_policy=2)."""
+    tensor: Mapping[str, int] = field(default_factory=dict)
+    """Tensor ranks of a train node, for each data-parallel one, or of an engine (rollout=2)."""
+    shard: bool = False
+    """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
+    turns: tuple[tuple[str, ...], ...] = ()
+    """Workers on the same devices, which take turns (gen,train)."""
+    weights: Literal["auto", "pull", "collective"] = "auto"
+    """How new weights reach other Workers: pull, collective (one host); auto, that between GPUs."""
+    verify: Literal["structure", "content"] = "structure"
+    """What readers check of rows of their own host: structure; or content: hashes of them, too."""
+    cluster: str | None = None
+    """Hosts: ray, a Ray cluster; ray:local, one begun here; none; to explain or simulate a file."""
+    wait: float = 600.0
+    """Seconds to wait for room in the Ray cluster."""
+    lease: float = 30.0
+    """Seconds without a word after which the run and another host give each other up."""
+    private: bool = False
+    """Nobody else is on the hosts' network: rows travel without encryption."""
+    threads: int | None = None
+    """Threads of each kernel; by default all cores, shared by Workers that compute at one time."""
+    inproc: bool = False
+    """Run everything in this process, user functions too, for breakpoints; without time limits."""
+    strict: bool = False
+    """Make warnings errors: nothing runs that looks wrong."""
+    progress: bool = True
+    """Show progress."""
+    log_every: int = 0
+    """Steps between progress lines off a terminal; 0: each of the first 100, then every 10th."""
+    watchdog: float = 300.0
+    """Seconds without progress after which the run stops and names who waits for whom."""
+    heartbeat: float = 30.0
+    """Seconds of silence after which a Worker's process is killed and counts as lost."""
+
+
+_WITHIN = ("hosts", "least", "simulated")
+"""Of a Placing, what is within other options, or said by a command."""
+_PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
+PLANNED = (*_PLACED, "cluster", "threads", "seed")
+"""Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
+
+OF_ITS_START: Mapping[str, str] = {
+    "seed": "every draw that is still to come depends on it",
+    "name": "the folder says which run goes on",
+    "runs": "the folder says which run goes on",
+    "overwrite": "a resume goes on in the folder as it is",
+}
+"""Options that a run has from its start, and why a resume has no others."""
+
+_FLAGS: Mapping[str, str] = {
+    "set": 'settings=["train_policy.lr=1e-5"]',
+    "watch": "dataflow watch, beside it",
+}
+"""Flags of commands that are no options, and what takes their place in Python."""
+
+
+def require_changeable(changes: Iterable[str]) -> None:
+    """Raise RunError for the first name of what a resume from Python cannot change, or is none."""
+    known = [f.name for f in fields(RunOptions)]
+    for name in changes:
+        if name in OF_ITS_START:
+            why = OF_ITS_START[name]
+            raise RunError(f"resume: {name} does not change in a resume: {why}. Fix: leave it out.")
+        if name not in known:
+            near = nearest(name, known)
+            fix = _FLAGS.get(name) or (f"{near}=" if near else f"one of {', '.join(known)}")
+            raise RunError(f"resume: {name!r} is no option. Fix: {fix}.")
+
+
+def on_ray(options: RunOptions) -> bool:
+    """Whether the run is on a Ray cluster. Raises PlanError for another launcher's name."""
+    name, _, where = (options.cluster or "").partition(":")
+    if name != "ray" or "/" in name:
+        return False
+    if where not in ("", "local"):
+        problem = f"--cluster: expected ray or ray:local, found {options.cluster!r}"
+        raise PlanError(f"options: {problem}. Fix: RAY_ADDRESS={where} and --cluster ray.")
+    return True
+
+
+def on_this_host(options: RunOptions) -> RunOptions:
+    """The same without other hosts: for what runs in this process, whatever the run did."""
+    names = {
+        node: [w.partition("@")[0] for w in pins.split(",")] for node, pins in options.pin.items()
+    }
+    return replace(options, cluster=None, pin={n: ",".join(w) for n, w in names.items()})
+
+
+def placing(options: RunOptions) -> Placing:
+    """What the planner is told of the options. Raises PlanError for an impossible value."""
+    _refuse_absurd(options)
+    pin, hosts = _pins(options.pin)
+    most, least = _replicas(options.replicas)
+    own = {"pin": pin, "hosts": hosts, "replicas": most, "least": least, "simulated": False}
+    names = {f.name for f in fields(Placing)} - own.keys()
+    return Placing(**own, **{name: getattr(options, name) for name in names})
+
+
+_LEAST = {
+    "keep": 1,
+    "samples_every": 1,
+    "threads": 1,
+    "heartbeat": 0.1,
+    "seed": -(2**63),
+    "lease": 1,
+}
+"""The least value of a numeric option; 0 for all others."""
+
+
+def _refuse_absurd(options: RunOptions) -> None:
+    for option in fields(options):
+        value, least = getattr(options, option.name), _LEAST.get(option.name, 0)
+        if isinstance(value, int | float) and not least <= value < math.inf:  # nan is neither
+            flag = f"--{option.name.replace('_', '-')}"
+            problem = f"expected {least} or more, found {value}"
+            raise PlanError(f"options: {flag}: {problem}. Fix: {flag} {least or 1}.")
+
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def _replicas(asked: Mapping[str, int | str]) -> tuple[dict[str, int], dict[str, int]]:
+    """The most replicas of each node, and the least of those with a range. PlanError for what is
+    neither a number nor a range.
+    """
+    most: dict[str, int] = {}
+    least: dict[str, int] = {}
+    for node, count in asked.items():
+        found = _RANGE.fullmatch(count) if isinstance(count, str) else None
+        if found is not None:
+            least[node], most[node] = int(found.group(1)), int(found.group(2))
+        elif isinstance(count, int):
+            most[node] = count
+        elif count.isdecimal():
+            most[node] = int(count)
+        else:
+            problem = f"{node}: expected a number or a range such as 2..8, found {count!r}"
+            raise PlanError(f"replicas: {problem}. Fix: {node}=1..8.")
+    return most, least
+
+
+def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The Workers of each node, and the host (after an @) of a Worker. PlanError if it has two."""
+    pin: dict[str, tuple[str, ...]] = {}
+    hosts: dict[str, str] = {}
+    for node, names in asked.items():
+        pairs = [name.strip().partition("@") for name in names.split(",")]
+        pin[node] = tuple(worker for worker, _, _ in pairs)
+        for worker, at, host in pairs:
+            if at and hosts.setdefault(worker, host) != host:
+                problem = f"{worker} is on {hosts[worker]} and on {host}"
+                raise PlanError(f"pin: {problem}. Fix: {worker}@{host} everywhere.")
+    return pin, hosts
+
+
+def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
+    """The options for a run folder. path: further folders that the run imports from."""
+    data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
+    if options.cluster not in (None, HERE) and not on_ray(options):
+        data["cluster"] = os.path.abspath(options.cluster)
+    return json.dumps(data | {"path": list(path)}, indent=1)
+
+
+def from_json(
+    text: str, changes: Mapping[str, Any], where: str = "options"
+) -> tuple[RunOptions, tuple[str, ...]]:
+    """What `to_json` wrote, with changes (None: unchanged), and the import path. Options that an
+    older run did not write have their defaults. where: names the text. Raises RunError.
+    """
+    data, path = _recorded(text, where)
+    known = {f.name for f in fields(RunOptions)}
+    for name in (*data, *changes):
+        if name not in known:
+            fix = nearest(name, known) or "see dataflow run --help"
+            raise RunError(f"{where}: {name!r} is no option. Fix: {fix}.")
+    try:
+        options = msgspec.convert(data, RunOptions, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        fix = "the value that `dataflow run --help` names"
+        raise RunError(f"{where}: {error}. Fix: {fix}.") from error
+    return replace(options, **{k: v for k, v in changes.items() if v is not None}), path
+
+
+def _recorded(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The options as written, and the import path. Raises RunError for any other text."""
+    fix = "restore the file, or start another run"
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{where}: expected JSON, found {error}. Fix: {fix}.") from error
+    path = data.pop("path", []) if isinstance(data, dict) else None
+    if not isinstance(path, list) or not all(isinstance(entry, str) for entry in path):
+        problem = f"expected an object of options, and in it a list of folders, found {text[:40]!r}"
+        raise RunError(f"{where}: {problem}. Fix: {fix}.")
+    return data, tuple(path)
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is not Path or not isinstance(value, str):
+        raise TypeError(f"expected a path, found {value!r}")
+    return Path(value)

@@ -1,0 +1,91 @@
+"""What nodes took in a short run of the graph itself.
+
+Owns: the run, and the division by messages. Does not own: running (engine/session/calls.py), the
+metrics and their division by rows (engine/keep/run_measurements.py), what follows for passes of a
+Model (run_slowdown.py).
+
+Only a run has the rows that users' functions expect: their own data, and answers to it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dataflow.errors import DataError, PlanError
+from dataflow.graph import Graph
+from dataflow.program import Program
+from engine.plan.cost.transfers import MESSAGE
+from engine.plan.options import RunOptions, on_this_host
+from engine.plan.plan import Plan
+from engine.predict.row_statistics import SeenRows, seen_rows
+
+_ENGINE = "engine"
+"""What metrics call the seconds of a Step in which no node worked; those of one Worker have it."""
+WARM = 1
+"""Steps that do not count: functions load what they need in the first."""
+_QUIET: Mapping[str, Any] = {
+    "progress": False, "sinks": (), "record": "", "log_every": 0, "samples_every": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortRun:
+    """Of one graph. seconds: a row that a node makes or trains, by node, without those in which a
+    function waited for a core. cpu: the share of these in which it computed. message: from what a
+    Worker says until what follows; not measured where nodes work at the same time. steps: how many
+    counted. rows: how long they were; None where the run has no samples to say so.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    message: float = MESSAGE
+    steps: int = 0
+    rows: SeenRows | None = None
+
+
+def short_runs(
+    graph: Graph | Program, options: RunOptions, plans: Sequence[Plan], steps: int
+) -> Iterator[ShortRun]:
+    """Of a Program each phase's graph runs by itself. Raises what a run raises."""
+    graphs = [phase.graph for phase in graph.phases] if isinstance(graph, Program) else [graph]
+    for of, plan in zip(graphs, plans, strict=True):
+        yield _run(of, options, plan, steps)
+
+
+def _run(graph: Graph, options: RunOptions, plan: Plan, steps: int) -> ShortRun:
+    from engine.session.calls import run  # here: it imports what runs kernels
+
+    with tempfile.TemporaryDirectory(prefix="dataflow-profile-") as folder:
+        how = {"steps": steps + WARM, "runs": Path(folder), "name": "profile"}
+        result = run(graph, replace(on_this_host(options), **how, **_QUIET))
+        return _measured(result.folder, plan, steps)
+
+
+def _measured(folder: Path, plan: Plan, steps: int) -> ShortRun:
+    from engine.keep.run_measurements import row_costs, seconds_by_step
+
+    costs = row_costs(folder, after=WARM, made={})
+    taken = seconds_by_step(folder)[0][WARM:]
+    between = [row[_ENGINE] for row in taken if _ENGINE in row]
+    # In one Worker nodes follow each other, and new weights follow the last.
+    message = fmean(between) / (len(plan.nodes) + 1) if between else MESSAGE
+    return ShortRun(
+        seconds={name: cost.seconds for name, cost in costs.items()},
+        cpu={name: cost.cpu for name, cost in costs.items() if cost.cpu is not None},
+        message=message,
+        steps=steps,
+        rows=_lengths(folder),
+    )
+
+
+def _lengths(folder: Path) -> SeenRows | None:
+    """Of the rows in its samples."""
+    try:
+        return seen_rows(str(folder))
+    except (DataError, PlanError):  # nothing is trained, or on rows without tokens
+        return None

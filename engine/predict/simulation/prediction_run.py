@@ -1,0 +1,215 @@
+"""What a plan will do: the real coordinator and loop, kernels that take the cost model's time.
+
+Owns: putting them together, and what a Step came to. Does not own: the times (priced_times.py),
+what is said of the outcome (report.py).
+
+    predict(plan, steps=5, lengths=..., seconds={"score": 0.002}).steps
+
+Messages that come within a ten-thousandth of the longest node's time are handled together, so that
+times are as exact as that. The same plan, lengths and seed give the
+same Prediction to the bit, but for the seconds that the coordinator itself took.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import get_args
+
+import numpy as np
+
+from dataflow.batch import Keys
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.replicas import METRIC as REPLICAS
+from engine.coordinator.settings import Scaling, Settings
+from engine.plan.cost.machine_load import MachineLoad
+from engine.plan.cost.profile import Profile
+from engine.plan.costs import plan_costs
+from engine.plan.plan import Plan
+from engine.plan.source_rows import rows_in_data
+from engine.predict.simulation.lengths import Distributions, DrawnLengths, Greatest
+from engine.predict.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
+from engine.predict.simulation.priced_times import PricedTimes
+from engine.predict.simulation.row_origins import row_origins
+from engine.predict.simulation.selections import outcomes, require_shares
+from engine.protocol import messages as m
+from engine.protocol.events import EventHeard, EventStream, InstructionTold, RunEvent
+from engine.run.loop.loop import Loop
+from engine.run.simulated_workers.history import ModelRead
+from engine.run.simulated_workers.store import MemoryStore
+from engine.run.simulated_workers.workers import SimulatedWorkers
+
+_TOGETHER = 1 << 16
+"""Messages that are handled together at most."""
+_EXACT = 1e-4
+"""Of the longest node's seconds: within it messages are handled together."""
+_AHEAD = 8
+"""Batches of a source's data beyond those that a run can ask for."""
+
+
+def predict(
+    plan: Plan,
+    *,
+    steps: int,
+    lengths: Distributions | None = None,
+    seed: int = 0,
+    profile: Profile | None = None,
+    seconds: Mapping[str, float] | None = None,
+    cpu: Mapping[str, float] | None = None,
+    kept: Mapping[str, float] | None = None,
+    spans: bool = True,
+    scaling: Scaling = "fixed",
+    grace: float = Settings.grace,
+) -> Prediction:
+    """Simulate so many Steps of a plan. lengths: of rows, in tokens; None: of prompts as counted in
+    the data, of others the greatest. seed: of their draws. seconds: a row of nodes that are
+    functions; cpu: the share of these in which they compute; before those of the profile. kept: the
+    share of rows that a selection keeps, all of one that has none. spans: keep who did what when.
+    scaling, grace: of elastic nodes, as the options of a run say. Raises PlanError for a node whose
+    time nobody knows, for a row that a cache cannot hold, and for a share of what is no selection.
+    """
+    assert plan.program is not None
+    kept = kept or {}
+    require_shares(plan.program, kept)
+    costs = plan_costs(plan, profile)
+    drawn, rows = DrawnLengths(plan, lengths or Greatest(), seed), _rows(plan, steps)
+    times = PricedTimes(plan, costs, drawn, lambda: world, seconds or {}, cpu or {})
+    world = SimulatedWorkers(
+        plan,
+        _NoNotes(),
+        rows=rows,
+        kernels=times,
+        outcomes=outcomes(plan.program, kept, seed),
+        within=_EXACT * max((n.estimate.seconds or 0.0 for n in plan.nodes), default=0.0),
+        message=costs.message,
+        log=spans,
+        proving=False,
+    )
+    coordinator = _TimedCoordinator(plan, Settings(steps=steps, scaling=scaling, grace=grace))
+    record = _Record()
+    loop = Loop(
+        coordinator,
+        world,
+        MemoryStore(plan),
+        EventStream(record),
+        clock=lambda: world.clock.now,
+        together=_TOGETHER,
+    )
+    with _without_gc():
+        loop.run()
+    return Prediction(
+        plan=plan,
+        seconds=world.clock.now,
+        steps=tuple(_steps(record, times)),
+        spans=tuple(world.log.all()) if world.log is not None else (),
+        coordinator=CoordinatorLoad(
+            events=record.events, instructions=record.instructions, seconds=coordinator.seconds
+        ),
+        present=world.present,
+        rows=row_origins(plan, drawn, rows),
+        load=profile.load if profile is not None else MachineLoad(),
+    )
+
+
+def _rows(plan: Plan, steps: int) -> dict[str, int]:
+    """Of each source: more than can be asked for; of an evaluation's those of its data or, where
+    nobody knows them, as many as have slots.
+    """
+    assert plan.program is not None
+    found = {s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources}
+    for node in (n for n in plan.nodes if n.work == "source" and n.name not in found):
+        reads = [n for n in plan.nodes if n.source == node.name and n.traits.generates]
+        slots = max((n.layout.slots for n in reads), default=1)
+        found[node.name] = rows_in_data(plan.program.node(node.name)) or slots
+    return found
+
+
+def _steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:
+    start, *closed = record.closed
+    begun = start[1]
+    for closing, end in closed:
+        step = closing.step
+        parts = [trained for (at, _), trained in times.trained.items() if at == step]
+        most = max(parts, key=lambda part: part.tokens, default=None)
+        lags: dict[str, tuple[int, int]] = {}
+        for part in parts:
+            lags |= part.lags
+        yield SimulatedStep(
+            step=step,
+            start=begun,
+            end=end,
+            rows=most.rows if most else 0,
+            tokens=most.tokens if most else 0,
+            lag={name: total / count for name, (total, count) in lags.items() if count},
+            replicas=_replicas(closing),
+        )
+        begun = end
+
+
+def _replicas(closing: m.StepClosed) -> dict[str, int]:
+    counts = closing.metrics.items()
+    return {n.removeprefix(REPLICAS): int(v) for n, v in counts if n.startswith(REPLICAS)}
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Nothing here is in a cycle, and looking for cycles among millions of messages takes long."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class _TimedCoordinator(Coordinator):
+    """seconds: of CPU that it has taken."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        super().__init__(plan, settings)
+        self.seconds = 0.0
+
+    def handle_together(self, events: Sequence[m.Event], now: float) -> list[m.Instruction]:
+        """See Coordinator."""
+        begun = time.process_time()
+        told = super().handle_together(events, now)
+        self.seconds += time.process_time() - begun
+        return told
+
+
+class _Record:
+    """Counts what is heard and told. closed: each Step's end and when it was, first the run's
+    begin.
+    """
+
+    takes = (*get_args(m.Event), *get_args(m.Instruction))
+
+    def __init__(self) -> None:
+        self.events = self.instructions = 0
+        self.closed: list[tuple[m.StepClosed, float]] = []
+
+    def take(self, event: RunEvent) -> None:
+        """See `engine.protocol.events`."""
+        match event:
+            case EventHeard():
+                self.events += 1
+            case InstructionTold(instruction=instruction, at=at):
+                self.instructions += 1
+                if isinstance(instruction, m.StepClosed):
+                    self.closed.append((instruction, at))
+
+
+class _NoNotes:
+    """See Notes: nothing is to be proved."""
+
+    def note_read(self, read: ModelRead) -> None:
+        """Nothing."""
+
+    def note_trained(self, message: m.TrainStep, versions: dict[str, np.ndarray]) -> None:
+        """Nothing."""
+
+    def note_samples(self, step: int, keys: Mapping[str, Keys]) -> None:
+        """Nothing."""

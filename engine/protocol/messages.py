@@ -1,0 +1,443 @@
+"""What the coordinator hears and what it says: events and instructions.
+
+    a task       its answers, with its id; the last one may be FetchFailed
+    RunChunk     Produced, Tombstoned, Reported; ChunkDone
+    TrainStep    Stepped; of several ranks Prepared first, then Stepped after Go
+    Evaluate     Evaluated
+    Record       Recorded
+    Offer        Offered (of several ranks, each)
+    Load         Loaded
+
+Owns: these values, which can cross a process boundary. Does not own: what they say of rows
+(refs.py) and of replicas (replica_messages.py), nor how they are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dataflow.batch import Keys
+from dataflow.errors import GraphWarning
+from engine.protocol.refs import Gather, Key, OwnRows, Ref, SourceCut
+from engine.protocol.replica_messages import (
+    LeaveRequested,
+    Respawn,
+    Retire,
+    ScaleRequested,
+    TimePassed,
+)
+
+Inputs = Mapping[str, tuple[Gather, ...]]
+"""For each input, what to gather."""
+
+# --- events: answers to tasks ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Produced:
+    """Finished rows of a chunk."""
+
+    id: int
+    node: str
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstoned:
+    """A row, and so its group, failed for good. failed: False if a node's policy gave it up."""
+
+    id: int
+    node: str
+    key: Key
+    error: str
+    failed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """Metrics (name, value, count) of one run of a chunk; they count when it ends."""
+
+    id: int
+    worker: str
+    metrics: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkDone:
+    """Every row of a chunk has come or failed; a select removed those it did not produce."""
+
+    id: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A rank has fetched and validated all that an assignment needs, and waits for Go."""
+
+    id: int
+    node: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """A train node (or one rank of it) has done its updates of a Step. digest: of the weights,
+    from the first rank in a run that records rows.
+    """
+
+    id: int
+    node: str
+    step: int
+    worker: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluate node has its numbers. score: the mean reward, by which versions are compared."""
+
+    id: int
+    node: str
+    version: int
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Samples and row metrics of a Step are written; its rows may go."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """The writer's Worker keeps the weights as a block. digest: the hash of the pieces' hashes."""
+
+    id: int
+    worker: str
+    block: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A reader, in one Worker, has the weights of a version."""
+
+    id: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed:
+    """A task did not begin: the Worker that keeps what it reads (`peer`) is gone."""
+
+    id: int
+    worker: str
+    peer: str
+
+
+# --- events: what else is heard -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOpened:
+    """A source is ready; one pass over it has `rows` rows."""
+
+    node: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOpened:
+    """All kernels of a Worker are open. epoch: its incarnation, from 0."""
+
+    worker: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A Worker's process, and its outbox with it, is gone; silent ones are killed."""
+
+    worker: str
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woken:
+    """A Worker has its devices."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slept:
+    """A Worker has given its devices back."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spilled:
+    """So many bytes of a Worker's outbox are in files, as it ran out of memory for them."""
+
+    worker: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What a node computes for the probe's rows with a version's weights; the loop compares writer
+    and readers.
+
+    numbers: float32, one per token but each row's first. dtypes: of the writer's weights.
+    vocabulary: token ids that the node knows.
+    """
+
+    node: str
+    model: str
+    version: int
+    reads: bool
+    numbers: bytes
+    vocabulary: int
+    dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointed:
+    """A checkpoint is on disk."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Someone wants the run to end after the Step under way; at_once: after the last closed one.
+    signal: the one that asked, if any.
+    """
+
+    reason: str
+    at_once: bool = False
+    signal: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequested:
+    """Someone wants a checkpoint at the end of the Step under way."""
+
+
+TaskEnd = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
+"""The last answer to a task; of several ranks, each one's last."""
+TaskEvent = Produced | Tombstoned | Reported | Prepared | TaskEnd
+FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
+Wish = StopRequested | CheckpointRequested | ScaleRequested
+Event = FromWorker | WorkerLost | Checkpointed | Wish | LeaveRequested | TimePassed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class From:
+    """An event as a Worker sent it. number: counts this incarnation's messages from 0, to drop
+    duplicates and to put early ones in order. Events of another epoch are a zombie's.
+    """
+
+    worker: str
+    epoch: int
+    number: int
+    event: Event
+
+
+# --- instructions: tasks --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunChunk:
+    """Run a node on these rows. again: they were made before, and their metrics are known."""
+
+    id: int
+    node: str
+    worker: str
+    step: int
+    keys: Keys
+    inputs: Inputs = field(default_factory=dict)
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainStep:
+    """Train a node on the rows of a Step; each rank of a node gets a message of the same id.
+
+    keys, mine, total: of the node's own rows, as in OwnRows; of the Step's other rows a rank is
+    told nothing but how many there are. inputs: gathers of these rows alone. others: the other row
+    sets, by the input with their rows; a set without a row in the Step has no inputs. giver: where
+    several ranks have the same rows (tensor), the one that fetches them and broadcasts them to the
+    others after Go; the others' inputs have no gathers.
+    """
+
+    id: int
+    node: str
+    worker: str
+    step: int
+    keys: Keys
+    inputs: Inputs
+    mine: np.ndarray | None = None
+    total: int | None = None
+    others: Mapping[str, OwnRows] = field(default_factory=dict)
+    giver: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluate:
+    """Give an evaluate node all rows of its finished evaluation."""
+
+    id: int
+    node: str
+    worker: str
+    version: int
+    keys: Keys
+    inputs: Inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Record:
+    """Write samples and row metrics of a Step. keys, inputs: by train node, what it trains on."""
+
+    id: int
+    step: int
+    keys: Mapping[str, Keys]
+    inputs: Inputs
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Keep the current weights as a block, for readers elsewhere; every rank is told."""
+
+    id: int
+    model: str
+    writer: str
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Bring a version of a Model to a reader in one Worker.
+
+    alias: it shares the writer's module, and nothing moves. leader: the Model is a follower, and
+    moves by `rate` towards this one's weights. source: the Worker that keeps the pieces, in block
+    `block` with hash `digest`; empty where the writer is in the same Worker.
+    """
+
+    id: int
+    model: str
+    writer: str
+    reader: str
+    version: int
+    worker: str
+    alias: bool = False
+    leader: str = ""
+    rate: float = 1.0
+    source: str = ""
+    block: int = -1
+    digest: str = ""
+
+
+Task = RunChunk | TrainStep | Evaluate | Record | Offer | Load
+"""What a Worker has to answer; id: unique within one attempt at the run."""
+
+# --- instructions: what else a Worker is told -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Every rank of the node is prepared for this assignment: begin."""
+
+    id: int
+    node: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Nothing needs these blocks any more; their Worker may recycle them."""
+
+    worker: str
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Take the devices, until Sleep. A Worker that shares its devices opens asleep."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """Give the devices back: all that was told before has ended, except an assignment that waits
+    for Go, which is dropped. The outbox still serves rows, and requests are answered.
+    """
+
+    worker: str
+
+
+ToWorker = Task | Go | Release | Wake | Sleep
+"""What one Worker is told; `worker` says which."""
+
+# --- instructions: what the loop does -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """Only a checkpoint has what is lost: go back to the last one and restart every Worker."""
+
+    worker: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepClosed:
+    """A Step is trained, recorded, published, and evaluated where due. metrics: the coordinator's
+    own.
+
+    Step 0 is what comes before the first. The last Step is closed a second time, without metrics,
+    if evaluations turned out to be due when it proved to be the last.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warn:
+    """Something looks wrong in the run; it may be said several times, and is shown once."""
+
+    warning: GraphWarning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """Write a checkpoint of this cut. rows: the finished untrained rows of each node. evaluated:
+    the version at which each evaluate node ran last. timed: it is due by the clock alone.
+    """
+
+    step: int
+    sources: Mapping[str, SourceCut]
+    rows: Mapping[str, tuple[Keys, Gather]]
+    evaluated: Mapping[str, int] = field(default_factory=dict)
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The run is over; error: why, where it failed."""
+
+    reason: str
+    error: str = ""
+
+
+Instruction = ToWorker | Respawn | Retire | Rollback | StepClosed | Warn | Checkpoint | Finish

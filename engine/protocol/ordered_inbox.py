@@ -1,0 +1,45 @@
+"""In order and once: what one end says to the other, in spite of doubles, latecomers and zombies.
+
+Owns: the order of numbered messages of one incarnation. Does not own: how they travel, nor when an
+incarnation ends (engine/coordinator/recovery.py at the coordinator's end, the Supervisor at the
+other).
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class OrderedInbox(Generic[T]):
+    """One direction between the coordinator and one Worker. epoch: the incarnation that counts."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self._next = 0
+        self._early: dict[int, T] = {}
+
+    def take(self, epoch: int, number: int, message: T) -> list[T]:
+        """The messages that can be acted on now, in order. Duplicates and other epochs are dropped;
+        early messages are kept until all before them have come.
+        """
+        if epoch != self.epoch or number < self._next:
+            return []
+        self._early.setdefault(number, message)
+        found = []
+        while self._next in self._early:
+            found.append(self._early.pop(self._next))
+            self._next += 1
+        return found
+
+    def close(self) -> None:
+        """This incarnation is over: the next one's messages count, from its first."""
+        self.epoch += 1
+        self._next = 0
+        self._early.clear()
+
+    @property
+    def missing(self) -> int | None:
+        """The number that later messages wait for; None where none waits."""
+        return self._next if self._early else None

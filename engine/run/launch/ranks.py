@@ -1,0 +1,78 @@
+"""Rank groups, and the file in which the Workers of a group or a pair meet.
+
+Owns: these files, which have no name and are visible to their Workers only, and which group is on
+several hosts. Does not own: where such a group meets (engine/run/worker_process), their use
+(engine/channels/tensors/world.py), the order of what ranks do (engine/coordinator/ranks.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+from dataflow.errors import PlanError
+from engine.channels.tensors.world import meeting_place
+from engine.plan.plan import Plan
+from engine.run.launch.control import Seat
+
+Group = tuple[str, ...]
+"""The Workers of one replica, by rank."""
+
+
+def groups(plan: Plan) -> dict[str, Group]:
+    """The rank group of each Worker that has one. Raises PlanError for one with two groups."""
+    found: dict[str, Group] = {}
+    for node in plan.nodes:
+        for group in (tuple(rank.worker for rank in ranks) for ranks in node.rank_groups):
+            for worker in group if len(group) > 1 else ():
+                if (other := found.setdefault(worker, group)) != group:
+                    both = f"{', '.join(group)} and of {', '.join(other)}"
+                    fix = "Fix: pin nodes with other ranks to other workers."
+                    raise PlanError(f"{node.name}: worker {worker} is a rank of {both}. {fix}")
+    return found
+
+
+def spanning(of: Mapping[str, Group], here: Collection[str]) -> dict[str, Group]:
+    """The groups of the Workers that are here, of which others are on other hosts."""
+    return {w: group for w, group in of.items() if w in here and not set(group) <= set(here)}
+
+
+def far_seat(worker: str, group: Group) -> Seat:
+    """A Worker's place in a group on several hosts."""
+    return Seat(rank=group.index(worker), world=len(group), names=group)
+
+
+class Meeting:
+    """Where the ranks of one group meet once."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._file = meeting_place()
+
+    def seat(self, worker: str) -> Seat:
+        """This Worker's place."""
+        return Seat(rank=self._group.index(worker), world=len(self._group))
+
+    def descriptor(self) -> int:
+        """A new descriptor of the file; the receiver closes it."""
+        return os.dup(self._file)
+
+    def close(self) -> None:
+        """Close this process's descriptor; the file lives as long as one of the ranks has it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def meetings(members: Sequence[str], of: Mapping[str, Group]) -> dict[str, Meeting]:
+    """By Worker, a new meeting for each group. Raises PlanError for a group that is not whole."""
+    found: dict[str, Meeting] = {}
+    for worker in members:
+        group = of.get(worker)
+        if group is None or worker in found:
+            continue
+        if missing := ", ".join(name for name in group if name not in members):
+            problem = f"ranks begin together, and {missing} would not"
+            raise PlanError(f"{worker}: {problem}. Fix: go back.")
+        found |= dict.fromkeys(group, Meeting(group))
+    return found

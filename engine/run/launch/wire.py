@@ -1,0 +1,177 @@
+"""Messages as bytes: msgpack, tagged by the name of a class of one closed table; no pickle.
+
+Owns: the codec of events, instructions, requests and control messages. Does not own: the messages
+(control.py, engine/run/hosts/host_messages.py), framing (control_socket.py).
+
+    message   [name of its class, {field: value}]
+              [name of its class, bytes], of a TrainStep for one of several ranks: these, deflated
+    array     [dtype, bytes]; one dimension, of the dtypes below
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from dataflow.errors import RunError
+from engine.protocol.messages import Event, From, ToWorker, TrainStep, WorkerLost
+from engine.protocol.workers import Ask
+from engine.run.hosts import host_messages as hm
+from engine.run.launch import control
+
+_DTYPES = {
+    np.dtype(kind).str: np.dtype(kind)
+    for kind in ("bool", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")
+}
+EVENTS: tuple[type, ...] = get_args(Event)
+INSTRUCTIONS: tuple[type, ...] = get_args(ToWorker)
+TO_WORKER: tuple[type, ...] = get_args(control.ToWorkerProcess)
+TO_SUPERVISOR: tuple[type, ...] = get_args(control.ToSupervisor)
+ASKS: tuple[type, ...] = get_args(Ask)
+CONTROL: tuple[type, ...] = get_args(control.Control)
+HOSTING: tuple[type, ...] = get_args(hm.Hosting)
+_TABLE = (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
+_CLASSES = {kind.__name__: kind for kind in _TABLE}
+_INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
+    From: ("event", EVENTS),
+    control.Command: ("instruction", INSTRUCTIONS),
+    control.Request: ("request", ASKS),
+    control.WorkerUpdate: ("events", (From,)),
+    hm.Relay: ("instruction", INSTRUCTIONS),
+    hm.RelayRequest: ("requests", ASKS),
+    hm.HostUpdate: ("events", (From, WorkerLost)),
+}
+"""Messages with a field that holds a message of several classes, or a tuple: field, classes."""
+_INFLATED = 1 << 28
+"""Bytes that deflated ones may become: 256 MiB, millions of rows. More are sent as they are."""
+_WRONG = (
+    *(msgspec.DecodeError, zlib.error),
+    *(RecursionError, ValueError, TypeError, OverflowError),
+)
+"""All that bytes from outside can raise here."""
+
+
+def encode(message: Any) -> bytes:
+    """The bytes of a message. Raises RunError for a class outside the table, or a wrong value."""
+    name = type(message).__name__
+    if _CLASSES.get(name) is not type(message):
+        problem = f"expected one of {', '.join(_CLASSES)}, found a {name}"
+        raise RunError(f"control message: {problem}. Fix: put it in wire.py.")
+    try:
+        if isinstance(message, TrainStep) and message.mine is not None:
+            return _ENCODER.encode((name, _deflated(_ENCODER.encode(message))))
+        return _ENCODER.encode((name, _plain(message)))
+    except (TypeError, ValueError, OverflowError) as error:
+        fix = "Fix: see its class for what each field is."
+        raise RunError(f"control message {name}: {error}. {fix}") from error
+
+
+def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
+    """The message, of one of these classes; arrays are views of the bytes. Raises RunError."""
+    try:
+        return _decode(data, among)
+    except _WRONG as error:
+        problem = f"expected one of the table in wire.py, found {error}"
+        fix = "Fix: both ends have to be of the same version."
+        raise RunError(f"control message of {len(data)} bytes: {problem}. {fix}") from error
+
+
+def _decode(data: Any, among: Sequence[type] | None) -> Any:
+    name, body = _OUTER.decode(data)
+    kind = _CLASSES.get(name)
+    if kind is None or (among is not None and kind not in among):
+        raise ValueError(f"the class {name[:60]!r}")
+    return _decoder(kind)(_inflated(body) if kind is TrainStep else body)
+
+
+def _deflated(body: bytes) -> bytes | msgspec.Raw:
+    """One message goes to each of perhaps a thousand ranks; most of its bytes are zeros of small
+    numbers and names that come again.
+    """
+    return zlib.compress(body, 1) if len(body) <= _INFLATED else msgspec.Raw(body)
+
+
+def _inflated(body: msgspec.Raw) -> bytes | msgspec.Raw:
+    """The fields. Raises ValueError for bytes that become too many, and what zlib raises."""
+    if bytes(memoryview(body)[:1]) not in _BYTES:
+        return body
+    inflating = zlib.decompressobj()
+    found = inflating.decompress(msgspec.msgpack.decode(body, type=bytes), _INFLATED)
+    if not inflating.eof:
+        raise ValueError(f"deflated bytes that end too early or become more than {_INFLATED}")
+    return found
+
+
+def _plain(message: Any) -> Any:
+    """The message, or its fields where one of them holds messages of several classes."""
+    if type(message) not in _INSIDE:
+        return message
+    field, _ = _INSIDE[type(message)]
+    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    held = fields[field]
+    if isinstance(held, tuple):
+        fields[field] = tuple(msgspec.Raw(encode(each)) for each in held)
+    else:
+        fields[field] = msgspec.Raw(encode(held))
+    return fields
+
+
+@cache
+def _decoder(kind: type) -> Callable[[Any], Any]:
+    """A function from the body of a message to a message of this class."""
+    if kind not in _INSIDE:
+        return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain).decode
+    field, among = _INSIDE[kind]
+    hints = get_type_hints(kind)
+    several = get_origin(hints[field]) is tuple
+    hints[field] = list[msgspec.Raw] if several else msgspec.Raw
+    mirror = msgspec.defstruct(kind.__name__, list(hints.items()), kw_only=True)
+    read = msgspec.msgpack.Decoder(mirror, dec_hook=_from_plain).decode
+
+    def decoded(body: Any) -> Any:
+        fields = msgspec.structs.asdict(read(body))
+        held = fields[field]
+        fields[field] = tuple(_decode(h, among) for h in held) if several else _decode(held, among)
+        return kind(**fields)
+
+    return decoded
+
+
+def _to_plain(value: Any) -> Any:
+    """Encodes what msgspec does not know: arrays, NumPy numbers, paths."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype.str not in _DTYPES:
+            expected = f"expected an array of one dimension of {', '.join(_DTYPES)}"
+            raise TypeError(f"{expected}, found {value.dtype} {value.shape}")
+        return value.dtype.str, np.ascontiguousarray(value).data
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if kind is Path:
+        if not isinstance(value, str):
+            raise ValueError(f"expected a path, found a {type(value).__name__}")
+        return Path(value)
+    if kind is not np.ndarray:
+        raise TypeError(f"a {kind.__name__} cannot be received")
+    match value:
+        case [str() as name, bytes() as data] if name in _DTYPES:
+            return np.frombuffer(data, _DTYPES[name])
+    raise ValueError("an array that is not of one dimension and a known dtype")
+
+
+_BYTES = (b"\xc4", b"\xc5", b"\xc6")
+"""How bytes begin in msgpack."""
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
+_OUTER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

@@ -1,0 +1,218 @@
+"""The loop: carries instructions to the Workers and events to the coordinator.
+
+    waits for                               unblocked by
+    the next event of some Worker           that Worker
+    answers about files (ask)               the Workers asked
+
+What has come meanwhile is handled together where that makes no difference (`Coordinator.groups`),
+so that the cost of an event falls as more of them wait.
+
+Owns: the order of all that happens. Does not own: any decision (coordinator), any kernel
+(engine/run/worker), where Workers are (engine/run/launch, engine/predict/simulation), where files
+lie (checkpoint_files.py), nor what is made of it (subscribers to its events,
+engine/protocol/events.py).
+
+What is the loop's own (StepClosed, Warn, Checkpoint, Respawn, Retire, Rollback, Finish) is carried
+out as soon as it is said. When no Worker has anything to do, no event is left and the coordinator
+has not finished, nothing will ever happen again: that is an error that says who waits for whom.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from dataflow.errors import RunError
+from engine.coordinator.coordinator import Coordinator
+from engine.protocol import events as e
+from engine.protocol import messages as m
+from engine.protocol.workers import WorkerGone, Workers
+from engine.run.loop.checkpoint_files import RunStore
+
+_TICK = 0.2
+"""Seconds after which the loop sees a Ctrl-C although no event has come."""
+
+TOGETHER = 256
+"""Messages that are taken at most before the loop looks at anything else."""
+
+_MEASURED_EVERY = 1.0
+"""Seconds between two looks at what Workers have measured, where no Step ends meanwhile."""
+
+
+M = TypeVar("M", m.Checkpoint, m.Evaluated)
+
+
+class Loop:
+    """One attempt at a run: from its beginning, or from a checkpoint of the store.
+
+    events: who is told of what happens. stop: asked at each turn whether the run is to end early,
+    to write a checkpoint, or to have other replicas, and answers each wish once. clock: seconds; a
+    simulated one where the Workers are. together: so many messages at most are handled together; 1:
+    each alone.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        workers: Workers,
+        store: RunStore,
+        events: e.EventStream,
+        stop: Callable[[], m.Wish | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        together: int = TOGETHER,
+    ) -> None:
+        self._coordinator = coordinator
+        self._workers = workers
+        self._store = store
+        self._events = events
+        self._stop = stop
+        self._clock = clock
+        self._together = together
+        self._end: m.Finish | m.Rollback | None = None
+        self._measured = clock()
+        self.heard = 0
+        """Events that were heard: while it grows, something moves."""
+        self.untold: list[m.Instruction] = []
+        """What was said after the end, and not carried out."""
+
+    def run(self) -> m.Finish | m.Rollback:
+        """Until the coordinator finishes, or says that the run has to go back to its last
+        checkpoint.
+
+        Raises RunError where the run fails or where nothing can move any more, and what a kernel
+        raised.
+        """
+        try:
+            opened = list(self._workers.open())
+            restored = self._store.restore(self._workers)
+        except WorkerGone as gone:
+            return m.Rollback(worker=gone.worker, error=str(gone))
+        self._carry_out(self._coordinator.start(restored))
+        for event in opened:
+            self._hear((event,))
+        self._measure()
+        self._events.emit(e.Opened(at=self._clock()))
+        while self._end is None:
+            self._turn()
+        self._measure()
+        if isinstance(self._end, m.Finish):
+            if self._end.error:
+                raise RunError(self._end.error)
+            self._store.prune()
+        return self._end
+
+    def _turn(self) -> None:
+        """Hear that the run is to end early, or the next event."""
+        if self._stops():
+            return
+        event = self._workers.next(_TICK)
+        if event is None and not self._workers.busy:
+            event = self._workers.next(0.0)  # one may have come as the last Worker became idle
+            if event is None:
+                raise RunError(self._starved())
+        if event is not None:
+            self._hear(self._come(event))
+        elif self._coordinator.moving:  # nothing has moved, so that the watchdog is not told
+            self._carry_out(self._coordinator.handle(m.TimePassed(), self._clock()))
+        if self._clock() - self._measured >= _MEASURED_EVERY:
+            self._measure()
+
+    def _stops(self) -> bool:
+        asked = self._stop()
+        if asked is not None:
+            self._hear((asked,))
+        return asked is not None
+
+    def _come(self, first: m.Event | m.From) -> Iterator[m.Event | m.From]:
+        """A message, and what has come behind it by the time that it is asked for."""
+        yield first
+        for _ in range(self._together - 1):
+            message = self._workers.next(0.0) if self._end is None else None
+            if message is None:
+                return
+            yield message
+
+    def _hear(self, messages: Iterable[m.Event | m.From]) -> None:
+        for group in self._coordinator.groups(messages, self._together):
+            for worker, event in group:
+                self.heard += 1
+                takers = self._events[type(event)]
+                if takers:
+                    heard = e.EventHeard(at=self._clock(), event=event, worker=worker)
+                    for take in takers:
+                        take(heard)
+                if isinstance(event, m.Evaluated) and self._end is None:
+                    # its version is there until the next Step
+                    self._write(event, self._store.keep_best)
+            events = [event for _, event in group]
+            self._carry_out(self._coordinator.handle_together(events, self._clock()))
+
+    def _carry_out(self, instructions: Iterable[m.Instruction]) -> None:
+        for instruction in instructions:
+            if self._end is not None:  # one that was just carried out led to it
+                self.untold.append(instruction)
+                continue
+            if isinstance(instruction, m.StepClosed):
+                self._measure()
+            takers = self._events[type(instruction)]
+            if takers:
+                told = e.InstructionTold(at=self._clock(), instruction=instruction)
+                for take in takers:
+                    take(told)
+            self._carry_out_one(instruction)
+
+    def _carry_out_one(self, instruction: m.Instruction) -> None:
+        match instruction:
+            case m.StepClosed():
+                self._stops()
+            case m.Warn():
+                pass  # a subscriber shows it
+            case m.Checkpoint():
+                if self._write(instruction, self._store.write):
+                    self._hear((m.Checkpointed(step=instruction.step),))
+            case m.Respawn():
+                self._workers.respawn(instruction.workers)
+            case m.Retire():
+                self._workers.retire(instruction.workers)
+            case m.Finish() | m.Rollback():
+                self._workers.forget()  # what was still to be made is not wanted
+                self._end = instruction
+            case _:
+                self._workers.tell(instruction)
+
+    def _write(self, message: M, write: Callable[[Workers, M], bool]) -> bool:
+        """Have files written; whether they were. Where a Worker is lost meanwhile there are none:
+        the coordinator hears of the loss, and decides.
+        """
+        self._measure()
+        start = self._clock()
+        self._events.emit(e.WritingBegan(of=message, at=start))
+        try:
+            written = write(self._workers, message)
+        except WorkerGone as gone:
+            failed = e.WritingFailed(of=message, error=str(gone), at=self._clock())
+            self._events.emit(failed)
+            return False
+        if written:
+            end = self._clock()
+            self._measure()
+            self._events.emit(e.WritingEnded(of=message, start=start, end=end))
+        return written
+
+    def _measure(self) -> None:
+        """Tell what Workers have measured and done since the last time."""
+        workers = self._workers
+        self._measured = self._clock()
+        self._events.emit(
+            e.WorkersMeasured(
+                at=self._measured,
+                reports=workers.reports(),
+                spans=workers.spans(),
+                doing=workers.doing(),
+            )
+        )
+
+    def _starved(self) -> str:
+        lines = "\n  ".join(self._coordinator.waiting())
+        return f"nothing is under way and the run has not finished; who waits for whom:\n  {lines}"

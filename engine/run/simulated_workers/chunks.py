@@ -1,0 +1,155 @@
+"""How a simulated Worker runs a chunk: in which batches its rows come, when, with which version.
+
+Does not own: when a chunk begins (simulated_worker.py), how long a row takes (kernel_times.py),
+whether it fails or is kept (behaviour.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.coordinator.tables import codes
+from engine.plan.lag import NO_VERSION, ages
+from engine.plan.plan import PlannedNode
+from engine.protocol.messages import Produced, RunChunk, Tombstoned
+from engine.run.simulated_workers.history import ModelRead
+
+if TYPE_CHECKING:
+    from engine.run.simulated_workers.simulated_worker import SimulatedWorker
+    from engine.run.simulated_workers.workers import SimulatedWorkers
+
+
+class _KernelRun:
+    """A chunk that a kernel has under way. ends: seconds from its begin to the end of each row."""
+
+    def __init__(
+        self,
+        node: PlannedNode,
+        begun: float,
+        ends: np.ndarray,
+        produce: Callable[[np.ndarray], None],
+    ) -> None:
+        self.node, self.begun, self.ends = node, begun, ends
+        self._produce = produce
+        self._gone = np.zeros(len(ends), bool)
+        """The rows that were handed over."""
+
+    def hand_over(self, batch: np.ndarray) -> None:
+        """Those of these rows that are still here; a batch without rows is handed over, too."""
+        rows = batch[~self._gone[batch]]
+        self._gone[rows] = True
+        if len(rows) or not len(batch):
+            self._produce(rows)
+
+
+class ChunkRuns:
+    """The chunks of one Worker."""
+
+    def __init__(self, worker: SimulatedWorker, world: SimulatedWorkers) -> None:
+        self._worker = worker
+        self._world = world
+        self._loads: dict[str, list[tuple[float, int]]] = {}
+        """Node -> (time, version) of each version that it loaded."""
+        self._running: dict[str, _KernelRun] = {}
+        """Node -> the chunk that its kernel has under way."""
+
+    def loaded(self, node: str, version: int) -> None:
+        """A reader has this version from now on; what it has under way is interrupted."""
+        chunk = self._running.get(node)
+        if chunk is not None:
+            seconds = self._world.clock.now - chunk.begun
+            rows = self._world.kernels.interrupted(chunk.node, chunk.ends, seconds)
+            if len(rows):
+                chunk.hand_over(rows)
+        self._loads.setdefault(node, []).append((self._world.clock.now, version))
+
+    def run(self, chunk: RunChunk, end: Callable[[], None]) -> tuple[float, int, int]:
+        """Produce a chunk's rows in batches as they finish, some failing; then call `end`. Returns
+        how long that takes, its rows, and their tokens where they are known.
+        """
+        world, worker, name = self._world, self._worker, chunk.node
+        node, begun, keys = world.nodes[name], world.clock.now, chunk.keys
+        if node.relation in ("expand", "source"):
+            keys = keys.expand(node.rows // node.inner)
+        lengths = world.kernels.lengths(chunk, node)
+        starts, ends = world.kernels.rows(node, len(keys), lengths)
+        failed = world.outcomes.failed(name, keys) | _without_any(node, chunk)
+        wanted = ~failed & (world.outcomes.kept(name, keys) if node.relation == "subset" else True)
+
+        def produce(batch: np.ndarray) -> None:
+            good = batch[wanted[batch]]
+            versions = [self._version(name, float(begun + starts[row])) for row in good]
+            if node.traits.generates:  # its first version counts as 0
+                versions = [max(version, 0) for version in versions]
+            aged = ages(world.plan, name, np.array(versions, np.int32))
+            sizes = None if lengths is None else lengths.take(good)
+            ref = world.outbox.keep(worker.name, name, keys.take(good), aged, sizes)
+            worker.say(Produced(id=chunk.id, node=name, ref=ref))
+            for key in keys.take(batch[failed[batch]]).rows():
+                worker.say(Tombstoned(id=chunk.id, node=name, key=key, error="simulated"))
+
+        batches = list(world.kernels.batches(node, ends))
+        seconds = max(ends.tolist(), default=0.0)
+        if world.kernels.computing(node):
+
+            def made() -> None:
+                for batch in batches:
+                    produce(batch)
+                end()
+
+            world.cores.run(worker, node, seconds, made)
+        else:
+            self._run_kernel(node, batches, ends, produce, end)
+        tokens = 0 if lengths is None else int(lengths.prompts.sum() + lengths.answers.sum())
+        return seconds, len(keys), tokens
+
+    def _run_kernel(
+        self,
+        node: PlannedNode,
+        batches: Sequence[np.ndarray],
+        ends: np.ndarray,
+        produce: Callable[[np.ndarray], None],
+        end: Callable[[], None],
+    ) -> None:
+        """Hand each batch over when its last row has ended, and keep cores busy until then."""
+
+        def ended() -> None:
+            del self._running[node.name]
+            self._world.cores.end(self._worker.name)
+            end()
+
+        chunk = _KernelRun(node, self._world.clock.now, ends, produce)
+        self._running[node.name] = chunk
+        self._world.cores.begin(self._worker.name, node)
+        for batch in batches:
+            last = max(ends[batch].tolist(), default=0.0)
+            self._worker.after(last, partial(chunk.hand_over, batch))
+        self._worker.after(max(ends.tolist(), default=0.0), ended)
+
+    def note_read(self, chunk: RunChunk, begun: float) -> None:
+        """Note which versions a chunk that ends now has read."""
+        name, step, region = chunk.node, chunk.step, self._world.nodes[chunk.node].region
+        first, last = self._version(name, begun), self._version(name, self._world.clock.now)
+        if first != NO_VERSION:
+            read = ModelRead(node=name, region=region, step=step, first=first, last=last)
+            self._world.history.note_read(read)
+
+    def _version(self, node: str, start: float) -> int:
+        """The version that a row begun at `start` is made with, or NO_VERSION."""
+        loads = self._loads.get(node, ())
+        return max((version for when, version in loads if when <= start), default=NO_VERSION)
+
+
+def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:
+    """Boolean [rows] (or one False): rows of a reduction that have no descendants left."""
+    for i in node.inputs:
+        if i.fan_in:
+            owners = chunk.inputs[i.name][0].keys
+            assert owners is not None
+            wanted = codes(chunk.keys.position, chunk.keys.sample)
+            return ~np.isin(wanted, codes(owners.position, owners.sample))
+    return np.zeros(1, dtype=bool)

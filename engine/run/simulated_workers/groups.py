@@ -1,0 +1,154 @@
+"""Simulated Workers that act together: ranks of one node, and Workers on the same devices.
+
+Owns: ranks waiting for each other in a collective; checks that a rank begins only what it is
+prepared for, that each row is in one share whose ranks have the same rows, that at most one Worker
+of a device group is awake and that none is told anything while asleep. Does not own: when any of
+this happens (workers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dataflow.batch import Keys
+from dataflow.errors import RunError
+from engine.plan.plan import Plan
+from engine.protocol.messages import Go, OwnRows, TrainStep
+
+Versions = dict[str, np.ndarray]
+"""Producer -> the version of each row."""
+Work = tuple[str, str, int]
+"""(train, offer or save; node; number)."""
+
+
+class SimulatedRanks:
+    """Which ranks are prepared for which assignment, and which have ended it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._ranks = {n.name: n.workers for n in plan.nodes}
+        self._shares = {n.name: n.shares for n in plan.nodes}
+        self._wanted: dict[tuple[str, str], int] = {}
+        self._waiting: dict[tuple[str, str], TrainStep] = {}
+        self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
+        self._meetings: dict[Work, list[dict[str, Callable[[], None]]]] = {}
+        """The ranks that have come to each collective, and how each goes on."""
+
+    def told(self, message: TrainStep) -> None:
+        """A rank is told of an assignment, which replaces the one that it was prepared for."""
+        self._wanted[message.node, message.worker] = message.id
+        self._waiting.pop((message.node, message.worker), None)
+
+    def prepared(self, message: TrainStep) -> None:
+        """The rank has its rows; its Worker does other things until it may begin."""
+        at = message.node, message.worker
+        if self._wanted.get(at) == message.id:
+            self._waiting[at] = message
+
+    def begin(self, go: Go) -> TrainStep:
+        """The assignment that a rank begins. Raises RunError if it is not prepared for it."""
+        prepared = self._waiting.pop((go.node, go.worker), None)
+        if prepared is None or prepared.id != go.id:
+            raise RunError(f"{go.node}: {go.worker} was told to begin {go.id} unprepared")
+        return prepared
+
+    def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
+        """A rank has done its updates; after the last, the assignment as if one rank had all rows.
+        Raises RunError if a row was in no share or in two, or a share's ranks had different rows.
+        """
+        parts = self._ended.setdefault((message.node, message.id), [])
+        parts.append((message, versions))
+        if len(parts) < len(self._ranks[message.node]):
+            return None
+        del self._ended[message.node, message.id]
+        parts = self._once(message.node, parts)
+        told = [m for m, _ in parts]
+        others = {
+            name: OwnRows(keys=_together(f"{message.node}.{name}", [m.others[name] for m in told]))
+            for name in message.others
+        }
+        one = {"worker": self._ranks[message.node][0], "mine": None, "total": None, "inputs": {}}
+        keys = _together(message.node, told)
+        whole = {name: np.concatenate([v[name] for _, v in parts]) for name in versions}
+        return replace(message, keys=keys, others=others, **one), whole
+
+    def _once(
+        self, node: str, parts: list[tuple[TrainStep, Versions]]
+    ) -> list[tuple[TrainStep, Versions]]:
+        """One rank of each share. Raises RunError if another rank of it had different rows."""
+        by_rank = {m.worker: (m, versions) for m, versions in parts}
+        shares = self._shares[node]
+        for share in (share for share in shares if len(share) > 1):
+            for rank in share:
+                _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
+        return [by_rank[share[0]] for share in shares]
+
+    def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
+        """A rank has come to a collective: once all ranks of the node have, each goes on."""
+        meetings = self._meetings.setdefault(what, [])
+        there = next((ranks for ranks in meetings if worker not in ranks), None)
+        if there is None:
+            meetings.append(there := {})
+        there[worker] = then
+        if len(there) == len(self._ranks[what[1]]):
+            meetings.remove(there)
+            for go_on in there.values():
+                go_on()
+
+    def give_up(self, worker: str) -> None:
+        """A Worker goes to sleep: its ranks are no longer prepared for anything."""
+        for waiting in (self._wanted, self._waiting):
+            for at in [at for at in waiting if at[1] == worker]:
+                del waiting[at]
+
+    def forget(self, worker: str) -> None:
+        """A Worker is gone."""
+        self.give_up(worker)
+        for meetings in self._meetings.values():
+            meetings[:] = [there for there in meetings if worker not in there]
+
+
+class Devices:
+    """Which Workers that take turns on devices are awake; all others always are."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._mates = {name: group for group in plan.turns for name in group}
+        self._awake: set[str] = set()
+
+    def check(self, worker: str) -> None:
+        """Raises RunError if the Worker is asleep."""
+        if worker in self._mates and worker not in self._awake:
+            raise RunError(f"worker {worker} was told something while asleep")
+
+    def wake(self, worker: str) -> None:
+        """Raises RunError if another Worker of its group is awake."""
+        if others := ", ".join(sorted(self._awake.intersection(self._mates[worker]))):
+            raise RunError(f"worker {worker} was woken while {others} had its devices")
+        self._awake.add(worker)
+
+    def sleep(self, worker: str) -> None:
+        """It has given its devices back, or has died."""
+        self._awake.discard(worker)
+
+
+def _together(what: str, shares: Sequence[TrainStep | OwnRows]) -> Keys:
+    """The keys of a row set, in its order. Raises RunError unless each of its rows is one of the
+    shares'.
+    """
+    counts = {share.total for share in shares}
+    mine = np.concatenate([share.mine for share in shares if share.mine is not None])
+    rows, order = np.sort(mine), np.argsort(mine)
+    if counts != {len(rows)} or not np.array_equal(rows, np.arange(len(rows))):
+        raise RunError(f"{what}: of {counts} rows, the ranks had {rows.tolist()}")
+    return Keys.concat([share.keys for share in shares]).take(order)
+
+
+def _require_same_rows(rank: TrainStep, first: TrainStep) -> None:
+    assert rank.mine is not None
+    assert first.mine is not None
+    same = np.array_equal(rank.mine, first.mine) and rank.keys.rows() == first.keys.rows()
+    if rank.giver != first.worker or not same:
+        had = f"{rank.worker} had the rows {rank.mine} of {rank.giver}"
+        raise RunError(f"{rank.node}: {had}, not {first.worker}'s {first.mine}")

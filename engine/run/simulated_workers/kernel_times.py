@@ -1,0 +1,205 @@
+"""How long the kernels of simulated Workers take: what is asked, and times at random, for proofs.
+
+Owns: the questions, and the order of the random draws. Does not own: what happens meanwhile
+(simulated_worker.py, chunks.py), times that follow from the plan
+(engine/predict/simulation/priced_times.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
+from typing import Protocol
+
+import numpy as np
+
+from engine.plan.costs import RowLengths
+from engine.plan.plan import PlannedNode
+from engine.protocol import messages as m
+from engine.run.simulated_workers.behaviour import Durations
+
+Times = tuple[np.ndarray, np.ndarray]
+"""Seconds from a chunk's start to the start and the end of each row, float64 [rows]."""
+
+Rows = m.RunChunk | m.TrainStep | m.Evaluate | m.Record
+"""Messages that name rows of other Workers."""
+
+
+class KernelTimes(Protocol):
+    """Asked once for each thing that a Worker does, as it begins it. Seconds, but for `lengths`."""
+
+    def lengths(self, chunk: m.RunChunk, node: PlannedNode) -> RowLengths | None:
+        """Tokens of the rows that a chunk makes; None where nobody needs them."""
+        ...
+
+    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
+        """Of the rows of a chunk."""
+        ...
+
+    def threads(self, node: PlannedNode) -> int:
+        """Cores of its host that one rank of a node's kernel keeps busy; 0 where none counts."""
+        ...
+
+    def computing(self, node: PlannedNode) -> float:
+        """The share of a function's seconds in which it keeps a core busy, 0 to 1; in the others it
+        waits for something else. 0 where no core counts.
+        """
+        ...
+
+    def cores(self, worker: str) -> int:
+        """Of a Worker's host."""
+        ...
+
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
+        """In which batches rows are handed over that end then: their numbers, in order."""
+        ...
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """The rows that a chunk hands over at once, if it has not yet, as new weights interrupt it
+        so many seconds after its start; `ends` as of all rows.
+        """
+        ...
+
+    def fetch(self, message: Rows) -> float:
+        """Until all rows of a message are there."""
+        ...
+
+    def train(self, message: m.TrainStep) -> float:
+        """A Step's updates, of one rank."""
+        ...
+
+    def prepare(self, message: m.TrainStep) -> float:
+        """Until a rank that has its rows may begin."""
+        ...
+
+    def answer(self, message: m.Evaluate | m.Record) -> float:
+        """An evaluation, or a Step's samples."""
+        ...
+
+    def offer(self, message: m.Offer) -> float:
+        """Until a version can be fetched."""
+        ...
+
+    def load(self, message: m.Load) -> float:
+        """Until a reader has a version."""
+        ...
+
+    def interrupts(self, reader: str) -> bool:
+        """Whether a reader takes new weights within a chunk."""
+        ...
+
+    def turn(self, worker: str) -> float:
+        """Until a Worker has taken its devices, or given them back."""
+        ...
+
+    def start(self, worker: str) -> float:
+        """Until a Worker that begins during the run is open."""
+        ...
+
+    def open(self) -> float:
+        """Until a source is open."""
+        ...
+
+    def files(self) -> float:
+        """Until files are read or written."""
+        ...
+
+
+class RandomTimes:
+    """Times from a generator of their own, about those of `durations`; rows come in random batches,
+    at times after an empty one.
+    """
+
+    def __init__(self, durations: Durations) -> None:
+        self._durations = durations
+        self._draw = Random(durations.seed)
+
+    def lengths(self, chunk: m.RunChunk, node: PlannedNode) -> None:
+        """Nobody needs them."""
+
+    def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
+        """Each row in the slot that is free first."""
+        durations = self._durations
+        free = [0.0] * (durations.slots if node.traits.generates else 1)
+        starts, ends = np.zeros(rows), np.zeros(rows)
+        for row in range(rows):
+            starts[row] = heapq.heappop(free)
+            ends[row] = starts[row] + durations.of_row(node.name, self._draw)
+            heapq.heappush(free, float(ends[row]))
+        return starts, ends
+
+    def threads(self, node: PlannedNode) -> int:
+        """No core counts."""
+        return 0
+
+    def computing(self, node: PlannedNode) -> float:
+        """No core counts."""
+        return 0.0
+
+    def cores(self, worker: str) -> int:
+        """Nobody asks."""
+        return 1
+
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
+        """The rows in the order in which they end, cut at random; at times after an empty batch."""
+        draw, order = self._draw, np.argsort(ends, kind="stable")
+        parts = draw.choice((1, 1, 2, len(order)))
+        cuts = {draw.randint(0, len(order)) for _ in range(parts - 1)} | {0, len(order)}
+        if draw.random() < 0.1:
+            yield order[:0]
+        for first, last in pairwise(sorted(cuts)):
+            rows = order[first:last]
+            yield rows[draw.sample(range(len(rows)), len(rows))]
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """None: its batches are random as they are."""
+        return np.zeros(0, np.int64)
+
+    def fetch(self, message: Rows) -> float:
+        """At once, but for what faults.py adds."""
+        return 0.0
+
+    def train(self, message: m.TrainStep) -> float:
+        """About `durations.train`."""
+        return self._vary(self._durations.train)
+
+    def prepare(self, message: m.TrainStep) -> float:
+        """About `durations.load`."""
+        return self._vary(self._durations.load)
+
+    def answer(self, message: m.Evaluate | m.Record) -> float:
+        """About `durations.store`."""
+        return self._vary(self._durations.store)
+
+    def offer(self, message: m.Offer) -> float:
+        """About `durations.load`."""
+        return self._vary(self._durations.load)
+
+    def load(self, message: m.Load) -> float:
+        """About `durations.load`."""
+        return self._vary(self._durations.load)
+
+    def interrupts(self, reader: str) -> bool:
+        """As `durations.loads` says of all."""
+        return self._durations.loads == "interrupt"
+
+    def turn(self, worker: str) -> float:
+        """About `durations.load`."""
+        return self._vary(self._durations.load)
+
+    def start(self, worker: str) -> float:
+        """At once, but for what faults.py adds."""
+        return 0.0
+
+    def open(self) -> float:
+        """About `durations.load`."""
+        return self._vary(self._durations.load)
+
+    def files(self) -> float:
+        """About `durations.store`."""
+        return self._vary(self._durations.store)
+
+    def _vary(self, seconds: float) -> float:
+        return seconds * self._draw.lognormvariate(0.0, self._durations.tail)

@@ -1,0 +1,406 @@
+"""One simulated Worker process, from its start to its end.
+
+    simulated                   takes             answers
+    RunChunk                    the rows' times   Produced..., Tombstoned..., ChunkDone
+    TrainStep                   a time            Stepped; a rank: Prepared, and after Go, Stepped
+    Wake, Sleep                 a time            Woken, Slept
+    Offer, Load                 a time            Offered, Loaded
+    Evaluate, Record            a time            Evaluated, Recorded
+    Release                     nothing           -
+    FileRequest (of the loop)   a time            an answer to the loop; also while asleep
+
+Owns: carrying out one instruction after another, and checks that it can be carried out. Does not
+own: when it dies and which messages arrive (workers.py), times (kernel_times.py), outcomes
+(behaviour.py), files (file_requests.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dataflow.errors import RunError
+from dataflow.loss_terms import ROWS
+from engine.protocol import messages as m
+from engine.protocol.ordered_inbox import OrderedInbox
+from engine.protocol.refs import Gather
+from engine.run.simulated_workers.chunks import ChunkRuns
+from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
+from engine.run.simulated_workers.groups import Work
+from engine.run.simulated_workers.kernel_times import Rows
+from engine.run.simulated_workers.spans import NOBODY
+
+if TYPE_CHECKING:
+    from engine.run.simulated_workers.workers import SimulatedWorkers
+
+Done = Callable[[], None]
+Task = Callable[[Done], None]
+"""Begins something, and calls its argument once that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A task in the queue. chunk: requests overtake it; asked: it is a request."""
+
+    task: Task
+    chunk: bool = False
+    asked: bool = False
+
+
+class SimulatedWorker:
+    """A Worker of this epoch. told, said: how many instructions it was sent, and events it sent."""
+
+    def __init__(self, world: SimulatedWorkers, name: str, epoch: int) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.inbox: OrderedInbox[m.ToWorker | FileRequest] = OrderedInbox(epoch)
+        self.told = self.said = 0
+        self.opened = self.gone = False
+        self._world = world
+        self._plan = world.plan
+        self._times = world.kernels
+        self._chunks = ChunkRuns(self, world)
+        self._files = FileRequests(self, world)
+        self._stopped_until = 0.0
+        self._put_off: deque[Done] = deque()
+        """What was due while it was stopped, in order."""
+        self._queue: deque[Waiting] = deque()
+        self._first: deque[Task] = deque()
+        self._busy = False
+        self._loaded_at = 0.0
+        self._span = NOBODY
+        """What it does now."""
+
+    def die(self) -> None:
+        """It loses what it was doing and what it kept."""
+        self.gone = True
+        self._world.outbox.lose(self.name)
+        self._world.groups.forget(self.name)
+        self._world.devices.sleep(self.name)
+        self._world.cores.end(self.name)
+
+    def stop(self, seconds: float) -> None:
+        """Do nothing for a time, then go on as if nothing had happened; the longest time counts."""
+        self._stopped_until = max(self._stopped_until, self._world.clock.now + seconds)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped now."""
+        return self._stopped_until > self._world.clock.now
+
+    def after(self, seconds: float, action: Done) -> None:
+        """Schedule an action of this process, if it is still there by then."""
+        self._world.clock.after(seconds, partial(self._act, action))
+
+    def _act(self, action: Done) -> None:
+        """Act now; if stopped, as soon as it goes on, after what was due before."""
+        if self.gone:
+            return
+        if not self._put_off and not self.stopped:
+            action()
+            return
+        if not self._put_off:
+            self._world.clock.after(self._stopped_until - self._world.clock.now, self._go_on)
+        self._put_off.append(action)
+
+    def _go_on(self) -> None:
+        if self.stopped:
+            self._world.clock.after(self._stopped_until - self._world.clock.now, self._go_on)
+            return
+        while self._put_off and not self.gone:
+            self._put_off.popleft()()
+
+    def say(self, event: m.Event, span: int | None = None) -> None:
+        """Send an event to the coordinator. span: which it comes from; None: what it does now."""
+        self._world.say(self, event, self._span if span is None else span)
+
+    def obey(self, message: m.ToWorker | FileRequest) -> None:
+        """Take up an instruction or a request."""
+        match message:
+            case FileRequest():
+                self._pass(partial(self._files.do, message))
+            case m.Offer():
+                self._enqueue(partial(self._offer, message))
+            case m.Load():
+                self._load(message)
+            case m.Wake():
+                self._wake(message)
+            case m.Sleep():
+                self._sleep(message)
+            case m.Release():
+                self._world.outbox.release(self.name, message.blocks)
+            case m.Go():
+                prepared = self._world.groups.begin(message)
+                self._enqueue(partial(self._go, message, prepared), first=True)
+            case _:
+                self._take_rows(message)
+
+    def _take_rows(self, message: Rows) -> None:
+        """Take up an instruction that reads rows of other Workers."""
+        match message:
+            case m.RunChunk():
+                task: Task = partial(self._run_chunk, message)
+            case m.TrainStep() if message.mine is not None:
+                self._world.devices.check(self.name)
+                self._world.groups.told(message)
+                task = partial(self._prepare, message)
+            case m.TrainStep():
+                task = partial(self._train, message)
+            case m.Evaluate(id=number, node=node, version=version):
+                answer = m.Evaluated(id=number, node=node, version=version)
+                task = partial(self._read_and_answer, message, answer)
+            case m.Record(id=number):
+                answer = m.Recorded(id=number)
+                task = partial(self._read_and_answer, message, answer)
+        chunk = isinstance(message, m.RunChunk)
+        self._enqueue(partial(self._fetch, message, task), chunk=chunk)
+
+    def _enqueue(self, task: Task, *, first: bool = False, chunk: bool = False) -> None:
+        """Queue a task. first: before all that are not first."""
+        self._world.devices.check(self.name)
+        if first:
+            self._first.append(task)
+        else:
+            self._queue.append(Waiting(task, chunk=chunk))
+        self._next()
+
+    def _pass(self, task: Task) -> None:
+        """Queue a request: before the chunks at the end of the queue, after all else."""
+        place = len(self._queue)
+        while place and self._queue[place - 1].chunk:
+            place -= 1
+        self._queue.insert(place, Waiting(task, asked=True))
+        self._next()
+
+    def _next(self) -> None:
+        """Begin the next task, when idle."""
+        if not self._busy and (self._first or self._queue):
+            self._busy = True
+            task = self._first.popleft() if self._first else self._queue.popleft().task
+            self.after(0.0, partial(task, self._idle))
+
+    def _idle(self) -> None:
+        self._busy = False
+        self._ended(self._span)
+        self._next()
+
+    def _begun(self, what: str, node: str, step: int, message: object) -> int:
+        """A span begins, if they are wanted."""
+        log = self._world.log
+        return NOBODY if log is None else log.begin(self.name, what, node, step, message)
+
+    def _ended(self, span: int) -> None:
+        if self._world.log is not None and span != NOBODY:
+            self._world.log.end(span)
+        if span == self._span:
+            self._span = NOBODY
+
+    def _computed(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+        """What it does now keeps its device busy for so long."""
+        if self._world.log is not None and self._span != NOBODY:
+            self._world.log.computed(self._span, seconds, rows, tokens)
+
+    def _check(self, message: Rows) -> None:
+        """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
+        if not self._world.proving:
+            return
+        if isinstance(message, m.TrainStep) and message.giver not in ("", self.name):
+            if any(message.inputs.values()):
+                problem = f"{self.name} is to fetch what {message.giver} gives it"
+                raise RunError(f"{message.node}: {problem}")
+            return
+        if isinstance(message, m.Record):
+            for recorded in self._plan.recorded:
+                self._world.outbox.check(message.keys[recorded.name], message.inputs, (recorded,))
+            return
+        if isinstance(message, m.TrainStep):
+            self._check_sets(message)
+            return
+        inputs = self._world.nodes[message.node].inputs
+        self._world.outbox.check(message.keys, message.inputs, inputs)
+
+    def _check_sets(self, message: m.TrainStep) -> None:
+        """The rows of each set; one without a row in the Step has no inputs."""
+        sets: dict[str, m.TrainStep | m.OwnRows] = {ROWS: message, **message.others}
+        for name, inputs in self._world.nodes[message.node].row_sets.items():
+            rows = sets.get(name)
+            if rows is not None and (rows.total or len(rows.keys)):
+                self._world.outbox.check(rows.keys, message.inputs, inputs)
+            elif found := [i.name for i in inputs if i.name in message.inputs]:
+                raise RunError(f"{message.node}: {name} has no row, and inputs {found}")
+
+    def _fetch(self, message: Rows, then: Task, done: Done) -> None:
+        """Fetch what a message names and go on; FetchFailed if a Worker that kept it died."""
+
+        def end() -> None:
+            if self._world.log is not None:
+                self._world.log.fetched(self._span)
+            if peer := self._world.outbox.absent(gathers(message.inputs)):
+                self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
+                done()
+            else:
+                then(done)
+
+        self._check(message)
+        self._span = self._begun(*_described(message), message)
+        self.after(self._world.fetching(message), end)
+
+    def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
+        begun = self._world.clock.now
+
+        def end() -> None:
+            self._check(chunk)
+            self._computed(self._world.clock.now - begun, rows, tokens)
+            self._chunks.note_read(chunk, begun)
+            self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
+            done()
+
+        seconds, rows, tokens = self._chunks.run(chunk, end)
+        self._computed(seconds, rows, tokens)
+
+    def _go(self, go: m.Go, prepared: m.TrainStep, done: Done) -> None:
+        """A rank begins what it is prepared for."""
+        self._span = self._begun("train", prepared.node, prepared.step, go)
+        self._train(prepared, done)
+
+    def _train(self, message: m.TrainStep, done: Done) -> None:
+        def end() -> None:
+            self._world.cores.end(self.name)
+            self._check(message)
+            if self._world.proving:
+                self._note_trained(message)
+            number, node, step = message.id, message.node, message.step
+            self.say(m.Stepped(id=number, node=node, step=step, worker=self.name))
+            done()
+
+        def begin() -> None:
+            self._world.cores.begin(self.name, self._world.nodes[message.node])
+            self.after(seconds, end)
+
+        seconds = self._times.train(message)
+        self._computed(seconds, len(message.keys))
+        self._meet(("train", message.node, message.id), begin)
+
+    def _note_trained(self, message: m.TrainStep) -> None:
+        outbox, groups = self._world.outbox, self._world.groups
+        versions = {g.producer: outbox.versions(g) for g in gathers(message.inputs)}
+        whole = (message, versions) if message.mine is None else groups.ended(message, versions)
+        if whole is not None:
+            self._world.history.note_trained(*whole)
+
+    def _prepare(self, message: m.TrainStep, done: Done) -> None:
+        """Prepare a rank: it has its rows, and may begin when the others have theirs."""
+
+        def end() -> None:
+            self._world.groups.prepared(message)
+            self.say(m.Prepared(id=message.id, node=message.node, worker=self.name))
+            done()
+
+        self.after(self._times.prepare(message), end)
+
+    def _read_and_answer(
+        self, message: m.Evaluate | m.Record, answer: m.Evaluated | m.Recorded, done: Done
+    ) -> None:
+        def end() -> None:
+            self._check(message)
+            if isinstance(message, m.Record):
+                self._world.history.note_samples(message.step, message.keys)
+            self.say(answer)
+            done()
+
+        self.after(self._times.answer(message), end)
+
+    def _offer(self, message: m.Offer, done: Done) -> None:
+        def end() -> None:
+            block = self._world.outbox.offer(self.name, message.model, message.version)
+            self.say(m.Offered(id=message.id, worker=self.name, block=block, digest=""))
+            done()
+
+        self._span = self._begun("offer", message.writer, message.version, message)
+        self.with_all(("offer", message.writer, message.id), self._times.offer(message), end)
+
+    def with_all(self, what: Work, seconds: float, end: Done) -> None:
+        """Take a time, then call `end`; a node with ranks starts when all have come to this."""
+        self._meet(what, partial(self.after, seconds, end))
+
+    def _meet(self, what: Work, begin: Done) -> None:
+        """Begin; a node with ranks when all have come to this."""
+        if self._world.nodes[what[1]].ranks > 1:
+            self._world.groups.meet(what, self.name, begin)
+        else:
+            begin()
+
+    def _load(self, message: m.Load) -> None:
+        """Load weights before queued chunks, and at once in a reader that may be interrupted."""
+        self._world.devices.check(self.name)
+        seconds, now = self._times.load(message), self._world.clock.now
+        if self._times.interrupts(message.reader):
+            self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
+            span = self._begun("load", message.reader, message.version, message)
+            ended = partial(self._ended, span)
+            self.after(self._loaded_at - now, partial(self._loaded, message, span, ended))
+            return
+
+        def load(done: Done) -> None:
+            self._span = self._begun("load", message.reader, message.version, message)
+            self.after(seconds, partial(self._loaded, message, self._span, done))
+
+        self._enqueue(load, first=True)
+
+    def _loaded(self, message: m.Load, span: int, done: Done) -> None:
+        if message.source:
+            model = message.leader or message.model
+            self._world.outbox.check_offer(message.source, message.block, model, message.version)
+        if not message.leader or self._world.nodes[message.reader].traits.generates:
+            self._chunks.loaded(message.reader, message.version)
+        self.say(m.Loaded(id=message.id, worker=self.name), span)
+        done()
+
+    def _wake(self, message: m.Wake) -> None:
+        self._world.devices.wake(self.name)
+        span = self._begun("wake", "", 0, message)
+
+        def end() -> None:
+            self.say(m.Woken(worker=self.name), span)
+            self._ended(span)
+
+        self.after(self._times.turn(self.name), end)
+
+    def _sleep(self, message: m.Sleep) -> None:
+        """Give the devices back. Raises RunError if it has work that it cannot drop."""
+
+        def sleep(done: Done) -> None:
+            self._span = self._begun("sleep", "", 0, message)
+            self.after(self._times.turn(self.name), partial(end, done))
+
+        def end(done: Done) -> None:
+            span = self._span
+            self._world.devices.sleep(self.name)
+            done()
+            self.say(m.Slept(worker=self.name), span)
+
+        self._world.groups.give_up(self.name)
+        if self._first or not all(each.asked for each in self._queue):
+            raise RunError(f"worker {self.name} was sent to sleep with work to do")
+        self._enqueue(sleep)
+
+
+def _described(message: Rows) -> tuple[str, str, int]:
+    """What a span of it is called, its node, and its Step."""
+    match message:
+        case m.RunChunk(node=node, step=step):
+            return "chunk", node, step
+        case m.TrainStep(node=node, step=step, mine=mine):
+            return ("train" if mine is None else "prepare"), node, step
+        case m.Evaluate(node=node, version=version):
+            return "evaluate", node, version
+        case m.Record(step=step):
+            return "record", "", step
+
+
+def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
+    """All gathers of these inputs."""
+    return [gather for many in inputs.values() for gather in many]

@@ -1,0 +1,111 @@
+"""Who does what when in a simulated run, and what led to it.
+
+Owns: numbering spans, and finding the span behind each instruction: the one whose event the
+coordinator had just heard when it asked. Does not own: what is made of them
+(engine/predict/simulation/prediction.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.predict.simulation.prediction import SimulatedSpan
+from engine.protocol import messages as m
+from engine.run.simulated_workers.clock import VirtualClock
+
+START = "start"
+"""What a Worker does until it is open, if it begins during the run."""
+NOBODY = -1
+"""The cause of what nothing led to."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A span under way. end: negative until it has ended."""
+
+    worker: str
+    what: str
+    node: str
+    step: int
+    start: float
+    told: float
+    cause: int
+    end: float = -1.0
+    fetch: float = 0.0
+    busy: float = 0.0
+    rows: int = 0
+    tokens: int = 0
+
+
+class SpanLog:
+    """The spans of one run, in the order in which they begin. A message is known by its identity
+    while it is under way.
+    """
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._spans: list[_Open] = []
+        self._told: dict[int, tuple[float, int]] = {}
+        """Message -> when it was told, and the span that had led to it."""
+        self._said: dict[int, int] = {}
+        """Event -> the span that it came from."""
+        self._cause = NOBODY
+
+    def told(self, message: object) -> None:
+        """A Worker is told something."""
+        self._told[id(message)] = self._clock.now, self._cause
+
+    def said(self, event: m.Event, span: int) -> None:
+        """A Worker says something, within a span."""
+        self._said[id(event)] = span
+
+    def heard(self, event: object) -> None:
+        """The coordinator is about to hear this; what it asks next follows from it."""
+        self._cause = self._said.pop(id(event), NOBODY)
+
+    def begin(self, worker: str, what: str, node: str, step: int, message: object) -> int:
+        """A Worker begins to do what a message says; the number of the span."""
+        now = self._clock.now
+        told, cause = self._told.pop(id(message), (now, NOBODY))
+        self._spans.append(_Open(worker, what, node, step, now, told, cause))
+        return len(self._spans) - 1
+
+    def starts(self, worker: str) -> int:
+        """A Worker begins, as the coordinator asked just now; the number of the span."""
+        now = self._clock.now
+        self._spans.append(_Open(worker, START, "", 0, now, now, self._cause))
+        return len(self._spans) - 1
+
+    def fetched(self, span: int) -> None:
+        """What the span needs has come."""
+        found = self._spans[span]
+        found.fetch = self._clock.now - found.start
+
+    def computed(self, span: int, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+        """It has kept its device busy for so long, on so many rows."""
+        found = self._spans[span]
+        found.busy, found.rows, found.tokens = seconds, rows, tokens
+
+    def end(self, span: int) -> None:
+        """It has ended."""
+        self._spans[span].end = self._clock.now
+
+    def all(self) -> Iterator[SimulatedSpan]:
+        """Those that have ended in time, and what was under way as the run ended."""
+        for found in self._spans:
+            end = found.end if found.end >= 0.0 else self._clock.now
+            yield SimulatedSpan(
+                worker=found.worker,
+                what=found.what,
+                node=found.node,
+                step=found.step,
+                start=found.start,
+                end=end,
+                told=found.told,
+                cause=found.cause,
+                fetch=found.fetch,
+                busy=min(found.busy, end - found.start),
+                rows=found.rows,
+                tokens=found.tokens,
+            )

@@ -1,0 +1,164 @@
+"""From planned nodes to open kernels.
+
+Owns: finding a kernel's class, its description of the node, a Worker's open kernels and sessions.
+Does not own: the kernels (operators/kernels), calls of them (worker.py, training.py,
+weight_delivery.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dataflow.errors import PlanError
+from dataflow.graph import Graph
+from dataflow.kernel import KernelNode, Sleeper
+from dataflow.model import Model
+from engine.channels.contract import Channel
+from engine.plan.plan import Plan, PlannedNode
+from engine.protocol.messages import SourceOpened
+from engine.protocol.reports import Report
+from engine.run.worker.alignment import Alignment
+from engine.run.worker.kernel_session import NodeSession, SessionRanks
+from engine.run.worker.timing import During, Timing
+
+
+def kernel_node(
+    planned: PlannedNode,
+    program: Graph,
+    *,
+    inproc: bool = False,
+    starts: Mapping[str, str] | None = None,
+) -> KernelNode:
+    """What a kernel is told about its node. starts: directories in the place of Models' bases."""
+    node = program.node(planned.name)
+    states = (s for s in program.states if isinstance(s, Model))
+    models = {s.name: replace(s, base=(starts or {}).get(s.name, s.base)) for s in states}
+    return KernelNode(
+        name=planned.name,
+        operator=planned.operator,
+        scope=planned.scope,
+        models={use.param: models[use.model] for use in planned.models},
+        params=node.params,
+        reads={i.name: tuple(c for f in i.fetches for c in f.columns) for i in planned.inputs},
+        returns=planned.returns,
+        function=node.operator.function,
+        schemas={key: port.schema for key, port in node.inputs.items()},
+        keeps=node.operator.keeps,
+        inproc=inproc,
+    )
+
+
+def kernel_class(node: PlannedNode) -> type:
+    """The class that the plan names. Raises PlanError where it cannot be imported."""
+    module, _, name = node.kernel.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        problem = f"{node.name}: kernel {node.kernel} cannot be imported: {error}."
+        raise PlanError(f"{problem} Fix: install what it needs.") from error
+
+
+class OpenKernels:
+    """A Worker's kernels by node. A node's work kind says which protocol of dataflow.kernel."""
+
+    def __init__(
+        self, plan: Plan, timing: Timing, channel: Channel, *, group: Any, inproc: bool
+    ) -> None:
+        """group: the Worker's process group, if it is a rank."""
+        self.nodes = {n.name: n for n in plan.nodes if timing.worker in n.workers}
+        self._ranks = {name: n.rank_of(timing.worker).index for name, n in self.nodes.items()}
+        assert plan.program is not None
+        self.aligned = {name: Alignment(plan.program.node(name)) for name in self.nodes}
+        self.by_node: dict[str, Any] = {}
+        self.sessions: dict[str, NodeSession] = {}
+        self._plan = plan
+        self._timing = timing
+        self._channel = channel
+        self._group = group
+        self._inproc = inproc
+        self._modules: dict[str, Any] = {}
+
+    def __getitem__(self, node: str) -> Any:
+        return self.by_node[node]
+
+    def load(self) -> None:
+        """Import every kernel, so that what opening takes is theirs and not their libraries'."""
+        for node in self.nodes.values():
+            with self._timing.during(node.name, "imports", counted=False):
+                kernel_class(node)
+
+    def open(self) -> Iterator[SourceOpened]:
+        """Open every kernel, in running order; a source says how many rows it has."""
+        program, phase = self._plan.program, self._plan.phase
+        assert program is not None
+        starts = phase.starts if phase else None
+        for node in self.nodes.values():
+            session = self.sessions[node.name] = self._session(node)
+            kernel = self.by_node[node.name] = kernel_class(node)()
+            with self.during(node.name, "open"):
+                told = kernel_node(node, program, inproc=self._inproc, starts=starts)
+                kernel.open(told, node.layout, session)
+            if node.work == "source":
+                yield SourceOpened(node=node.name, rows=kernel.rows)
+
+    def _session(self, node: PlannedNode) -> NodeSession:
+        group = self._group if node.ranks > 1 else None
+        ranks = SessionRanks(rank=self.rank(node.name), world=node.ranks, group=group)
+        names = {use.model: use.module for use in node.models}
+        memory = self._channel.allocate
+        return NodeSession(node.name, self._plan.seed, self._modules, names, ranks, memory)
+
+    def rank(self, node: str) -> int:
+        """Which of the node's ranks this Worker is."""
+        return self._ranks[node]
+
+    def during(self, node: str, name: str, what: str = "", *, task: int = -1) -> During:
+        """A context in which the node computes; only its first rank counts the time. Of a function
+        it counts how much was computing, too: predictions ask whether it waits for something else.
+        """
+        planned = self.nodes.get(node)
+        counted = planned is None or self.rank(node) == 0
+        is_function = planned is not None and _is_function(planned)
+        elsewhere = self.sessions[node].elsewhere if is_function else None
+        span = {"task": task, "counted": counted}
+        return self._timing.during(node, name, what, **span, elsewhere=elsewhere)
+
+    def sleep(self) -> None:
+        """Let every kernel that can give its devices back do so."""
+        for name, kernel in self.by_node.items():
+            if isinstance(kernel, Sleeper):
+                with self.during(name, "sleep"):
+                    kernel.sleep()
+
+    def wake(self) -> None:
+        """Let those kernels take their devices again."""
+        for name, kernel in self.by_node.items():
+            if isinstance(kernel, Sleeper):
+                with self.during(name, "wake"):
+                    kernel.wake()
+
+    def reports(self) -> list[Report]:
+        """Metrics of nodes that run no chunks, since the last call; only the first rank's count."""
+        found: list[Report] = []
+        for name, session in self.sessions.items():
+            if not self.nodes[name].traits.chunked:
+                made = session.reports()
+                found += made if self.rank(name) == 0 else []
+        return found
+
+    def close(self) -> None:
+        """Close every kernel that was opened, the last first, whatever one of them raises."""
+        try:
+            if self.by_node:
+                self.by_node.popitem()[1].close()
+        finally:
+            if self.by_node:
+                self.close()
+
+
+def _is_function(node: PlannedNode) -> bool:
+    """Whether it runs chunks and computes with no Model."""
+    return node.traits.chunked and not node.traits.computes

@@ -1,0 +1,109 @@
+"""The session: all of the engine that a kernel sees.
+
+Owns: random streams, metrics, tombstones and modules of one node, its access to the outbox's
+memory. Does not own: the kernels, that memory (engine/channels), where reports go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dataflow.batch import Keys
+from dataflow.errors import KernelError
+from dataflow.processor_time import ProcessorTime
+from dataflow.randomness import row_seeds
+from engine.protocol.reports import Report
+
+T = TypeVar("T")
+
+Tombstone = tuple[tuple[int, int, int], str, bool]
+"""(key, error, failed) of a row that was given up."""
+
+Allocate = Callable[[int], np.ndarray]
+"""A number of bytes -> uint8 [bytes]: `engine.channels.contract.Outbox.allocate`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRanks:
+    """A Worker's place among the ranks of a node. group: their torch.distributed process group."""
+
+    rank: int = 0
+    world: int = 1
+    group: Any = None
+
+
+class NodeSession:
+    """The Session of one node (see dataflow.kernel.Session)."""
+
+    def __init__(
+        self,
+        node: str,
+        seed: int,
+        modules: dict[str, Any],
+        names: Mapping[str, str],
+        ranks: SessionRanks | None = None,
+        memory: Allocate | None = None,
+    ) -> None:
+        """modules: this Worker's, by name. names: which of them the node uses for each Model."""
+        ranks = ranks or SessionRanks()
+        self.seed = seed
+        self.rank, self.world, self.group = ranks.rank, ranks.world, ranks.group
+        self._node = node
+        self._modules = modules
+        self._names = names
+        self._memory = memory or (lambda nbytes: np.empty(nbytes, np.uint8))
+        self._reports: list[Report] = []
+        self._tombstones: list[Tombstone] = []
+        self._elsewhere = ProcessorTime()
+
+    def row_seeds(self, keys: Keys) -> np.ndarray:
+        """uint64 [rows], keyed by seed, node and row."""
+        return row_seeds(self.seed, self._node, keys)
+
+    def metric(self, name: str, value: float, count: float = 1.0) -> None:
+        """Kept until the Worker reports."""
+        self._reports.append((name, float(value), float(count)))
+
+    def computed(self, elsewhere: ProcessorTime) -> None:
+        """Kept until the Worker asks."""
+        self._elsewhere += elsewhere
+
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+        """Kept until the Worker reports."""
+        self._tombstones.append((key, error, failed))
+
+    def module(self, model: Any, make: Callable[[], T]) -> T:
+        """The module that the plan lets this node use for a Model, made at its first use."""
+        name = self._names[model.name]
+        if name not in self._modules:
+            self._modules[name] = make()
+        return self._modules[name]
+
+    def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
+        """[count] of the outbox's memory, one allocation a call."""
+        kind = np.dtype(dtype)
+        if count < 0 or kind.hasobject:
+            found = f"expected at least 0 numbers of a fixed size, found {count} of {kind}"
+            fix = "Fix: the length of the column, and the type that its schema declares."
+            raise KernelError(f"{self._node}: allocate: {found}. {fix}")
+        return self._memory(count * kind.itemsize).view(kind)
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call."""
+        found, self._reports = self._reports, []
+        return found
+
+    def elsewhere(self) -> ProcessorTime:
+        """What other processes computed since the last call."""
+        found, self._elsewhere = self._elsewhere, ProcessorTime()
+        return found
+
+    def tombstones(self) -> list[Tombstone]:
+        """Rows given up since the last call."""
+        found, self._tombstones = self._tombstones, []
+        return found

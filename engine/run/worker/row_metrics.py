@@ -1,0 +1,102 @@
+"""Metrics of the rows of a Step.
+
+Owns: the row metrics (docs/metrics.md) of each train node. Does not own: metrics of kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.arrays import any_true, steps_between
+from dataflow.batch import Batch
+from engine.plan.plan import Fetch, PlannedInput
+from engine.protocol.reports import Report
+
+
+def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
+    """Metrics of the rows of each recorded train node, once for those with the same rows and
+    rewards: `rows/<node>/...` where there are several. data/rows and completion/tokens count
+    shared rows once.
+    """
+    nodes = list(recorded)
+    firsts: dict[str, PlannedInput] = {}
+    for node in nodes:
+        firsts.setdefault(node.gate, node)
+    for node in firsts.values():
+        yield "data/rows", float(len(rows[node.name])), 1.0
+        yield "completion/tokens", float(_tokens(rows[node.name])), 1.0
+    several = _with_rows_of_their_own(nodes)
+    for node in several:
+        for name, value, count in row_metrics(rows[node.name]):
+            yield (f"rows/{node.name}/{name}" if len(several) > 1 else name), value, count
+
+
+def _with_rows_of_their_own(nodes: Sequence[PlannedInput]) -> list[PlannedInput]:
+    """The nodes without those whose rows and rewards are those of a node before."""
+    measured: list[tuple[str, Sequence[Fetch]]] = []
+    firsts = []
+    for node in nodes:
+        what = (node.gate, [f for f in node.fetches if "advantage" not in f.columns])
+        if what not in measured:
+            measured.append(what)
+            firsts.append(node)
+    return firsts
+
+
+def row_metrics(rows: Batch) -> Iterator[Report]:
+    """(metric, value, count) of each number that these rows' columns allow."""
+    if not len(rows):
+        return
+    for name in rows.names:
+        if name.partition("/")[0] == "reward":
+            yield from _spread(name, rows.array(name))
+    yield from _no_signal(rows)
+    if "completion_mask" in rows.names:
+        lengths = rows.lengths("completion_mask")
+        yield "completion/length/mean", float(lengths.mean()), len(lengths)
+        yield "completion/length/max", float(lengths.max()), 1.0
+        yield "completion/length/min", float(lengths.min()), 1.0
+    if "finish" in rows.names:
+        yield "completion/truncated", float((rows.flat("finish") == "length").mean()), len(rows)
+
+
+def _tokens(rows: Batch) -> int:
+    known = "completion_mask" in rows.names
+    return int(rows.lengths("completion_mask").sum()) if known else 0
+
+
+def _spread(name: str, column: pa.Array) -> Iterator[Report]:
+    """Mean and (population) standard deviation over the rows that have a number, and their share,
+    where some of a function's have none.
+    """
+    if column.null_count:
+        yield f"{name}/applied", 1.0 - column.null_count / len(column), len(column)
+    values = column.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
+    if len(values):
+        # As `mean` and `std` compute them, without what a call of these costs.
+        mean = np.add.reduce(values) / len(values)
+        off = values - mean
+        yield f"{name}/mean", float(mean), len(values)
+        yield f"{name}/std", math.sqrt(np.add.reduce(off * off) / len(values)), len(values)
+
+
+def _no_signal(rows: Batch) -> Iterator[Report]:
+    """The share of groups, of two rows or more, whose rewards are all equal."""
+    if "reward" not in rows.names:
+        return
+    position = rows.keys.position
+    rewards = rows.array("reward").to_numpy(zero_copy_only=False)
+    between = steps_between(position)
+    if any_true(between < 0):
+        order = position.argsort(kind="stable")
+        rewards, between = rewards[order], steps_between(position[order])
+    starts = np.concatenate([[0], between.nonzero()[0] + 1])
+    several = steps_between(np.append(starts, len(position))) > 1
+    groups = int(np.count_nonzero(several))
+    if groups:
+        equal = np.minimum.reduceat(rewards, starts) == np.maximum.reduceat(rewards, starts)
+        yield "reward/no_signal", int(np.count_nonzero(equal & several)) / groups, groups

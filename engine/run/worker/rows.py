@@ -1,0 +1,106 @@
+"""The rows that a Worker keeps for others, and those that it fetches.
+
+Owns: from a kernel's batch to a Ref, from Gathers to a kernel's batches. Does not own: the outbox
+and transport (engine/channels), joining columns (input_batches.py), device columns
+(device_columns.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.arrays import any_true
+from dataflow.batch import Batch, Keys
+from engine.channels.contract import Channel
+from engine.channels.tensors.pairs import TensorPairs
+from engine.keep.checkpoint.cut import read_rows
+from engine.plan.lag import NO_VERSION, ages
+from engine.plan.plan import Plan
+from engine.protocol.refs import Gather, Ref
+from engine.run.worker.counters import FlowCounts
+from engine.run.worker.device_columns import DeviceColumns
+from engine.run.worker.input_batches import assemble, collect
+from engine.run.worker.row_digest import row_digests
+
+Inputs = Mapping[str, tuple[Gather, ...]]
+
+
+class WorkerRows:
+    """Of one Worker. pairs: its worlds with other Workers, if any. counts: of the bytes taken."""
+
+    def __init__(
+        self,
+        worker: str,
+        plan: Plan,
+        channel: Channel,
+        pairs: TensorPairs | None = None,
+        counts: FlowCounts | None = None,
+    ) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._channel = channel
+        self._counts = counts or FlowCounts(worker)
+        self.device = DeviceColumns(worker, plan, pairs)
+        # Rows of a stateful Worker are not made again, and nothing is compared.
+        self._with_digests = len(plan.workers) > 1 and worker not in plan.stateful
+
+    def keep(self, node: str, batch: Batch) -> Ref:
+        """Put rows that a node made into the outbox. What is on a device stays there."""
+        self.device.require(node, batch)
+        tokens = self._plan.node(node).tokens
+        has_tokens = tokens in batch.names
+        lengths = batch.lengths(tokens) if has_tokens else np.zeros(len(batch), np.int64)
+        digest = row_digests(batch) if self._with_digests else np.zeros(0, dtype=np.uint64)
+        version = ages(self._plan, node, _oldest(batch))
+        worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)
+        if batch.device:
+            self.device.keep(block, batch)
+        return Ref(
+            worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
+        )
+
+    def keep_file(self, file: Path) -> Ref:
+        """Put rows from a file, which is named for their node, into the outbox."""
+        return self.keep(file.stem, self.device.restored(file.stem, read_rows(file)))
+
+    def of(self, node: str, ref: Ref) -> Batch:
+        """Rows of a node that this Worker keeps, with all columns."""
+        row = np.arange(len(ref.keys))
+        block, refs = np.zeros_like(row), ((ref.worker, ref.block),)
+        here = Gather(producer=node, columns=(), refs=refs, block=block, row=row)
+        return self.assembled(ref.keys, {"rows": (here,)})["rows"]
+
+    def assembled(self, keys: Keys, inputs: Inputs, reader: str = "") -> dict[str, Batch]:
+        """The batch of each input. reader: the node that takes them. Raises PeerLost."""
+
+        def count(gather: Gather, rows: pa.RecordBatch) -> None:
+            self._counts.taken(gather.producer, reader, rows.nbytes)
+
+        counted = count if reader else None
+        return assemble(keys, inputs, self._channel, self.device, counted)
+
+    def collected(self, keys: Keys, gather: Gather) -> Batch:
+        """The rows of one gather, on the host. Raises PeerLost."""
+        rows = collect([gather], self._channel, self.device)[0]
+        return Batch(keys, rows.records, rows.device).on_host()
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Forget blocks; from any thread."""
+        for block in blocks:
+            self._channel.release(block)
+        self.device.release(blocks)
+
+
+def _oldest(batch: Batch) -> np.ndarray:
+    """int32 [rows]: the oldest version of each row's tokens; NO_VERSION where there is none."""
+    oldest = np.full(len(batch), NO_VERSION, dtype=np.int32)
+    if "version" in batch.names:
+        versions = batch.ragged("version")
+        full = versions.lengths > 0
+        if any_true(full):
+            oldest[full] = np.minimum.reduceat(versions.values, versions.offsets[:-1][full])
+    return oldest

@@ -1,0 +1,180 @@
+"""What a Worker is doing and how long that takes.
+
+Owns: the one thing under way, its span and its time as a metric; naming the node in every error
+that leaves a kernel, even a sys.exit() of the user's code. Does not own: where spans and metrics go
+(engine/run/loop/loop.py).
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+
+from dataflow import processor_time
+from dataflow.activity import show
+from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
+from dataflow.processor_time import ProcessorTime
+from engine.protocol.refs import Ref
+from engine.protocol.reports import Doing, Report, SpanOf
+from engine.run.worker.counters import DEVICE_MEMORY
+
+
+class Timing:
+    """`doing` may be read from any thread. span: called with each span. peak: called with a node
+    and the most bytes that were on the GPU while it computed. origin: a node's line.
+    """
+
+    def __init__(
+        self, worker: str, origin: Callable[[str], Origin | None] = lambda node: None
+    ) -> None:
+        self.origin = origin
+        self.idle = Doing(worker=worker)
+        self.doing = self.idle
+        self.span: Callable[[SpanOf], None] | None = None
+        self.peak: Callable[[str, int], None] | None = None
+        self.worker = worker
+        self._reports: list[Report] = []
+        self._placed: dict[str, str] = {}
+        self.between = f"{worker} is between two kernels"
+
+    def during(
+        self,
+        node: str,
+        name: str,
+        what: str = "",
+        *,
+        task: int = -1,
+        counted: bool = True,
+        elsewhere: Callable[[], ProcessorTime] | None = None,
+    ) -> During:
+        """A context in which the node computes. name: of its span. what: the same with its
+        particulars, where it has some. task: what it was told. counted: its time is part of
+        time/<node>. elsewhere: what other processes computed for it since the last call; with it,
+        that and what this thread computed are part of cpu/<node>, and what either waited for a core
+        of queue/<node>.
+        """
+        return During(self, node, name, what, task, counted, elsewhere)
+
+    def reports(self) -> list[Report]:
+        """Times since the last call."""
+        found, self._reports = self._reports, []
+        return found
+
+    def placed(self, node: str) -> str:
+        """`my_graph.py:14 score`, as the check names it."""
+        if node not in self._placed:
+            origin = self.origin(node)
+            self._placed[node] = f"{origin} {node}" if origin else node
+        return self._placed[node]
+
+    def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
+        """Report time that counts, and how much of it was computing, where that is known."""
+        self._reports.append((f"time/{node}", seconds, 1.0))
+        if took is not None:
+            self._reports.append((f"cpu/{node}", took.computed, 1.0))
+            self._reports.append((f"queue/{node}", took.queued, 1.0))
+
+
+class During:
+    """A context that notes what a Worker does and how long; its errors name the node."""
+
+    def __init__(
+        self,
+        timing: Timing,
+        node: str,
+        name: str,
+        what: str,
+        task: int,
+        counted: bool,
+        elsewhere: Callable[[], ProcessorTime] | None,
+    ) -> None:
+        self._timing, self._node, self._name, self._what = timing, node, name, what or name
+        self._task, self._counted, self._elsewhere = task, counted, elsewhere
+        self._start = self._end = 0.0
+        self._before = ProcessorTime()
+        self._makes = False
+
+    def making(self) -> During:
+        """The same; its span waits for `made`."""
+        self._makes = True
+        return self
+
+    def made(self, ref: Ref | None) -> None:
+        """Tell the span, with the rows that came of it, if any."""
+        if ref is None:
+            self._tell(-1, 0, 0)
+        else:
+            self._tell(ref.block, len(ref.keys), int(ref.lengths.sum()))
+
+    def _tell(self, block: int, rows: int, tokens: int) -> None:
+        if self._timing.span is None:
+            return
+        span = SpanOf(
+            track=f"{self._timing.worker}/{self._node}",
+            name=self._name,
+            start=self._start,
+            end=self._end,
+            what="" if self._what == self._name else self._what,
+            task=self._task,
+            block=block,
+            rows=rows,
+            tokens=tokens,
+        )
+        self._timing.span(span)
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+        worker, what = self._timing.worker, self._what
+        self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
+        show(f"{worker} is in {self._placed()} ({what})")
+        if self._elsewhere is not None:
+            self._before = processor_time.of_thread()
+        if self._counted:
+            DEVICE_MEMORY.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        self._timing.doing = self._timing.idle
+        show(self._timing.between)
+        what, self._end = self._what, time.monotonic()
+        if self._counted:
+            self._timing.note(self._node, self._end - self._start, self._took())
+            self._peaked()
+        if error is not None or not self._makes:
+            self.made(None)
+        if isinstance(error, DataError) and what != "open" and self._node not in str(error):
+            raise KernelError(f"{self._placed()}: {what}: {error}") from error
+        if isinstance(error, DataflowError):
+            self._place(error)
+        elif isinstance(error, Exception) and what == "restore":
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            problem = f"expected files that it wrote in the checkpoint, found others ({said})"
+            told = f"{self._placed()}: {problem}. Fix: an earlier checkpoint."
+            raise CheckpointError(told) from error
+        elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+            told = "".join(traceback.format_exception(error)).rstrip()
+            why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+            raise KernelError(f"{self._placed()}: {what}: {why}") from error
+
+    def _took(self) -> ProcessorTime | None:
+        if self._elsewhere is None:
+            return None
+        return processor_time.of_thread().since(self._before) + self._elsewhere()
+
+    def _peaked(self) -> None:
+        peak = DEVICE_MEMORY.since()
+        if peak and self._timing.peak is not None:
+            self._timing.peak(self._node, peak)
+
+    def _placed(self) -> str:
+        return self._timing.placed(self._node)
+
+    def _place(self, error: DataflowError) -> None:
+        """Put the node's line before the error's text. The exception stays the same object."""
+        origin, said = self._timing.origin(self._node), str(error)
+        if origin is None or f"{origin} " in said:
+            return
+        named = said.startswith((f"{self._node}:", f"{self._node} ", f"node {self._node!r}"))
+        error.args = (f"{origin} {said}" if named else f"{self._placed()}: {said}",)

@@ -1,0 +1,179 @@
+"""Train and evaluate nodes: the rows of one Step, or of one evaluation, for a kernel's `step`.
+
+    TrainStep   prepares where there are several ranks, else trains
+    Go          trains, once every rank is prepared; ranks with equal rows get them from the first
+
+Owns: prepared Steps, the metrics of Steps and their labels. Does not own: fetching (rows.py), the
+order of ranks (the coordinator), the training itself (kernels).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dataflow.batch import Batch
+from dataflow.errors import RunError
+from dataflow.kernel import AssignedRows, Assignment
+from dataflow.loss_terms import ROWS
+from engine.channels.contract import PeerLost
+from engine.plan.metric_labels import metric_labels
+from engine.plan.plan import Plan
+from engine.protocol import messages as m
+from engine.protocol.reports import Report
+from engine.run.worker.kernel_loader import OpenKernels
+from engine.run.worker.rows import WorkerRows
+from engine.weights.pieces import weights_digest
+
+if TYPE_CHECKING:
+    from engine.channels.tensors.row_broadcast import RowBroadcast
+
+
+class WorkerTraining:
+    """Of one Worker. broadcast: to and from the ranks with equal rows, if there are any."""
+
+    def __init__(
+        self,
+        worker: str,
+        plan: Plan,
+        kernels: OpenKernels,
+        rows: WorkerRows,
+        broadcast: RowBroadcast | None,
+        *,
+        digests: bool = False,
+    ) -> None:
+        """digests: of the weights after each Step."""
+        self._worker = worker
+        self._plan = plan
+        self._kernels = kernels
+        self._rows = rows
+        self._broadcast = broadcast
+        self._digests = digests
+        self._labels = metric_labels(plan)
+        self._prepared: dict[str, tuple[m.TrainStep, Assignment]] = {}
+        self._reports: list[Report] = []
+
+    def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
+        """Train; with several ranks only fetch the rows that no other rank gives, before Go."""
+        self._prepared.pop(message.node, None)
+        own = {ROWS: _assigned(message)}
+        own |= {name: _assigned(rows) for name, rows in message.others.items()}
+        fetches = message.giver in ("", self._worker)
+        assignment = Assignment(
+            sequence=message.id,
+            step=message.step,
+            keys=own[ROWS].keys,
+            inputs=self._fetched(message, own) if fetches else {},
+            mine=own[ROWS].mine,
+            total=own[ROWS].total,
+            others={name: rows for name, rows in own.items() if name != ROWS},
+        )
+        if self._kernels.nodes[message.node].ranks == 1:
+            return self._stepped(message, assignment)
+        self._prepared[message.node] = message, assignment
+        return m.Prepared(id=message.id, node=message.node, worker=self._worker)
+
+    def _fetched(self, message: m.TrainStep, own: Mapping[str, AssignedRows]) -> dict[str, Batch]:
+        """The rows of each set, in the order of the inputs."""
+        row_sets, aligned = self._row_sets(message.node), self._kernels.aligned[message.node]
+        found: dict[str, Batch] = {}
+        for name, rows in own.items():
+            inputs = {i: g for i, g in message.inputs.items() if row_sets.get(i, ROWS) == name}
+            batches = self._rows.assembled(rows.keys, inputs, message.node)
+            aligned.require_inputs(rows.keys, batches)
+            found |= batches
+        return {name: found[name] for name in message.inputs}
+
+    def _row_sets(self, node: str) -> dict[str, str]:
+        """The row set of each input."""
+        return {i.name: i.row_set for i in self._kernels.nodes[node].inputs}
+
+    def go(self, message: m.Go) -> m.Stepped:
+        """Train what was prepared."""
+        prepared, assignment = self._prepared.pop(message.node)
+        return self._stepped(prepared, self._shared(prepared, assignment))
+
+    def forget_prepared(self) -> None:
+        """Drop all prepared Steps."""
+        self._prepared.clear()
+
+    def evaluate(self, message: m.Evaluate) -> m.Evaluated:
+        """Run an evaluate node on all of its rows."""
+        inputs = self._rows.assembled(message.keys, message.inputs, message.node)
+        keys, version = message.keys, message.version
+        assignment = Assignment(sequence=message.id, step=version, keys=keys, inputs=inputs)
+        what = f"version {version}, {len(keys)} rows"
+        with self._kernels.during(message.node, message.node, what, task=message.id):
+            metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
+        self._reports += [(name, value, 1.0) for name, value in metrics.items()]
+        score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
+        return m.Evaluated(id=message.id, node=message.node, version=version, score=score)
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call."""
+        found, self._reports = self._reports, []
+        if self._broadcast is not None and (came := self._broadcast.moved()):
+            found.append(("edge/broadcast/bytes", float(came), 1.0))
+        return found
+
+    def _shared(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
+        """The assignment with its rows, which the first rank that has them gives to the others."""
+        if not message.giver:
+            return assignment
+        assert self._broadcast is not None
+        what = f"rows of step {message.step}, {_count(assignment)} rows"
+        try:
+            with self._kernels.during(message.node, "share rows", what, task=message.id):
+                if message.giver == self._worker:
+                    self._broadcast.give(assignment.inputs)
+                    return assignment
+                found = self._broadcast.take(list(message.inputs))
+        except PeerLost as lost:
+            place = self._plan.place(message.node)
+            raise RunError(f"{place}: rows of step {message.step}: {lost}") from lost
+        keys, row_sets = assignment.keys, self._row_sets(message.node)
+        by_set = {ROWS: keys} | {name: own.keys for name, own in assignment.others.items()}
+        inputs = {
+            name: Batch(by_set[row_sets.get(name, ROWS)], records, self._rows.device.placed(values))
+            for name, (records, values) in found.items()
+        }
+        return replace(assignment, inputs=inputs)
+
+    def _stepped(self, message: m.TrainStep, assignment: Assignment) -> m.Stepped:
+        node = message.node
+        what = f"step {assignment.step}, {_count(assignment)} rows"
+        with self._kernels.during(node, node, what, task=message.id):
+            metrics: Mapping[str, float] = self._kernels[node].step(assignment)
+        if self._kernels.rank(node) == 0:
+            label = self._labels[node]
+            self._reports += [(label.on(name), value, 1.0) for name, value in metrics.items()]
+        return m.Stepped(
+            id=message.id,
+            node=node,
+            step=assignment.step,
+            worker=self._worker,
+            digest=self._digest(node),
+        )
+
+    def _digest(self, node: str) -> str:
+        """Of its weights, if that is wanted; the first rank's, which gets them from the others."""
+        if not self._digests:
+            return ""
+        with self._kernels.during(node, "digest of its weights"):
+            pieces = self._kernels[node].pieces()
+            if self._kernels.rank(node) == 0:
+                return weights_digest(pieces)
+            deque(pieces, maxlen=0)
+        return ""
+
+
+def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
+    """Which rows of a set this rank has."""
+    return AssignedRows(keys=rows.keys, mine=rows.mine, total=rows.total)
+
+
+def _count(assignment: Assignment) -> int:
+    """This rank's rows, of all sets."""
+    return len(assignment.keys) + sum(len(own.keys) for own in assignment.others.values())

@@ -1,0 +1,211 @@
+"""Weights between the kernels of one Worker and those elsewhere.
+
+    executes   waits for                              unblocked by
+    Offer      nothing (ranks: each other)            -
+    Load       the block of the writer's Worker       that Worker's channel; by collectives its
+                                                      thread for this reader
+
+Owns: offering a version as a block, loading one into a module once for all of its nodes, probing
+at both ends, new weights for a running chunk. Does not own: when a version is published
+(coordinator), the block's format (engine/weights), its transport (engine/channels), comparing
+probes (engine/run/loop/probes.py).
+
+Nobody waits for a probe: a writer is probed once its block is offered, a reader after its next
+chunk or before anything else is done with its weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from dataflow.kernel import Interruptible, Piece, Probeable
+from engine.channels.contract import BlockRequest, Channel, PeerLost
+from engine.channels.tensors.pairs import TensorPairs
+from engine.plan.plan import Plan, PlannedNode
+from engine.protocol import messages as m
+from engine.run.worker.counters import FlowCounts
+from engine.run.worker.timing import Timing
+from engine.weights.pieces import dtypes_of, from_records, to_batch
+from engine.weights.probe import probe_rows
+from engine.weights.snapshot import room, snapshot, verified
+
+
+class Delivery:
+    """The weights that a Worker's kernels load and offer."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        kernels: Mapping[str, Any],
+        channel: Channel,
+        timing: Timing,
+        pairs: TensorPairs | None = None,
+        counts: FlowCounts | None = None,
+    ) -> None:
+        self._plan = plan
+        self._counts = counts or FlowCounts(timing.worker)
+        self._kernels = kernels
+        self._channel = channel
+        self._timing = timing
+        self._pairs = pairs
+        self._routes = {model.name: model.route for model in plan.models}
+        self._given: dict[str, int] = {}
+        """The version that each module has."""
+        self._unprobed: deque[m.Load] = deque()
+        """Loaded from other Workers and not probed yet."""
+        self._lock = threading.Lock()
+        self._open_to = ""
+        """The running node, if it takes new weights meanwhile."""
+        self._meanwhile: deque[m.Load] = deque()
+
+    def version_of(self, node: PlannedNode) -> int | None:
+        """The version of the trained weights that a node computes with; None without any."""
+        found = (self._given.get(use.module) for use in node.models if use.trained)
+        return next((version for version in found if version is not None), None)
+
+    def offer(self, message: m.Offer, *, first: bool) -> Iterator[m.Event]:
+        """Keep the writer's weights as a block; only the first rank does, the others take part."""
+        block, digest, dtypes = -1, "", ()
+        model, version, worker = message.model, message.version, self._timing.worker
+        what, told = f"offer version {version}", {"task": message.id, "counted": first}
+        with self._timing.during(message.writer, f"offer {model}", what, **told):
+            pieces = self._kernels[message.writer].pieces()
+            if not first:
+                deque(pieces, maxlen=0)
+            else:
+                block, digest, dtypes = self._keep(model, pieces)
+        yield m.Offered(id=message.id, worker=worker, block=block, digest=digest)
+        probed = self._probe(message, dtypes, counted=first)
+        if first and probed is not None:
+            yield probed
+
+    def _keep(self, model: str, pieces: Iterable[Piece]) -> tuple[int, str, tuple[str, ...]]:
+        """Block, digest and dtypes of a version, whose data is in the block or in its tensors."""
+        if self._pairs is None or self._routes[model] == "pull":
+            batch, digest = to_batch(pieces, self._channel.allocate)
+            return self._channel.keep(batch), digest, tuple(dtypes_of(batch.records))
+        batch, digest, tensors = snapshot(pieces)
+        block = self._channel.keep(batch)
+        self._pairs.keep(block, tensors)
+        return block, digest, tuple(dtypes_of(batch.records))
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Forget the tensors of blocks; from any thread."""
+        if self._pairs is not None:
+            for block in blocks:
+                self._pairs.release(block)
+
+    def bring(self, message: m.Load) -> Iterator[m.Event]:
+        """Load a version into a reader, or move a follower; FetchFailed if its Worker is gone."""
+        yield from self.settle()
+        version, worker = message.version, self._timing.worker
+        module = module_of(self._plan, message)
+        try:
+            verb = "follow" if message.leader else "load"
+            name, what = f"{verb} {message.model}", f"{verb} version {version}"
+            with self._timing.during(message.reader, name, what, task=message.id):
+                fetched = self._load(message, module)
+        except PeerLost as lost:
+            yield m.FetchFailed(id=message.id, worker=worker, peer=lost.peer)
+            return
+        self._given[module] = version
+        yield m.Loaded(id=message.id, worker=worker)
+        if fetched and not message.leader:
+            self._unprobed.append(message)
+
+    def settle(self) -> Iterator[m.Event]:
+        """Probe the readers whose weights came from other Workers; nobody waits for this."""
+        while self._unprobed:
+            probed = self._probe(self._unprobed.popleft())
+            if probed is not None:
+                yield probed
+
+    def _probe(
+        self, message: m.Offer | m.Load, dtypes: tuple[str, ...] = (), *, counted: bool = True
+    ) -> m.Probed | None:
+        """A kernel's numbers on the probe's rows; None if it has no probe. dtypes: a writer's."""
+        reads = isinstance(message, m.Load)
+        node = message.reader if reads else message.writer
+        kernel = self._kernels[node]
+        if not isinstance(kernel, Probeable):
+            return None
+        name, what = f"probe {message.model}", f"probe version {message.version}"
+        with self._timing.during(node, name, what, counted=counted):
+            rows = probe_rows(self._plan.seed, kernel.vocabulary)
+            numbers = np.asarray(kernel.probe(rows), dtype=np.float32)
+        return m.Probed(
+            node=node,
+            model=message.model,
+            version=message.version,
+            reads=reads,
+            numbers=numbers.tobytes(),
+            vocabulary=kernel.vocabulary,
+            dtypes=dtypes,
+        )
+
+    def _load(self, message: m.Load, module: str) -> bool:
+        """From the writer's kernel here, or from its Worker's block. Returns whether the latter."""
+        fetched, pieces = False, ()
+        if brings(message, self._given.get(module)):
+            fetched = bool(message.source)
+            pieces = self._fetched(message) if fetched else self._kernels[message.writer].pieces()
+        self._kernels[message.reader].load(pieces, message.version, rate=message.rate)
+        return fetched
+
+    def _fetched(self, message: m.Load) -> Iterable[Piece]:
+        """The pieces of a block, all of them verified. Raises PeerLost."""
+        block = BlockRequest(worker=message.source, block=message.block)
+        records = self._channel.fetch([block])[0]
+        if "data" in records.schema.names:
+            self._counts.brought(message.model, message.reader, records.nbytes)
+            return from_records(records, message.digest)
+        assert self._pairs is not None
+        if message.source == self._timing.worker:
+            return verified(records, self._pairs.kept(message.block), message.digest)
+        arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
+        size = sum(tensor.nbytes for tensor in arrived)
+        self._counts.brought(message.model, message.reader, size)
+        return verified(records, arrived, message.digest)
+
+    def begins(self, node: PlannedNode) -> None:
+        """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""
+        kernel = self._kernels[node.name]
+        takes = node.lag >= 1 and isinstance(kernel, Interruptible) and kernel.interruptible
+        with self._lock:
+            self._open_to = node.name if takes else ""
+
+    def interrupt_with(self, message: m.Load) -> bool:
+        """From any thread: let the running chunk load this version and go on; False if none can."""
+        with self._lock:
+            if not self._open_to or message.reader != self._open_to:
+                return False
+            self._meanwhile.append(message)
+            self._kernels[message.reader].interrupt()
+            return True
+
+    def meanwhile(self) -> Iterator[m.Event]:
+        """Load weights that have come since the chunk's last rows."""
+        while self._meanwhile:
+            yield from self.bring(self._meanwhile.popleft())
+
+    def ends(self) -> Iterator[m.Event]:
+        """The chunk has ended: load weights that have come since its last rows; take no more."""
+        with self._lock:
+            self._open_to = ""
+        return self.meanwhile()
+
+
+def module_of(plan: Plan, load: m.Load) -> str:
+    """The module that a reader loads into."""
+    uses = plan.node(load.reader).models
+    return next(u.module for u in uses if u.model == load.model and u.param != "tokenizer")
+
+
+def brings(load: m.Load, given: int | None) -> bool:
+    """Whether the writer's pieces are read for it. given: the version that the module has."""
+    return not load.alias and given != load.version

@@ -1,0 +1,215 @@
+"""A Worker: one process with one or more kernels, which it runs one after another.
+
+    executes          waits for                    unblocked by                      in RunChunk
+    its rows                     the channels of their Workers     worker.py Record            its
+    rows                     the same                          worker.py Evaluate          its rows
+    the same                          training.py TrainStep         its rows; with ranks, Go     the
+    same; the coordinator         training.py Go                the ranks with equal rows    the
+    first of them, which gives    training.py Offer, Load       weights                      see
+    there                         weight_delivery.py Save, Restore     rows to be saved
+    the channels of their Workers     worker_files.py
+
+Owns: carrying out instructions in order. Does not own: any decision (coordinator), its channel (the
+caller's), messages between processes (engine/run/launch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dataflow.kernel import Chunk
+from engine.channels.contract import Channel, PeerLost
+from engine.channels.tensors.pairs import TensorPairs
+from engine.keep.record.recorder import RowRecorder
+from engine.keep.samples import SamplesBehind, SampleWriter, sample_table
+from engine.plan.plan import Plan
+from engine.protocol import messages as m
+from engine.protocol.reports import Report
+from engine.run.worker.counters import FlowCounts
+from engine.run.worker.kernel_loader import OpenKernels
+from engine.run.worker.newest_rows import NewestRows
+from engine.run.worker.row_metrics import step_metrics
+from engine.run.worker.rows import WorkerRows
+from engine.run.worker.timing import Timing
+from engine.run.worker.training import WorkerTraining
+from engine.run.worker.weight_delivery import Delivery
+from engine.run.worker.worker_files import WorkerFiles
+
+if TYPE_CHECKING:
+    from engine.channels.tensors.row_broadcast import RowBroadcast
+
+
+class Worker:
+    """The kernels of one Worker. `execute` carries out one instruction and yields its events."""
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        channel: Channel,
+        inproc: bool = False,
+        samples: SampleWriter | SamplesBehind | None = None,
+        recorder: RowRecorder | None = None,
+        group: Any = None,
+        cast: RowBroadcast | None = None,
+        pairs: TensorPairs | None = None,
+        newest: NewestRows | None = None,
+    ) -> None:
+        """group: a rank's process group. cast: to ranks with equal rows. pairs: worlds, by peer.
+        newest: where the newest rows can be looked at.
+        """
+        self.name = name
+        self.channel = channel
+        self.timing = Timing(name, plan.origin)
+        self.counts = FlowCounts(name)
+        self.timing.peak = self.counts.peak
+        self.rows = WorkerRows(name, plan, channel, pairs, self.counts)
+        self._newest = newest
+        self.kernels = OpenKernels(plan, self.timing, channel, group=group, inproc=inproc)
+        self.files = WorkerFiles(
+            plan=plan, kernels=self.kernels, rows=self.rows, timing=self.timing, samples=samples
+        )
+        self._plan = plan
+        self._samples = samples
+        self.recorder = recorder
+        self.delivery = Delivery(
+            plan, self.kernels.by_node, channel, self.timing, pairs, self.counts
+        )
+        self._training = WorkerTraining(
+            name, plan, self.kernels, self.rows, cast, digests=recorder is not None
+        )
+        self._reports: list[Report] = []
+
+    def open(self) -> Iterator[m.Event]:
+        """Open every kernel. A Worker that takes turns on its devices then sleeps."""
+        self.kernels.load()
+        self.counts.opening()
+        yield from self.kernels.open()
+        if any(self.name in group for group in self._plan.turns):
+            self.kernels.sleep()
+
+    def close(self) -> None:
+        """Close every kernel that was opened, the last first, whatever one of them raises."""
+        self._training.forget_prepared()
+        try:
+            self.kernels.close()
+        finally:
+            if self.recorder is not None:
+                self.recorder.close()
+
+    def reports(self) -> list[Report]:
+        """Metrics since the last call, except those of chunks, which are Reported."""
+        found, self._reports = self._reports, []
+        found += self._training.reports()
+        own = (self.timing.reports(), self.kernels.reports(), self.counts.reports())
+        return [*found, *(report for reports in own for report in reports)]
+
+    def execute(self, instruction: m.ToWorker) -> Generator[m.Event, None, None]:
+        """Carry out one instruction; FetchFailed if a Worker that keeps its rows is gone."""
+        try:
+            if not isinstance(instruction, m.RunChunk):
+                yield from self.delivery.settle()
+            yield from self._carry_out(instruction)
+        except PeerLost as lost:
+            assert isinstance(instruction, m.Task)
+            yield m.FetchFailed(id=instruction.id, worker=self.name, peer=lost.peer)
+
+    def _carry_out(self, instruction: m.ToWorker) -> Iterable[m.Event]:
+        match instruction:
+            case m.RunChunk():
+                return self._run_chunk(instruction)
+            case m.TrainStep():
+                return (self._training.train(instruction),)
+            case m.Go():
+                return (self._training.go(instruction),)
+            case m.Evaluate():
+                return (self._training.evaluate(instruction),)
+            case m.Record():
+                return (self._record(instruction),)
+            case m.Offer():
+                first = self.kernels.rank(instruction.writer) == 0
+                return self.delivery.offer(instruction, first=first)
+            case m.Load():
+                return self.delivery.bring(instruction)
+            case m.Release():
+                self.release(instruction.blocks)
+                return ()
+            case _:
+                return (self._turn(instruction),)
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Forget blocks; from any thread."""
+        self.rows.release(blocks)
+        self.delivery.release(blocks)
+
+    def _run_chunk(self, chunk: m.RunChunk) -> Iterator[m.Event]:
+        inputs = self.rows.assembled(chunk.keys, chunk.inputs, chunk.node)
+        aligned = self.kernels.aligned[chunk.node]
+        aligned.require_inputs(chunk.keys, inputs)
+        self.delivery.begins(self.kernels.nodes[chunk.node])
+        version = self.delivery.version_of(self.kernels.nodes[chunk.node])
+        given = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
+        rows = self.kernels[chunk.node].run(given)
+        what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
+        while True:
+            during = self.kernels.during(chunk.node, chunk.node, what, task=chunk.id)
+            with during.making():
+                batch = next(rows, None)
+            if batch is None or not len(batch):  # one without rows only lets new weights in
+                during.made(None)
+            else:
+                aligned.require_made(chunk.keys, batch, inputs)
+                ref = self.rows.keep(chunk.node, batch)
+                during.made(ref)
+                if self.recorder is not None:
+                    self.recorder.add(chunk, batch, version)
+                if self._newest is not None:
+                    self._newest.offer(chunk.node, batch)
+                yield from self._reported(chunk)
+                yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
+            if batch is None:
+                break
+            yield from self.delivery.meanwhile()
+        yield from self._reported(chunk)
+        for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
+            yield m.Tombstoned(id=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
+        if self.recorder is not None:
+            self.recorder.end(chunk)
+        yield m.ChunkDone(id=chunk.id, node=chunk.node)
+        yield from self.delivery.ends()
+
+    def _reported(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
+        """The chunk's metrics since the last call, unless it is a rerun."""
+        reports = self.kernels.sessions[chunk.node].reports()
+        if self.kernels.nodes[chunk.node].region == "evaluation":
+            # Else they would be averaged with those of other nodes under the same names.
+            reports = [
+                (f"evaluation/{chunk.node}/{name}", value, count) for name, value, count in reports
+            ]
+        if reports and not chunk.again:
+            yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(reports))
+
+    def _record(self, message: m.Record) -> m.Recorded:
+        """Metrics of a Step's rows, and samples of them if they are due."""
+        rows = {
+            node: self.rows.assembled(keys, {node: message.inputs[node]})[node]
+            for node, keys in message.keys.items()
+        }
+        self._reports += step_metrics(self._plan.recorded, rows)
+        samples, step = self._samples, message.step
+        if samples is not None and samples.due(step) and any(map(len, rows.values())):
+            what = f"samples of step {step}"
+            with self.kernels.during("record", "samples", what, task=message.id):
+                samples.write(step, sample_table(step, rows))
+        return m.Recorded(id=message.id)
+
+    def _turn(self, message: m.Sleep | m.Wake) -> m.Slept | m.Woken:
+        """Give the devices back, or take them again."""
+        if isinstance(message, m.Wake):
+            self.kernels.wake()
+            return m.Woken(worker=self.name)
+        self._training.forget_prepared()
+        self.kernels.sleep()
+        return m.Slept(worker=self.name)

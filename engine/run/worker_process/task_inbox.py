@@ -1,0 +1,74 @@
+"""What a Worker was sent and has not begun, in the order in which it will begin.
+
+Owns: this order. Does not own: carrying anything out (worker_process.py).
+
+First in, first out; but weights, Go and requests pass queued chunks, so that the next chunk has the
+new weights and generation does not hold up a checkpoint. A Release never comes here.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from engine.protocol.messages import Go, Load, Offer, RunChunk, ToWorker
+from engine.run.launch.control import Request
+
+Item = ToWorker | Request
+
+_PASSING = (Load, Offer, Go, Request)
+
+
+class Inbox:
+    """Filled by one thread, emptied by another."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._begun: Item | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, item: Item) -> None:
+        """Add it at its place in the order."""
+        with self._changed:
+            self._items.insert(self._position(item), item)
+            self._changed.notify()
+
+    def take(self) -> Item | None:
+        """Wait for the next item; None once the inbox is closed, even if items are left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._items)
+            self._begun = None if self._closed else self._items.pop(0)
+            return self._begun
+
+    def within(self) -> Request | None:
+        """The next item, if it is a request and a chunk runs; ranks do all else in one order."""
+        with self._changed:
+            first = self._items[0] if self._items else None
+            if isinstance(self._begun, RunChunk) and isinstance(first, Request):
+                del self._items[0]
+                return first
+            return None
+
+    def has_weights(self) -> bool:
+        """Whether weights wait here: later ones must not pass them."""
+        with self._changed:
+            return any(isinstance(item, Load) for item in self._items)
+
+    def forget(self) -> int:
+        """Drop all instructions and return how many; requests stay, as somebody waits for them."""
+        with self._changed:
+            before = len(self._items)
+            self._items = [item for item in self._items if isinstance(item, Request)]
+            return before - len(self._items)
+
+    def close(self) -> None:
+        """Let `take` return None from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _position(self, item: Item) -> int:
+        at = len(self._items)
+        while at and isinstance(item, _PASSING) and isinstance(self._items[at - 1], RunChunk):
+            at -= 1
+        return at

@@ -1,0 +1,350 @@
+"""A Worker's process: what runs on the other end of the Supervisor's control socket.
+
+    thread    waits for                          unblocked by
+    control   a frame, or the next heartbeat     the Supervisor; EOF ends the process at once
+    main      an instruction or a request        control (task_inbox.py)
+    both      room in the control socket         the Supervisor's I/O thread, which never blocks
+
+Owns: the process (signals, log, heartbeat) and its two threads. Does not own: the death of the
+process that started it (engine/run/launch/lifeline.py), kernels and instructions
+(engine/run/worker), their order (task_inbox.py), messages (engine/run/launch/control.py), how ranks
+meet (worker_ranks.py).
+
+Nothing here imports torch at the start, since the first heartbeat is due before that is done.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from dataflow.errors import ProcessLost
+from dataflow.kernel import PRINTED
+from dataflow.pandas_later import keep_pandas_out
+from dataflow.signals import left_to_the_run
+from engine.channels.contract import PeerLost
+from engine.channels.descriptors import make_room_for_peers
+from engine.keep.worker_logs import output_that_cannot_fail, to_log
+from engine.plan.plan import Plan
+from engine.protocol import messages as m
+from engine.protocol.ordered_inbox import OrderedInbox
+from engine.protocol.reports import Doing, Report
+from engine.run.launch import control
+from engine.run.launch.control_socket import ControlSocket, Frame
+from engine.run.launch.heartbeat import BEAT
+from engine.run.launch.wire import TO_WORKER, decode, encode
+from engine.run.loop.watchdog import STACK_SIGNAL
+from engine.run.worker.counters import PeakReports
+from engine.run.worker_process.task_inbox import Inbox
+from engine.run.worker_process.worker_updates import Updates
+
+_WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
+"""Events at the end of an instruction, sent in one frame with it."""
+_log = logging.getLogger(__name__)
+
+
+class FailureReport:
+    """A context that sends the Supervisor any exception that leaves it, even SystemExit; but where
+    a kernel has lost a process of its own, this one ends, so that the Worker is lost.
+    """
+
+    def __init__(self, link: ControlSocket, worker: str) -> None:
+        self._link = link
+        self._worker = worker
+        self.failed = False
+
+    def __enter__(self) -> FailureReport:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            return False
+        if isinstance(error, ProcessLost):
+            end(1, str(error))
+        self.failed = True
+        self._link.send(encode(control.Failed.of(error, self._worker)))
+        traceback.print_exception(error)
+        return True
+
+
+class _Printed(logging.Handler):
+    """Hands what users' functions print to the process of the run, which shows it."""
+
+    def __init__(self, updates: Updates) -> None:
+        super().__init__()
+        self._updates = updates
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._updates.printed(record.getMessage())
+
+
+class WorkerProcess:
+    """One incarnation of a Worker: its inbox, its updates, its two threads."""
+
+    def __init__(
+        self, link: ControlSocket, opened: control.Open, descriptors: tuple[int, ...]
+    ) -> None:
+        from engine.run.worker_process.worker_channel import worker_channel
+
+        self._link = link
+        self._open = opened
+        self._descriptors = descriptors
+        self._inbox = Inbox()
+        self._ordered: OrderedInbox[m.ToWorker] = OrderedInbox(opened.epoch)
+        self._updates = Updates(link, opened.worker, opened.epoch)
+        logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
+        self._channel = worker_channel(opened)
+        if self._channel.bound is not None:
+            self._link.send(encode(self._channel.bound))
+        self._peaks = PeakReports(opened.worker)
+        self._worker: Any = None
+        self._began = time.monotonic()
+        self._busy = False
+        self._over = threading.Event()
+
+    # --- the control thread -----------------------------------------------------------------------
+
+    def listen(self, early: Sequence[Frame]) -> None:
+        """Read frames and send heartbeats. early: frames that came with Open."""
+        for frame in early:
+            self._handle(frame)
+        poll = select.poll()  # select() cannot watch descriptors above 1,023
+        poll.register(self._link, select.POLLIN)
+        due = time.monotonic()
+        while True:
+            if time.monotonic() >= due:
+                due = time.monotonic() + BEAT
+                self._link.send(encode(control.Beat(doing=self._doing())))
+                self._tell_memory()
+            if not poll.poll(max(0.0, due - time.monotonic()) * 1e3):
+                continue
+            frames = self._link.receive()
+            if frames is None:
+                raise ConnectionResetError
+            for frame in frames:
+                self._handle(frame)
+            self._updates.flush_ended()
+
+    def _tell_memory(self) -> None:
+        """With each heartbeat once it is open, whatever its kernel does."""
+        if self._worker is not None:
+            self._updates.report(self._memory())
+            self._updates.flush()
+
+    def _memory(self) -> list[Report]:
+        return self._peaks.reports(self._channel.shm.nbytes)
+
+    def _handle(self, frame: Frame) -> None:
+        match decode(frame.payload, TO_WORKER):
+            case control.Command() as command:
+                epoch, number = command.epoch, command.number
+                for instruction in self._ordered.take(epoch, number, command.instruction):
+                    self._accept(instruction)
+            case control.Request() as request:
+                self._inbox.put(request)
+            case control.Connect() as connect:
+                self._channel.connect(connect, frame.descriptors)
+            case control.PeerAddresses() as where:
+                self._channel.write(where)
+            case control.Forget():
+                self._updates.ended(self._inbox.forget())
+            case control.Quit():
+                if self._busy:  # the result is not wanted, and nothing of it is durable
+                    self._end_busy()
+                self._over.set()
+                self._inbox.close()
+
+    def _end_busy(self) -> NoReturn:
+        """End at once, but for recorded rows of chunks that have ended."""
+        if self._worker is not None and self._worker.recorder is not None:
+            self._worker.recorder.flush()
+        end(0)
+
+    def _accept(self, instruction: m.ToWorker) -> None:
+        """Release at once. A Load may interrupt a running chunk, unless earlier ones wait."""
+        loads = isinstance(instruction, m.Load) and not self._inbox.has_weights()
+        if isinstance(instruction, m.Release):
+            self._worker.release(instruction.blocks)
+            if self._updates.spilled(self._spilled):
+                self._updates.flush()
+        elif loads and self._worker.delivery.interrupt_with(instruction):
+            self._updates.ended()
+        else:
+            self._inbox.put(instruction)
+
+    def _doing(self) -> Doing:
+        if self._worker is None:
+            worker, since = self._open.worker, self._began
+            return Doing(worker=worker, node="its start", what="imports", since=since)
+        return self._worker.timing.doing
+
+    # --- the main thread --------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Open the kernels, then carry out the inbox until Quit; after a failure wait for Quit."""
+        with FailureReport(self._link, self._open.worker) as report:
+            self._busy = True
+            self._begin()
+            self._busy = False
+            while (item := self._inbox.take()) is not None:
+                self._busy = True
+                if isinstance(item, control.Request):
+                    self._reply(item)
+                else:
+                    self._execute(item)
+                self._busy = False
+        if report.failed:
+            self._busy = False
+            self._over.wait()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _begin(self) -> None:
+        from engine.run.worker.newest_rows import NewestRows
+        from engine.run.worker.worker import Worker
+        from engine.run.worker_process.worker_ranks import ranks
+
+        opened, plan = self._open, cloudpickle.loads(self._open.plan)
+        keep_pandas_out()  # unless the user's functions have it
+        make_room_for_peers(len(plan.workers))
+        gc.enable()  # off since the start (engine/run/launch/child.py)
+        group, cast = ranks(opened, plan, self._descriptors, self._channel)
+        self._worker = Worker(
+            opened.worker,
+            plan,
+            channel=self._channel.channel,
+            inproc=opened.inproc,
+            samples=_samples(opened, plan),
+            recorder=_recorder(opened, plan),
+            group=group,
+            cast=cast,
+            pairs=self._channel.pairs,
+            newest=None if opened.folder is None else NewestRows(opened.folder),
+        )
+        self._worker.timing.span = self._updates.span
+        for event in self._worker.open():
+            self._updates.event(event)
+        # A run may end before the next heartbeat.
+        self._updates.report([*self._worker.reports(), *self._memory()])
+        self._updates.event(m.WorkerOpened(worker=opened.worker, epoch=opened.epoch))
+        self._updates.flush()
+        gc.collect()
+        gc.freeze()  # what imports and opening have made stays
+
+    def _execute(self, instruction: m.ToWorker) -> None:
+        for event in self._worker.execute(instruction):
+            self._updates.event(event)
+            if not isinstance(event, _WAITS_FOR_MORE):
+                self._flush()
+            while (request := self._inbox.within()) is not None:
+                self._reply(request)
+        self._updates.ended()
+        self._flush()
+        if isinstance(instruction, m.RunChunk):
+            for event in self._worker.delivery.settle():
+                self._updates.event(event)
+                self._flush()
+
+    def _reply(self, request: control.Request) -> None:
+        self._flush()
+        number = request.number
+        try:
+            ref = self._worker.files.answer(request.request)
+            reply = control.RequestReply(number=number, ref=ref)
+        except PeerLost as lost:
+            reply = control.RequestReply(number=number, lost=lost.peer)
+        self._flush()
+        self._link.send(encode(reply))
+
+    def _spilled(self) -> int:
+        return self._channel.channel.spilled
+
+    def _flush(self) -> None:
+        self._updates.spilled(self._spilled)
+        grown = self._memory() if self._peaks.grown() else []
+        self._updates.report([*self._worker.reports(), *self._channel.reports(), *grown])
+        self._updates.flush()
+
+
+def _samples(opened: control.Open, plan: Plan) -> Any:
+    """The recorder's sample files, which it writes at once, so that it has no state."""
+    from engine.keep.samples import SampleWriter
+
+    folder, every = opened.samples, opened.samples_every
+    phase = plan.phase.number if plan.phase else 0
+    if folder is None:
+        return None
+    return SampleWriter(folder, every=every, first=plan.first, phase=phase)
+
+
+def _recorder(opened: control.Open, plan: Plan) -> Any:
+    """What records this Worker's rows, if the run records any."""
+    from engine.keep.record.recorder import RowRecorder
+
+    return RowRecorder(opened.record, opened.worker, plan) if opened.record is not None else None
+
+
+def main(descriptor: int) -> None:
+    """Run the Worker at this end of a control socket."""
+    left_to_the_run()
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    output_that_cannot_fail()
+    to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("engine").setLevel(logging.INFO)
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    link = ControlSocket(sock)
+    frame, *early = _first(link)
+    opened = decode(frame.payload, (control.Open,))
+    life = WorkerProcess(link, opened, frame.descriptors)
+    _log.info("worker %s, epoch %d, process %d", opened.worker, opened.epoch, os.getpid())
+    threading.Thread(target=_listen, args=(life, early), name="control", daemon=True).start()
+    ended_well = False
+    try:
+        life.work()
+        ended_well = True
+    finally:  # no finalisation: threads of kernels may still run
+        if not ended_well:
+            traceback.print_exc()
+        end(0 if ended_well else 1)
+
+
+def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
+    """The control thread. The process ends with it, since nobody could reach it without."""
+    try:
+        life.listen(early)
+    except ConnectionError:
+        end(1, "the process of the run is gone")
+    finally:
+        traceback.print_exc()
+        end(1, "the control thread failed")
+
+
+def _first(link: ControlSocket) -> list[Frame]:
+    """The first frame, and those that came with it."""
+    while not (frames := link.receive()):
+        if frames is None:
+            end(1, "the process of the run is gone")
+    return frames
+
+
+def end(code: int, why: str = "") -> NoReturn:
+    """End this process now. Its children see the end of their pipe, or of their parent, and end."""
+    if why:
+        print(f"ended: {why}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

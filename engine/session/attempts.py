@@ -1,0 +1,450 @@
+"""A run as attempts: Workers, coordinator and loop, started again where state was lost.
+
+    an attempt ends by                                   then
+    Finish                                               the run is over
+    Rollback: state is lost that only checkpoints have   the next attempt, from the last of them
+
+Owns: what an attempt is made of, where it begins, and how many may fail to get further. Does not
+own: any of the parts. `resume` is a first attempt that begins at a checkpoint.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from dataflow.display import Displayed
+from dataflow.errors import RunError, StorageError
+from dataflow.program import Threshold
+from dataflow.storage import writing
+from engine.coordinator.coordinator import Coordinator, Settings
+from engine.keep.checkpoint.best_versions import BestVersions
+from engine.keep.checkpoint.disk_space import warn_of_room
+from engine.keep.checkpoint.provenance import ProvenanceRecord
+from engine.keep.checkpoint.safe_state import what_is_safe
+from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.keep.flow.background_records import told_meanwhile
+from engine.keep.flow.fold import FlowFold
+from engine.keep.flow.writer import FlowWriter
+from engine.keep.metrics.metrics_table import history
+from engine.keep.metrics.sinks import JsonLines, TensorBoard, View, Wandb, recorded_row
+from engine.keep.metrics.step_accounts import RunMetrics
+from engine.keep.record.run_recording import recorded
+from engine.keep.record.stored_rows import settle
+from engine.keep.run_folder import RunFolder
+from engine.keep.samples import SampleWriter
+from engine.keep.trace.timeline import Trace
+from engine.keep.worker_logs import logged
+from engine.plan.options import RunOptions
+from engine.plan.plan import Plan
+from engine.protocol.events import EventStream, Opened, StepEnded, at_each_step
+from engine.protocol.messages import Finish, Rollback, StopRequested
+from engine.protocol.workers import Workers
+from engine.run.loop.checkpoint_files import DiskStore
+from engine.run.loop.early_end import EarlyEnd, Until, reached
+from engine.run.loop.loop import Loop
+from engine.run.loop.probes import Probes
+from engine.run.loop.run_requests import RunRequests
+from engine.run.loop.signals import StopSignals
+from engine.run.loop.silent_end import no_silent_end
+from engine.run.loop.watchdog import Watchdog, named_hang
+from engine.session.progress import Progress
+from engine.session.run_beginning import Beginning
+from engine.session.run_log import RunLog
+from engine.session.silent_failures import silent_failures
+
+_log = logging.getLogger(__name__)
+
+FRUITLESS = 3
+"""Attempts in a row without a further Step, after which the run fails."""
+
+OnStep = Callable[[Mapping[str, float]], None]
+"""Called with each Step's row: `step`, then its metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Displayed):
+    """How a run ended. metrics: the last Step's row. checkpoint: the last checkpoint's folder."""
+
+    _page = "engine.session.notebook_pages:result_page"
+
+    folder: Path
+    reason: str
+    step: int
+    metrics: Mapping[str, float]
+    checkpoint: Path | None
+    trained: Mapping[str, Path] = field(default_factory=dict)
+    """Model name -> its Hugging Face directory in the last checkpoint; in a Program, in that of the
+    last phase that trained it.
+    """
+    best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Evaluate node with keep_best -> Hugging Face directories of its best versions, best first."""
+    signal: int = 0
+    """The signal that ended it (Ctrl-C: SIGINT), after a checkpoint; 0: none did."""
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.folder)!r}: {self.reason}, step {self.step})"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended it."""
+        return self.signal != 0
+
+    @property
+    def history(self) -> pa.Table:
+        """Every Step's metrics, also those before a resume, a column each: null where a Step lacks
+        one, or its number was not finite.
+        """
+        return history(self.folder / "metrics.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHooks:
+    """What is called with each Step's row, and ends the run. threshold: what ends its phase.
+    requests: wishes of whoever started it.
+    """
+
+    on_step: Sequence[OnStep] = ()
+    until: Until | None = None
+    threshold: Threshold | None = None
+    requests: RunRequests = field(default_factory=RunRequests)
+
+
+class RunFrame:
+    """What lasts as long as a run, whatever its phases: signals, the process's log, what is said
+    once.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        options: RunOptions,
+        folder: RunFolder,
+        stack: ExitStack,
+        *,
+        notice: str = "",
+    ) -> None:
+        """stack: ended with the run. notice: said at once, if there is one."""
+        place, shown = folder.path.absolute(), folder.path
+        kept = partial(what_is_safe, place, shown=shown)
+        self.signals = stack.enter_context(StopSignals(options.grace, kept))
+        stack.enter_context(no_silent_end(kept))
+        alone = {_alone(plan) for plan in plans}
+        name = alone.pop() if len(alone) == 1 else ""
+        stack.enter_context(logged(folder.log(name or "coordinator")))
+        self.log = RunLog(strict=options.strict)
+        if notice:
+            _log.warning("%s", notice)
+
+
+def attempts(
+    plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, begins: Beginning
+) -> Result:
+    """Run to the end, in as many attempts as it takes; the first begins as `begins` says. Raises
+    what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
+    """
+    with ExitStack() as stack:
+        frame = RunFrame([plan], options, folder, stack, notice=begins.notice)
+        return attempts_within(frame, plan, options, folder, hooks, begins)[0]
+
+
+def attempts_within(
+    frame: RunFrame,
+    plan: Plan,
+    options: RunOptions,
+    folder: RunFolder,
+    hooks: StepHooks,
+    begins: Beginning,
+) -> tuple[Result, bool]:
+    """The same for one phase. Also returns whether the phase came to its end, not only the run."""
+    with ExitStack() as stack:
+        run = _Run(frame, plan, options, folder, hooks, stack)
+        latest = begins.checkpoint
+        furthest, fruitless = plan.first, 0
+        while True:
+            end = run.attempt(latest, begins.record)
+            if isinstance(end, Finish):
+                return run.result(end), run.is_through(end)
+            furthest = max(furthest, latest.step if latest else 0)
+            fruitless = 0 if run.step > furthest else fruitless + 1
+            furthest = max(furthest, run.step)
+            if fruitless == FRUITLESS:
+                tried = f"{FRUITLESS} attempts in a row came no further than step {furthest}"
+                raise RunError(f"{tried}: {end.error}")
+            cause = _why(end).partition("\n")[0]
+            _log.warning("going back to the last checkpoint, as %s", cause)
+            latest = run.latest()
+
+
+class _Run:
+    """What the attempts of one run, or phase, share, and where the last one ended: its last Step's
+    row.
+    """
+
+    def __init__(
+        self,
+        frame: RunFrame,
+        plan: Plan,
+        options: RunOptions,
+        folder: RunFolder,
+        hooks: StepHooks,
+        stack: ExitStack,
+    ) -> None:
+        """stack: ended with the run, or phase."""
+        self._plan = plan
+        self._options = options
+        self._folder = folder
+        self._hooks = hooks
+        self._phase = plan.phase.number if plan.phase else 0
+        pinned = plan.phase.pinned if plan.phase else ()
+        self.store = CheckpointStore(folder.checkpoints, keep=options.keep, pinned=pinned)
+        self._best = best_versions(plan, folder)
+        self.step = plan.first
+        self._metrics: Mapping[str, float] = {}
+        self._stored_at: float | None = None
+        self._stopped: StopRequested | None = None
+        self._signals, self._log = frame.signals, frame.log
+        for warning in plan.warnings:
+            self._log.warn(warning)
+        warn_of_room(plan, folder.checkpoints, options)
+        number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
+        file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
+        title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
+        trace = Trace(folder.trace / file, process=title, first=plan.first)
+        self._trace = stack.enter_context(_closed(trace))
+        self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
+        if options.progress:
+            progress = stack.enter_context(_progress(plan, options))
+            self._on_step.append(at_each_step(progress.update))
+
+    def attempt(
+        self, latest: StoredCheckpoint | None, record: ProvenanceRecord
+    ) -> Finish | Rollback:
+        """One attempt, from this checkpoint or from the beginning."""
+        plan, begun = self._plan, latest.step if latest else self._plan.first
+        coordinator, hooks = Coordinator(plan, self._settings()), self._hooks
+        early = EarlyEnd(self._signals, hooks.until, hooks.threshold, requests=hooks.requests)
+        if latest is not None and has_passed(hooks.threshold, self._folder, latest.step):
+            early.pass_at_once()
+        with ExitStack() as stack:
+            recording = recorded(plan, self._folder, self._options, begun, stack)
+            workers, lines = self._workers(stack), self._lines(begun, stack)
+            stream = EventStream(self._log, self._trace, Probes(plan.seed))
+            told: dict[str, Any] = {"first": plan.first, "phase": self._phase}
+            told["evaluates"] = self._options.steps == 0
+            metrics = RunMetrics(plan.workers, lines, stream, **told)
+            for subscriber in (metrics, *self._views(stack)):
+                stream.add(subscriber)
+            for take in self._on_step:
+                stream.on(take, StepEnded)
+            stream.add(silent_failures(plan, self._folder.samples, stream, self._options.steps))
+            stream.add(early)
+            stream.on(stack.enter_context(_settled_memory()), Opened)
+            stream.add(recording)
+            stream.add(self._flow(coordinator, workers, begun, stack))
+            store = DiskStore(
+                *(plan, self.store, self._best, latest, record),
+                keep_every=self._options.keep_every,
+                on_rows=recording.know,
+            )
+            loop = Loop(coordinator, workers, store, stream, early)
+            watchdog = stack.enter_context(self._watchdog(workers, coordinator, loop))
+            _log.info("%s begins after step %d", plan.graph, begun)
+            with named_hang(watchdog):
+                end = loop.run()
+            self._stored_at, self._stopped = coordinator.checkpoints.at, early.heard
+        self.step = max(0, lines.last)
+        self._metrics = metrics.last or self._metrics
+        _log.info("%s ended at step %d: %s", plan.graph, self.step, _why(end))
+        return end
+
+    def result(self, finish: Finish) -> Result:
+        """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
+        SampleWriter(self._folder.samples).truncate_after(self.step)
+        settle(self._folder.recorded, self._plan, told_before=True)
+        last, stopped = self.store.latest(), self._stopped
+        return Result(
+            folder=self._folder.path,
+            reason=finish.reason,
+            step=self.step,
+            metrics=self._metrics,
+            checkpoint=last.path if last else None,
+            trained=trained_in(self._plan, last.path) if last else {},
+            best=self._best.paths(),
+            signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
+        )
+
+    def latest(self) -> StoredCheckpoint | None:
+        """The newest intact checkpoint of this run, or phase."""
+        found = self.store.latest()
+        return found if found is not None and found.step > self._plan.first else None
+
+    def is_through(self, finish: Finish) -> bool:
+        """Whether this phase came to its end, and was not stopped on its way."""
+        stopped, threshold = self._stopped, self._hooks.threshold
+        own = threshold is not None and finish.reason == reached(threshold)
+        asked = stopped is not None and stopped.reason == finish.reason and not own
+        return not (asked or self._signals.requested or self._hooks.requests.stopping)
+
+    def _settings(self) -> Settings:
+        return Settings(
+            steps=self._options.steps,
+            checkpoint_every=self._options.checkpoint_every,
+            keep_every=self._options.keep_every,
+            checkpoint_seconds=self._options.checkpoint_minutes * 60.0,
+            stored_at=self._stored_at,
+            error_budget=self._options.error_budget,
+            patience=self._options.watchdog,
+            grace=self._options.grace,
+            scaling=self._options.scaling,
+        )
+
+    def _workers(self, stack: ExitStack) -> Workers:
+        """One Worker in this process, or several processes; imports only what these need."""
+        plan, folder, options = self._plan, self._folder, self._options
+        if plan.hosts:
+            from engine.run.hosts.hosts import HostsWorkers
+
+            return stack.enter_context(_closed(HostsWorkers(plan, folder, options)))
+        if not _alone(plan):
+            from engine.run.launch.supervisor import Supervisor
+
+            return stack.enter_context(_closed(Supervisor(plan, folder, options)))
+        from engine.run.launch.in_process import one_worker
+
+        return stack.enter_context(_closed(one_worker(_alone(plan), plan, folder, options, stack)))
+
+    def _watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
+        """What it prints: every Worker's work, and who waits for whom."""
+
+        def describe() -> str:
+            place = coordinator.plan.place
+            busy = [each for each in workers.doing() if each.node]
+            lines = [f"{each.worker} is in {place(each.node)} ({each.what})" for each in busy]
+            return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
+
+        def sign() -> object:
+            return loop.heard, workers.doing()
+
+        return Watchdog(self._options.watchdog, describe, sign, self._signals)
+
+    def _lines(self, step: int, stack: ExitStack) -> JsonLines:
+        """The metrics file; drops lines, samples and best versions of Steps that come again."""
+        lines = stack.enter_context(_closed(JsonLines()))
+        lines.open(self._folder, _config(self._plan, self._options))
+        lines.truncate_after(step or -1)  # Step 0 has a row in a run of no Steps
+        with writing(f"what is kept up to step {step}", self._folder.path):
+            SampleWriter(self._folder.samples).truncate_after(step)
+            self._best.truncate_after(step)
+        return lines
+
+    def _flow(self, by: Coordinator, workers: Workers, begun: int, stack: ExitStack) -> FlowFold:
+        """What flows, for whoever looks at the run's folder."""
+        writer = FlowWriter(self._folder.events, after=begun)
+        stack.callback(writer.close)
+        flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._phase)
+        stack.enter_context(told_meanwhile(flow, workers.doing))
+        return flow
+
+    def _views(self, stack: ExitStack) -> list[View]:
+        kinds = {"tensorboard": TensorBoard, "wandb": Wandb}
+        views = [View(name, kinds[name]()) for name in self._options.sinks]
+        for view in views:
+            stack.callback(view.close)
+            view.open(self._folder, _config(self._plan, self._options))
+        return views
+
+
+def _alone(plan: Plan) -> str:
+    """The one Worker, which is this process; empty where there are several, or other hosts."""
+    return plan.workers[0] if len(plan.workers) == 1 and not plan.hosts else ""
+
+
+def has_passed(threshold: Threshold | None, folder: RunFolder, step: int) -> bool:
+    """Whether a Step's line in the metrics meets what ends its phase."""
+    return threshold is not None and threshold.reached(recorded_row(folder.metrics, step))
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C1 = TypeVar("C1", bound=_Closable)
+
+
+@contextmanager
+def _closed(thing: C1) -> Iterator[C1]:
+    """Close it at the end. After an error, a failure to close is only logged."""
+    try:
+        yield thing
+    except BaseException:
+        try:
+            thing.close()
+        except StorageError as error:
+            _log.info("after that: %s", error)
+        raise
+    thing.close()
+
+
+def _config(plan: Plan, options: RunOptions) -> dict[str, Any]:
+    return {"graph": plan.phase.program if plan.phase else plan.graph, "seed": options.seed}
+
+
+def _progress(plan: Plan, options: RunOptions) -> Progress:
+    """The display, of which a phase shows only its own Steps."""
+    lag = any(source.max_lag for source in plan.sources)
+    told: dict[str, Any] = {"every": options.log_every, "lag": lag}
+    if plan.phase is None:
+        return Progress(options.steps, title=plan.graph, **told)
+    phase, steps = plan.phase, options.steps
+    last = None if steps is None else phase.first + steps
+    named = f"phase {phase.number}/{phase.count} {plan.graph}"
+    return Progress(last, title=phase.program, phase=named, first=phase.first, **told)
+
+
+def trained_in(plan: Plan, checkpoint: Path) -> dict[str, Path]:
+    """Model name -> its Hugging Face directory in a checkpoint of this plan."""
+    return {m.name: checkpoint / m.writer for m in plan.models if m.writer}
+
+
+def best_versions(plan: Plan, folder: RunFolder) -> BestVersions:
+    """The best versions that evaluate nodes of this plan keep."""
+    phase = plan.phase.number if plan.phase else 0
+    return BestVersions(folder.checkpoints, _kept_best(plan), phase=phase)
+
+
+def _kept_best(plan: Plan) -> dict[str, int]:
+    """Evaluate node -> how many best versions it keeps."""
+    assert plan.program is not None
+    evaluations = [plan.program.node(n.name) for n in plan.nodes if n.work == "evaluate"]
+    return {node.name: node.params["keep_best"] for node in evaluations if node.params["keep_best"]}
+
+
+@contextmanager
+def _settled_memory() -> Iterator[Callable[[Opened], None]]:
+    """Keep what imports and opening made out of the garbage collector's walks."""
+    # What the process itself has frozen would be thawed at the end.
+    settles = not gc.get_freeze_count()
+
+    def take(event: Opened) -> None:
+        if settles:
+            gc.collect()
+            gc.freeze()
+
+    try:
+        yield take
+    finally:
+        if settles:
+            gc.unfreeze()
+
+
+def _why(end: Finish | Rollback) -> str:
+    return end.reason if isinstance(end, Finish) else f"Worker {end.worker} was lost: {end.error}"

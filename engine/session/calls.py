@@ -1,0 +1,273 @@
+"""Run, resume and peek as Python calls, for the command line and for notebooks.
+
+Owns: the calls, and what a run folder keeps of one. Does not own: planning (planning.py), a run's
+course (attempts.py). Users import them from engine/api.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import pyarrow as pa
+
+from dataflow.check import check
+from dataflow.errors import PlanError, RunError
+from dataflow.graph import Graph
+from dataflow.importing import import_from
+from dataflow.program import Program
+from dataflow.program_snapshot import identity, read
+from dataflow.scripts import kept
+from dataflow.settings import edited
+from engine.keep.checkpoint.layout_changes import layout_changes
+from engine.keep.checkpoint.parameter_edits import edits
+from engine.keep.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance
+from engine.keep.checkpoint.safe_state import telling_what_is_safe
+from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.keep.end_record import EndRecord
+from engine.keep.run_folder import RunFolder
+from engine.keep.untrusted_files import OPTIONS, reading
+from engine.plan import options as run_options
+from engine.plan.explain import explain
+from engine.plan.options import RunOptions
+from engine.plan.plan import Plan
+from engine.plan.program_plan import ProgramPlan
+from engine.plan.replica_ranges import elastic, least
+from engine.run.loop.early_end import Until
+from engine.session.attempts import OnStep, Result, StepHooks, attempts
+from engine.session.background_run import RunHandle, refuse_second
+from engine.session.edit_trial import TriedEdit
+from engine.session.finished_run import finished
+from engine.session.peek import first_rows, phase_with
+from engine.session.phases import place_of, run_phases
+from engine.session.planning import Runnable, plan, source_of
+from engine.session.run_beginning import Beginning, WantedRun, beginning, keep_changes
+
+__all__ = ["Until", "peek", "resume", "run"]
+
+
+def _refuse_file(options: RunOptions) -> None:
+    """A cluster file tells of hosts, and starts nothing on them."""
+    if options.cluster not in (None, run_options.HERE) and not run_options.on_ray(options):
+        problem = f"a run takes ray or ray:local, found {options.cluster!r}, which is for explain"
+        raise PlanError(f"options: --cluster: {problem}. Fix: --cluster ray.")
+
+
+@overload
+def run(
+    graph: Runnable,
+    options: RunOptions | None = None,
+    *,
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+    wait: Literal[True] = True,
+) -> Result: ...
+@overload
+def run(
+    graph: Runnable,
+    options: RunOptions | None = None,
+    *,
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+    wait: Literal[False],
+) -> RunHandle: ...
+def run(
+    graph: Runnable,
+    options: RunOptions | None = None,
+    *,
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+    wait: bool = True,
+) -> Result | RunHandle:
+    """Run a graph, or a Program, from its beginning. on_step: called with each Step's metrics, and
+    again after the run went back to its last checkpoint. until: ends the run when it returns True.
+    wait: for its end; else the run goes on in a thread, and its handle is returned.
+
+    Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError if the
+    run fails; StorageError, which says what is safe, if a file cannot be written.
+    """
+    refuse_second()
+    options = options or RunOptions()
+    _refuse_file(options)
+    source = source_of(graph)
+    planned = plan(graph, options)
+    name = options.name or planned.graph
+    hooks = StepHooks(on_step=on_step, until=until)
+    text, script, notice = kept(source)
+    record = ProvenanceRecord(made_of=provenance(source, script=script.module))
+    begins = Beginning(record=record, notice=notice)
+    with telling_what_is_safe(Path(options.runs) / name, made=False):
+        folder = RunFolder.create(name, options.runs, overwrite=options.overwrite)
+    go = partial(_begun, planned, text, options, folder, begins)
+    if wait:
+        return go(hooks)
+    handle = RunHandle(folder.path, hooks.requests, _elastic(planned))
+    handle.start(partial(go, replace(hooks, on_step=(handle.follow, *on_step))))
+    return handle
+
+
+def _begun(
+    planned: Plan | ProgramPlan,
+    text: str,
+    options: RunOptions,
+    folder: RunFolder,
+    begins: Beginning,
+    hooks: StepHooks,
+) -> Result:
+    """A run in its new folder, from its records to its end. text: of graph.json. Closes it."""
+    with telling_what_is_safe(folder.path), folder, EndRecord(folder) as end:
+        folder.write_text("graph.json", text)
+        folder.write_text("plan.json", planned.to_json())
+        folder.write_text("plan.txt", explain(planned))
+        folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
+        result = _through(planned, options, folder, hooks, begins)
+        end.tell(result.reason, interrupted=result.interrupted)
+    return result
+
+
+def _elastic(planned: Plan | ProgramPlan) -> dict[str, tuple[int, int]]:
+    """The least and most replicas of the nodes whose replicas come and go."""
+    plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
+    found = ((each, node) for each in plans for node in elastic(each))
+    return {node.name: (least(each, node), len(node.workers)) for each, node in found}
+
+
+def _through(
+    planned: Plan | ProgramPlan,
+    options: RunOptions,
+    folder: RunFolder,
+    hooks: StepHooks,
+    begins: Beginning,
+) -> Result:
+    if isinstance(planned, Plan):
+        return attempts(planned, options, folder, hooks, begins)
+    return run_phases(planned, options, folder, hooks, begins)
+
+
+def resume(
+    folder: Path | str,
+    *,
+    graph: Graph | Program | None = None,
+    settings: Sequence[str] = (),
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+    accept_changes: bool = False,
+    **changes: Any,
+) -> Result:
+    """Go on from a run folder's last checkpoint. settings: parameters with other values from the
+    next Step on, such as "train_policy.lr=1e-5". changes: options with new values, such as steps=.
+    Where no Step is left to do, nothing in the folder changes.
+
+    A run that was killed before its first checkpoint starts over, and says so. graph: for a run
+    whose functions cannot be imported (a lambda, a notebook's). accept_changes: parameters, data,
+    models and source files may differ from the next Step on. Whatever changes is recorded, with its
+    first Step, in changes.json and every later checkpoint; settings and a graph are taken back
+    where an error comes before their first Step has ended. Raises CheckpointError for damaged
+    checkpoints, changes that are not accepted, settings that cannot change in a run, and missing
+    metrics; RunError if the folder is not a run's.
+    """
+    refuse_second()
+    path = Path(folder)
+    run_options.require_changeable(changes)
+    with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
+        told = _recorded(path / OPTIONS)
+        options, imports = run_options.from_json(told, changes, str(path / OPTIONS))
+        _refuse_file(options)
+        import_from(imports)
+        recorded = _recorded(path / "graph.json")
+        with reading(path / "graph.json"):
+            was = graph or read(recorded, str(path / "graph.json"))
+            again = edited(was, settings) if settings else was
+            checked = check(again)
+        planned = plan(checked, options)
+        latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
+        done = finished(planned, options, opened, latest)
+        text, script, notice = kept(again)
+        wanted = WantedRun(
+            made_of=provenance(again, script=script.module),
+            graph=identity(again),
+            accept=accept_changes,
+            edits=edits(was, again),
+            layouts=_layouts(opened, planned),
+            ended=_ended(planned, opened, latest),
+        )
+        begins = beginning(opened, latest, wanted)
+        if done is not None:
+            return done
+        edit = " ".join(settings) or ("another graph" if graph is not None else "")
+        with TriedEdit(opened, edit) as tried:
+            keep_changes(opened, begins)
+            if edit:
+                opened.write_text("graph.json", text)
+            hooks = StepHooks(on_step=(tried.hold, *on_step), until=until)
+            begins = replace(begins, notice=notice)
+            return _went_on(planned, options, opened, hooks, begins)
+
+
+def _went_on(
+    planned: Plan | ProgramPlan,
+    options: RunOptions,
+    folder: RunFolder,
+    hooks: StepHooks,
+    begins: Beginning,
+) -> Result:
+    """A run in its old folder, from its records to its end."""
+    folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
+    folder.write_text("plan.json", planned.to_json())
+    folder.write_text("plan.txt", explain(planned))
+    with EndRecord(folder) as end:
+        result = _through(planned, options, folder, hooks, begins)
+        end.tell(result.reason, interrupted=result.interrupted)
+    return result
+
+
+def _layouts(folder: RunFolder, planned: Plan | ProgramPlan) -> list[ProvenanceDifference]:
+    """What the run does otherwise than it did, so that its last bits may differ."""
+    recorded = folder.path / "plan.json"
+    if not recorded.is_file():
+        return []
+    return layout_changes(recorded.read_text(encoding="utf-8", errors="replace"), planned.to_json())
+
+
+def _ended(planned: Plan | ProgramPlan, folder: RunFolder, latest: StoredCheckpoint | None) -> int:
+    """How many phases are over."""
+    if isinstance(planned, Plan) or latest is None:
+        return 0
+    return place_of(planned, folder, latest).number - 1
+
+
+def peek(
+    graph: Graph | Program, node: str, rows: int = 4, options: RunOptions | None = None
+) -> pa.Table:
+    """The first rows of a node's output, running only what it needs, with every Model at its base.
+    Of a Program: `rollout`, or `PHASE/rollout` or `2/rollout` where several phases have the name.
+    It all runs in this process, by kernels that can share it. Raises GraphError.
+    """
+    if isinstance(graph, Program):
+        graph, node = phase_with(graph, node)
+    graph.node(node)  # raises with the names that there are
+    here = run_options.on_this_host(options or RunOptions())
+    return first_rows(plan(graph, here), node, rows)
+
+
+def _import_path() -> list[str]:
+    """Folders outside the installation from which this process, and a resume, imports."""
+    installed = tuple({sys.prefix, sys.base_prefix})
+    folders = [os.path.abspath(p) for p in sys.path if p]
+    return [folder for folder in folders if not folder.startswith(installed)]
+
+
+def _recorded(path: Path) -> str:
+    if not path.is_file():
+        fix = "run again with overwrite"
+        raise RunError(f"{path}: the run was killed before it was written. Fix: {fix}.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "restore the file, or start another run"
+        raise RunError(f"{path}: cannot be read: {error}. Fix: {fix}.") from error

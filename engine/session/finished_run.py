@@ -1,0 +1,104 @@
+"""A run that has done all its Steps: what a resume says of it, without touching its folder.
+
+Owns: whether a checkpoint is the run's last, and its Result. Does not own: how a run ends
+(engine/coordinator/course.py), which says the same where this cannot know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dataflow.errors import RunError
+from engine.keep.checkpoint.cut import Cut, read_cut
+from engine.keep.checkpoint.store import StoredCheckpoint
+from engine.keep.metrics.sinks import recorded_row
+from engine.keep.run_folder import RunFolder
+from engine.plan.options import RunOptions
+from engine.plan.plan import Plan
+from engine.plan.program_plan import ProgramPlan
+from engine.plan.source_rows import rows_in_data
+from engine.session.attempts import Result, best_versions, has_passed, trained_in
+from engine.session.phases import begun, place_of
+
+NOTHING = "nothing to do"
+"""How the reason of such a Result begins."""
+
+
+def finished(
+    planned: Plan | ProgramPlan,
+    options: RunOptions,
+    folder: RunFolder,
+    latest: StoredCheckpoint | None,
+) -> Result | None:
+    """The run's end, if its newest checkpoint is that; None if there is something to do, or if only
+    a run can tell. Raises RunError for fewer Steps than are done.
+    """
+    if latest is None:
+        return None
+    if isinstance(planned, Plan):
+        _require_more(folder, options, latest.step)
+        ended = _ended(planned, options.steps, read_cut(latest.path, latest.step))
+        return _result(planned, folder, latest, ended) if ended else None
+    place = place_of(planned, folder, latest)
+    if place.checkpoint is None or place.number < len(planned.phases):
+        return None
+    last = begun(planned, place, folder)
+    phase = planned.program.phases[place.number - 1]
+    cut = read_cut(latest.path, latest.step)
+    if not (has_passed(phase.until, folder, latest.step) or _ended(last, phase.steps, cut)):
+        return None
+    whole = f"all {len(planned.phases)} phases are done"
+    result = _result(last, folder, latest, whole)
+    assert last.phase is not None
+    earlier = {name: Path(path) for name, path in last.phase.left.items()}
+    best = [best_versions(plan, folder).paths() for plan in planned.phases]
+    return replace(
+        result,
+        trained=earlier | dict(result.trained),
+        best={name: paths for of in best for name, paths in of.items()},
+    )
+
+
+def _require_more(folder: RunFolder, options: RunOptions, done: int) -> None:
+    if options.steps is not None and options.steps < done:
+        problem = f"expected {done} or more, as so many steps are done"
+        fix = f"--steps {2 * done}; or start another run"
+        raise RunError(f"{folder.path}: --steps: {problem}, found {options.steps}. Fix: {fix}.")
+
+
+def _ended(plan: Plan, steps: int | None, cut: Cut) -> str:
+    """Why nothing is left after this cut, in words; empty if something is, or may be."""
+    done = cut.step - plan.first
+    evaluations = [node.name for node in plan.nodes if node.work == "evaluate"]
+    if any((cut.evaluated or {}).get(name) != done for name in evaluations):
+        return ""
+    if steps is not None:
+        return f"all {steps} steps are done" if done >= steps else ""
+    exhausted = any(_is_exhausted(plan, source.name, cut) for source in plan.sources)
+    return "the data has ended" if exhausted else ""
+
+
+def _is_exhausted(plan: Plan, source: str, cut: Cut) -> bool:
+    """Whether one pass over a source's data is done; False where that needs reading it."""
+    assert plan.program is not None
+    node, known = plan.program.node(source), cut.sources.get(source)
+    if known is None or known.running or known.finished:
+        return False
+    rows = rows_in_data(node)
+    return rows is not None and known.next >= rows
+
+
+def _result(plan: Plan, folder: RunFolder, latest: StoredCheckpoint, ended: str) -> Result:
+    metrics = recorded_row(folder.metrics, latest.step)
+    told: Mapping[str, float] = {k: v for k, v in metrics.items() if v is not None}
+    return Result(
+        folder=folder.path,
+        reason=f"{NOTHING}, as {ended}",
+        step=latest.step,
+        metrics=told,
+        checkpoint=latest.path,
+        trained=trained_in(plan, latest.path),
+        best=best_versions(plan, folder).paths(),
+    )

@@ -1,0 +1,169 @@
+"""A Program's run: one phase after another, in one folder.
+
+    a phase begins with                          found in
+    the weights that Models were left with       checkpoints/step_N of the Step at which the phase
+                                                 that changed them ended (a boundary)
+    optimizers that go on                        the same
+    everything else                              nowhere: it begins anew
+
+Owns: which phase a run is in, where each begins, what it hands to the next. Does not own: a phase's
+course (attempts.py), its plan (plan/program_plan.py), whose weights go where (dataflow/program.py).
+
+Nothing is written between two phases, so a kill there leaves the boundary, from which the next one
+begins. Boundaries whose weights are in use are pinned: other checkpoints come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dataflow.errors import CheckpointError, RunError, nearest
+from dataflow.program import Carried
+from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.keep.metrics.sinks import recorded_rows
+from engine.keep.run_folder import RunFolder
+from engine.plan.options import RunOptions
+from engine.plan.plan import Plan
+from engine.plan.program_plan import ProgramPlan
+from engine.session.attempts import Result, RunFrame, StepHooks, attempts_within, has_passed
+from engine.session.run_beginning import Beginning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a run stands. number: of the phase, from 1. boundaries: the Steps of the run at which
+    those before it ended. checkpoint: within the phase; None at its start.
+    """
+
+    number: int = 1
+    boundaries: tuple[int, ...] = ()
+    checkpoint: StoredCheckpoint | None = None
+
+    def after(self, step: int) -> Standing:
+        """The next phase's start."""
+        return Standing(number=self.number + 1, boundaries=(*self.boundaries, step))
+
+
+def run_phases(
+    planned: ProgramPlan,
+    options: RunOptions,
+    folder: RunFolder,
+    hooks: StepHooks,
+    begins: Beginning,
+) -> Result:
+    """Run every phase from where `begins` says to the end. Raises as `attempts`, and RunError for a
+    phase whose Steps lack the metric of its threshold.
+    """
+    place, best = place_of(planned, folder, begins.checkpoint), {}
+    with ExitStack() as stack:
+        frame = RunFrame(planned.phases, options, folder, stack, notice=begins.notice)
+        for warning in planned.warnings:
+            frame.log.warn(warning)
+        while True:
+            phase = planned.program.phases[place.number - 1]
+            plan = begun(planned, place, folder)
+            own = replace(options, steps=phase.steps)
+            told = replace(hooks, threshold=phase.until)
+            starts = replace(begins, checkpoint=place.checkpoint)
+            result, through = attempts_within(frame, plan, own, folder, told, starts)
+            best |= result.best
+            if not through or place.number == len(planned.phases):
+                return _whole(result, best, plan, frame)
+            _require_seen(planned, place, folder)
+            place = place.after(result.step)
+
+
+def _whole(
+    result: Result, best: Mapping[str, tuple[Path, ...]], plan: Plan, frame: RunFrame
+) -> Result:
+    """How the run ended, with what all of its phases left."""
+    assert plan.phase is not None
+    trained = {name: Path(path) for name, path in plan.phase.left.items()} | dict(result.trained)
+    number = frame.signals.number
+    reason = frame.signals.reason if number else result.reason
+    return replace(result, trained=trained, best=dict(best), signal=number, reason=reason)
+
+
+def place_of(
+    planned: ProgramPlan, folder: RunFolder, checkpoint: StoredCheckpoint | None
+) -> Standing:
+    """The place of a checkpoint: within its phase, or the start of the next one if it had ended."""
+    if checkpoint is None:
+        return Standing()
+    number, boundaries = _told(checkpoint, len(planned.phases))
+    place = Standing(number=number, boundaries=boundaries, checkpoint=checkpoint)
+    phase, last = planned.program.phases[number - 1], number == len(planned.phases)
+    first = boundaries[-1] if boundaries else 0
+    done = phase.steps is not None and checkpoint.step - first >= phase.steps
+    if last or not (done or has_passed(phase.until, folder, checkpoint.step)):
+        return place
+    _require_seen(planned, place, folder)
+    return place.after(checkpoint.step)
+
+
+def _told(checkpoint: StoredCheckpoint, phases: int) -> tuple[int, tuple[int, ...]]:
+    """The phase that a manifest names, and where those before it ended."""
+    number, boundaries = checkpoint.meta.get("phase"), checkpoint.meta.get("boundaries")
+    if isinstance(number, int) and isinstance(boundaries, list) and 1 <= number <= phases:
+        steps = tuple(step for step in boundaries if isinstance(step, int))
+        if len(steps) == len(boundaries) == number - 1:
+            return number, steps
+    found = f"found phase {number!r:.20} after {boundaries!r:.60}"
+    problem = (
+        f"{checkpoint.path}: expected a phase of {phases}, and where the others ended, {found}"
+    )
+    raise CheckpointError(f"{problem}. Fix: resume the Program that made it.")
+
+
+def begun(planned: ProgramPlan, place: Standing, folder: RunFolder) -> Plan:
+    """The phase's plan, with the directories that its Models begin with; all of them are intact.
+    Raises CheckpointError if one is not.
+    """
+    plan = planned.phases[place.number - 1]
+    assert plan.phase is not None
+    left = planned.left[place.number - 1]
+    store = CheckpointStore(folder.checkpoints, pinned=place.boundaries)
+    used = sorted({place.boundaries[weights.phase - 1] for weights in left.values()})
+    stored = {step: store.read(step).path.absolute() for step in used}
+
+    def directory(weights: Carried) -> str:
+        of = planned.phases[weights.phase - 1]
+        return str(stored[place.boundaries[weights.phase - 1]] / _folder_of(of, weights.model))
+
+    optimizers = planned.program.phases[place.number - 1].optimizers
+    writers = {m.writer: plan.phase.carried[m.name] for m in plan.models if m.name in optimizers}
+    phase = replace(
+        plan.phase,
+        boundaries=place.boundaries,
+        pinned=tuple(sorted({*used, *place.boundaries[-1:]})),
+        starts={name: directory(weights) for name, weights in plan.phase.carried.items()},
+        states={writer: directory(weights) for writer, weights in writers.items()},
+        left={n: directory(weights) for n, weights in left.items() if weights.model == n},
+    )
+    return replace(plan, phase=phase)
+
+
+def _folder_of(plan: Plan, model: str) -> str:
+    """Where a checkpoint of this phase has a Model's weights (engine/run/loop/checkpoint_files.py)."""
+    writer = next(m.writer for m in plan.models if m.name == model)
+    return writer or f"followers/{model}"
+
+
+def _require_seen(planned: ProgramPlan, place: Standing, folder: RunFolder) -> None:
+    """Raise RunError if no Step of a phase had the metric of its threshold: a misspelt name would
+    only be a phase that is longer than it was meant to be.
+    """
+    threshold = planned.program.phases[place.number - 1].until
+    if threshold is None:
+        return
+    rows = recorded_rows(folder.metrics)
+    names = {name for row in rows if row.get("phase") == place.number for name in row}
+    if threshold.metric in names:
+        return
+    label, metric = planned.program.label(place.number), threshold.metric
+    near = nearest(metric, sorted(names)) or f"a metric of {folder.metrics}"
+    problem = f"{label}: its threshold is of {metric!r}, and no Step of it had that metric"
+    raise RunError(f"{problem}. Fix: until=Threshold({near!r}, ...).")

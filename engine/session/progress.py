@@ -1,0 +1,190 @@
+"""What the user sees while a run goes on.
+
+Owns: the live display on a terminal, lines elsewhere, and which Steps have one. Does not own: any
+number, nor which of them are shown (figures.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dataflow.shown import one_line
+from dataflow.width import packed, screen_width
+from engine.session.figures import Figure, evaluations, figures
+
+_log = logging.getLogger(__name__)
+
+REFRESH_HZ = 4
+_RECENT = 20
+"""Steps whose mean time predicts the rest."""
+EACH_STEP_UNTIL, THEN_EVERY = 100, 10
+"""Elsewhere than on a terminal: the Steps of a run that all have a line, and how many later ones
+share one.
+"""
+_BAR = 40
+"""Columns of the bar, where there is room."""
+
+
+class Progress:
+    """Shows each Step's metrics row; a context manager, which always restores the terminal.
+
+    steps: of the whole run, None where the data decides; of a Program up to the end of the phase.
+    phase: which one it is, in words; first: the Steps before it. lag: rows may be older than a
+    version. On a terminal rich redraws a panel, with other output above it; elsewhere Steps are
+    lines: every one up to EACH_STEP_UNTIL, then every THEN_EVERY-th (or every `every`-th, if that
+    is not 0), those with an evaluation, and the last.
+    """
+
+    def __init__(
+        self,
+        steps: int | None,
+        *,
+        title: str = "",
+        phase: str = "",
+        first: int = 0,
+        every: int = 0,
+        lag: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steps = steps
+        self._title = one_line(title)
+        self._stream = sys.stdout if stream is None else stream
+        self._clock = clock
+        self._phase = one_line(phase)
+        self._first = first
+        self._every = every
+        self._lag = lag
+        self._done = first
+        self._figures: list[Figure] = []
+        self._evals: dict[str, float] = {}
+        self._durations: deque[float] = deque(maxlen=_RECENT)
+        self._before = 0.0
+        self._live: Live | None = None
+        self._console: Console | None = None
+        self._left_out = False
+        self._quiet = False
+
+    def __enter__(self) -> Progress:
+        self._before = self._clock()
+        if self._stream.isatty():
+            self._console = Console(file=self._stream)
+            self._live = Live(
+                console=self._console,
+                get_renderable=self._panel,
+                refresh_per_second=REFRESH_HZ,
+                vertical_overflow="crop",
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+        elif self._left_out:
+            self._print()
+
+    def update(self, row: Mapping[str, float]) -> None:
+        """Show a Step's metrics row with `step`."""
+        now = self._clock()
+        self._durations.append(row.get("time/step", now - self._before))
+        self._before = now
+        self._done = int(row["step"])
+        evals = evaluations(row)
+        self._evals |= evals
+        # rich draws from a thread of its own, so the list is new, never one that changes
+        self._figures = self._texts(row, self._evals if self._live is not None else evals)
+        if self._live is None:
+            self._left_out = not (evals or self._is_due())
+            if not self._left_out:
+                self._print()
+
+    def line(self) -> str:
+        """The last Step as one line of text."""
+        return "  ".join(self._parts())
+
+    def _parts(self) -> list[str]:
+        named = [self._phase] if self._phase else []
+        return [*named, f"step {self._count()}", *_shown(self._figures)]
+
+    def _is_due(self) -> bool:
+        """Whether the last Step has a line, whatever its numbers."""
+        every = self._every or (1 if self._done <= EACH_STEP_UNTIL else THEN_EVERY)
+        return self._done % every == 0
+
+    def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[Figure]:
+        """Everything shown except the Step."""
+        shown = figures(row, lag=self._lag)
+        shown += [(name, f"{value:.3f}") for name, value in evals.items()]
+        if self._steps:
+            shown.append(("eta", _duration(self._remaining(self._steps))))
+        return shown
+
+    def _count(self) -> str:
+        return f"{self._done}/{self._steps}" if self._steps else f"{self._done}"
+
+    def _remaining(self, steps: int) -> float:
+        """Seconds left at the pace of the last Steps; nan before the first."""
+        left = max(0, steps - self._done)
+        return left * sum(self._durations) / len(self._durations) if self._durations else math.nan
+
+    def _panel(self) -> Table:
+        """What rich draws: a bar with the Step, and the figures below."""
+        assert self._console is not None
+        width, count = self._console.width, self._count()  # a terminal may change its width
+        title = "  ".join(filter(None, [self._title, self._phase]))
+        panel, head, room = Table.grid(), Table.grid(padding=(0, 1)), width - len(count) - 3
+        if len(title) + _BAR > room:  # a line of its own
+            panel.add_row(Text(title, no_wrap=True, overflow="ellipsis"))
+            title = ""
+        total = None if self._steps is None else self._steps - self._first
+        completed = self._done - self._first
+        bar = ProgressBar(total=total, completed=completed, width=max(1, min(_BAR, room)))
+        head.add_row(*([Text(title)] if title else []), bar, count)
+        panel.add_row(head)
+        for line in packed(_shown(self._figures), width):
+            panel.add_row(Text(line, no_wrap=True, overflow="ellipsis"))
+        return panel
+
+    def _print(self) -> None:
+        """Print the last Step; once the output has no reader, the run goes on without a display."""
+        self._left_out = False
+        if self._quiet:
+            return
+        width = screen_width(sys.maxsize, self._stream)
+        lines = [one_line(text) for text in packed(self._parts(), width, indent="  ")]
+        try:
+            self._stream.write("\n".join(lines) + "\n")
+            self._stream.flush()
+        except OSError as error:  # its reader is gone, or its disk is full
+            self._quiet = True
+            problem = "the progress cannot be shown any more (%s); the run goes on without"
+            _log.warning(problem, error.strerror)
+
+
+def _shown(found: list[Figure]) -> list[str]:
+    return [f"{label} {text}" for label, text in found]
+
+
+def _duration(seconds: float) -> str:
+    """`42s`, `3m07s`, `2h05m`; `?` where it is not known."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

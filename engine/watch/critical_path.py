@@ -1,0 +1,55 @@
+"""The path that bounds a Step: from a train node up through whom each waits for.
+
+Owns: this path. Does not own: the waits themselves (engine/keep/flow/records.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from engine.keep.flow.records import Flow, ReplicaFlow
+
+_LEAST = 0.05
+"""Share of the time waited below which a node does not wait: it bounds the Step itself."""
+
+
+def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
+    """Nodes, from the one that is worked in up to the train node that waits longest; empty where
+    no train node has done or waited for anything. train: the names of train nodes.
+    """
+    nodes: dict[str, list[ReplicaFlow]] = {}
+    for key, replica in flow.nodes.items():
+        nodes.setdefault(key.rpartition("@")[0], []).append(replica)
+    known = [name for name in train if any(_active(r) for r in nodes.get(name, ()))]
+    if not known:
+        return []
+    here: str | None = max(known, key=lambda name: _mean(nodes[name], _waited))
+    path: list[str] = []
+    while here is not None and here not in path:
+        path.append(here)
+        here = _blamed(nodes.get(here, []), flow.end - flow.start)
+    return path[::-1]
+
+
+def _blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
+    """The node that these wait for most; None if they hardly wait."""
+    if not replicas or _mean(replicas, _waited) < _LEAST * length:
+        return None
+    blames: dict[str, float] = {}
+    for replica in replicas:
+        for blamed, seconds in replica.blames.items():
+            node = blamed.partition("@")[0]
+            blames[node] = blames.get(node, 0.0) + seconds
+    return max(blames, key=lambda node: blames[node]) if blames else None
+
+
+def _waited(replica: ReplicaFlow) -> float:
+    return replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
+
+
+def _active(replica: ReplicaFlow) -> bool:
+    return replica.busy > 0 or _waited(replica) > 0
+
+
+def _mean(replicas: list[ReplicaFlow], what: Callable[[ReplicaFlow], float]) -> float:
+    return sum(map(what, replicas)) / len(replicas)

@@ -1,0 +1,96 @@
+"""What a run measured, as lines of a drawing.
+
+Owns: which figures a drawing shows, and in which words. Does not own: the records (flow/), the
+drawing (dataflow.draw), what a plan estimated (engine/plan/drawing.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dataflow.errors import DataError
+from dataflow.shown import shown_bytes, shown_number
+from engine.keep.flow.records import Flow, ReplicaFlow, WeightFlow
+from engine.keep.flow.segments import read_steps
+from engine.watch.waits import total
+
+EVENTS = "events"
+_WAITS = {
+    "for_rows": "rows",
+    "for_weights": "weights",
+    "for_turn": "its turn",
+    "for_room": "room",
+}
+
+
+def measured_notes(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Lines by node, data edge `a->b` and weight edge `model->reader`: means over all Steps of a
+    run folder; of a Program after `2/`. Raises DataError for a folder without events.
+    """
+    phases: dict[int, list[Flow]] = defaultdict(list)
+    for record in read_steps(folder / EVENTS) if (folder / EVENTS).is_dir() else ():
+        if isinstance(record, Flow):
+            phases[record.phase].append(record)
+    if not phases:
+        problem = "expected a run folder with the records of a Step in events/, found none"
+        raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
+    return {
+        f"{phase}/{name}" if phase else name: lines
+        for phase, flows in phases.items()
+        for name, lines in _notes(total(flows))
+    }
+
+
+def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
+    length = max(flow.end - flow.start, 1e-9)
+    nodes: dict[str, list[ReplicaFlow]] = defaultdict(list)
+    for key, replica in flow.nodes.items():
+        nodes[key.partition("@")[0]].append(replica)
+    for node, replicas in nodes.items():
+        yield node, (_shares(replicas), *_rates(replicas, length))
+    for name, edge in flow.edges.items():
+        if edge.rows:
+            yield (
+                name,
+                (
+                    f"{shown_number(edge.rows / length, 4)} rows/s, "
+                    f"{shown_bytes(round(edge.bytes / length))}/s",
+                ),
+            )
+    weights: dict[str, list[WeightFlow]] = defaultdict(list)
+    for key, one in flow.weights.items():
+        weights[key.partition("@")[0]].append(one)
+    for name, readers in weights.items():
+        yield from ((name, (line,)) for line in _loads(readers))
+
+
+def _shares(replicas: Iterable[ReplicaFlow]) -> str:
+    """`busy 54 %, waits 31 % for rows`: its work, and the wait that took most."""
+    many = list(replicas)
+    names = ("busy", *_WAITS, "idle")
+    seconds = {name: sum(getattr(each, name) for each in many) for name in names}
+    whole = sum(seconds.values()) or 1.0
+    most = max(_WAITS, key=lambda name: seconds[name])
+    said = [f"busy {seconds['busy'] / whole * 100:.0f} %"]
+    if seconds[most] >= 0.01 * whole:
+        said.append(f"waits {seconds[most] / whole * 100:.0f} % for {_WAITS[most]}")
+    return ", ".join(said)
+
+
+def _rates(replicas: Iterable[ReplicaFlow], length: float) -> list[str]:
+    many = list(replicas)
+    rows, tokens = sum(each.rows for each in many), sum(each.tokens for each in many)
+    said = [f"{shown_number(rows / length, 4)} rows/s"] if rows else []
+    said += [f"{shown_number(tokens / length, 4)} tokens/s"] if tokens else []
+    return [", ".join(said)] if said else []
+
+
+def _loads(readers: Iterable[WeightFlow]) -> list[str]:
+    many = list(readers)
+    loads = sum(each.loads for each in many)
+    if not loads:
+        return []
+    seconds = sum(each.seconds for each in many) / loads
+    return [f"{loads} loads, {seconds * 1e3:,.0f} ms each"]

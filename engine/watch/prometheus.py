@@ -1,0 +1,272 @@
+"""The newest figures of runs as Prometheus text.
+
+Owns: the names and labels of these metrics, and the totals behind their counters. Does not own: the
+figures (engine/keep/flow/records.py, docs/metrics.md), who may ask for them (the server of
+`dataflow watch`).
+
+Counters are sums over the Steps that have ended, so they only grow; after a resume that cut Steps
+off they begin anew, as Prometheus expects of a process that restarts. Gauges are of the last second
+or, of a run that has ended, of its last Step. Needs the extra `ui`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from engine.keep.flow.records import Flow, Lost, Record, Tombstones
+from engine.keep.flow.segments import framed, read_live, step_segments
+from engine.keep.run_list import finite, newest_row
+
+Labels = tuple[str, ...]
+_Sums = dict[tuple[str, Labels], float]
+"""By metric and labels."""
+
+_STATES = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+
+_HELP: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "node_seconds": ("Seconds of a node in a Worker, by what it did.", ("node", "worker", "state")),
+    "node_chunks": ("Calls of a node's kernel that have ended.", ("node", "worker")),
+    "node_rows": ("Rows that a node made, or trained.", ("node", "worker")),
+    "node_tokens": ("Tokens that a node made, or trained.", ("node", "worker")),
+    "node_version": ("Version of the weights that a node has.", ("node", "worker")),
+    "node_device_peak_bytes": ("Most bytes on a node's GPU while it computed.", ("node", "worker")),
+    "edge_rows": ("Rows that the consumer took.", ("edge",)),
+    "edge_bytes": ("Bytes that the consumer took.", ("edge",)),
+    "edge_waiting_rows": ("Rows made and not yet taken.", ("edge",)),
+    "edge_waiting_bytes": ("Bytes of the rows not yet taken.", ("edge",)),
+    "edge_age_seconds": ("Age of the oldest row not yet taken.", ("edge",)),
+    "weights_loads": ("Versions that a reader loaded.", ("model", "node", "worker")),
+    "weights_seconds": ("Seconds of these loads.", ("model", "node", "worker")),
+    "weights_bytes": ("Bytes of these loads.", ("model", "node", "worker")),
+    "weights_offered_version": ("Newest version of the writer.", ("model", "node", "worker")),
+    "weights_loaded_version": ("Version that the reader has.", ("model", "node", "worker")),
+    "weights_lag_versions": ("Versions that the reader is behind.", ("model", "node", "worker")),
+    "cut_ready_prompts": ("Finished prompts that are in no Step yet.", ("node",)),
+    "cut_wanted_prompts": ("Prompts of a Step.", ("node",)),
+    "cut_outstanding_prompts": ("Prompts admitted and not retired.", ("node",)),
+    "cut_room_prompts": ("Most prompts that may be outstanding.", ("node",)),
+    "trained_rows": ("Trained rows, by how many versions old they were.", ("node", "lag")),
+    "worker_memory_bytes": ("Resident memory of a Worker's process.", ("worker",)),
+    "worker_peak_bytes": ("Most resident memory since it began.", ("worker",)),
+    "worker_outbox_bytes": ("Rows that a Worker keeps for others.", ("worker",)),
+    "worker_device_bytes": ("Bytes allocated on a Worker's GPU.", ("worker",)),
+    "worker_device_peak_bytes": ("Most bytes allocated on it.", ("worker",)),
+    "workers_lost": ("Workers' processes that were lost.", ("worker",)),
+    "tombstones": ("Rows that failed for good, or were given up.", ("node",)),
+    "step": ("Steps that have ended.", ()),
+    "last_record_timestamp_seconds": ("When the run last wrote a figure, Unix time.", ()),
+    "metric": ("A metric of the last Step (docs/metrics.md).", ("metric",)),
+}
+"""Metric without `dataflow_` -> what it says, labels after run and graph."""
+
+
+def exposition(folders: Iterable[Path] | Mapping[str, Path]) -> bytes:
+    """The figures of these run folders, in the text format. For several threads. A mapping says by
+    which names runs are labelled; else those of their folders count.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunsCollector(folders))
+    return generate_latest(registry)
+
+
+class RunsCollector(Collector):
+    """Makes the metrics of run folders whenever it is asked."""
+
+    def __init__(self, folders: Iterable[Path] | Mapping[str, Path]) -> None:
+        named = folders if isinstance(folders, Mapping) else {path.name: path for path in folders}
+        self._folders = dict(named)
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        counters: dict[str, CounterMetricFamily] = {}
+        gauges: dict[str, GaugeMetricFamily] = {}
+        for name, folder in self._folders.items():
+            run, events = (name, _graph(folder)), folder / "events"
+            last, totals = _followed(events)
+            for figure, labels, value in totals:
+                _family(counters, CounterMetricFamily, figure).add_metric([*run, *labels], value)
+            flow = max([*read_live(events)[-1:], *last], key=lambda f: f.wall, default=None)
+            for figure, labels, value in _newest(folder, flow):
+                _family(gauges, GaugeMetricFamily, figure).add_metric([*run, *labels], value)
+        yield from counters.values()
+        yield from gauges.values()
+
+
+def _family(found: dict[str, Any], kind: Any, name: str) -> Any:
+    if name not in found:
+        about, labels = _HELP[name]
+        found[name] = kind(f"dataflow_{name}", about, labels=("run", "graph", *labels))
+    return found[name]
+
+
+def _graph(folder: Path) -> str:
+    """The graph's name in plan.json; empty where there is none."""
+    try:
+        plan = json.loads((folder / "plan.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(plan.get("graph", "")) if isinstance(plan, dict) else ""
+
+
+# --- gauges ---------------------------------------------------------------------------------------
+
+_Figure = tuple[str, Labels, float]
+
+
+def _newest(folder: Path, flow: Flow | None) -> Iterator[_Figure]:
+    """Of the last Step's row, and of the last record of flows."""
+    row = newest_row(folder / "metrics.jsonl")
+    yield "step", (), float(row.get("step", 0))
+    for name, value in row.items():
+        if name != "step" and (number := finite(value)) is not None:
+            yield "metric", (name,), number
+    if flow is not None:
+        yield "last_record_timestamp_seconds", (), flow.wall
+        yield from _of_nodes(flow)
+        yield from _of_edges(flow)
+        yield from _of_cuts(flow)
+        yield from _of_workers(flow)
+
+
+def _of_nodes(flow: Flow) -> Iterator[_Figure]:
+    for key, replica in flow.nodes.items():
+        node, _, worker = key.partition("@")
+        if replica.version >= 0:
+            yield "node_version", (node, worker), replica.version
+        if replica.device_peak:
+            yield "node_device_peak_bytes", (node, worker), replica.device_peak
+
+
+def _of_edges(flow: Flow) -> Iterator[_Figure]:
+    for key, edge in flow.edges.items():
+        yield "edge_waiting_rows", (key,), edge.waiting_rows
+        yield "edge_waiting_bytes", (key,), edge.waiting_bytes
+        yield "edge_age_seconds", (key,), edge.age
+    for key, weights in flow.weights.items():
+        place = _reader(key)
+        yield "weights_offered_version", place, weights.offered
+        yield "weights_loaded_version", place, weights.loaded
+        yield "weights_lag_versions", place, max(0, weights.offered - weights.loaded)
+
+
+def _reader(key: str) -> Labels:
+    """Model, reader and Worker of a weight edge."""
+    model, _, reader = key.partition("->")
+    node, _, worker = reader.partition("@")
+    return model, node, worker
+
+
+def _of_cuts(flow: Flow) -> Iterator[_Figure]:
+    for source, cut in flow.cuts.items():
+        yield "cut_ready_prompts", (source,), cut.ready
+        yield "cut_wanted_prompts", (source,), cut.wanted
+        yield "cut_outstanding_prompts", (source,), cut.outstanding
+        yield "cut_room_prompts", (source,), cut.room
+
+
+def _of_workers(flow: Flow) -> Iterator[_Figure]:
+    for name, worker in flow.workers.items():
+        yield "worker_memory_bytes", (name,), worker.memory
+        yield "worker_peak_bytes", (name,), worker.peak
+        yield "worker_outbox_bytes", (name,), worker.outbox
+        if worker.device_peak:
+            yield "worker_device_bytes", (name,), worker.device
+            yield "worker_device_peak_bytes", (name,), worker.device_peak
+
+
+# --- counters -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Totals:
+    """What the records of one run's Steps add up to, as far as they were read. read: by segment,
+    the end of its last whole frame.
+    """
+
+    sums: _Sums = field(default_factory=lambda: defaultdict(float))
+    last: Flow | None = None
+    read: dict[str, int] = field(default_factory=dict)
+
+    def follow(self, events: Path) -> bool:
+        """Read what has come; whether the files only grew since the last time."""
+        segments = {path.name: path for path in step_segments(events)}
+        if not self.read.keys() <= segments.keys():
+            return False
+        for name, path in segments.items():
+            before = self.read.get(name, 0)
+            size, end = path.stat().st_size, before
+            for each in framed(path, before):
+                end = each.end
+                self._add(each.record)
+            if size < before or (before and end == before < size):
+                return False
+            self.read[name] = end
+        return True
+
+    def _add(self, record: Record) -> None:
+        match record:
+            case Flow():
+                self.last = record
+                for name, labels, value in _counted(record):
+                    self.sums[name, labels] += value
+            case Lost():
+                self.sums["workers_lost", (record.worker,)] += 1
+            case Tombstones():
+                self.sums["tombstones", (record.node,)] += len(record.keys)
+
+
+_MOST = 64
+"""Runs whose totals are remembered."""
+_known: dict[tuple[int, int], _Totals] = {}
+"""By device and inode of the folder of events, whatever its path."""
+_lock = threading.Lock()
+"""Held while totals are read or changed: a server asks from several threads."""
+
+
+def _followed(events: Path) -> tuple[list[Flow], list[_Figure]]:
+    """The last Step's record, if there is one, and all totals, brought up to date; read from the
+    beginning where a resume has cut the files.
+    """
+    if not events.is_dir():
+        return [], []
+    there = events.stat()
+    with _lock:
+        state = _known.pop((there.st_dev, there.st_ino), _Totals())
+        if not state.follow(events):
+            state = _Totals()
+            state.follow(events)
+        _known[there.st_dev, there.st_ino] = state
+        while len(_known) > _MOST:
+            del _known[next(iter(_known))]
+        figures = [(name, labels, value) for (name, labels), value in sorted(state.sums.items())]
+        return ([] if state.last is None else [state.last]), figures
+
+
+def _counted(flow: Flow) -> Iterator[_Figure]:
+    """What a Step adds to the totals."""
+    for key, replica in flow.nodes.items():
+        node, _, worker = key.partition("@")
+        for state in _STATES:
+            yield "node_seconds", (node, worker, state), getattr(replica, state)
+        for what in ("chunks", "rows", "tokens"):
+            yield f"node_{what}", (node, worker), getattr(replica, what)
+    for key, edge in flow.edges.items():
+        yield "edge_rows", (key,), edge.rows
+        yield "edge_bytes", (key,), edge.bytes
+    for key, weights in flow.weights.items():
+        for what in ("loads", "seconds", "bytes"):
+            yield f"weights_{what}", _reader(key), getattr(weights, what)
+    for source, cut in flow.cuts.items():
+        for lag, rows in enumerate(cut.lags):
+            yield "trained_rows", (source, str(lag)), rows

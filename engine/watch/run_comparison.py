@@ -1,0 +1,121 @@
+"""Several runs compared: their graphs, plans and options, and the first number that differs.
+
+Owns: this comparison as JSON. Does not own: the comparison of graphs (dataflow/program_diff.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dataflow.program_diff import compare
+from engine.keep.reader.metric_index import recorded_rows
+from engine.keep.reader.open_folder import NotServed, OpenFolder
+from engine.keep.reader.plan_records import KeptRecords
+from engine.keep.run_list import finite
+from engine.watch.run_description import options_of
+
+MOST = 8
+"""Runs side by side."""
+_PLACE = ("name", "runs", "overwrite", "progress", "path")
+"""Options that say nothing about what a run computes."""
+_TIMES = ("time/", "cpu/", "queue/", "throughput/", "memory/", "phase")
+"""Metrics that differ between equal runs."""
+_FIRST = ("reward/", "loss/", "eval/")
+_LONGEST = 4 << 20
+"""Bytes of a plan.txt."""
+
+
+def compared(
+    names: Sequence[str], folders: Sequence[OpenFolder], kept: Sequence[KeptRecords]
+) -> dict[str, Any]:
+    """All of several runs, each beside the first. Raises NotServed for fewer than two."""
+    if not 2 <= len(names) <= MOST:
+        raise NotServed(f"expected 2 to {MOST} runs, found {len(names)}", 400)
+    of = list(zip(names, folders, strict=True))
+    return {
+        "runs": list(names),
+        "graph": _texts(names, [_graph(kept[0], other) for other in kept[1:]]),
+        "plan": _texts(names, [_plan(of[0], other) for other in of[1:]]),
+        "options": _options(dict(zip(names, map(options_of, folders), strict=True))),
+        "first": first_difference(names, folders),
+    }
+
+
+def _texts(names: Sequence[str], texts: Sequence[str]) -> str:
+    """One text of several, each under the two runs that it is of, where there are more than two."""
+    if len(texts) == 1:
+        return texts[0]
+    pairs = zip(names[1:], texts, strict=True)
+    return "\n".join(f"{names[0]} -> {name}\n{text}" for name, text in pairs)
+
+
+def _graph(a: KeptRecords, b: KeptRecords) -> str:
+    if a.graph is None or b.graph is None:
+        return "\n".join([*a.problems, *b.problems])
+    return str(compare(a.graph, b.graph))
+
+
+def _plan(a: tuple[str, OpenFolder], b: tuple[str, OpenFolder]) -> str:
+    """The lines of plan.txt that differ, as `diff -u` shows them."""
+    one, two = (_plan_text(folder) for _, folder in (a, b))
+    lines = difflib.unified_diff(one, two, a[0], b[0], n=1, lineterm="")
+    return "\n".join(lines) or "no difference"
+
+
+def _plan_text(folder: OpenFolder) -> list[str]:
+    return (folder.read("plan.txt", _LONGEST) or b"").decode("utf-8", "replace").splitlines()
+
+
+def _options(options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The options in which some run differs."""
+    found = []
+    for name in dict.fromkeys(name for of in options.values() for name in of):
+        values = {run: of.get(name) for run, of in options.items()}
+        first = next(iter(values.values()))
+        if name not in _PLACE and any(value != first for value in values.values()):
+            found.append({"option": f"--{name.replace('_', '-')}", "values": values})
+    return found
+
+
+def first_difference(names: Sequence[str], folders: Sequence[OpenFolder]) -> dict[str, Any] | None:
+    """The first Step, and of it the first metric by name, in which all runs have a number and two
+    of them differ; None where there is none. Times do not count.
+    """
+    for step, rows in _common_steps([recorded_rows(folder) for folder in folders]):
+        first, *others = rows
+        differing = [
+            metric
+            for metric, value in first.items()
+            if any(metric in row and row[metric] != value for row in others)
+        ]
+        for metric in sorted(differing, key=_order):
+            values = [finite(row.get(metric)) for row in rows]
+            if None not in values and not metric.startswith(_TIMES):
+                found = dict(zip(names, values, strict=True))
+                return {"step": step, "metric": metric, "values": found}
+    return None
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """What is learned before what it cost."""
+    return not name.startswith(_FIRST), name
+
+
+def _common_steps(
+    runs: Sequence[Iterator[dict[str, Any]]],
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(Step, its row in each run) of the Steps that all have; Steps ascend in each."""
+    rows = [next(run, None) for run in runs]
+    while all(row is not None for row in rows):
+        there = [row for row in rows if row is not None]
+        step = max(row["step"] for row in there)
+        if all(row["step"] == step for row in there):
+            yield step, there
+            rows = [next(run, None) for run in runs]
+        else:
+            rows = [
+                next(run, None) if row["step"] < step else row
+                for run, row in zip(runs, there, strict=True)
+            ]

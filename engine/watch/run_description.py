@@ -1,0 +1,243 @@
+"""A run in words and numbers: its state, its nodes, edges, Models and Workers, as JSON.
+
+Owns: this description, and a run's line in the list of runs. Does not own: the files that it is
+made of (engine/keep/reader/plan_records.py, engine/keep/reader/metric_index.py), how a run ends
+(engine/keep/end_record.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from dataflow.dialect import with_dialects
+from dataflow.draw.picture import call_of, shown_value
+from dataflow.errors import Origin
+from dataflow.graph import Graph
+from dataflow.loss import Loss
+from dataflow.parameters import parameters_of
+from dataflow.program import Program
+from engine.keep.end_record import RunEnd
+from engine.keep.reader.metric_index import MetricIndex, last_row
+from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
+from engine.keep.reader.plan_records import KeptRecords, PlanFile, PlanNode, record
+from engine.keep.run_folder import ENDED, is_held
+from engine.keep.run_list import finite
+from engine.plan.drawing import ranks
+
+CHANGES, OPTIONS = "changes.json", "options.json"
+_LONGEST = 2000
+"""Characters of a parameter's text."""
+RECORDED = "recorded"
+_GRAPH_NAME = re.compile(r'"(?:graph|program)": "([^"\\]*)"')
+
+
+def state_of(folder: OpenFolder) -> tuple[str, str]:
+    """(state, reason): running, finished, interrupted, failed; ended without a word."""
+    content = folder.read(ENDED)
+    if content is not None:
+        try:
+            end = msgspec.json.decode(content, type=RunEnd)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return "ended", f"{ENDED}: expected how the run ended, found {error}"
+        return end.state, end.reason
+    try:
+        return ("running", "") if is_held(folder.path) else ("ended", "")
+    except OSError as error:
+        return "ended", f"the lock cannot be read: {error.strerror}"
+
+
+def options_of(folder: OpenFolder) -> dict[str, Any]:
+    """A run's options as it wrote them; empty where it did not."""
+    found = record(folder, OPTIONS)
+    return found if isinstance(found, dict) else {}
+
+
+def listed(name: str, folder: OpenFolder) -> dict[str, Any]:
+    """A run's line in the list; of its metrics only the end is read."""
+    state, reason = state_of(folder)
+    row = last_row(folder)
+    began = folder.mark("versions.json")
+    ended, metrics = folder.mark(ENDED), folder.mark("metrics.jsonl")
+    last = ended or metrics
+    return {
+        "name": name,
+        "graph": _graph_name(folder),
+        "state": state,
+        "reason": reason,
+        "step": row.get("step", 0),
+        "steps": _steps(options_of(folder)),
+        "began": began.mtime / 1e9 if began else None,
+        "ended": last.mtime / 1e9 if last and state != "running" else None,
+        "reward": _reward(row),
+    }
+
+
+def _graph_name(folder: OpenFolder) -> str:
+    """By the beginning of plan.json, which may be large."""
+    with_head = folder.open("plan.json")
+    if with_head is None:
+        return ""
+    with with_head as file:
+        head = file.read(400).decode("utf-8", "replace")
+    found = _GRAPH_NAME.search(head)
+    return found[1] if found else ""
+
+
+def _steps(options: Mapping[str, Any]) -> int | None:
+    steps = options.get("steps")
+    return steps if isinstance(steps, int) else None
+
+
+def _reward(row: Mapping[str, Any]) -> float | None:
+    names = [n for n in row if n.startswith("reward/") and n.endswith("/mean")]
+    names += [n for n in row if n.startswith("rows/") and n.endswith("/reward/mean")]
+    name = "reward/mean" if "reward/mean" in row else next(iter(sorted(names)), None)
+    return finite(row[name]) if name else None
+
+
+def described(
+    name: str, folder: OpenFolder, index: MetricIndex, kept: KeptRecords, phase: int
+) -> dict[str, Any]:
+    """All that does not move in a run. phase: an index; which plan and graph are described."""
+    plan = kept.plans[phase] if kept.plans else PlanFile()
+    graph = kept.graph_of(phase)
+    recorded = _recorded(folder)
+    command = folder.read("command.txt")
+    index.refresh(folder)
+    return listed(name, folder) | {
+        "command": command.decode("utf-8", "replace").strip() if command else "",
+        "phase": phase + 1,
+        "phases": list(_phases(kept)),
+        "sources": msgspec.to_builtins(plan.sources),
+        "nodes": [described_node(node, graph) for node in plan.nodes],
+        "edges": list(_edges(plan, recorded)),
+        "models": msgspec.to_builtins(plan.models),
+        "workers": list(_workers(plan)),
+        "changes": _changes(folder),
+        "metrics": index.names,
+        "recorded": recorded,
+        "notes": plan.notes,
+        "versions": record(folder, "versions.json"),
+        "options": options_of(folder),
+        "problems": list(kept.problems),
+    }
+
+
+def _phases(kept: KeptRecords) -> Iterator[dict[str, Any]]:
+    if isinstance(kept.graph, Program):
+        for number, phase in enumerate(kept.graph.phases, 1):
+            yield {"number": number, "title": phase.graph.name, "steps": phase.steps}
+
+
+def described_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
+    """One node; without a graph, without its call and parameters."""
+    call, params, origin = _written(node.name, graph)
+    total = sum(node.estimate.bytes.values())
+    return {
+        "name": node.name,
+        "operator": node.operator,
+        "call": call,
+        "work": node.work,
+        "kernel": node.kernel,
+        "region": node.region,
+        "workers": node.workers,
+        "source": str(origin) if origin else "",
+        "file": f"{origin.file}:{origin.line}" if origin else "",
+        "params": params,
+        "layout": layout_words(node),
+        "estimate": {
+            "bytes": node.estimate.bytes,
+            "total": total,
+            "seconds": node.estimate.seconds,
+        },
+    }
+
+
+def layout_words(node: PlanNode) -> str:
+    """`2 replicas of 4 ranks (2 data, 2 tensor), 8 threads`."""
+    layout = node.layout
+    kinds = {"data": layout.data, "tensor": layout.tensor, "context": layout.context}
+    many = ranks(layout)
+    replicas = max(1, len(node.workers) // many)
+    parts = [f"{replicas} replica{'s' if replicas > 1 else ''}"]
+    if many > 1:
+        split = ", ".join(f"{n} {k}" for k, n in kinds.items() if n != 1)
+        parts[0] += f" of {many} ranks ({split})"
+    if layout.shard:
+        parts.append("sharded")
+    return ", ".join([*parts, f"{layout.threads} thread{'s' if layout.threads != 1 else ''}"])
+
+
+def _written(name: str, graph: Graph | None) -> tuple[str, dict[str, str], Origin | None]:
+    """A node's call, the text of each parameter, and its place in the source."""
+    if graph is None or all(node.name != name for node in graph.nodes):
+        return "", {}, None
+    whole = with_dialects(graph)
+    node = next(node for node in whole.nodes if node.name == name)
+    params = {p.name: shown_parameter(p.value) for p in parameters_of(node)}
+    others = {
+        k: shown_parameter(v)
+        for k, v in node.params.items()
+        if k not in params and not isinstance(v, Loss)
+    }
+    return call_of(node, graph.dialect), params | others, node.origin
+
+
+def shown_parameter(value: Any) -> str:
+    """A parameter's value in full, within reason."""
+    text = value if isinstance(value, str) else shown_value(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _edges(plan: PlanFile, recorded: list[str]) -> Iterator[dict[str, Any]]:
+    for edge in plan.edges:
+        found = msgspec.to_builtins(edge)
+        yield (
+            {"id": edge_id(edge.producer, edge.consumer)}
+            | found
+            | {"recorded": edge.producer in recorded}
+        )
+
+
+def edge_id(producer: str, consumer: str) -> str:
+    """How the page names a data edge; a Flow's key."""
+    return f"{producer}->{consumer}"
+
+
+def _workers(plan: PlanFile) -> Iterator[dict[str, Any]]:
+    for worker in plan.workers:
+        yield {
+            "name": worker,
+            "host": plan.hosts.get(worker, ""),
+            "devices": plan.devices.get(worker, []),
+            "nodes": [node.name for node in plan.nodes if worker in node.workers],
+        }
+
+
+def _changes(folder: OpenFolder) -> list[Any]:
+    found = record(folder, CHANGES)
+    changes = found.get("changes") if isinstance(found, dict) else None
+    return changes if isinstance(changes, list) else []
+
+
+def _recorded(folder: OpenFolder) -> list[str]:
+    """The nodes whose rows were recorded."""
+    try:
+        with inside(folder, RECORDED) as found:
+            return [] if found is None else [unquote(n) for n in found.names() if n[0] not in "._"]
+    except NotServed:
+        return []
+
+
+def planned_bytes(plan: PlanFile) -> dict[str, int]:
+    """The bytes that the plan expects of each node in each of its Workers."""
+    return {
+        f"{node.name}@{worker}": sum(node.estimate.bytes.values())
+        for node in plan.nodes
+        for worker in node.workers
+    }

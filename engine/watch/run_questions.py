@@ -1,0 +1,410 @@
+"""The runs below a root, as the page asks for them: one method for each question.
+
+Owns: which indices of which runs are kept in memory, and what each answer is made of. Does not own:
+HTTP (app.py), the parts of an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dataflow.draw import draw
+from dataflow.errors import DataflowError
+from dataflow.shown import one_line
+from engine.keep.flow.records import Flow
+from engine.keep.flow.stretch import last_seconds, seconds_named
+from engine.keep.reader.flow_index import EVENTS, FlowIndex, LiveTail, live
+from engine.keep.reader.metric_index import MetricIndex, last_row
+from engine.keep.reader.open_folder import FileMark, NotServed, OpenFolder, RunRoot, inside
+from engine.keep.reader.plan_records import (
+    GRAPH,
+    PLAN,
+    KeptRecords,
+    PlanFile,
+    PlanNode,
+    read_records,
+)
+from engine.keep.reader.sample_index import Chosen, DamagedFile, SampleIndex, SampleQuery
+from engine.keep.reader.sample_rows import short_rows, whole_row
+from engine.watch.critical_path import critical_path
+from engine.watch.edge_rows import edge_rows
+from engine.watch.lanes import Lanes
+from engine.watch.logs import errors_of, log_lines, logged_workers
+from engine.watch.run_comparison import compared
+from engine.watch.run_description import (
+    described,
+    described_node,
+    listed,
+    planned_bytes,
+    state_of,
+)
+from engine.watch.series import series
+from engine.watch.token_texts import Vocabulary, vocabulary
+from engine.watch.waits import sentences
+
+KEPT = 3
+"""Runs whose indices stay in memory."""
+_EVER = 2**62
+_SAME = 500
+"""Samples of one prompt."""
+
+
+@dataclass(slots=True)
+class KeptRun:
+    """What is kept of a run between requests; its folder is opened anew for each."""
+
+    inode: int
+    metrics: MetricIndex = field(default_factory=MetricIndex)
+    flows: FlowIndex = field(default_factory=FlowIndex)
+    lanes: Lanes = field(default_factory=Lanes)
+    samples: SampleIndex = field(default_factory=SampleIndex)
+    records: tuple[tuple[FileMark | None, ...], KeptRecords] | None = None
+    vocabularies: dict[str, Vocabulary | None] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self, folder: OpenFolder) -> KeptRecords:
+        """The run's plan and graph; read anew where their files have changed."""
+        marks = tuple(folder.mark(name) for name in (PLAN, GRAPH))
+        with self.lock:
+            if self.records is None or self.records[0] != marks:
+                self.records = (marks, read_records(folder))
+            return self.records[1]
+
+    def vocabulary(self, folder: OpenFolder, node: str) -> Vocabulary | None:
+        """That of a train node's tokenizer; looked for again until there is one."""
+        with self.lock:
+            if self.vocabularies.get(node) is None:
+                self.vocabularies = {node: vocabulary(folder, node)}
+            return self.vocabularies[node]
+
+
+class ServedRuns:
+    """Answers about the runs of a root. Its methods may be called by several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = RunRoot(root)
+        self._kept: OrderedDict[str, KeptRun] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[tuple[OpenFolder, KeptRun]]:
+        """A run's folder and what is kept of it. Raises NotServed where there is none."""
+        with self.root.open(name) as folder:
+            yield folder, self._state(name, folder.inode)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """A line for each run, the one that began last first."""
+        found = []
+        for name in self.root.runs():
+            try:
+                with self.root.open(name) as folder:
+                    found.append(listed(name, folder))
+            except NotServed as error:
+                found.append({"name": name, "state": "ended", "reason": str(error)})
+        return sorted(found, key=lambda run: -(run.get("began") or 0.0))
+
+    def run(self, name: str, phase: int | None) -> dict[str, Any]:
+        """All that does not move in a run."""
+        with self.opened(name) as (folder, kept):
+            records = kept.read(folder)
+            at = self._phase(folder, records, phase)
+            return described(name, folder, kept.metrics, records, at)
+
+    def drawing(
+        self,
+        name: str,
+        phase: int | None = None,
+        *,
+        by_worker: bool = False,
+        fold: bool | None = None,
+        life: bool = True,
+    ) -> str:
+        """The drawing of a run's graph, as SVG. by_worker: with boxes of Workers around its nodes;
+        life: with room for figures.
+        """
+        with self.opened(name) as (folder, kept):
+            records = kept.read(folder)
+            at = self._phase(folder, records, phase)
+            graph = records.graph_of(at)
+            if graph is None:
+                raise NotServed("; ".join(records.problems) or "no graph")
+            placed = records.plans[at].placed if by_worker and records.plans else None
+            return draw(graph, "svg", life=life, placed=placed, fold=fold)
+
+    def series(
+        self, name: str, names: Sequence[str], first: int | None, last: int | None, points: int
+    ) -> dict[str, Any]:
+        """Curves of metrics."""
+        with self.opened(name) as (folder, kept):
+            return series(kept.metrics, folder, names, first=first, last=last, points=points)
+
+    def flow(self, name: str, first: int | None, last: int | None) -> dict[str, Any]:
+        """What flowed in the Steps first..last; by default, in its last seconds while it goes on,
+        else in all Steps. words: which these are.
+        """
+        with self.opened(name) as (folder, kept):
+            if first is None and last is None and state_of(folder)[0] == "running":
+                seconds = last_seconds(live(folder))
+                if seconds is not None:
+                    return self.told(folder, kept, seconds, seconds_named(seconds), live=True)
+            bounds = (0 if first is None else first, _EVER if last is None else last)
+            flow = kept.flows.total(folder, *bounds)
+            return self.told(folder, kept, flow, _steps_named(first, last, flow))
+
+    def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
+        """A lane for each Worker."""
+        with self.opened(name) as (folder, kept):
+            end = _EVER if last is None else last
+            return kept.lanes.read(kept.flows, folder, first, end, points)
+
+    def samples(self, name: str, wanted: SampleQuery) -> dict[str, Any]:
+        """A page of samples; read and files tell how far the index is, problems which files are
+        damaged and left out.
+        """
+        with self.opened(name) as (folder, kept):
+            return _past_damage(
+                kept.samples, lambda: _page(folder, kept.samples.choose(folder, wanted))
+            )
+
+    def sample(self, name: str, step: int, node: str, position: int, sample: int) -> dict[str, Any]:
+        """One sample in full."""
+        with self.opened(name) as (folder, kept):
+            place = kept.samples.row_of(folder, step, node, position, sample)
+            known = kept.vocabulary(folder, node)
+            return whole_row(folder, place, known.texts if known is not None else None)
+
+    def group(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
+        """The samples of one prompt in a Step."""
+        with self.opened(name) as (folder, kept):
+            places = kept.samples.of_prompt(folder, step, node, position)
+            return {"total": len(places), "rows": short_rows(folder, places[:_SAME])}
+
+    def same(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
+        """The samples of the same prompt text over all Steps, the newest first."""
+        with self.opened(name) as (folder, kept):
+
+            def page() -> dict[str, Any]:
+                places = kept.samples.of_prompt(folder, step, node, position)
+                if not places:
+                    raise NotServed(f"no prompt {position} in Step {step}")
+                return _page(folder, kept.samples.same_prompt(folder, places[0], _SAME))
+
+            return _past_damage(kept.samples, page)
+
+    def edge(self, name: str, wanted: str) -> dict[str, Any]:
+        """An edge, with rows that it carried."""
+        with self.opened(name) as (folder, kept):
+            flow = kept.flows.newest(folder)
+            moved = flow.edges.get(wanted) if flow is not None else None
+            per_row = moved.bytes / moved.rows if moved is not None and moved.rows else None
+            plan = self._plan(folder, kept)
+            found = _past_damage(
+                kept.samples, lambda: edge_rows(folder, plan, kept.samples, wanted)
+            )
+            return found | ({"bytes_per_row": per_row} if per_row is not None else {})
+
+    def node(self, name: str, node: str) -> dict[str, Any]:
+        """A node, with what was measured of it, its errors, and the ends of its Workers' logs."""
+        with self.opened(name) as (folder, kept):
+            records = kept.read(folder)
+            at = self._phase(folder, records, None)
+            plan = self._plan(folder, kept)
+            planned = plan.node(node)
+            if planned is None:
+                raise NotServed(f"no node {one_line(node)[:80]!r}")
+            flow = kept.flows.newest(folder)
+            mishaps = kept.flows.mishaps(folder)
+            return described_node(planned, records.graph_of(at)) | {
+                "measured": measured(flow, planned, last_row(folder)),
+                "figures": _figures(flow, node),
+                "errors": errors_of(mishaps, node, planned.workers),
+                "log": _logs(folder, planned.workers),
+            }
+
+    def log(self, name: str, worker: str | None, lines: int) -> dict[str, Any]:
+        """The end of a Worker's log; of the first one by default."""
+        with self.opened(name) as (folder, _):
+            there = logged_workers(folder)
+            chosen = worker if worker is not None else next(iter(there), "main")
+            return {"worker": chosen, "lines": log_lines(folder, chosen, lines), "workers": there}
+
+    def compare(self, names: Sequence[str]) -> dict[str, Any]:
+        """Several runs side by side."""
+        with ExitStack() as stack:
+            opened = [stack.enter_context(self.opened(name)) for name in dict.fromkeys(names)]
+            folders = [folder for folder, _ in opened]
+            records = [kept.read(folder) for folder, kept in opened]
+            return compared(list(dict.fromkeys(names)), folders, records)
+
+    def prometheus(self) -> bytes:
+        """The figures of each run that is running, as Prometheus reads them."""
+        from engine.watch.prometheus import exposition  # here: a package that only this needs
+
+        found: dict[str, Path] = {}
+        for name in self.root.runs():
+            with suppress(NotServed), self.root.open(name) as folder:
+                if state_of(folder)[0] == "running" and _is_own(folder):
+                    found[name] = self.root.path / name
+        return exposition(found)
+
+    def watcher(self, name: str) -> RunWatcher:
+        """What a stream looks at. Raises NotServed where there is no such run."""
+        with self.opened(name):
+            return RunWatcher(self, name)
+
+    def told(
+        self,
+        folder: OpenFolder,
+        kept: KeptRun,
+        flow: Flow | None,
+        words: str,
+        *,
+        live: bool = False,
+    ) -> dict[str, Any]:
+        """A Flow with its sentences and the path that bounds it, by the plan of its own phase.
+        words: which stretch of time it is. live: it ends now.
+        """
+        records = kept.read(folder)
+        at = self._phase(folder, records, flow.phase if flow is not None else None)
+        plan = records.plans[at] if records.plans else PlanFile()
+        about = {"words": words, "plan": planned_bytes(plan)}
+        if flow is None:
+            return about | {"flow": None, "sentences": [], "critical": []}
+        train = [node.name for node in plan.nodes if node.work == "train"]
+        return about | {
+            "flow": msgspec.to_builtins(flow),
+            "sentences": sentences(flow, records.raw[at], live=live) if records.raw else [],
+            "critical": critical_path(flow, train),
+        }
+
+    def _plan(self, folder: OpenFolder, kept: KeptRun) -> PlanFile:
+        records = kept.read(folder)
+        at = self._phase(folder, records, None)
+        return records.plans[at] if records.plans else PlanFile()
+
+    def _phase(self, folder: OpenFolder, records: KeptRecords, asked: int | None) -> int:
+        """The index of the phase that is asked for, or of the one that the run is in."""
+        number = asked if asked is not None else last_row(folder).get("phase", 1)
+        return records.phase(number if isinstance(number, int) else 1)
+
+    def _state(self, name: str, inode: int) -> KeptRun:
+        with self._lock:
+            kept = self._kept.get(name)
+            if kept is None or kept.inode != inode:
+                kept = self._kept[name] = KeptRun(inode=inode)
+            self._kept.move_to_end(name)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return kept
+
+
+class RunWatcher:
+    """What is new in a run: its state, its last Step, its last seconds."""
+
+    def __init__(self, served: ServedRuns, name: str) -> None:
+        self._served, self._name = served, name
+        self._tail = LiveTail()
+        self._marks: dict[str, FileMark | None] = {}
+        self._flow: dict[str, Any] | None = None
+
+    def look(self) -> dict[str, Any]:
+        """The newest event of each kind; of one that has none, nothing."""
+        try:
+            with self._served.opened(self._name) as (folder, kept):
+                return self._looked(folder, kept)
+        except (DataflowError, OSError) as error:
+            return {"state": {"state": "ended", "reason": str(error), "step": 0}}
+
+    def _looked(self, folder: OpenFolder, kept: KeptRun) -> dict[str, Any]:
+        row = last_row(folder)
+        step = row.pop("step", 0)
+        state, reason = state_of(folder)
+        found: dict[str, Any] = {"state": {"state": state, "reason": reason, "step": step}}
+        if row:
+            found["step"] = {"step": step, "metrics": row}
+        seconds = self._tail.advance(folder)
+        if seconds is not None:
+            words = seconds_named(seconds)
+            self._flow = self._served.told(folder, kept, seconds, words, live=True)
+            self._flow["flow"] = rounded(self._flow["flow"])
+        if self._flow is not None:
+            found["flow"] = self._flow
+        return found
+
+
+def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
+    """The words for the Steps first..last of a run; for all of them without these."""
+    if flow is None:
+        return ""
+    phase = f" of phase {flow.phase}" if flow.phase else ""
+    begin, end = first or 1, flow.step if last is None else last
+    if begin == end:
+        return f"Step {end}"
+    if first is None and last is None:
+        return f"all Steps{phase}" if phase else f"all {end} Steps"
+    return f"Steps {begin} to {end}{phase}"
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with as many digits as a screen shows: a stream has few bytes."""
+    if isinstance(value, dict):
+        return {k: v if k in ("wall", "start", "end") else rounded(v) for k, v in value.items()}
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _is_own(folder: OpenFolder) -> bool:
+    """Whether all that figures are made of are plain files. Raises NotServed if not."""
+    for name in (PLAN, "metrics.jsonl"):
+        file = folder.open(name)
+        if file is not None:
+            file.close()
+    with inside(folder, EVENTS):
+        return True
+
+
+def _page(folder: OpenFolder, found: Chosen) -> dict[str, Any]:
+    return {
+        "total": found.total,
+        "rows": short_rows(folder, found.rows),
+        "read": found.read,
+        "files": found.files,
+        "problems": found.problems,
+    }
+
+
+def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """An answer without the sample files that turn out to be damaged as it is made."""
+    while True:
+        try:
+            return answer()
+        except DamagedFile as damaged:
+            if not samples.leave_out(damaged):
+                raise
+
+
+def measured(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's seconds in a Step, and the greatest memory of one of its Workers."""
+    workers = flow.workers if flow is not None else {}
+    peaks = [workers[w].device_peak or workers[w].peak for w in node.workers if w in workers]
+    return {"seconds": row.get(f"time/{node.name}"), "bytes": max(peaks, default=None)}
+
+
+def _figures(flow: Flow | None, node: str) -> dict[str, Any]:
+    """By replica."""
+    replicas = flow.nodes.items() if flow is not None else ()
+    return {k: msgspec.to_builtins(r) for k, r in replicas if k.partition("@")[0] == node}
+
+
+def _logs(folder: OpenFolder, workers: Sequence[str]) -> list[str]:
+    there = logged_workers(folder)
+    named = [worker for worker in workers if worker.replace("/", "_") in there]
+    lines = max(20, 200 // max(1, len(named)))
+    return [line for worker in named for line in log_lines(folder, worker, lines)]

@@ -1,0 +1,375 @@
+"""The text of `dataflow top`: a run's head, who waits for whom, and its tables.
+
+Owns: the sections, their order and words. Does not own: figures (engine/keep), widths
+(table.py), which run is shown (engine/cli/top.py).
+
+A node's time is a bar of letters, since colours alone tell nothing to many: `#` busy, `r` waiting
+for rows, `w` for weights, `t` for its turn, `m` for room, `.` idle.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from dataflow.shown import one_line, shown_bytes, shown_number
+from dataflow.width import packed
+from engine.keep.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
+from engine.keep.run_list import finite
+from engine.plan.cost.memory import HOST_PARTS, peak
+from engine.plan.explain.layout import duration
+from engine.session.figures import figures
+from engine.watch.top.run_view import SeenRun
+from engine.watch.top.table import TableColumn, shortened, table
+from engine.watch.waits import LONG
+
+_STATES = (
+    ("busy", "#", "green", "busy"),
+    ("for_rows", "r", "yellow", "rows"),
+    ("for_weights", "w", "magenta", "weights"),
+    ("for_turn", "t", "cyan", "turn"),
+    ("for_room", "m", "blue", "room"),
+    ("idle", ".", "dim", "idle"),
+)
+"""Field of ReplicaFlow, letter, style, word."""
+_SENTENCES = 3
+_NO_WAIT = "Nothing waits for long."
+"""As the page says it."""
+
+
+def page(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator[Text]:
+    """Lines of at most `width` columns, from 60 on. replicas: each has a line of its own."""
+    yield from _head(seen, width)
+    if seen.flow is None:
+        yield from _of_metrics(seen, width)
+        return
+    yield from _told(seen, width)
+    for title, lines in (
+        (f"nodes in {seen.stretch}", _nodes(seen, seen.flow, width, replicas)),
+        ("edges", _edges(seen, seen.flow, width)),
+        ("weights", _weights(seen.flow, width)),
+        ("the next Step", _cuts(seen.flow, width)),
+        ("workers", _workers(seen, seen.flow, width)),
+    ):
+        yield from _section(title, list(lines))
+
+
+def _section(title: str, lines: Sequence[Text]) -> Iterator[Text]:
+    if lines:
+        yield Text()
+        yield Text(title, style="bold")
+        yield from lines
+
+
+def _head(seen: SeenRun, width: int) -> Iterator[Text]:
+    """The run, its state, its Step, and the figures of the last one."""
+    run = seen.run
+    of = f"/{run.steps}" if run.steps is not None else ""
+    phase = [f"phase {run.phase}"] if run.phase else []
+    graph = [one_line(seen.title)] if seen.title else []
+    parts = [one_line(run.name), *graph, run.state, *phase, f"Step {run.step}{of}"]
+    for number, line in enumerate(_packed(parts, width)):
+        yield Text(line, style="" if number else "bold")
+    if run.reason:
+        for line in textwrap.wrap(one_line(run.reason), width, max_lines=2, placeholder=" ..."):
+            yield Text(line)
+    lag = any(source.get("max_lag") for source in seen.plan.get("sources", ()))
+    row = {n: v for n, value in seen.row.items() if (v := finite(value)) is not None}
+    shown = [f"{label} {text}" for label, text in figures(row, lag=lag)]
+    yield from map(Text, _packed(shown, width))
+
+
+def _packed(parts: Sequence[str], width: int) -> list[str]:
+    """Lines of these parts side by side."""
+    short = [shortened(part, width - 2) for part in parts]
+    return list(packed(short, width, indent="  ")) if short else []
+
+
+def _told(seen: SeenRun, width: int) -> Iterator[Text]:
+    if not (seen.waits or seen.plan):  # nobody knows without a plan
+        return
+    yield Text()
+    for number, sentence in enumerate(seen.waits[:_SENTENCES] or [_NO_WAIT]):
+        for line in textwrap.wrap(one_line(sentence), width, subsequent_indent="  "):
+            yield Text(line, style="" if number else "bold")
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Text]:
+    seconds = flow.end - flow.start
+    names, many = zip(*_rows_of(seen, flow, replicas), strict=True) if flow.nodes else ((), ())
+    bar = max(8, min(24, width // 6))
+    yield from table(
+        [
+            TableColumn(
+                title="", cells=[_named(name, some) for name, some in zip(names, many, strict=True)]
+            ),
+            TableColumn(title="time", cells=[_bar(some, bar) for some in many], right=False),
+            TableColumn(title="busy", cells=[_share(some, "busy") for some in many], rank=6),
+            TableColumn(title="waits", cells=[_wait(some) for some in many], right=False, rank=1),
+            TableColumn(title="for", cells=[_blamed(some) for some in many], right=False, rank=7),
+            TableColumn(
+                title="rows/s", cells=[_rate(some, "rows", seconds) for some in many], rank=2
+            ),
+            TableColumn(
+                title="tok/s", cells=[_rate(some, "tokens", seconds) for some in many], rank=3
+            ),
+            TableColumn(title="version", cells=[_versions(some) for some in many], rank=4),
+            TableColumn(title="GPU peak", cells=[_device(some) for some in many], rank=5),
+        ],
+        width,
+    )
+    if flow.nodes:
+        legend = [f"{letter} {word}" for _, letter, _, word in _STATES]
+        yield from (Text(line, style="dim") for line in _packed(legend, width))
+
+
+def _rows_of(seen: SeenRun, flow: Flow, replicas: bool) -> Iterator[tuple[str, list[ReplicaFlow]]]:
+    """A name, and who counts for it: in the order of the plan."""
+    by_node: dict[str, dict[str, ReplicaFlow]] = defaultdict(dict)
+    for key, replica in flow.nodes.items():
+        by_node[key.partition("@")[0]][key] = replica
+    order = [node["name"] for node in seen.plan.get("nodes", ())]
+    for node in sorted(by_node, key=lambda n: order.index(n) if n in order else len(order)):
+        if replicas and len(by_node[node]) > 1:
+            yield from ((key, [one]) for key, one in sorted(by_node[node].items()))
+        else:
+            yield node, list(by_node[node].values())
+
+
+def _named(name: str, replicas: Sequence[ReplicaFlow]) -> str:
+    several = f" x{len(replicas)}" if len(replicas) > 1 else ""
+    return f"{one_line(name)}{several}"
+
+
+def _seconds(replicas: Sequence[ReplicaFlow], *states: str) -> float:
+    return sum(getattr(each, state) for each in replicas for state in states)
+
+
+def _whole(replicas: Sequence[ReplicaFlow]) -> float:
+    return _seconds(replicas, *(state for state, *_ in _STATES))
+
+
+def _bar(replicas: Sequence[ReplicaFlow], width: int) -> Text:
+    """Its time by letters; the shares are rounded so that they fill the bar."""
+    whole, found = _whole(replicas), Text()
+    if whole <= 0:
+        return found
+    before, shown = 0.0, 0
+    for state, letter, style, _ in _STATES:
+        before += _seconds(replicas, state) / whole * width
+        found.append(letter * (round(before) - shown), style=style)
+        shown = round(before)
+    return found
+
+
+def _share(replicas: Sequence[ReplicaFlow], state: str) -> str:
+    whole = _whole(replicas)
+    return f"{_seconds(replicas, state) / whole:.0%}" if whole > 0 else ""
+
+
+def _wait(replicas: Sequence[ReplicaFlow]) -> str:
+    """What it waits for longest."""
+    waits = {word: _seconds(replicas, state) for state, _, _, word in _STATES[1:-1]}
+    word = max(waits, key=lambda each: waits[each])
+    whole = _whole(replicas)
+    if whole <= 0 or waits[word] < 0.005 * whole:
+        return ""
+    return f"{word} {waits[word] / whole:.0%}"
+
+
+def _blamed(replicas: Sequence[ReplicaFlow]) -> str:
+    """Whom it waits for longest."""
+    blames: dict[str, float] = defaultdict(float)
+    for each in replicas:
+        for name, seconds in each.blames.items():
+            blames[name] += seconds
+    return one_line(max(blames, key=lambda name: blames[name])) if blames else ""
+
+
+def _rate(replicas: Sequence[ReplicaFlow], what: str, seconds: float) -> str:
+    made = _seconds(replicas, what)
+    return shown_number(made / seconds) if made and seconds > 0 else ""
+
+
+def _versions(replicas: Sequence[ReplicaFlow]) -> str:
+    found = sorted({each.version for each in replicas if each.version >= 0})
+    return "" if not found else "-".join(map(str, dict.fromkeys((found[0], found[-1]))))
+
+
+def _device(replicas: Sequence[ReplicaFlow]) -> str:
+    most = max(each.device_peak for each in replicas)
+    return shown_bytes(most) if most else ""
+
+
+def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
+    """Of a run without events: what its last row says of nodes and Workers."""
+    row = {n: v for n, value in seen.row.items() if (v := finite(value)) is not None}
+    step = row.get("time/step", 0.0)
+    nodes = [n for n in seen.plan.get("nodes", ()) if f"time/{n['name']}" in row]
+    taken = [row[f"time/{node['name']}"] for node in nodes]
+    shares = [
+        min(1.0, seconds / step / node.get("layout", {}).get("replicas", 1)) if step else 0.0
+        for node, seconds in zip(nodes, taken, strict=True)
+    ]
+    busy = [ReplicaFlow(busy=share, idle=1.0 - share) for share in shares]
+    lines = table(
+        [
+            TableColumn(title="", cells=[one_line(node["name"]) for node in nodes]),
+            TableColumn(
+                title="time", cells=[_bar([each], max(8, width // 6)) for each in busy], right=False
+            ),
+            TableColumn(title="busy", cells=[f"{share:.0%}" for share in shares]),
+            TableColumn(title="seconds", cells=[shown_number(seconds) for seconds in taken]),
+        ],
+        width,
+    )
+    yield from _section(f"nodes in Step {seen.run.step}", list(lines))
+    workers = {n.split("/")[1]: v for n, v in row.items() if n.startswith("worker/")}
+    shown = [f"{one_line(name)} {share:.0%}" for name, share in workers.items()]
+    yield from _section("workers, busy", [Text(line) for line in _packed(shown, width)])
+    yield Text()
+    told = "waits, edges and memory: this run kept none, as it has no events/"
+    yield from (Text(line, style="dim") for line in textwrap.wrap(told, width))
+
+
+# --- edges, weights, the cut, Workers -------------------------------------------------------------
+
+
+def _edges(seen: SeenRun, flow: Flow, width: int) -> Iterator[Text]:
+    seconds = flow.end - flow.start
+    routes = {f"{e['producer']}->{e['consumer']}": e["route"] for e in seen.plan.get("edges", ())}
+    found: list[tuple[str, EdgeFlow]] = list(flow.edges.items())
+    return table(
+        [
+            TableColumn(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
+            TableColumn(title="waiting", cells=[_queue(edge) for _, edge in found]),
+            TableColumn(title="age", cells=[_age(edge) for _, edge in found], rank=2),
+            TableColumn(
+                title="bytes/s", cells=[_per_second(edge, seconds) for _, edge in found], rank=1
+            ),
+            TableColumn(
+                title="route", cells=[routes.get(key, "") for key, _ in found], right=False, rank=3
+            ),
+        ],
+        width,
+    )
+
+
+def _queue(edge: EdgeFlow) -> str:
+    if not edge.waiting_rows:
+        return "-"
+    size = f", {shown_bytes(edge.waiting_bytes)}" if edge.waiting_bytes else ""
+    return f"{edge.waiting_rows:,} row{'s' * (edge.waiting_rows != 1)}{size}"
+
+
+def _age(edge: EdgeFlow) -> str:
+    return duration(edge.age) if edge.waiting_rows else ""
+
+
+def _per_second(edge: EdgeFlow, seconds: float) -> str:
+    return shown_bytes(round(edge.bytes / seconds)) if edge.bytes and seconds > 0 else "-"
+
+
+def _weights(flow: Flow, width: int) -> Iterator[Text]:
+    found: list[tuple[str, WeightFlow]] = list(flow.weights.items())
+    return table(
+        [
+            TableColumn(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
+            TableColumn(title="offered", cells=[str(w.offered) for _, w in found], rank=1),
+            TableColumn(title="loaded", cells=[str(w.loaded) for _, w in found]),
+            TableColumn(title="lag", cells=[str(max(0, w.offered - w.loaded)) for _, w in found]),
+            TableColumn(
+                title="a load",
+                cells=[duration(w.seconds / w.loads) if w.loads else "-" for _, w in found],
+                rank=2,
+            ),
+            TableColumn(
+                title="bytes",
+                cells=[shown_bytes(w.bytes // w.loads) if w.loads else "-" for _, w in found],
+                rank=3,
+            ),
+        ],
+        width,
+    )
+
+
+def _cuts(flow: Flow, width: int) -> Iterator[Text]:
+    found: list[tuple[str, CutFlow]] = list(flow.cuts.items())
+    return table(
+        [
+            TableColumn(title="", cells=[one_line(source) for source, _ in found]),
+            TableColumn(title="ready", cells=[f"{cut.ready}/{cut.wanted}" for _, cut in found]),
+            TableColumn(
+                title="out", cells=[f"{cut.outstanding}/{cut.room}" for _, cut in found], rank=1
+            ),
+            TableColumn(
+                title="rows by lag", cells=[_lags(cut) for _, cut in found], right=False, rank=2
+            ),
+        ],
+        width,
+    )
+
+
+def _lags(cut: CutFlow) -> str:
+    """`0: 56, 1: 8`."""
+    return ", ".join(f"{lag}: {rows:,}" for lag, rows in enumerate(cut.lags) if rows)
+
+
+def _workers(seen: SeenRun, flow: Flow, width: int) -> Iterator[Text]:
+    found = list(flow.workers.items())
+    planned = [_planned(seen.plan, name) for name, _ in found]
+    return table(
+        [
+            TableColumn(title="", cells=[one_line(name) for name, _ in found]),
+            TableColumn(title="memory", cells=[shown_bytes(w.memory) for _, w in found]),
+            TableColumn(title="peak", cells=[shown_bytes(w.peak) for _, w in found], rank=3),
+            TableColumn(title="planned", cells=[host for host, _ in planned], rank=2),
+            TableColumn(title="outbox", cells=[shown_bytes(w.outbox) for _, w in found], rank=4),
+            TableColumn(title="GPU", cells=[_some(w.device) for _, w in found], rank=1),
+            TableColumn(title="GPU peak", cells=[_some(w.device_peak) for _, w in found], rank=3),
+            TableColumn(
+                title="GPU planned",
+                cells=[
+                    device if w.device_peak else ""
+                    for (_, device), (_, w) in zip(planned, found, strict=True)
+                ],
+                rank=2,
+            ),
+            TableColumn(
+                title="does",
+                cells=[_does(w) for _, w in found],
+                right=False,
+                rank=1,
+            ),
+        ],
+        width,
+    )
+
+
+def _does(worker: WorkerFlow) -> str:
+    """`score, 25 s`; the node alone where it has not computed for long."""
+    if worker.doing_for < LONG:
+        return one_line(worker.doing) or "-"
+    return f"{one_line(worker.doing)}, {duration(worker.doing_for)}"
+
+
+def _some(size: int) -> str:
+    return shown_bytes(size) if size else ""
+
+
+def _planned(plan: Mapping[str, Any], worker: str) -> tuple[str, str]:
+    """The most that a Worker should need: of the host and of its GPU; of the host alone without."""
+    parts = [n["estimate"]["bytes"] for n in plan.get("nodes", ()) if worker in n["workers"]]
+    if not parts:
+        return "", ""
+    if plan.get("devices", {}).get(worker):
+        held = sum(sizes.get(part, 0) for sizes in parts for part in HOST_PARTS)
+        return shown_bytes(held), shown_bytes(peak(parts, without=HOST_PARTS))
+    return shown_bytes(peak(parts)), ""

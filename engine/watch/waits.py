@@ -1,0 +1,259 @@
+"""Who waits for whom, in words; and several stretches of time as one.
+
+Owns: these sentences, the sum of Flows. Does not own: how a wait is told from work
+(engine/keep/flow/activity.py).
+
+Each sentence begins with the node that waits, and names what it waits for. The greatest wait comes
+first: what most of a run waits for is what bounds it. Of a node with several replicas, one that is
+much slower than the others is named as well.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.keep.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow
+
+LEAST_SHARE = 0.05
+"""Of a stretch: shorter waits are not told."""
+LONG = 10
+"""Seconds from which it is told that a kernel still computes."""
+SLOWER = 1.5
+"""Times slower than the median of its siblings: a replica that is told."""
+_MOSTLY = 0.75
+"""Of a node's waits: a kind that has so much is told."""
+_WITH_MODEL = ("train", "decode", "forward")
+"""Kinds of work that compute with a Model."""
+_LEAST_ROWS = 2
+"""Rows of a replica from which its rate is told."""
+
+_WHY = {
+    "for_rows": "",
+    "for_weights": " (new weights)",
+    "for_turn": " (its turn)",
+    "for_room": " (no room for more prompts)",
+}
+"""A wait's kind -> what is said of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A node waits this share of the time for `blamed`, a node or one replica of it."""
+
+    node: str
+    share: float
+    blamed: str
+    why: str
+    """The field of ReplicaFlow that most of it is in; `for_rows` if no kind has most."""
+
+    @property
+    def blamed_node(self) -> str:
+        """Without the replica."""
+        return self.blamed.partition("@")[0]
+
+    def __str__(self) -> str:
+        return f"{self.node} waits {self.share * 100:.0f} % for {self.blamed}{_WHY[self.why]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A replica makes its rows so many times slower than the median of the others."""
+
+    replica: str
+    node: str
+    times: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replica} is {self.times:.1f} times slower than the other replicas of "
+            f"{self.node}"
+        )
+
+
+def sentences(flow: Flow, plan: Mapping[str, Any], *, live: bool = False) -> list[str]:
+    """The waits that matter in a stretch of time, the greatest first. plan: plan.json. live: the
+    stretch ends now; behind the first wait comes what has computed for long.
+    """
+    slow = slow_replicas(flow, plan)
+    waits = node_waits(flow, plan)
+    blamed = {wait.blamed_node for wait in waits[:1]}
+    first = [each for each in slow if each.node in blamed]
+    rest = [each for each in slow if each.node not in blamed]
+    under_way = long_under_way(flow, plan) if live else []
+    return [str(each) for each in (*waits[:1], *under_way, *first, *waits[1:], *rest)]
+
+
+def long_under_way(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
+    """`score has computed for 25 s`: nodes in what they do at the stretch's end, in the order of
+    the plan; of several replicas the longest.
+    """
+    longest: Counter[str] = Counter()
+    for worker in flow.workers.values():
+        longest[worker.doing] = max(longest[worker.doing], int(worker.doing_for))
+    names = [node["name"] for node in plan["nodes"] if longest[node["name"]] >= LONG]
+    return [f"{name} has computed for {longest[name]} s" for name in names]
+
+
+def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
+    """Waits of the nodes that compute with a Model, the greatest first. All other nodes wait for
+    these by their nature. A train node's comes before one for the same node that is hardly greater:
+    the train node is what a run is about, and so its first sentence does not flicker.
+    """
+    works = {node["name"]: node["work"] for node in plan["nodes"]}
+    replicas: dict[str, list[ReplicaFlow]] = defaultdict(list)
+    for key, replica in flow.nodes.items():
+        node = key.partition("@")[0]
+        if works.get(node) in _WITH_MODEL:
+            replicas[node].append(replica)
+    length = flow.end - flow.start
+    each = (wait for node, many in replicas.items() for wait in _waits(node, many, length))
+    waits = sorted(each, key=lambda wait: -wait.share)
+    for wait in waits:
+        greatest = waits[0]
+        near = wait.share > greatest.share - LEAST_SHARE
+        if works[wait.node] == "train" and wait.blamed_node == greatest.blamed_node and near:
+            return [wait, *(other for other in waits if other is not wait)]
+    return waits
+
+
+def _waits(node: str, replicas: list[ReplicaFlow], seconds: float) -> Iterator[Wait]:
+    """The waits of a node, as the mean over its replicas in so many seconds: the greatest, and all
+    others that are not short. None of one that hardly waits.
+
+    One that does not work at all waits all the same: a Step may take longer than the stretch.
+    """
+    length = seconds * len(replicas)
+    kinds = {name: sum(getattr(r, name) for r in replicas) for name in _WHY}
+    waited = sum(kinds.values())
+    if length <= 0 or waited < LEAST_SHARE * length:
+        return
+    most = max(kinds, key=lambda name: kinds[name])
+    # which of them a blame is of is not recorded
+    why = most if kinds[most] >= _MOSTLY * waited else "for_rows"
+    blames: Counter[str] = Counter()
+    for replica in replicas:
+        blames.update(replica.blames)
+    for rank, (blamed, blame) in enumerate(_blamed(blames)):
+        share = min(1.0, blame / length)
+        if rank == 0 or share >= LEAST_SHARE:
+            yield Wait(node=node, share=share, blamed=blamed, why=why)
+
+
+def _blamed(blames: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Who is blamed for how many seconds, the greatest first: a node with all its replicas, or the
+    one of them that has half of its blame.
+    """
+    by_node: dict[str, float] = defaultdict(float)
+    for name, seconds in blames.items():
+        by_node[name.partition("@")[0]] += seconds
+    found: list[tuple[str, float]] = []
+    for node, of_node in by_node.items():
+        replicas = {name: s for name, s in blames.items() if name.startswith(f"{node}@")}
+        replica = max(replicas, key=lambda name: replicas[name], default=node)
+        stands_out = bool(replicas) and replicas[replica] >= 0.5 * of_node
+        found.append((replica, replicas[replica]) if stands_out else (node, of_node))
+    return sorted(found, key=lambda blame: -blame[1])
+
+
+def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
+    """Replicas that need SLOWER times the seconds a row of the median of their siblings."""
+    ranks = {node["name"]: _ranks(node) for node in plan["nodes"]}
+    by_node: dict[str, dict[str, float]] = defaultdict(dict)
+    for key, replica in flow.nodes.items():
+        node = key.partition("@")[0]
+        if ranks.get(node, 1) == 1 and replica.rows >= _LEAST_ROWS and replica.busy > 0:
+            by_node[node][key] = replica.busy / replica.rows
+    found: list[Slow] = []
+    for node, paces in by_node.items():
+        for key, pace in paces.items():
+            others = [other for name, other in paces.items() if name != key]
+            if others and pace >= SLOWER * (usual := statistics.median(others)):
+                found.append(Slow(replica=key, node=node, times=pace / usual))
+    return sorted(found, key=lambda slow: -slow.times)
+
+
+def _ranks(node: Mapping[str, Any]) -> int:
+    layout = node.get("layout", {})
+    return layout.get("data", 1) * layout.get("tensor", 1) * layout.get("context", 1)
+
+
+def total(flows: Iterable[Flow]) -> Flow:
+    """One stretch of several, in order: sums of seconds and counts, the last one's states. Of
+    several phases only the last one's count: each has nodes of its own. Raises ValueError without
+    any.
+    """
+    of_all = list(flows)
+    if not of_all:
+        raise ValueError("expected at least one Flow, found none")
+    found = [flow for flow in of_all if flow.phase == of_all[-1].phase]
+    if len(found) == 1:
+        return found[0]
+    last = found[-1]
+    return msgspec.structs.replace(
+        last,
+        start=last.end - sum(flow.end - flow.start for flow in found),
+        nodes=_nodes(found),
+        edges=_merged([flow.edges for flow in found], _edges),
+        weights=_merged([flow.weights for flow in found], _weights),
+        cuts=_merged([flow.cuts for flow in found], _cuts),
+        workers=_merged([flow.workers for flow in found], lambda many: many[-1]),
+    )
+
+
+def _nodes(found: list[Flow]) -> dict[str, ReplicaFlow]:
+    """A replica was idle in the stretches in which it was not there."""
+    merged = _merged([flow.nodes for flow in found], _replicas)
+    for name, replica in merged.items():
+        away = sum(flow.end - flow.start for flow in found if name not in flow.nodes)
+        if away > 0:
+            merged[name] = msgspec.structs.replace(replica, idle=replica.idle + away)
+    return merged
+
+
+T = TypeVar("T")
+
+
+def _merged(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
+    by_key: dict[str, list[T]] = defaultdict(list)
+    for part in parts:
+        for key, value in part.items():
+            by_key[key].append(value)
+    return {key: merge(many) for key, many in by_key.items()}
+
+
+def _summed(many: list[Any], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(each, name) for each in many) for name in names}
+
+
+def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:
+    blames: Counter[str] = Counter()
+    for each in many:
+        blames.update(each.blames)
+    seconds = _summed(many, "busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+    counts = _summed(many, "chunks", "rows", "tokens")
+    peak = max(each.device_peak for each in many)
+    return msgspec.structs.replace(
+        many[-1], blames=dict(blames), device_peak=peak, **seconds, **counts
+    )
+
+
+def _edges(many: list[EdgeFlow]) -> EdgeFlow:
+    return msgspec.structs.replace(many[-1], **_summed(many, "rows", "bytes"))
+
+
+def _weights(many: list[WeightFlow]) -> WeightFlow:
+    return msgspec.structs.replace(many[-1], **_summed(many, "loads", "seconds", "bytes"))
+
+
+def _cuts(many: list[CutFlow]) -> CutFlow:
+    lags = [0] * max(len(each.lags) for each in many)
+    for each in many:
+        for lag, count in enumerate(each.lags):
+            lags[lag] += count
+    return msgspec.structs.replace(many[-1], lags=lags)
