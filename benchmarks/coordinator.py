@@ -22,7 +22,7 @@ import tyro
 from benchmarks.coordinator_picture import picture
 from benchmarks.coordinator_world import CoordinatorWorld, WorldLoad
 from benchmarks.report import SideResult, machine, show, write_json
-from engine.run.launch.wire import encode
+from engine.run.control.wire import encode
 
 TOGETHER = {"alone": 1, "32 together": 32, "128 together": 128}
 GOALS = {"alone": 120.0, "32 together": 50.0, "128 together": 35.0}

@@ -32,7 +32,7 @@ from engine.api import run
 from engine.keep.run_folder import RunFolder
 from engine.keep.trace.timeline import read_trace
 from engine.plan.options import RunOptions
-from engine.run.hosts import host_messages as hm
+from engine.run.control import host_messages as hm
 from engine.run.hosts.hosts import HostsWorkers
 from engine.run.hosts.ray import cluster, connect
 from tests.kit import host_plans, killable_run

@@ -57,7 +57,7 @@ SIZES = tuple(
 """The tests' and those of benchmarks/predicted.py."""
 
 
-_COMMAND = "import sys; from engine.cli.start import main; sys.exit(main())"
+_COMMAND = "import sys; from engine.start import main; sys.exit(main())"
 """`dataflow`, with this interpreter."""
 
 

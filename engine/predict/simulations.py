@@ -38,7 +38,7 @@ from engine.predict.simulation.prediction import Prediction
 from engine.predict.simulation.prediction_run import predict
 from engine.predict.simulation.selections import require_shares, selections, told
 from engine.predict.simulation.summary import summary_of
-from engine.session.planning import plan
+from engine.session.planning import plan as make_plan
 
 MOST = 64
 """Plans that are compared at once."""
@@ -124,11 +124,11 @@ def one_graph(graph: Graph | Program) -> Graph:
 def planned(variant: Variant, rows: SimulatedRows) -> Plan:
     """The plan of one variant. Raises GraphError, PlanError."""
     if variant.devices is None:
-        return plan(variant.graph, variant.options, profile=rows.profile, simulated=True)
+        return make_plan(variant.graph, variant.options, profile=rows.profile, simulated=True)
     before = cluster_of(variant.options)
     after = scaled(before, variant.devices)
     options = with_devices(variant.graph, variant.options, before, after)
-    return plan(variant.graph, options, profile=rows.profile, cluster=after, simulated=True)
+    return make_plan(variant.graph, options, profile=rows.profile, cluster=after, simulated=True)
 
 
 def cluster_of(options: RunOptions) -> Cluster:

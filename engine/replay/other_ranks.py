@@ -36,7 +36,7 @@ from engine.run.launch import child
 
 _MODULE = "engine.replay.other_ranks"
 _BOOTSTRAP = (
-    "from engine.run.launch.lifeline import die_with; die_with(int(sys.argv[3]));"
+    "from engine.run.control.lifeline import die_with; die_with(int(sys.argv[3]));"
     f" from {_MODULE} import main; main(int(sys.argv[4]))"
 )
 _TAIL = 20

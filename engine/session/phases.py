@@ -147,7 +147,7 @@ def begun(planned: ProgramPlan, place: Standing, folder: RunFolder) -> Plan:
 
 
 def _folder_of(plan: Plan, model: str) -> str:
-    """Where a checkpoint of this phase has a Model's weights (engine/run/loop/checkpoint_files.py)."""
+    """Where a checkpoint of this phase has a Model's weights (run/loop/checkpoint_files.py)."""
     writer = next(m.writer for m in plan.models if m.name == model)
     return writer or f"followers/{model}"
 

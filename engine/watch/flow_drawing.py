@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dataflow.errors import DataError
 from dataflow.shown import shown_bytes, shown_number
+from engine.keep.flow.flow_sums import total
 from engine.keep.flow.records import Flow, ReplicaFlow, WeightFlow
 from engine.keep.flow.segments import read_steps
-from engine.watch.waits import total
 
 EVENTS = "events"
 _WAITS = {

@@ -15,8 +15,8 @@ from engine.channels.routed_channel import AddressBook, AddressEntry, RoutedChan
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import CurveKeyPair, PeerKeys
-from engine.run.launch import control, wire
-from engine.run.launch.control_socket import ControlSocket
+from engine.run.control import control, wire
+from engine.run.control.control_socket import ControlSocket
 from engine.run.worker_process.worker_process import WorkerProcess
 from tests.contracts.pull_rows import rollouts
 from tests.contracts.pull_worlds import of_a

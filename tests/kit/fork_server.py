@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.run.launch import lifeline
+from engine.run.control import lifeline
 from tests.kit import forked
 from tests.kit.forked import IMPORTED, MOST_DESCRIPTORS, MOST_REQUEST, ForkRequest, listener
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from engine.run.launch import lifeline
+from engine.run.control import lifeline
 from tests.kit import forked
 
 WORKERS = "TEST_WORKERS"

@@ -10,9 +10,9 @@ from engine.plan.plan import Plan
 from engine.predict.simulation.prediction import (
     CoordinatorLoad,
     Prediction,
-    SimulatedSpan,
     SimulatedStep,
 )
+from engine.run.simulated_workers.spans import SimulatedSpan
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import planned_on
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from engine.api import Result, resume
+from engine.keep.flow.flow_sums import total
 from engine.keep.flow.records import Began, Flow
 from engine.keep.flow.segments import read_live, read_steps
-from engine.watch.waits import sentences, total
+from engine.watch.waits import sentences
 from tests.kit.run_graphs import small, vowels
 from tests.kit.tiny_runs import TinyRuns
 

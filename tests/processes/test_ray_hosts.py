@@ -31,7 +31,7 @@ from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.workers import Save
-from engine.run.hosts import host_messages as hm
+from engine.run.control import host_messages as hm
 from engine.run.launch.supervisor import CONTROL_BYTES
 from tests.kit import host_plans
 from tests.kit.processes import call_python, ended, kill

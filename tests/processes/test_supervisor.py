@@ -28,9 +28,9 @@ from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import FLOW
 from engine.protocol.workers import KeepRows, Save, WorkerGone
-from engine.run.launch.control import Open
+from engine.run.control.control import Open
+from engine.run.control.wire import encode
 from engine.run.launch.supervisor import CONTROL_BYTES, Supervisor
-from engine.run.launch.wire import encode
 from operators.kernels.scoring_process import Children
 from tests.kit import host_plans
 from tests.kit.nothing_left import descriptors

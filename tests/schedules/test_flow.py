@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.keep.flow.flow_sums import total
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.records import Flow, Record
 from engine.keep.flow.segments import read_live, read_steps
@@ -17,7 +18,6 @@ from engine.keep.flow.writer import FlowWriter
 from engine.protocol import messages as m
 from engine.run.simulated_workers.faults import FaultModel
 from engine.run.simulated_workers.simulation import Simulation
-from engine.watch.waits import total
 from tests.schedules.elastic import elastic_case, with_moves
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.weather import begun, drawn

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from engine.channels.descriptors import exhausted
-from engine.run.launch.control import Failed
+from engine.run.control.control import Failed
 
 _LIMITED = """
 import resource, sys

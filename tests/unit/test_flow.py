@@ -16,6 +16,7 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.settings import Settings
 from engine.keep.flow import segments
+from engine.keep.flow.flow_sums import total
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.records import (
     Began,
@@ -35,7 +36,7 @@ from engine.protocol.events import EventHeard, InstructionTold, Opened, RunEvent
 from engine.protocol.reports import Doing
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from engine.run.simulated_workers.simulation import Simulation
-from engine.watch.waits import sentences, total
+from engine.watch.waits import sentences
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 

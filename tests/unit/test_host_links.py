@@ -20,14 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import RunError
+from engine.run.control import host_messages as hm
+from engine.run.control.control import Quit
+from engine.run.control.wire import encode
 from engine.run.hosts import desk as desk_module
-from engine.run.hosts import host_messages as hm
 from engine.run.hosts import link as link_module
 from engine.run.hosts.desk import Desk, Heard
 from engine.run.hosts.link import Gone, HostLink, HostLost, Unreachable
 from engine.run.hosts.numbered_messages import FRAME
-from engine.run.launch.control import Quit
-from engine.run.launch.wire import encode
 
 pytestmark = pytest.mark.timeout(120)
 SOON = 30.0

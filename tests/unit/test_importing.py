@@ -116,7 +116,7 @@ def test_folders_that_targets_cannot_import_are_named(tmp_path: Path) -> None:
     folder = _with_packages(tmp_path)
     both = f"{folder / 'operators/'}/, {folder / 'graphs/'}/"
     told = f"dataflow: {both} are hidden by dataflow-rl's packages of that name (in {ROOT})."
-    code = "import engine.cli.start, sys; sys.exit(engine.cli.start.main())"
+    code = "import engine.start, sys; sys.exit(engine.start.main())"
     assert _said(folder, "-P", "-c", code, "--version") == [f"{told} Fix: give them other names."]
     assert hidden_in(str(ROOT)) is None
     assert hidden_in(str(ROOT / "docs")) is None

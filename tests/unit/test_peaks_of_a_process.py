@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.run.launch import control, wire
-from engine.run.launch.control_socket import ControlSocket
+from engine.run.control import control, wire
+from engine.run.control.control_socket import ControlSocket
 from engine.run.worker_process.worker_process import WorkerProcess
 
 

@@ -213,7 +213,7 @@ def test_what_runs_is_the_edited_graph(
         pass
 
     stop = Mock(side_effect=Stopped)
-    monkeypatch.setattr(f"engine.api.{name}", stop)
+    monkeypatch.setattr(f"engine.session.calls.{name}", stop)
     with pytest.raises(Stopped):
         command(f"{name} {T} {node} --set rollout.top_p=0.5")
     (graph, *_) = stop.call_args.args

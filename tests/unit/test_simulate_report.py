@@ -17,11 +17,11 @@ from engine.plan.cluster import Host, with_first
 from engine.plan.cost.machine_load import MachineLoad
 from engine.predict.simulation.critical_path import MESSAGE, WAIT, CriticalPaths, summed
 from engine.predict.simulation.plan_comparison import ComparedPlan, compared_data, picture, table
-from engine.predict.simulation.prediction import SimulatedSpan
 from engine.predict.simulation.report import report
 from engine.predict.simulation.summary import PredictionSummary, as_data, summary_of
 from engine.predict.simulation.timeline import write_timeline
 from engine.predict.simulation.utilisation import Utilisation
+from engine.run.simulated_workers.spans import SimulatedSpan
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import planned_on

@@ -12,9 +12,9 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.recovery import Recovery
 from engine.plan.plan import PlannedSource
 from engine.protocol.messages import From, Spilled, WorkerLost
-from engine.run.launch.control import WorkerUpdate
-from engine.run.launch.control_socket import ControlSocket
-from engine.run.launch.wire import decode
+from engine.run.control.control import WorkerUpdate
+from engine.run.control.control_socket import ControlSocket
+from engine.run.control.wire import decode
 from engine.run.worker_process.worker_updates import Updates
 from tests.kit.plans import planned_node
 

@@ -224,7 +224,7 @@ def test_a_forked_child_ends_by_them_and_asks_nothing_of_the_run(kind: str) -> N
 def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> None:
     # In the place of a Ctrl-C just then.
     (tmp_path / "numpy.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.cli.start import main;"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.start import main;"
     command = [sys.executable, "-c", code + " sys.exit(main())", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -36,7 +36,7 @@ from engine.keep.worker_logs import LogFile, logged
 from engine.plan.options import RunOptions
 from engine.plan.plan import PlannedModel
 from engine.protocol.events import StepEnded
-from engine.run.launch.control import Failed
+from engine.run.control.control import Failed
 from engine.session.attempts import _closed
 from tests.kit.plans import plan_of
 from tests.kit.processes import ROOT

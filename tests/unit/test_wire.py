@@ -21,10 +21,10 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.protocol import messages as m
 from engine.protocol.workers import Save
-from engine.run.launch import wire
-from engine.run.launch.control import Command, Quit, Request, WorkerUpdate
-from engine.run.launch.control_socket import LIMIT, ControlSocket
-from engine.run.launch.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
+from engine.run.control import wire
+from engine.run.control.control import Command, Quit, Request, WorkerUpdate
+from engine.run.control.control_socket import LIMIT, ControlSocket
+from engine.run.control.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
 from engine.run.worker_process.task_inbox import Inbox
 from tests.kit.comparison import same_message
 from tests.kit.nothing_left import descriptors

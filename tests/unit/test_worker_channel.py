@@ -11,7 +11,7 @@ import pytest
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
-from engine.run.launch.control import Open
+from engine.run.control.control import Open
 from engine.run.worker_process.worker_channel import worker_channel
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dataflow.errors import RunError
 from engine.channels.tensors.keyed_store import KeyedStore
-from engine.run.launch.control import Network, Open, PeerAddress, PeerAddresses, Seat
+from engine.run.control.control import Network, Open, PeerAddress, PeerAddresses, Seat
 from engine.run.worker_process.worker_channel import WorkerChannel, worker_channel
 from engine.run.worker_process.worker_ranks import far_store
 

@@ -1,7 +1,7 @@
 """CURVE keys and addresses of channels between hosts, and which addresses are safe without keys.
 
 Owns: key pairs, whose key is whose, the rule for binding. Does not own: how public keys get to the
-peers (engine/run/launch/control.py; secret ones stay in the process that made them), nor sockets.
+peers (engine/run/control/control.py; secret ones stay in the process that made them), nor sockets.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engine.keep.flow.activity import Activity, ReplicaSeconds, Running
 from engine.keep.flow.counts import StretchCounts
+from engine.keep.flow.flow_sums import total
 from engine.keep.flow.queues import EdgeQueues, EdgeRows, WeightQueues
 from engine.keep.flow.reasons import Reasons
 from engine.keep.flow.records import (
@@ -37,7 +38,6 @@ from engine.plan.plan import Plan
 from engine.protocol import events as e
 from engine.protocol import messages as m
 from engine.protocol.reports import FLOW, Doing, Report
-from engine.watch.waits import total
 
 CutCounts = Mapping[str, tuple[int, int, int, int]]
 Cuts = Callable[[], CutCounts]

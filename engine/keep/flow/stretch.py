@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.keep.flow.flow_sums import total
 from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import framed, step_segments
-from engine.watch.waits import total
 
 SECONDS = 10.0
 """Of the stretch while a run goes on: of a shorter one most Steps have only a part."""

@@ -15,11 +15,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import islice
 
+from engine.keep.flow.flow_sums import total
 from engine.keep.flow.records import Flow, Lost, Record, Tombstones
 from engine.keep.flow.segments import framed
 from engine.keep.flow.stretch import SECONDS, last_seconds
 from engine.keep.reader.open_folder import FileMark, OpenFolder, inside
-from engine.watch.waits import total
 
 EVENTS = "events"
 _SEGMENT = re.compile(r"steps-[0-9]+\.seg")

@@ -29,7 +29,7 @@ from engine.run.launch.child import environment
 
 _MODULE = "engine.predict.profile.child"
 _BOOTSTRAP = (
-    "from engine.run.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
+    "from engine.run.control.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(sys.argv[3])"
 )
 _TAIL = 2000

@@ -11,31 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.plan import Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedSpan:
-    """A Worker did one thing, from `start` to `end`, in simulated seconds.
-
-    what: start, chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds
-    at its start in which rows or weights travelled. told: when the coordinator asked for it. cause:
-    the number of the span (its place in `Prediction.spans`) whose rows or end made the coordinator
-    ask, and which may go on after that; -1 for none. busy: seconds of it in which the device
-    computed.
-    """
-
-    worker: str
-    what: str
-    node: str
-    step: int
-    start: float
-    end: float
-    told: float
-    cause: int = -1
-    fetch: float = 0.0
-    busy: float = 0.0
-    rows: int = 0
-    tokens: int = 0
+from engine.run.simulated_workers.spans import SimulatedSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from engine.keep.trace.timeline import Trace
-from engine.predict.simulation.prediction import Prediction, SimulatedSpan, SimulatedStep
+from engine.predict.simulation.prediction import Prediction, SimulatedStep
+from engine.run.simulated_workers.spans import SimulatedSpan
 
 _STEPS = "steps"
 """The track of the Steps, first of all."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from engine.plan.cost.devices import CPU
 from engine.plan.plan import Plan
-from engine.predict.simulation.prediction import SimulatedSpan
+from engine.run.simulated_workers.spans import SimulatedSpan
 
 _ALL_THERE: Mapping[str, Sequence[tuple[float, float]]] = {}
 _WEIGHTS = ("load", "offer")

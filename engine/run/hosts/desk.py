@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from engine.protocol.reports import Doing
-from engine.run.hosts import host_messages as hm
+from engine.run.control import host_messages as hm
+from engine.run.control.control import Forget, PeerAddresses, Quit
+from engine.run.control.wire import decode, encode
 from engine.run.hosts.numbered_messages import Arrived, ToSend
-from engine.run.launch.control import Forget, PeerAddresses, Quit
-from engine.run.launch.wire import decode, encode
 
 _log = logging.getLogger(__name__)
 

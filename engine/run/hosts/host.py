@@ -26,9 +26,9 @@ from engine.keep.worker_logs import LogFile
 from engine.plan import options as run_options
 from engine.plan.cluster import detect
 from engine.protocol.workers import WorkerGone
-from engine.run.hosts import host_messages as hm
+from engine.run.control import control
+from engine.run.control import host_messages as hm
 from engine.run.hosts.desk import CHANGED, Desk
-from engine.run.launch import control
 from engine.run.launch.supervisor import CONTROL_BYTES, GRACE, HostShare, Supervisor
 
 _log = logging.getLogger(__name__)

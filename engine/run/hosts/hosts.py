@@ -41,11 +41,11 @@ from engine.protocol.messages import (
 )
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.protocol.workers import Ask, WorkerGone
-from engine.run.hosts import host_messages as hm
+from engine.run.control import control
+from engine.run.control import host_messages as hm
 from engine.run.hosts.host_bundles import HostPlace, HostRooms
 from engine.run.hosts.link import HostLink, HostLost
 from engine.run.hosts.ray import connect, draining
-from engine.run.launch import control
 from engine.run.launch.supervisor import CONTROL_BYTES
 
 _GRACE = 10.0

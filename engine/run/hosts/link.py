@@ -32,10 +32,10 @@ import msgspec
 
 from dataflow.errors import RunError
 from engine.protocol.reports import Doing
+from engine.run.control.host_messages import HostBeat
+from engine.run.control.wire import decode, encode
 from engine.run.hosts.desk import BEAT, Heard
-from engine.run.hosts.host_messages import HostBeat
 from engine.run.hosts.numbered_messages import Arrived, ToSend
-from engine.run.launch.wire import decode, encode
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 1.5

@@ -22,15 +22,15 @@ from dataflow.importing import interpreter
 from dataflow.storage import writing
 from engine.keep.own_files import own
 from engine.protocol.reports import Doing
-from engine.run.launch.control_socket import ControlSocket
+from engine.run.control.control_socket import ControlSocket
+from engine.run.control.wire import encode
 from engine.run.launch.process_handle import FreshProcess, StartedProcess
-from engine.run.launch.wire import encode
 from engine.run.loop.watchdog import STACK_SIGNAL
 
 _MODULE = "engine.run.worker_process.worker_process"
 _BOOTSTRAP = (
     "import gc; gc.disable();"  # imports make no garbage; the Worker turns it on
-    " from engine.run.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
+    " from engine.run.control.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(int(sys.argv[3]))"
 )
 _SPINS = "10000"

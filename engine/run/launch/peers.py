@@ -15,8 +15,8 @@ from engine.channels.descriptors import exhausted
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.protocol.workers import Ask, Save
+from engine.run.control.control import Connect
 from engine.run.launch.child import ChildProcess
-from engine.run.launch.control import Connect
 from engine.run.launch.ranks import Meeting
 
 Send = Callable[[ChildProcess, Connect, tuple[int, ...]], None]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataflow.errors import PlanError
 from engine.channels.tensors.world import meeting_place
 from engine.plan.plan import Plan
-from engine.run.launch.control import Seat
+from engine.run.control.control import Seat
 
 Group = tuple[str, ...]
 """The Workers of one replica, by rank."""

@@ -31,7 +31,7 @@ from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.protocol.workers import Ask, WorkerGone
-from engine.run.launch import control
+from engine.run.control import control
 from engine.run.launch.child import ChildProcess
 from engine.run.launch.heartbeat import stacks
 from engine.run.launch.peers import connect

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from dataflow.importing import interpreter
-from engine.run.launch.control_socket import ControlSocket
+from engine.run.control.control_socket import ControlSocket
 from engine.run.launch.process_handle import ForkedProcess, FreshProcess
 
 FORKED = struct.Struct("<ii")
@@ -32,7 +32,7 @@ FORKED = struct.Struct("<ii")
 _MODULE = "engine.run.worker_process.template_process"
 _BOOTSTRAP = (
     "import gc; gc.disable();"  # imports make no garbage; a Worker turns it on
-    " from engine.run.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
+    " from engine.run.control.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(int(sys.argv[3]), sys.argv[5].split())"
 )
 _IMPORTS = 120.0

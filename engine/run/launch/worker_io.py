@@ -22,12 +22,12 @@ from typing import Any
 from dataflow.errors import RunError
 from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report, SpanOf
-from engine.run.launch import control
+from engine.run.control import control
+from engine.run.control.wire import TO_SUPERVISOR, decode
 from engine.run.launch.child import ChildProcess
 from engine.run.launch.failures import Failures
 from engine.run.launch.heartbeat import silent
 from engine.run.launch.ranks import Group
-from engine.run.launch.wire import TO_SUPERVISOR, decode
 
 _REAP = 20.0
 """Seconds for the kernel to end a process that was killed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +16,7 @@ from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import PlannedNode
 from engine.protocol.messages import Produced, RunChunk, Tombstoned
 from engine.run.simulated_workers.history import ModelRead
-
-if TYPE_CHECKING:
-    from engine.run.simulated_workers.simulated_worker import SimulatedWorker
-    from engine.run.simulated_workers.workers import SimulatedWorkers
+from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 
 
 class _KernelRun:
@@ -49,7 +45,7 @@ class _KernelRun:
 class ChunkRuns:
     """The chunks of one Worker."""
 
-    def __init__(self, worker: SimulatedWorker, world: SimulatedWorkers) -> None:
+    def __init__(self, worker: RunningWorker, world: SharedWorld) -> None:
         self._worker = worker
         self._world = world
         self._loads: dict[str, list[tuple[float, int]]] = {}

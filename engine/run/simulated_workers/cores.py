@@ -15,17 +15,24 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from engine.plan.plan import Plan, PlannedNode
 from engine.run.simulated_workers.clock import VirtualClock
 from engine.run.simulated_workers.kernel_times import KernelTimes
 
-if TYPE_CHECKING:
-    from engine.run.simulated_workers.simulated_worker import SimulatedWorker
-
 SHARES = 2.0
 """How much longer computing takes with half of a core."""
+
+
+class Process(Protocol):
+    """A simulated process, as far as what it computes is concerned."""
+
+    name: str
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Schedule an action of this process, if it is still there by then."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +42,7 @@ class _Function:
     was foreseen before counts for nothing.
     """
 
-    worker: SimulatedWorker
+    worker: Process
     cpu: float
     left: float
     then: Callable[[], None]
@@ -69,7 +76,7 @@ class SimulatedCores:
             self._settle(host)
 
     def run(
-        self, worker: SimulatedWorker, node: PlannedNode, seconds: float, then: Callable[[], None]
+        self, worker: Process, node: PlannedNode, seconds: float, then: Callable[[], None]
     ) -> None:
         """Run a function, which takes so long with a core of its own, and call `then`."""
         cpu = self._times.computing(node)

@@ -10,14 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.protocol.workers import Ask, KeepRows, Restore, Save, SaveWeights, WorkerGone
-
-if TYPE_CHECKING:
-    from engine.run.simulated_workers.simulated_worker import SimulatedWorker
-    from engine.run.simulated_workers.store import SavedRows
-    from engine.run.simulated_workers.workers import SimulatedWorkers
+from engine.run.simulated_workers.store import SavedRows
+from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 
 Done = Callable[[], None]
 
@@ -33,7 +30,7 @@ class FileRequest:
 class FileRequests:
     """Those of one Worker."""
 
-    def __init__(self, worker: SimulatedWorker, world: SimulatedWorkers) -> None:
+    def __init__(self, worker: RunningWorker, world: SharedWorld) -> None:
         self._worker, self._world = worker, world
 
     def do(self, asked: FileRequest, done: Done) -> None:

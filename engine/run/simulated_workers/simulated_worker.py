@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
 from dataflow.loss_terms import ROWS
@@ -32,9 +31,7 @@ from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
 from engine.run.simulated_workers.groups import Work
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.spans import NOBODY
-
-if TYPE_CHECKING:
-    from engine.run.simulated_workers.workers import SimulatedWorkers
+from engine.run.simulated_workers.world import SharedWorld
 
 Done = Callable[[], None]
 Task = Callable[[Done], None]
@@ -53,7 +50,7 @@ class Waiting:
 class SimulatedWorker:
     """A Worker of this epoch. told, said: how many instructions it was sent, and events it sent."""
 
-    def __init__(self, world: SimulatedWorkers, name: str, epoch: int) -> None:
+    def __init__(self, world: SharedWorld, name: str, epoch: int) -> None:
         self.name = name
         self.epoch = epoch
         self.inbox: OrderedInbox[m.ToWorker | FileRequest] = OrderedInbox(epoch)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.predict.simulation.prediction import SimulatedSpan
 from engine.protocol import messages as m
 from engine.run.simulated_workers.clock import VirtualClock
 
@@ -18,6 +17,31 @@ START = "start"
 """What a Worker does until it is open, if it begins during the run."""
 NOBODY = -1
 """The cause of what nothing led to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSpan:
+    """A Worker did one thing, from `start` to `end`, in simulated seconds.
+
+    what: start, chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds
+    at its start in which rows or weights travelled. told: when the coordinator asked for it. cause:
+    the number of the span (its place in the run's list) whose rows or end made the coordinator
+    ask, and which may go on after that; -1 for none. busy: seconds of it in which the device
+    computed.
+    """
+
+    worker: str
+    what: str
+    node: str
+    step: int
+    start: float
+    end: float
+    told: float
+    cause: int = -1
+    fetch: float = 0.0
+    busy: float = 0.0
+    rows: int = 0
+    tokens: int = 0
 
 
 @dataclass(slots=True)

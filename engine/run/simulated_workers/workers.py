@@ -36,6 +36,7 @@ from engine.run.simulated_workers.outbox import SimulatedOutboxes
 from engine.run.simulated_workers.simulated_worker import SimulatedWorker
 from engine.run.simulated_workers.spans import NOBODY, SpanLog
 from engine.run.simulated_workers.store import SavedRows
+from engine.run.simulated_workers.world import RunningWorker
 
 
 class SimulatedWorkers:
@@ -74,7 +75,7 @@ class SimulatedWorkers:
         self._within = within
         self._message = message
         self.outcomes = outcomes
-        self.disk = disk or {}
+        self.disk: Mapping[Path, SavedRows] = disk or {}
         self.clock = VirtualClock()
         self.cores = SimulatedCores(plan, self.clock, kernels)
         self.log = SpanLog(self.clock) if log else None
@@ -205,7 +206,7 @@ class SimulatedWorkers:
     def close(self) -> None:
         """There are no processes."""
 
-    def say(self, worker: SimulatedWorker, event: m.Event, span: int = NOBODY) -> None:
+    def say(self, worker: RunningWorker, event: m.Event, span: int = NOBODY) -> None:
         """A Worker says something, within a span."""
         if self.log is not None:
             self.log.said(event, span)

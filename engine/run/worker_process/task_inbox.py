@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 
 from engine.protocol.messages import Go, Load, Offer, RunChunk, ToWorker
-from engine.run.launch.control import Request
+from engine.run.control.control import Request
 
 Item = ToWorker | Request
 

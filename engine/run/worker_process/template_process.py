@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from engine.run.launch.control_socket import ControlSocket, Frame
-from engine.run.launch.lifeline import die_with
+from engine.run.control.control_socket import ControlSocket, Frame
+from engine.run.control.lifeline import die_with
 from engine.run.launch.process_handle import STATUS
 from engine.run.launch.template import FORKED
 from engine.run.worker_process import worker_process

@@ -18,7 +18,7 @@ from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.zmq.curve_keys import CurveKeyPair, any_port
 from engine.protocol.reports import Report
-from engine.run.launch.control import (
+from engine.run.control.control import (
     ChannelBound,
     Connect,
     Network,

@@ -6,9 +6,9 @@
     both      room in the control socket         the Supervisor's I/O thread, which never blocks
 
 Owns: the process (signals, log, heartbeat) and its two threads. Does not own: the death of the
-process that started it (engine/run/launch/lifeline.py), kernels and instructions
-(engine/run/worker), their order (task_inbox.py), messages (engine/run/launch/control.py), how ranks
-meet (worker_ranks.py).
+process that started it (engine/run/control/lifeline.py), kernels and instructions
+(engine/run/worker), their order (task_inbox.py), messages (control.py), how
+ranks meet (worker_ranks.py).
 
 Nothing here imports torch at the start, since the first heartbeat is due before that is done.
 """
@@ -41,10 +41,10 @@ from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.ordered_inbox import OrderedInbox
 from engine.protocol.reports import Doing, Report
-from engine.run.launch import control
-from engine.run.launch.control_socket import ControlSocket, Frame
+from engine.run.control import control
+from engine.run.control.control_socket import ControlSocket, Frame
+from engine.run.control.wire import TO_WORKER, decode, encode
 from engine.run.launch.heartbeat import BEAT
-from engine.run.launch.wire import TO_WORKER, decode, encode
 from engine.run.loop.watchdog import STACK_SIGNAL
 from engine.run.worker.counters import PeakReports
 from engine.run.worker_process.task_inbox import Inbox

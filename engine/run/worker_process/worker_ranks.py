@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.plan.plan import Plan
-from engine.run.launch.control import Open, Seat
+from engine.run.control.control import Open, Seat
 from engine.run.worker_process.worker_channel import WorkerChannel
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 from engine.protocol.messages import Event, From, Spilled
 from engine.protocol.reports import Report, SpanOf
-from engine.run.launch.control import WorkerUpdate
-from engine.run.launch.control_socket import ControlSocket
-from engine.run.launch.wire import encode
+from engine.run.control.control import WorkerUpdate
+from engine.run.control.control_socket import ControlSocket
+from engine.run.control.wire import encode
 
 
 class Updates:

@@ -14,7 +14,7 @@
     HostEnded                         HostedRun.run            _wait_for_end
     HostBeat                          desk.py; may be lost     link.py
 
-Owns: these messages. Does not own: their bytes (engine/run/launch/wire.py), that none is lost
+Owns: these messages. Does not own: their bytes (engine/run/control/wire.py), that none is lost
 (numbered_messages.py).
 """
 
@@ -28,7 +28,7 @@ from engine.protocol.messages import From, ToWorker, WorkerLost
 from engine.protocol.refs import Ref
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.protocol.workers import Ask
-from engine.run.launch.control import Network, PeerAddress
+from engine.run.control.control import Network, PeerAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

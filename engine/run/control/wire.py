@@ -1,7 +1,7 @@
 """Messages as bytes: msgpack, tagged by the name of a class of one closed table; no pickle.
 
 Owns: the codec of events, instructions, requests and control messages. Does not own: the messages
-(control.py, engine/run/hosts/host_messages.py), framing (control_socket.py).
+(control.py, engine/run/control/host_messages.py), framing (control_socket.py).
 
     message   [name of its class, {field: value}]
               [name of its class, bytes], of a TrainStep for one of several ranks: these, deflated
@@ -23,8 +23,8 @@ import numpy as np
 from dataflow.errors import RunError
 from engine.protocol.messages import Event, From, ToWorker, TrainStep, WorkerLost
 from engine.protocol.workers import Ask
-from engine.run.hosts import host_messages as hm
-from engine.run.launch import control
+from engine.run.control import control
+from engine.run.control import host_messages as hm
 
 _DTYPES = {
     np.dtype(kind).str: np.dtype(kind)

@@ -1,0 +1,91 @@
+"""Several stretches of time as one.
+
+Owns: the sum of Flows. Does not own: what a Flow holds (records.py), which stretch stands for a run
+(stretch.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.keep.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow
+
+
+def total(flows: Iterable[Flow]) -> Flow:
+    """One stretch of several, in order: sums of seconds and counts, the last one's states. Of
+    several phases only the last one's count: each has nodes of its own. Raises ValueError without
+    any.
+    """
+    of_all = list(flows)
+    if not of_all:
+        raise ValueError("expected at least one Flow, found none")
+    found = [flow for flow in of_all if flow.phase == of_all[-1].phase]
+    if len(found) == 1:
+        return found[0]
+    last = found[-1]
+    return msgspec.structs.replace(
+        last,
+        start=last.end - sum(flow.end - flow.start for flow in found),
+        nodes=_nodes(found),
+        edges=_merged([flow.edges for flow in found], _edges),
+        weights=_merged([flow.weights for flow in found], _weights),
+        cuts=_merged([flow.cuts for flow in found], _cuts),
+        workers=_merged([flow.workers for flow in found], lambda many: many[-1]),
+    )
+
+
+def _nodes(found: list[Flow]) -> dict[str, ReplicaFlow]:
+    """A replica was idle in the stretches in which it was not there."""
+    merged = _merged([flow.nodes for flow in found], _replicas)
+    for name, replica in merged.items():
+        away = sum(flow.end - flow.start for flow in found if name not in flow.nodes)
+        if away > 0:
+            merged[name] = msgspec.structs.replace(replica, idle=replica.idle + away)
+    return merged
+
+
+T = TypeVar("T")
+
+
+def _merged(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
+    by_key: dict[str, list[T]] = defaultdict(list)
+    for part in parts:
+        for key, value in part.items():
+            by_key[key].append(value)
+    return {key: merge(many) for key, many in by_key.items()}
+
+
+def _summed(many: list[Any], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(each, name) for each in many) for name in names}
+
+
+def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:
+    blames: Counter[str] = Counter()
+    for each in many:
+        blames.update(each.blames)
+    seconds = _summed(many, "busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+    counts = _summed(many, "chunks", "rows", "tokens")
+    peak = max(each.device_peak for each in many)
+    return msgspec.structs.replace(
+        many[-1], blames=dict(blames), device_peak=peak, **seconds, **counts
+    )
+
+
+def _edges(many: list[EdgeFlow]) -> EdgeFlow:
+    return msgspec.structs.replace(many[-1], **_summed(many, "rows", "bytes"))
+
+
+def _weights(many: list[WeightFlow]) -> WeightFlow:
+    return msgspec.structs.replace(many[-1], **_summed(many, "loads", "seconds", "bytes"))
+
+
+def _cuts(many: list[CutFlow]) -> CutFlow:
+    lags = [0] * max(len(each.lags) for each in many)
+    for each in many:
+        for lag, count in enumerate(each.lags):
+            lags[lag] += count
+    return msgspec.structs.replace(many[-1], lags=lags)
