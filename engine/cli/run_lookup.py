@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dataflow.errors import nearest_or_all
 from engine.cli.target import UsageError
+from engine.keep.reader.run_summary import summaries
 from engine.keep.run_folder import is_run
-from engine.keep.run_list import summaries
 
 
 def found_run(command: str, name: str, root: Path) -> Path:

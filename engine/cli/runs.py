@@ -1,6 +1,7 @@
 """`dataflow runs [FOLDER]`: the run folders there, how far each is, and how it ended.
 
-Owns: the table and its JSON. Does not own: what a run folder tells (engine/keep/run_list.py).
+Owns: the table and its JSON. Does not own: what a run folder tells
+(engine/keep/reader/run_summary.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataflow.shown import one_line, shown_bytes, shown_number
 from dataflow.width import packed, screen_width
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
-from engine.keep.run_list import NO_WORD, LastValue, RunSummary, summaries
+from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, summaries
 
 _TITLES = ("run", "state", "steps", "reward", "eval", "loss", "size", "written")
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))

@@ -80,8 +80,13 @@ def end_of(folder: Path) -> RunEnd | None:
     path = folder / ENDED
     if not path.is_file():
         return None
+    return parse_end(path.read_bytes(), path)
+
+
+def parse_end(content: bytes, path: Path) -> RunEnd:
+    """The record in a file's content. path: of the file. Raises RunError for a damaged one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunEnd)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.json.decode(content, type=RunEnd)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fix = "delete it: the run then counts as one that ended without a word"
         raise RunError(f"{path}: expected how the run ended, found {error}. Fix: {fix}.") from error

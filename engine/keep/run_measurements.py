@@ -10,15 +10,16 @@ metrics then do not name the node. So seconds are added up over Steps and divide
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dataflow.errors import DataError
 from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
+from engine.keep.metrics.metric_lines import METRICS, recorded_rows
 from engine.plan.explain.measurements import MeasuredRun, MeasuredWeights
 
 EVENTS = "events"
@@ -133,27 +134,26 @@ def _named(row: Mapping[str, float], before: str = "", after: str = "") -> dict[
 
 
 def _metrics(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """The phase and the numbers of each line of metrics."""
-    lines = folder / "metrics.jsonl"
-    if not lines.is_file():
-        problem = "expected a run folder with metrics.jsonl"
+    """The phase and the numbers of each row of metrics."""
+    path = folder / METRICS
+    if not path.is_file():
+        problem = f"expected a run folder with {METRICS}"
         raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
     try:
-        text = lines.read_bytes()
+        rows = list(recorded_rows(path))
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-        raise DataError(f"{lines}: {problem}. Fix: --measured runs/NAME.") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        yield _numbers(line, f"{lines}:{number}")
+        raise DataError(f"{path}: {problem}. Fix: --measured runs/NAME.") from error
+    for row in rows:
+        yield _numbers(row, f"{path}, step {row['step']}")
 
 
-def _numbers(line: bytes, where: str) -> tuple[int, dict[str, float]]:
+def _numbers(row: Mapping[str, Any], where: str) -> tuple[int, dict[str, float]]:
     try:
-        row = json.loads(line)
         numbers = {name: float(value) for name, value in row.items() if value is not None}
         return int(row.get("phase", 0)), numbers
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        problem = f"expected an object of numbers, found {line[:40]!r}"
+    except (ValueError, TypeError, OverflowError) as error:
+        problem = f"expected numbers, found {error}"
         raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error
 
 

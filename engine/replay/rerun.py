@@ -28,7 +28,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.keep.checkpoint.step_folders import steps_of
 from engine.keep.checkpoint.store import read_checkpoint
-from engine.keep.metrics.sinks import recorded_row
+from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.record.recorder import own_columns
 from engine.replay.needed_tasks import NeededRun, needed
 from engine.replay.other_ranks import together

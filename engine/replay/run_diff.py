@@ -18,8 +18,7 @@ import msgspec
 from dataflow.errors import RunError
 from dataflow.shown import one_line
 from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceDifference
-from engine.keep.metrics.sinks import recorded_rows
-from engine.keep.run_list import finite
+from engine.keep.metrics.metric_lines import finite, recorded_rows
 from engine.keep.untrusted_files import kept_options, reading, text_of
 from engine.plan.options import RunOptions
 from engine.session.run_beginning import CHANGES

@@ -34,8 +34,9 @@ from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.keep.flow.background_records import told_meanwhile
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.writer import FlowWriter
+from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.metrics.metrics_table import history
-from engine.keep.metrics.sinks import JsonLines, TensorBoard, View, Wandb, recorded_row
+from engine.keep.metrics.sinks import JsonLines, TensorBoard, View, Wandb
 from engine.keep.metrics.step_accounts import RunMetrics
 from engine.keep.record.run_recording import recorded
 from engine.keep.record.stored_rows import settle

@@ -13,7 +13,7 @@ from pathlib import Path
 from dataflow.errors import RunError
 from engine.keep.checkpoint.cut import Cut, read_cut
 from engine.keep.checkpoint.store import StoredCheckpoint
-from engine.keep.metrics.sinks import recorded_row
+from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan

@@ -23,7 +23,7 @@ from pathlib import Path
 from dataflow.errors import CheckpointError, RunError, nearest
 from dataflow.program import Carried
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
-from engine.keep.metrics.sinks import recorded_rows
+from engine.keep.metrics.metric_lines import recorded_rows
 from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan

@@ -30,7 +30,7 @@ from engine.keep.checkpoint.provenance import (
     differences,
 )
 from engine.keep.checkpoint.store import StoredCheckpoint
-from engine.keep.metrics.sinks import recorded_steps
+from engine.keep.metrics.metric_lines import recorded_steps
 from engine.keep.run_folder import RunFolder
 
 CHANGES = "changes.json"

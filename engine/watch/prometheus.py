@@ -26,7 +26,9 @@ from prometheus_client.registry import Collector
 
 from engine.keep.flow.records import Flow, Lost, Record, Tombstones
 from engine.keep.flow.segments import framed, read_live, step_segments
-from engine.keep.run_list import finite, newest_row
+from engine.keep.metrics.metric_lines import finite
+from engine.keep.reader.open_folder import open_run
+from engine.keep.reader.run_summary import last_row
 
 Labels = tuple[str, ...]
 _Sums = dict[tuple[str, Labels], float]
@@ -126,7 +128,8 @@ _Figure = tuple[str, Labels, float]
 
 def _newest(folder: Path, flow: Flow | None) -> Iterator[_Figure]:
     """Of the last Step's row, and of the last record of flows."""
-    row = newest_row(folder / "metrics.jsonl")
+    with open_run(folder, guarded=True) as opened:
+        row = last_row(opened)
     yield "step", (), float(row.get("step", 0))
     for name, value in row.items():
         if name != "step" and (number := finite(value)) is not None:

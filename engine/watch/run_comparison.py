@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dataflow.program_diff import compare
-from engine.keep.reader.metric_index import recorded_rows
+from engine.keep.metrics.metric_lines import finite
+from engine.keep.reader.metric_index import ascending_rows
 from engine.keep.reader.open_folder import NotServed, OpenFolder
 from engine.keep.reader.plan_records import KeptRecords
-from engine.keep.run_list import finite
 from engine.watch.run_description import options_of
 
 MOST = 8
@@ -83,7 +83,7 @@ def first_difference(names: Sequence[str], folders: Sequence[OpenFolder]) -> dic
     """The first Step, and of it the first metric by name, in which all runs have a number and two
     of them differ; None where there is none. Times do not count.
     """
-    for step, rows in _common_steps([recorded_rows(folder) for folder in folders]):
+    for step, rows in _common_steps([ascending_rows(folder) for folder in folders]):
         first, *others = rows
         differing = [
             metric

@@ -8,7 +8,8 @@ made of (engine/keep/reader/plan_records.py, engine/keep/reader/metric_index.py)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,34 +22,37 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss
 from dataflow.parameters import parameters_of
 from dataflow.program import Program
-from engine.keep.end_record import RunEnd
-from engine.keep.reader.metric_index import MetricIndex, last_row
+from engine.keep.metrics.metric_lines import METRICS
+from engine.keep.reader.metric_index import MetricIndex
 from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
 from engine.keep.reader.plan_records import KeptRecords, PlanFile, PlanNode, record
-from engine.keep.run_folder import ENDED, is_held
-from engine.keep.run_list import finite
+from engine.keep.reader.run_summary import (
+    BEGINNING,
+    NO_WORD,
+    OPTIONS,
+    UNKNOWN,
+    run_state,
+    summarize,
+)
+from engine.keep.run_folder import ENDED
 from engine.plan.drawing import ranks
 
-CHANGES, OPTIONS = "changes.json", "options.json"
+CHANGES = "changes.json"
 _LONGEST = 2000
 """Characters of a parameter's text."""
 RECORDED = "recorded"
 _GRAPH_NAME = re.compile(r'"(?:graph|program)": "([^"\\]*)"')
 
 
-def state_of(folder: OpenFolder) -> tuple[str, str]:
-    """(state, reason): running, finished, interrupted, failed; ended without a word."""
-    content = folder.read(ENDED)
-    if content is not None:
-        try:
-            end = msgspec.json.decode(content, type=RunEnd)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return "ended", f"{ENDED}: expected how the run ended, found {error}"
-        return end.state, end.reason
-    try:
-        return ("running", "") if is_held(folder.path) else ("ended", "")
-    except OSError as error:
-        return "ended", f"the lock cannot be read: {error.strerror}"
+def page_state(folder: OpenFolder) -> tuple[str, str]:
+    """(state, reason) as the page says it: running, finished, interrupted, failed; ended, where no
+    word says how or the word is damaged.
+    """
+    problems: list[str] = []
+    state, reason = run_state(folder, Path(folder.name), problems)
+    if state in (NO_WORD, UNKNOWN):
+        return "ended", "; ".join(problems)
+    return state, reason
 
 
 def options_of(folder: OpenFolder) -> dict[str, Any]:
@@ -59,21 +63,20 @@ def options_of(folder: OpenFolder) -> dict[str, Any]:
 
 def listed(name: str, folder: OpenFolder) -> dict[str, Any]:
     """A run's line in the list; of its metrics only the end is read."""
-    state, reason = state_of(folder)
-    row = last_row(folder)
-    began = folder.mark("versions.json")
-    ended, metrics = folder.mark(ENDED), folder.mark("metrics.jsonl")
-    last = ended or metrics
+    state, reason = page_state(folder)
+    run = summarize(folder, Path(name))
+    began = folder.mark(BEGINNING)
+    last = folder.mark(ENDED) or folder.mark(METRICS)
     return {
         "name": name,
         "graph": _graph_name(folder),
         "state": state,
         "reason": reason,
-        "step": row.get("step", 0),
-        "steps": _steps(options_of(folder)),
+        "step": run.step,
+        "steps": run.steps,
         "began": began.mtime / 1e9 if began else None,
         "ended": last.mtime / 1e9 if last and state != "running" else None,
-        "reward": _reward(row),
+        "reward": run.reward.value if run.reward else None,
     }
 
 
@@ -86,18 +89,6 @@ def _graph_name(folder: OpenFolder) -> str:
         head = file.read(400).decode("utf-8", "replace")
     found = _GRAPH_NAME.search(head)
     return found[1] if found else ""
-
-
-def _steps(options: Mapping[str, Any]) -> int | None:
-    steps = options.get("steps")
-    return steps if isinstance(steps, int) else None
-
-
-def _reward(row: Mapping[str, Any]) -> float | None:
-    names = [n for n in row if n.startswith("reward/") and n.endswith("/mean")]
-    names += [n for n in row if n.startswith("rows/") and n.endswith("/reward/mean")]
-    name = "reward/mean" if "reward/mean" in row else next(iter(sorted(names)), None)
-    return finite(row[name]) if name else None
 
 
 def described(

@@ -20,9 +20,9 @@ from dataflow.draw import draw
 from dataflow.errors import DataflowError
 from dataflow.shown import one_line
 from engine.keep.flow.records import Flow
-from engine.keep.flow.stretch import last_seconds, seconds_named
-from engine.keep.reader.flow_index import EVENTS, FlowIndex, LiveTail, live
-from engine.keep.reader.metric_index import MetricIndex, last_row
+from engine.keep.flow.stretch import last_seconds, seconds_named, steps_named
+from engine.keep.reader.flow_index import EVENTS, EVER, FlowIndex, LiveTail, live
+from engine.keep.reader.metric_index import MetricIndex
 from engine.keep.reader.open_folder import FileMark, NotServed, OpenFolder, RunRoot, inside
 from engine.keep.reader.plan_records import (
     GRAPH,
@@ -32,6 +32,7 @@ from engine.keep.reader.plan_records import (
     PlanNode,
     read_records,
 )
+from engine.keep.reader.run_summary import last_row
 from engine.keep.reader.sample_index import Chosen, DamagedFile, SampleIndex, SampleQuery
 from engine.keep.reader.sample_rows import short_rows, whole_row
 from engine.watch.critical_path import critical_path
@@ -43,8 +44,8 @@ from engine.watch.run_description import (
     described,
     described_node,
     listed,
+    page_state,
     planned_bytes,
-    state_of,
 )
 from engine.watch.series import series
 from engine.watch.token_texts import Vocabulary, vocabulary
@@ -52,7 +53,6 @@ from engine.watch.waits import sentences
 
 KEPT = 3
 """Runs whose indices stay in memory."""
-_EVER = 2**62
 _SAME = 500
 """Samples of one prompt."""
 
@@ -151,18 +151,18 @@ class ServedRuns:
         else in all Steps. words: which these are.
         """
         with self.opened(name) as (folder, kept):
-            if first is None and last is None and state_of(folder)[0] == "running":
+            if first is None and last is None and page_state(folder)[0] == "running":
                 seconds = last_seconds(live(folder))
                 if seconds is not None:
                     return self.told(folder, kept, seconds, seconds_named(seconds), live=True)
-            bounds = (0 if first is None else first, _EVER if last is None else last)
+            bounds = (0 if first is None else first, EVER if last is None else last)
             flow = kept.flows.total(folder, *bounds)
             return self.told(folder, kept, flow, _steps_named(first, last, flow))
 
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
         with self.opened(name) as (folder, kept):
-            end = _EVER if last is None else last
+            end = EVER if last is None else last
             return kept.lanes.read(kept.flows, folder, first, end, points)
 
     def samples(self, name: str, wanted: SampleQuery) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class ServedRuns:
         found: dict[str, Path] = {}
         for name in self.root.runs():
             with suppress(NotServed), self.root.open(name) as folder:
-                if state_of(folder)[0] == "running" and _is_own(folder):
+                if page_state(folder)[0] == "running" and _is_own(folder):
                     found[name] = self.root.path / name
         return exposition(found)
 
@@ -326,7 +326,7 @@ class RunWatcher:
     def _looked(self, folder: OpenFolder, kept: KeptRun) -> dict[str, Any]:
         row = last_row(folder)
         step = row.pop("step", 0)
-        state, reason = state_of(folder)
+        state, reason = page_state(folder)
         found: dict[str, Any] = {"state": {"state": state, "reason": reason, "step": step}}
         if row:
             found["step"] = {"step": step, "metrics": row}
@@ -347,10 +347,10 @@ def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
     phase = f" of phase {flow.phase}" if flow.phase else ""
     begin, end = first or 1, flow.step if last is None else last
     if begin == end:
-        return f"Step {end}"
+        return steps_named(begin, end)
     if first is None and last is None:
         return f"all Steps{phase}" if phase else f"all {end} Steps"
-    return f"Steps {begin} to {end}{phase}"
+    return steps_named(begin, end) + phase
 
 
 def rounded(value: Any) -> Any:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.keep.metrics.sinks import JsonLines, recorded_rows
+from engine.keep.metrics.metric_lines import recorded_rows
+from engine.keep.metrics.sinks import JsonLines
 from engine.keep.metrics.step_accounts import RunMetrics, StepAccounts
 from engine.keep.run_folder import RunFolder
 from engine.protocol.events import EventStream, InstructionTold, WorkersMeasured

@@ -81,7 +81,9 @@ def test_what_was_measured_stands_beside_what_was_predicted(
 
 
 def test_a_step_in_which_a_node_did_nothing_counts_for_its_mean(tmp_path: Path) -> None:
-    kept_run(tmp_path / "run", rows=[{"time/score": 6.0}, {"time/rollout": 1.0}])
+    kept_run(
+        tmp_path / "run", rows=[{"step": 1, "time/score": 6.0}, {"step": 2, "time/rollout": 1.0}]
+    )
     assert read_measured(tmp_path / "run")[0].seconds == {"score": 3.0, "rollout": 0.5}
     assert node_seconds(tmp_path / "run") == {"score": 3.0, "rollout": 0.5}
 

@@ -15,8 +15,8 @@ from dataflow.errors import RunError, StorageError
 from engine.cli import main
 from engine.cli.runs import listed
 from engine.keep.end_record import EndRecord, RunEnd, end_of
+from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, summaries, summary
 from engine.keep.run_folder import RunFolder
-from engine.keep.run_list import NO_WORD, LastValue, RunSummary, summaries, summary
 from engine.plan.options import RunOptions
 from engine.replay.run_diff import run_differences
 from graphs.sft import sft

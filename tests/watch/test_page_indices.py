@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from engine.keep.flow.segments import StepSegments
 from engine.keep.reader.flow_index import FlowIndex
-from engine.keep.reader.metric_index import MetricIndex, last_row
+from engine.keep.reader.metric_index import MetricIndex
 from engine.keep.reader.open_folder import OpenFolder, RunRoot
+from engine.keep.reader.run_summary import last_row
 from engine.keep.reader.sample_index import SampleIndex, SampleQuery
 from engine.keep.samples import SampleWriter
 from engine.watch.critical_path import critical_path

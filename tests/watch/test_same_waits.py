@@ -77,8 +77,7 @@ def first_sentences(run: Path) -> dict[str, str]:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("engine.keep.run_list", "engine.watch.run_description"):
-        monkeypatch.setattr(f"{module}.is_held", lambda path: True)
+    monkeypatch.setattr("engine.keep.reader.run_summary.is_held", lambda path: True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from engine.keep.metrics.sinks import recorded_rows
+from engine.keep.metrics.metric_lines import recorded_rows
 
 
 def history(path: Path) -> pa.Table:

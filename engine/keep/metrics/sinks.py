@@ -1,27 +1,27 @@
 """Where the metrics of a run go.
 
 Owns: metrics.jsonl, which is the truth, and views of it (TensorBoard, Weights & Biases), whose
-libraries are imported as they open. Does not own: the numbers (step_metrics.py).
+libraries are imported as they open. Does not own: the numbers (step_metrics.py), reading the lines
+back (metric_lines.py).
 """
 
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
 from uuid import uuid4
 
-from dataflow.errors import DataError, RunError, StorageError
+from dataflow.errors import RunError, StorageError
 from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
+from engine.keep.metrics.metric_lines import require_rows
 from engine.keep.metrics.step_metrics import json_line
 from engine.keep.own_files import own
 from engine.keep.run_folder import RunFolder
@@ -122,62 +122,12 @@ class JsonLines:
         file = self._opened()
         end, self.last = 0, -1
         file.seek(0)
-        for stop, step in _lines(file, Path(file.name)):
+        for stop, step in require_rows(file, Path(file.name)):
             if not wanted(step):
                 break
             end, self.last = stop, step
         file.truncate(end)
         file.seek(end)
-
-
-def recorded_steps(path: Path) -> list[int]:
-    """The Steps of a metrics file's whole lines; none without a file. Raises like `open`."""
-    if not path.is_file():
-        return []
-    with open(path, "rb") as file:
-        return [step for _, step in _lines(file, path)]
-
-
-def recorded_rows(path: Path) -> Iterator[dict[str, float | None]]:
-    """A metrics file's whole lines, as far as `recorded_steps` reads them; those of one moment,
-    also while a run goes on.
-    """
-    if path.is_file():
-        text = path.read_bytes()
-        steps = sum(1 for _ in _lines(io.BytesIO(text), path))
-        yield from (json.loads(line) for line in islice(io.BytesIO(text), steps))
-
-
-def recorded_row(path: Path, step: int) -> dict[str, float | None]:
-    """A Step's line in a metrics file; empty where there is none. Raises like `open`."""
-    return next((row for row in recorded_rows(path) if row["step"] == step), {})
-
-
-def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, int]]:
-    """(offset behind the line, its Step) of each whole line; a torn last line is left out."""
-    stop = 0
-    for number, line in enumerate(file, start=1):
-        stop += len(line)
-        step = _step_of(line)
-        if step is None:
-            if file.read(1):
-                problem = f"expected a JSON object with a step, found {line[:40]!r}"
-                fix = "restore the file, or delete the line"
-                raise DataError(f"{path}:{number}: {problem}. Fix: {fix}.")
-            return
-        yield stop, step
-
-
-def _step_of(line: bytes) -> int | None:
-    """The Step of a metrics line, None where it is torn or something else."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    step = row.get("step") if isinstance(row, dict) else None
-    return step if isinstance(step, int) else None
 
 
 class View:

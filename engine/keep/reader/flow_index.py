@@ -26,6 +26,8 @@ _SEGMENT = re.compile(r"steps-[0-9]+\.seg")
 _LIVE = re.compile(r"live-[0-9]\.seg")
 _HEAD = 256
 """Bytes at the beginning of a live file that are compared."""
+EVER = 2**62
+"""A Step behind all Steps."""
 _AT_ONCE = 256
 """Flows that are summed at a time."""
 

@@ -9,7 +9,6 @@ known are compared with the file's, and the index goes back as far as they diffe
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +17,17 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from engine.keep.metrics.metric_lines import (
+    LONGEST,
+    METRICS,
+    parse_row,
+    settled_rows,
+    whole_lines,
+)
 from engine.keep.reader.open_folder import FileMark, OpenFolder
 
-_FILE = "metrics.jsonl"
-_LONGEST = 8 << 20
-"""Bytes of a line; nothing is read behind a longer one."""
 _ROOM = 12 << 20
 """Bytes of columns that are kept of a run."""
-
-_TAIL = 1 << 17
-"""Bytes at the end of the file in which the last Step is looked for."""
-
-_row = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class GrowingArray:
@@ -90,10 +88,10 @@ class MetricIndex:
     def refresh(self, folder: OpenFolder) -> bool:
         """Take note of what has changed in the file; whether anything had."""
         with self._lock:
-            mark = folder.mark(_FILE)
+            mark = folder.mark(METRICS)
             if mark == self._mark:
                 return False
-            file = folder.open(_FILE)
+            file = folder.open(METRICS)
             if file is None:
                 self._forget(0)
             else:
@@ -120,12 +118,12 @@ class MetricIndex:
             at = int(np.searchsorted(self._steps.values, step))
             if at == self._steps.size or self._steps.values[at] != step:
                 return {}
-            file = folder.open(_FILE)
+            file = folder.open(METRICS)
             if file is None:
                 return {}
             with file:
                 file.seek(int(self._starts.values[at]))
-                return _decoded(file.readline(_LONGEST)) or {}
+                return parse_row(file.readline(LONGEST)) or {}
 
     def _go_back(self, file: BinaryIO) -> None:
         """Forget the lines that are not in the file any more."""
@@ -146,17 +144,28 @@ class MetricIndex:
         else:
             self._end = int(self._starts.values[kept])
             self._ends = self._ends[: kept - self._steps.size]
-            self.last = _decoded(self._ends[-1]) or {}
+            self.last = parse_row(self._ends[-1]) or {}
         for array in (self._steps, self._starts, *self._columns.values()):
             array.cut(kept)
+
+    def _replace_from(self, step: int) -> None:
+        """Drop the rows of this Step and of later ones: the file has a newer row of it."""
+        count = int(np.searchsorted(self._steps.values, step))
+        dropped = self._steps.size - count
+        self._ends = self._ends[: max(0, len(self._ends) - dropped)]
+        for array in (self._steps, self._starts, *self._columns.values()):
+            array.cut(count)
 
     def _read_on(self, file: BinaryIO) -> None:
         """Index the whole lines behind the known ones. Lines that are no rows are left out."""
         newest = int(self._steps.values[-1]) if self._steps.size else -1
-        for start, line in _lines(file, self._end):
-            row = _decoded(line)
-            if row is not None and row["step"] > newest:
-                self._steps.append(newest := row["step"])
+        for start, line in whole_lines(file, self._end):
+            row = parse_row(line)
+            if row is not None:
+                if row["step"] <= newest:
+                    self._replace_from(row["step"])
+                newest = row["step"]
+                self._steps.append(newest)
                 self._starts.append(start)
                 self._names.update(dict.fromkeys(row))
                 self._ends = [*self._ends[-3:], line]
@@ -172,7 +181,7 @@ class MetricIndex:
         self._make_room(len(names))
         done = min(self._columns[name].size for name in names)
         lacking = [name for name in names if self._columns[name].size < self._steps.size]
-        file = folder.open(_FILE) if lacking else None
+        file = folder.open(METRICS) if lacking else None
         for name in lacking:
             self._columns[name].cut(done)
         fields = [(f"v{i}", Any, None) for i in range(len(lacking))]
@@ -195,7 +204,7 @@ class MetricIndex:
             for start in starts:
                 if here != start:
                     file.seek(start)
-                line = file.readline(_LONGEST)
+                line = file.readline(LONGEST)
                 here = start + len(line)
                 yield line
 
@@ -216,46 +225,16 @@ def _values(decode: Callable[[bytes], Any], line: bytes, count: int) -> Sequence
         return [None] * count
 
 
-def recorded_rows(folder: OpenFolder) -> Iterator[dict[str, Any]]:
+def ascending_rows(folder: OpenFolder) -> Iterator[dict[str, Any]]:
     """All rows of a run's metrics in order, one at a time; lines that are none are left out."""
-    file = folder.open(_FILE)
+    file = folder.open(METRICS)
     if file is None:
         return
-    newest = -1
     with file:
-        for _, line in _lines(file, 0):
-            row = _decoded(line)
-            if row is not None and row["step"] > newest:
-                newest = row["step"]
+        parsed = ((start, parse_row(line)) for start, line in whole_lines(file))
+        rows = settled_rows((row["step"], start) for start, row in parsed if row is not None)
+        for _, start in rows:
+            file.seek(start)
+            row = parse_row(file.readline(LONGEST))
+            if row is not None:  # else the file has changed meanwhile
                 yield row
-
-
-def last_row(folder: OpenFolder) -> dict[str, Any]:
-    """The last Step's row, of the file's end alone; empty without any."""
-    file = folder.open(_FILE)
-    if file is None:
-        return {}
-    with file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL))
-        whole = file.read(_TAIL).split(b"\n")[:-1]
-    rows = (_decoded(line) for line in reversed(whole if size <= _TAIL else whole[1:]))
-    return next((row for row in rows if row is not None), {})
-
-
-def _lines(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes]]:
-    """(where it begins, line) of each whole line from there on; a torn last line is left out."""
-    file.seek(start)
-    while (line := file.readline(_LONGEST)).endswith(b"\n"):
-        yield start, line
-        start += len(line)
-
-
-def _decoded(line: bytes) -> dict[str, Any] | None:
-    """A line's row; None for anything else."""
-    try:
-        row = _row(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    step = row.get("step")
-    return row if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None

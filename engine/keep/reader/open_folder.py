@@ -44,10 +44,13 @@ class FileMark:
 
 
 class OpenFolder:
-    """A folder by its descriptor, until `close`. name: as messages name it."""
+    """A folder by its descriptor, until `close`. name: as messages name it. guarded: for whoever
+    asks from outside, by the page; a command of the user's own follows links, as `ls` does.
+    """
 
-    def __init__(self, descriptor: int, name: str) -> None:
+    def __init__(self, descriptor: int, name: str, *, guarded: bool = True) -> None:
         self._descriptor = descriptor
+        self._guarded = guarded
         self.name = name
 
     @property
@@ -64,7 +67,8 @@ class OpenFolder:
         """A folder in it; None if there is none. Raises NotServed for a link or a file."""
         _require_name(name)
         try:
-            descriptor = os.open(name, _FOLDER, dir_fd=self._descriptor)
+            flags = _FOLDER if self._guarded else _FOLDER & ~os.O_NOFOLLOW
+            descriptor = os.open(name, flags, dir_fd=self._descriptor)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -73,12 +77,14 @@ class OpenFolder:
             raise NotServed(
                 f"{self._told(name)}: expected a folder of the run's own", 403
             ) from None
-        return OpenFolder(descriptor, f"{self.name}/{name}")
+        return OpenFolder(descriptor, f"{self.name}/{name}", guarded=self._guarded)
 
     def open(self, name: str) -> BinaryIO | None:
         """A plain file in it, to read; None if there is none. Raises NotServed for all others."""
         _require_name(name)
         try:
+            if not self._guarded:
+                return open(self.path / name, "rb")
             return os.fdopen(own(self.path / name, os.O_RDONLY), "rb")
         except FileNotFoundError:
             return None
@@ -102,7 +108,7 @@ class OpenFolder:
         """What tells that a file has changed; None if there is none."""
         _require_name(name)
         try:
-            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=not self._guarded)
         except OSError:
             return None
         return FileMark(inode=found.st_ino, size=found.st_size, mtime=found.st_mtime_ns)
@@ -125,6 +131,11 @@ class OpenFolder:
 
     def _told(self, name: str) -> str:
         return one_line(f"{self.name}/{name}")
+
+
+def open_run(path: Path, *, guarded: bool = False) -> OpenFolder:
+    """A run folder by its path, which may be a link: it is the user's own word. Raises OSError."""
+    return OpenFolder(os.open(path, _FOLDER & ~os.O_NOFOLLOW), str(path), guarded=guarded)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rich.text import Text
 from dataflow.shown import one_line, shown_bytes, shown_number
 from dataflow.width import packed
 from engine.keep.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
-from engine.keep.run_list import finite
+from engine.keep.metrics.metric_lines import finite
 from engine.plan.cost.memory import HOST_PARTS, peak
 from engine.plan.explain.layout import duration
 from engine.session.figures import figures

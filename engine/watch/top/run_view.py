@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataflow.errors import DataflowError
 from engine.keep.flow.records import Flow
-from engine.keep.flow.segments import read_live
-from engine.keep.flow.stretch import StepSum, last_seconds, seconds_named
-from engine.keep.run_list import RunSummary, newest_row, summary
+from engine.keep.flow.stretch import last_seconds, seconds_named, steps_named
+from engine.keep.reader.flow_index import EVER, FlowIndex, live
+from engine.keep.reader.open_folder import FileMark, OpenFolder, open_run
+from engine.keep.reader.run_summary import RunSummary, last_row, summarize
 from engine.watch.waits import sentences
 
 
@@ -38,18 +40,25 @@ class SeenRun:
 class RunReader:
     """Looks at one run folder again and again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._plans = _json(folder / "plan.json")
-        self._steps = StepSum(folder / "events")
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._flows = FlowIndex()
+        self._marks: dict[str, FileMark] | None = None
+        self._steps: tuple[Flow | None, str] = (None, "")
+        """All Steps, and the words for them, as long as the marks of their files stay."""
+        with open_run(path) as folder:
+            self._plans = _json(folder, "plan.json")
 
     def look(self) -> SeenRun:
         """The run now. Raises OSError if its folder is gone."""
-        run, row = summary(self._folder), newest_row(self._folder / "metrics.jsonl")
-        seconds = (
-            last_seconds(read_live(self._folder / "events")) if run.state == "running" else None
-        )
-        flow, stretch = self._newest(seconds)
+        with open_run(self._path) as folder:
+            run = summarize(folder, self._path)
+            row = last_row(folder)
+            seconds = last_seconds(live(folder)) if run.state == "running" else None
+            if seconds is not None:
+                flow, stretch = seconds, seconds_named(seconds)
+            else:
+                flow, stretch = self._all_steps(folder)
         phase = flow.phase if flow is not None else run.phase or 0
         plan = self._of_phase(phase)
         waits = sentences(flow, plan, live=seconds is not None) if flow is not None and plan else []
@@ -65,18 +74,23 @@ class RunReader:
             return self._plans if "nodes" in self._plans else {}
         return phases[max(0, min(number, len(phases)) - 1)] if phases else {}
 
-    def _newest(self, seconds: Flow | None) -> tuple[Flow | None, str]:
-        """The last seconds while it runs, else all Steps."""
-        if seconds is None:
-            return self._steps.read()
-        self._steps.forget()  # it may have been resumed, and made Steps anew
-        return seconds, seconds_named(seconds)
+    def _all_steps(self, folder: OpenFolder) -> tuple[Flow | None, str]:
+        """All Steps as one Flow; of a Program those of its last phase."""
+        marks = self._flows.marks(folder)
+        if marks != self._marks:
+            flow = self._flows.total(folder, 0, EVER)
+            self._marks, self._steps = marks, (flow, "")
+            if flow is not None:
+                steps = self._flows.between(folder, 0, EVER)
+                first = next(each.step for each in steps if each.phase == flow.phase)
+                self._steps = flow, steps_named(first, flow.step)
+        return self._steps
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(folder: OpenFolder, name: str) -> dict[str, Any]:
     """The object in a file; empty where there is none."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = json.loads(folder.read(name) or b"{}")
+    except (DataflowError, OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
