@@ -1,5 +1,5 @@
 """What flows through a running graph: figures of nodes, edges and Workers, folded per Step.
 
-Owns: their types (records.py), their files (segments.py), and how they are made of a run's events.
-Does not own: metrics (engine/keep/metrics/step_accounts.py), nor anything that shows the figures.
+Enters: the run's events, as they happen (fold.py). Leaves: records (records.py) in the files of the
+folder events/ (segments.py), and the stretch of time that stands for a run. Waits: nobody.
 """
