@@ -1,0 +1,6 @@
+"""Before there is a run: what a machine reaches (profile/), what a plan will do (simulation/).
+
+Enters: graphs, options, machines, profiles, earlier runs. Leaves: seconds, utilisation, memory, the
+better of several plans. Waits: nobody; a profile's processes run one after another. Begin with
+simulations.py and profile/profiler.py.
+"""

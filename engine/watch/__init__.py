@@ -1,5 +1,5 @@
-"""The page of `dataflow watch`, seen from its server: a process of its own that reads run folders.
+"""Looking at runs, live and afterwards: the page, top, the report, Prometheus; its own process.
 
-Owns: what is read of a run folder for the page, its form in JSON, who may ask. Does not own: the
-page itself (static/), any file of a run, the run. Nothing here writes.
+Enters: run folders, read by engine/keep/reader. Leaves: HTML, JSON, events, text. Waits: a stream
+for what is new in a folder. It writes nothing, and the run knows nothing of it (decision 0033).
 """
