@@ -7,7 +7,7 @@ own: a function's own name (operators/rewards.py), what is measured under it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dataflow.graph import Graph
 from dataflow.node import Node
@@ -24,7 +24,7 @@ def names_of_parts(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     if len(nodes) < 2:
         return {}
     own_names = {node.name: _function_names(node) for node in nodes}
-    places = _places(graph, nodes)
+    places = _find_places(graph, nodes)
     owners: Counter[tuple[object, str]] = Counter()
     for node, names in own_names.items():
         owners.update((places[node], name) for name in names)
@@ -32,11 +32,16 @@ def names_of_parts(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     for node, names in own_names.items():
         shared = {name for name in names if owners[places[node], name] > 1}
         if shared:
-            by_node[node] = tuple(f"{node}.{name}" if name in shared else name for name in names)
+            by_node[node] = tuple(_qualify(node, names, shared))
     return by_node
 
 
-def _places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
+def _qualify(node: str, names: Iterable[str], shared: Collection[str]) -> Iterator[str]:
+    for name in names:
+        yield f"{node}.{name}" if name in shared else name
+
+
+def _find_places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
     """By node: where its names meet others'. Of training in the metrics of a Step; evaluations
     report under their nodes' names, so theirs meet only as columns of the same rows.
     """
@@ -44,8 +49,10 @@ def _places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
     places: dict[str, object] = {}
     for node in nodes:
         domain = domains.of_node(node)
-        evaluates = region_of[node.name] == "evaluation" and domain is not None
-        places[node.name] = id(domain.unselected) if evaluates and domain else "training"
+        if region_of[node.name] == "evaluation" and domain is not None:
+            places[node.name] = id(domain.unselected)
+        else:
+            places[node.name] = "training"
     return places
 
 

@@ -14,8 +14,9 @@ from dataflow.token_counts import NotCounted, TokenCounts
 
 
 def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
-    """base: of the Model whose tokenizer they are read by."""
-    for port in row_line(next(iter(generation.inputs.values())), domains):
+    """Count the prompts of a generation. base: of the Model whose tokenizer they are read by."""
+    prompt = next(iter(generation.inputs.values()))
+    for port in row_line(prompt, domains):
         above = port.node
         if above.operator.data_tokens:
             count = function_at(above.operator.data_tokens)
@@ -26,8 +27,8 @@ def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCount
 
 
 def counted_rows(source: Node, base: str) -> TokenCounts | NotCounted | None:
-    """Prompts and answers of a source of both; None of another node. base: of the Model whose
-    tokenizer they are read by.
+    """Count the prompts and answers of a source of both; None of another node. base: of the Model
+    whose tokenizer they are read by.
     """
     if not source.operator.data_tokens:
         return None

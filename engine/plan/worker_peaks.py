@@ -27,7 +27,15 @@ def shared_process_bytes(decided: Decisions, workers: Iterable[str]) -> int:
     """Of the processes of one host's Workers together: what a template has imported is there once
     for all that are forked from it.
     """
-    found = [decided.processes[w] for w in workers if w in decided.processes]
-    templates = {process.template: process.imported for process in found if process.template}
-    alone = sum(process.imported for process in found if not process.template)
-    return alone + sum(templates.values()) + sum(process.used for process in found)
+    total = 0
+    templates: dict[str, int] = {}
+    for worker in workers:
+        process = decided.processes.get(worker)
+        if process is None:
+            continue
+        total += process.used
+        if process.template:
+            templates[process.template] = process.imported
+        else:
+            total += process.imported
+    return total + sum(templates.values())
