@@ -11,6 +11,7 @@ from dataflow.device import declared
 from dataflow.errors import nearest_or_all
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedEdge, list_fetches
+from engine.plan.refusals import add_fix
 
 
 def check_turns(draft: Draft) -> Iterator[str]:
@@ -24,11 +25,13 @@ def check_turns(draft: Draft) -> Iterator[str]:
             yield from _check_member(workers, shown, worker, seen)
             seen.add(worker)
         if len(group) < 2:
-            yield f"{shown}: one worker, which has nobody to take turns with. Fix: leave it out."
+            problem = f"{shown}: one worker, which has nobody to take turns with"
+            yield add_fix(problem, "leave it out")
         for name, ranks in ranks_by_node.items():
             if len(ranks.intersection(group)) > 1:
                 problem = f"{shown}: these are ranks of {name}, which act together"
-                yield f"{problem}. Fix: pin {name} to workers of different groups."
+                fix = f"pin {name} to workers of different groups"
+                yield add_fix(problem, fix)
 
 
 def _check_member(
@@ -37,10 +40,10 @@ def _check_member(
     """workers: all of the plan; seen: those of groups so far; shown: the group."""
     if worker not in workers:
         fix = nearest_or_all(worker, list(workers))
-        yield f"{shown}: expected a worker, found {worker!r}. Fix: {fix}."
+        yield add_fix(f"{shown}: expected a worker, found {worker!r}", fix)
     elif worker in seen:
         fix = "one group of all that share its devices"
-        yield f"{shown}: {worker} is in two groups. Fix: {fix}."
+        yield add_fix(f"{shown}: {worker} is in two groups", fix)
 
 
 def check_device_columns(draft: Draft) -> Iterator[str]:
@@ -55,7 +58,8 @@ def check_device_columns(draft: Draft) -> Iterator[str]:
         for name in fetch.columns:
             if name in device_columns:
                 problem = f"{fetch.producer}: {name!r} is recorded of each Step, from the host"
-                yield f"{problem}. Fix: {name!r} not on a device."
+                fix = f"{name!r} not on a device"
+                yield add_fix(problem, fix)
 
 
 def _check_readers(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
@@ -71,7 +75,7 @@ def _check_readers(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
                 problem = f"{edge.producer} in {sender} has {columns} on a device of {sender_host}"
                 why = f"{shown} reads it on {reader_host}: collectives stay on one host"
                 fix = f"pin {edge.producer}={sender}@{reader_host}"
-                yield f"{problem}, {why}. Fix: {fix}."
+                yield add_fix(f"{problem}, {why}", fix)
 
 
 def _check_makers(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
@@ -81,4 +85,4 @@ def _check_makers(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
     if group is not None:
         problem = f"{edge.producer} has {columns} on a device that {', '.join(group)} have by turns"
         fix = f"pin {edge.producer} to another worker, or {columns} without device=True"
-        yield f"{problem}. Fix: {fix}."
+        yield add_fix(problem, fix)

@@ -11,6 +11,7 @@ from itertools import chain
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import find_engines, kernel_name
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 from engine.plan.worker_index import nodes_by_worker
 
 
@@ -34,7 +35,7 @@ def _check_alone(
         if others:
             problem = f"{first.name} by {kernel} is in {worker} with {', '.join(others)}"
             fix = f"pin {first.name} to a worker in which nothing else computes"
-            yield f"{problem}, and it needs a process of its own. Fix: {fix}."
+            yield add_fix(f"{problem}, and it needs a process of its own", fix)
 
 
 def _check_one_split(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
@@ -44,7 +45,7 @@ def _check_one_split(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str
         shown = ", ".join(f"{name}={count}" for name, count in counts.items())
         most = max(counts.values())
         fix = ", ".join(f"{name}={most}" for name in counts)
-        yield f"tensor: {shown}, and they share an engine in {nodes[0].workers[0]}. Fix: {fix}."
+        yield add_fix(f"tensor: {shown}, and they share an engine in {nodes[0].workers[0]}", fix)
 
 
 def _check_devices(draft: Draft, node: PlannedNode) -> Iterator[str]:
@@ -57,11 +58,13 @@ def _check_devices(draft: Draft, node: PlannedNode) -> Iterator[str]:
         count = len(draft.cluster.on(host).gpus)
         if count and len(gpus) < ranks:
             problem = f"tensor: {name}={ranks} in {worker}, and there are {count} GPUs for it"
-            yield f"{problem}. Fix: {name}={max(1, len(gpus))}."
+            fix = f"{name}={max(1, len(gpus))}"
+            yield add_fix(problem, fix)
         for other, other_gpus in draft.devices.items():
             takes_turns = other == worker or other in draft.turns_of(worker)
             if takes_turns or draft.host_of(other) != host:
                 continue
             if not set(gpus).isdisjoint(other_gpus):
                 problem = f"tensor: {name}={ranks}, and {other} has one of the GPUs of {worker}"
-                yield f"{problem}. Fix: turns: {worker},{other}, or fewer ranks."
+                fix = f"turns: {worker},{other}, or fewer ranks"
+                yield add_fix(problem, fix)

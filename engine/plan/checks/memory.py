@@ -15,6 +15,7 @@ from engine.plan.cluster import Cluster, Host
 from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
+from engine.plan.refusals import add_fix
 from engine.plan.worker_index import Group, nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.worker_peaks import shared_process_bytes
 
@@ -134,7 +135,7 @@ def _check_host_memory(host: _UsedHost) -> Iterator[str]:
         size += sum(lasting(parts, without=HOST_PARTS) for parts in parts_by_worker[worker])
     if size > host.cluster.memory:
         problem = f"rows of {_gib(size)} wait in {_gib(host.cluster.memory)}"
-        yield f"{', '.join(host.nodes)}: {problem}. Fix: a lower batch or max_lag."
+        yield add_fix(f"{', '.join(host.nodes)}: {problem}", "a lower batch or max_lag")
 
 
 def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
@@ -160,7 +161,7 @@ def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
         largest = _find_largest(chain.from_iterable(room.workers.values()), room.without)
         fix = f"{_suggest_smaller(largest[0].part)}, or fewer workers"
     shown = ", ".join(f"{each.part} of {each.node} {_gib(each.size)}" for each in largest)
-    yield f"{need}, {room.where} has {_gib(room.bytes)}: {shown}. Fix: {fix}."
+    yield add_fix(f"{need}, {room.where} has {_gib(room.bytes)}: {shown}", fix)
 
 
 def _find_large_enough(hosts: Iterable[Host], need: int) -> str:

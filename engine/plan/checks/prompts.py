@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from dataflow.loss_terms import ROWS
 from engine.plan.draft import Draft
+from engine.plan.refusals import add_fix
 
 
 def check_groups(draft: Draft) -> Iterator[str]:
@@ -27,7 +28,8 @@ def check_groups(draft: Draft) -> Iterator[str]:
             if source != node.source:
                 prompts += f" of {source}"
             problem = f"{node.name}: {prompts} in {parts} minibatches of whole groups"
-            yield f"{problem}. Fix: minibatches={_find_divisor(batch, parts)}."
+            fix = f"minibatches={_find_divisor(batch, parts)}"
+            yield add_fix(problem, fix)
 
 
 def _find_divisor(batch: int, most: int) -> int:
@@ -51,7 +53,7 @@ def check_constant(draft: Draft) -> Iterator[str]:
             if not params.get("max_tokens"):
                 rows = "its rows" if name == ROWS else name
                 problem = f"aggregate='constant' divides by max_tokens, and nothing sampled {rows}"
-                yield f"{node.name}: {problem}. Fix: aggregate='token_mean'."
+                yield add_fix(f"{node.name}: {problem}", "aggregate='token_mean'")
 
 
 def check_chunks(draft: Draft) -> Iterator[str]:
@@ -62,4 +64,5 @@ def check_chunks(draft: Draft) -> Iterator[str]:
         if not 1 <= node.chunks <= most:
             problem = f"{node.name}: {node.chunks} chunks of {most} prompts"
             nearest = min(max(node.chunks, 1), most)
-            yield f"{problem}. Fix: chunks: {node.name}={nearest}, or a larger batch."
+            fix = f"chunks: {node.name}={nearest}, or a larger batch"
+            yield add_fix(problem, fix)

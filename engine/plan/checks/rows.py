@@ -11,17 +11,18 @@ from dataflow.errors import nearest
 from dataflow.loss_terms import ROWS
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedInput, PlannedNode
+from engine.plan.refusals import add_fix
 
 
 def check_kernels(draft: Draft) -> Iterator[str]:
     """Each node has a kernel, each use of a Model a module."""
     for node in draft.nodes:
         if not node.kernel:
-            yield f"{node.name} has none. Fix: the pass choose_kernels comes before this one."
+            yield add_fix(f"{node.name} has none", "the pass choose_kernels comes before this one")
         for use in node.models:
             if not use.module:
                 problem = f"{node.name} has no module for {use.model!r}"
-                yield f"{problem}. Fix: the pass place comes before this one."
+                yield add_fix(problem, "the pass place comes before this one")
 
 
 def check_producers(draft: Draft) -> Iterator[str]:
@@ -45,8 +46,8 @@ def _check_order(
     for name in (i.gate, *(fetch.producer for fetch in i.fetches)):
         if name not in before:
             state = "runs after it" if name in nodes else "is no node"
-            fix = nearest(name, before) or "a node upstream"
-            yield f"{where}.{i.name} expects rows of a node upstream, {name!r} {state}. Fix: {fix}."
+            problem = f"{where}.{i.name} expects rows of a node upstream, {name!r} {state}"
+            yield add_fix(problem, nearest(name, before) or "a node upstream")
 
 
 def _check_returned(where: str, i: PlannedInput, nodes: Mapping[str, PlannedNode]) -> Iterator[str]:
@@ -62,7 +63,7 @@ def _check_returned(where: str, i: PlannedInput, nodes: Mapping[str, PlannedNode
         else:
             continue
         where_from = f"{where}.{i.name}: {fetch.producer!r}"
-        yield f"{where_from} {problem}. Fix: the pass project says what returns."
+        yield add_fix(f"{where_from} {problem}", "the pass project says what returns")
 
 
 def check_ratios(draft: Draft) -> Iterator[str]:
@@ -73,7 +74,7 @@ def check_ratios(draft: Draft) -> Iterator[str]:
             yield from _check_multiples(node, i, nodes)
         if node.rows % node.inner and node.relation != "source":
             problem = f"{node.name}: {node.rows} rows a prompt of {node.inner}"
-            yield f"{problem}. Fix: a whole number of rows for each."
+            yield add_fix(problem, "a whole number of rows for each")
         if node.relation == "concat":
             yield from _check_side_by_side(node)
 
@@ -90,7 +91,8 @@ def _check_multiples(
         if name in nodes and nodes[name].rows * ratio != row_count:
             each = f"{ratio} for each of the {nodes[name].rows} of {name!r}"
             problem = f"{node.name}.{i.name}: {row_count} rows a prompt, and {each}"
-            yield f"{problem}. Fix: rows that {name!r} is an ancestor of."
+            fix = f"rows that {name!r} is an ancestor of"
+            yield add_fix(problem, fix)
 
 
 def _check_side_by_side(node: PlannedNode) -> Iterator[str]:
@@ -100,4 +102,4 @@ def _check_side_by_side(node: PlannedNode) -> Iterator[str]:
     if ends != begins:
         parts = ", ".join(f"{i.width} from {i.offset}" for i in node.inputs)
         problem = f"{node.name}: {node.rows} rows a prompt, of inputs with {parts}"
-        yield f"{problem}. Fix: inputs one after another."
+        yield add_fix(problem, "inputs one after another")

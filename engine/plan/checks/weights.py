@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedNode
+from engine.plan.refusals import add_fix
 
 
 def check_aliases(draft: Draft) -> Iterator[str]:
@@ -21,7 +22,7 @@ def check_aliases(draft: Draft) -> Iterator[str]:
             why = _why_not_shared(node, use, writers)
             if why:
                 problem = f"{node.name} shares the weights of {use.model!r} {why}"
-                yield f"{problem}. Fix: weights of its own."
+                yield add_fix(problem, "weights of its own")
 
 
 def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, PlannedNode]) -> str:
@@ -47,8 +48,10 @@ def check_routes(draft: Draft) -> Iterator[str]:
             reader_host = draft.host_of(reader)
             if writer_host != reader_host:
                 places = f"from {writer} on {writer_host} and {reader} on {reader_host}"
-                problem = f"{places}, and collectives stay on one host"
-                yield f"weights of {model.name!r} {problem}. Fix: weights=pull."
+                why = f"{places}, and collectives stay on one host"
             elif reader in turns:
                 both = f"between {writer} and {reader}, which take turns with their devices"
-                yield f"weights of {model.name!r} {both} ({','.join(turns)}). Fix: weights=pull."
+                why = f"{both} ({','.join(turns)})"
+            else:
+                continue
+            yield add_fix(f"weights of {model.name!r} {why}", "weights=pull")

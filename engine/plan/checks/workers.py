@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
 def check_workers(draft: Draft) -> Iterator[str]:
@@ -19,9 +20,9 @@ def check_workers(draft: Draft) -> Iterator[str]:
             split = f"{layout.replicas} replicas"
             if node.ranks > 1:
                 split += f" of {node.ranks} ranks"
-            yield f"{node.name}: {split} on {list(node.workers)}. Fix: a worker each."
+            yield add_fix(f"{node.name}: {split} on {list(node.workers)}", "a worker each")
         if layout.threads < 1:
-            yield f"{node.name}: {layout.threads} threads. Fix: threads=1."
+            yield add_fix(f"{node.name}: {layout.threads} threads", "threads=1")
 
 
 def check_worlds(draft: Draft) -> Iterator[str]:
@@ -39,11 +40,12 @@ def _check_same_world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
     if node.workers != other.workers:
         workers, other_workers = ",".join(node.workers), ",".join(other.workers)
         problem = f"{other.name} has ranks on {other_workers}, {node.name} on {workers}"
-        yield f"{problem}: one process in two worlds. Fix: equal ranks, {fix}."
+        fix = f"equal ranks, {fix}"
+        yield add_fix(f"{problem}: one process in two worlds", fix)
     elif tensor != other_tensor:
         splits = f"{other.name} has tensor {other_tensor}, {node.name} {tensor}"
         fix = f"tensor: {node.name}={other_tensor}, {fix}"
-        yield f"{splits}, on the same workers. Fix: {fix}."
+        yield add_fix(f"{splits}, on the same workers", fix)
 
 
 def check_hosts(draft: Draft) -> Iterator[str]:
@@ -66,7 +68,7 @@ def _check_one_host(draft: Draft, name: str, workers: Sequence[str]) -> Iterator
     if len(hosts) > 1:
         problem = f"{','.join(workers)} are on {', '.join(hosts)}, and have to be on one host"
         fix = " ".join(f"{worker}@{hosts[0]}" for worker in workers)
-        yield f"{name}: {problem}. Fix: {fix}."
+        yield add_fix(f"{name}: {problem}", fix)
 
 
 def _check_alike(draft: Draft, node: PlannedNode) -> Iterator[str]:
@@ -77,4 +79,4 @@ def _check_alike(draft: Draft, node: PlannedNode) -> Iterator[str]:
         workers = f"{','.join(with_gpus)} have a GPU and {','.join(without)} have none"
         first_host = draft.host_of(with_gpus[0])
         fix = " ".join(f"{worker}@{first_host}" for worker in without)
-        yield f"{node.name}: {workers}, and ranks have to be alike. Fix: {fix}."
+        yield add_fix(f"{node.name}: {workers}, and ranks have to be alike", fix)

@@ -21,6 +21,7 @@ from engine.plan.cost.models import model_cost, model_type, some_windows
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
 def choose_kernels(draft: Draft) -> Draft:
@@ -58,12 +59,13 @@ def _find_unknown(draft: Draft) -> Iterator[str]:
     for name, kernel in draft.placing.kernel.items():
         if name not in nodes:
             fix = nearest_or_all(name, list(nodes))
-            yield f"expected a node of the plan, found {name!r}. Fix: {fix}."
+            yield add_fix(f"expected a node of the plan, found {name!r}", fix)
             continue
         kernels = list(_operator_of(draft, nodes[name]).kernels)
         if kernel not in kernels:
             problem = f"{name}={kernel}, and {nodes[name].operator} has {', '.join(kernels)}"
-            yield f"{problem}. Fix: {name}={nearest_or_all(kernel, kernels)}."
+            fix = f"{name}={nearest_or_all(kernel, kernels)}"
+            yield add_fix(problem, fix)
 
 
 def _find_unmet(draft: Draft) -> Iterator[str]:
@@ -72,7 +74,8 @@ def _find_unmet(draft: Draft) -> Iterator[str]:
         kernel = draft.placing.kernel.get(node.name, "")
         if kernel in _operator_of(draft, node).kernels:
             for misfit in _find_misfits(draft, node, kernel):
-                yield f"{node.name}={kernel}, and {misfit.problem}. Fix: {misfit.fix}."
+                problem = f"{node.name}={kernel}, and {misfit.problem}"
+                yield add_fix(problem, misfit.fix)
 
 
 def _choose_kernel(draft: Draft, node: PlannedNode) -> PlannedNode:
@@ -83,7 +86,7 @@ def _choose_kernel(draft: Draft, node: PlannedNode) -> PlannedNode:
             return replace(node, kernel=paths[name])
     tried = ", ".join(paths.values()) or "none is declared"
     problem = f"{node.name}: operator {node.operator!r} has no kernel here (tried: {tried})"
-    raise PlanError(f"{problem}. Fix: install one, or leave the node out.")
+    raise PlanError(add_fix(problem, "install one, or leave the node out"))
 
 
 def _describe_passed_over(draft: Draft, node: PlannedNode) -> Iterator[str]:

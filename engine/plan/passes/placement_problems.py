@@ -17,6 +17,7 @@ from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import find_tensor_problems
 from engine.plan.placement import Placing
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -62,7 +63,7 @@ def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
         for name in names:
             if name not in known:
                 fix = nearest_or_all(name, known)
-                yield f"{option}: expected a node of the plan, found {name!r}. Fix: {fix}."
+                yield add_fix(f"{option}: expected a node of the plan, found {name!r}", fix)
 
 
 def _find_bad_pins(placing: Placing) -> Iterator[str]:
@@ -71,10 +72,10 @@ def _find_bad_pins(placing: Placing) -> Iterator[str]:
         for worker in workers:
             if not _WORKER_NAME.fullmatch(worker):
                 problem = f"pin: {node!r} on {worker!r}, which cannot name a Worker"
-                yield f"{problem}. Fix: letters, digits, '-', '_', '.'."
+                yield add_fix(problem, "letters, digits, '-', '_', '.'")
         if len(set(workers)) < len(workers):
             problem = f"pin: {node!r} on {','.join(workers)}, one of them twice"
-            yield f"{problem}. Fix: a Worker for each replica."
+            yield add_fix(problem, "a Worker for each replica")
 
 
 def _find_unknown_hosts(draft: Draft) -> Iterator[str]:
@@ -82,14 +83,15 @@ def _find_unknown_hosts(draft: Draft) -> Iterator[str]:
     hosts = {host.name: host for host in draft.cluster.hosts}
     labels: list[str] = []
     for host in hosts.values():
-        labels += [f"{key}:{value}" for key, value in host.labels.items()]
+        labels += map(":".join, host.labels.items())
     for worker, name in draft.placing.hosts.items():
         if not hosts:
             problem = f"pin: {worker!r} on host {name!r}, and no hosts are known"
-            yield f"{problem}. Fix: --cluster ray."
+            yield add_fix(problem, "--cluster ray")
         elif name not in hosts:
-            fix = nearest_or_all(name, list(dict.fromkeys([*hosts, *labels])))
-            yield f"pin: {worker!r} expected a host of the cluster, found {name!r}. Fix: {fix}."
+            problem = f"pin: {worker!r} expected a host of the cluster, found {name!r}"
+            known = dict.fromkeys([*hosts, *labels])
+            yield add_fix(problem, nearest_or_all(name, list(known)))
         elif hosts[name].refused:
             yield f"pin: {worker!r} on host {name}: {hosts[name].refused}"
 
@@ -98,13 +100,14 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
     """Wishes that these nodes cannot have, option by option."""
     nodes = {node.name: node for node in draft.nodes}
     placing = draft.placing
-    for find_problems, counts in (
+    counted_options = (
         (_find_replica_problems, placing.replicas),
         (find_range_problems, placing.least),
         (_find_rank_problems, placing.ranks),
         (find_tensor_problems, placing.tensor),
         (_find_chunk_problems, placing.chunks),
-    ):
+    )
+    for find_problems, counts in counted_options:
         for name, count in counts.items():
             if name in nodes:
                 yield from find_problems(draft, nodes[name], count)
@@ -114,28 +117,31 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
 
 
 def _find_replica_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    wish, fix = f"replicas: {node.name}={count}", f"{node.name}=1"
     why = why_one_replica(draft, node)
     if count < 1:
-        yield f"replicas: {node.name}={count}. Fix: {node.name}=1."
+        yield add_fix(wish, fix)
     elif count > 1 and why:
-        fix = f"ranks: {node.name}={count}" if node.work == "train" else f"{node.name}=1"
-        yield f"replicas: {node.name}={count}, but it is {why}. Fix: {fix}."
+        if node.work == "train":
+            fix = f"ranks: {node.name}={count}"
+        yield add_fix(f"{wish}, but it is {why}", fix)
 
 
 def _find_rank_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    wish = f"ranks: {node.name}={count}"
     if node.work != "train":
         if count != 1:
-            problem = f"ranks: {node.name}={count}, but only train nodes have ranks"
-            yield f"{problem}. Fix: replicas: {node.name}={count}."
+            fix = f"replicas: {node.name}={count}"
+            yield add_fix(f"{wish}, but only train nodes have ranks", fix)
         return
     sources = set(draft.sources_of(node).values())
     batch = min((s.batch for s in draft.sources if s.name in sources), default=0)
     parts = draft.graph.node(node.name).params["minibatches"]
     most = max(1, batch // parts)
     if not 1 <= count <= most:
-        problem = f"a minibatch has {most} prompts ({batch} in {parts})"
-        fix = f"{node.name}={min(max(count, 1), most)}"
-        yield f"ranks: {node.name}={count}, and {problem}. Fix: {fix}."
+        problem = f"{wish}, and a minibatch has {most} prompts ({batch} in {parts})"
+        nearest_count = min(max(count, 1), most)
+        yield add_fix(problem, f"{node.name}={nearest_count}")
 
 
 def _find_chunk_problems(_: Draft, node: PlannedNode, count: int) -> Iterator[str]:
@@ -145,7 +151,7 @@ def _find_chunk_problems(_: Draft, node: PlannedNode, count: int) -> Iterator[st
     elif node.scope == "batch":
         why = ", but it is of batch scope"
     if count < 1 or (count > 1 and why):
-        yield f"chunks: {node.name}={count}{why}. Fix: {node.name}=1."
+        yield add_fix(f"chunks: {node.name}={count}{why}", f"{node.name}=1")
 
 
 def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:
@@ -167,7 +173,7 @@ def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]
         more_names = (f"{workers[0]}-{i}" for i in range(1, expected))
         names = [*workers, *more_names][:expected]
         problem = f"pin: {node.name} on {','.join(workers)} has {expected} {unit}"
-        yield f"{problem}. Fix: {node.name}={','.join(names)}."
+        yield add_fix(problem, f"{node.name}={','.join(names)}")
 
 
 def _find_divided_groups(placing: Placing) -> Iterator[str]:
@@ -176,13 +182,15 @@ def _find_divided_groups(placing: Placing) -> Iterator[str]:
     for group in placing.together:
         twice = sorted(seen & set(group))
         if twice:
-            yield f"together: {twice[0]} is in two groups. Fix: one group of all that are together."
+            problem = f"together: {twice[0]} is in two groups"
+            yield add_fix(problem, "one group of all that are together")
         seen |= set(group)
         pins = {name: placing.pin[name] for name in group if name in placing.pin}
         places = list(dict.fromkeys(pins.values()))
         if len(places) > 1:
             first = next(iter(pins))
             other = next(name for name, workers in pins.items() if workers != places[0])
-            here, there = ",".join(places[0]), ",".join(places[1])
-            problem = f"{first} is pinned to {here} and {other} to {there}"
-            yield f"together: {','.join(group)}, but {problem}. Fix: one pin, {first}={here}."
+            first_workers, other_workers = ",".join(places[0]), ",".join(places[1])
+            pinned = f"{first} is pinned to {first_workers} and {other} to {other_workers}"
+            problem = f"together: {','.join(group)}, but {pinned}"
+            yield add_fix(problem, f"one pin, {first}={first_workers}")

@@ -19,6 +19,7 @@ from dataflow.regions import regions, trained_models
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource, Relation, with_lags
+from engine.plan.refusals import add_fix
 
 MOST_ROWS = 1 << 26
 """In a Step. Estimates take some bytes for each."""
@@ -50,7 +51,7 @@ def _require_rows(nodes: tuple[PlannedNode, ...], batches: Mapping[str, int]) ->
         rows = node.rows * batches.get(node.source, 1)
         if rows > MOST_ROWS:
             problem = f"{node.name}: expected at most {MOST_ROWS:,} rows in a Step, found {rows:,}"
-            raise PlanError(f"{problem}. Fix: a lower batch, or a lower n.")
+            raise PlanError(add_fix(problem, "a lower batch, or a lower n"))
 
 
 def row_width(domain: Domain | None) -> int:
@@ -102,11 +103,11 @@ class _Shaper:
         domain = self._domains.of_node(node)
         if domain is None:
             fix = f"give {node.operator.name} at least one input"
-            raise PlanError(f"{node.name}: its rows cannot be derived. Fix: {fix}.")
+            raise PlanError(add_fix(f"{node.name}: its rows cannot be derived", fix))
         if isinstance(node.operator.rows, Expand) and self._regions[node.name] == "step":
             where = f"{node.name}: {node.operator.name} below the cut"
             problem = f"{where} makes new rows within a Step, which no plan does yet"
-            raise PlanError(f"{problem}. Fix: let it read rows from above the cut.")
+            raise PlanError(add_fix(problem, "let it read rows from above the cut"))
         return domain
 
     def _find_uses(self, node: Node) -> Iterator[ModelUse]:

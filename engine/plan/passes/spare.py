@@ -15,6 +15,7 @@ from dataclasses import replace
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
 def find_spare_workers(draft: Draft, nodes: Sequence[PlannedNode]) -> tuple[str, ...]:
@@ -53,12 +54,13 @@ def add_spare_hosts(
 def find_range_problems(draft: Draft, node: PlannedNode, least: int) -> Iterator[str]:
     """Why a node cannot have this range. placement_problems.py says what is wrong with its most."""
     most = draft.placing.replicas.get(node.name, least)
+    wish = f"replicas: {node.name}={least}..{most}"
     if least < 1:
-        problem = "expected 1 replica or more at the beginning"
-        yield f"replicas: {node.name}={least}..{most}: {problem}. Fix: {node.name}=1..{most}."
+        fix = f"{node.name}=1..{most}"
+        yield add_fix(f"{wish}: expected 1 replica or more at the beginning", fix)
     elif least > most:
-        problem = "expected the least first"
-        yield f"replicas: {node.name}={least}..{most}: {problem}. Fix: {node.name}={most}..{least}."
+        fix = f"{node.name}={most}..{least}"
+        yield add_fix(f"{wish}: expected the least first", fix)
 
 
 def find_sharing_problems(
@@ -75,12 +77,13 @@ def find_sharing_problems(
         if shared and node.workers not in workers_by_range.values():
             other = next(name for name, ws in workers_by_range.items() if shared[0] in ws)
             problem = f"{node.name} is on {shared[0]}, which joins and leaves with {other}"
-            yield f"replicas: {problem}. Fix: together: {other},{node.name}."
+            fix = f"together: {other},{node.name}"
+            yield add_fix(f"replicas: {problem}", fix)
     for group in turns:
         shared = [worker for worker in group if worker in spare]
         if shared:
             problem = f"{shared[0]} joins and leaves, and cannot take turns with devices"
-            yield f"turns: {problem}. Fix: a number of replicas, no range."
+            yield add_fix(f"turns: {problem}", "a number of replicas, no range")
 
 
 def _find_unequal_ranges(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
@@ -95,10 +98,11 @@ def _find_unequal_ranges(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator
         if (least[first], most[first]) != (least[name], most[name]):
             ranges = f"{_show_range(draft, first)} and {_show_range(draft, name)}"
             fix = f"{name}={least[first]}..{most[first]}"
-            yield f"replicas: {ranges} share their Workers. Fix: {fix}."
+            yield add_fix(f"replicas: {ranges} share their Workers", fix)
         elif count != most[name]:
             problem = f"{_show_range(draft, name)}, but {name} is on {count} Workers"
-            yield f"replicas: {problem}. Fix: {name}={least[name]}..{count}."
+            fix = f"{name}={least[name]}..{count}"
+            yield add_fix(f"replicas: {problem}", fix)
 
 
 def _show_range(draft: Draft, name: str) -> str:

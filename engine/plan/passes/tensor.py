@@ -16,6 +16,7 @@ from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of, needs_of
 from engine.plan.passes.kernels import find_tensor_kernel
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
 def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
@@ -25,9 +26,10 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
         if count != 1:
             yield f"{wish}, but {_explain_lack(draft, node)} replicas: {node.name}={count}."
     elif count < 1:
-        yield f"{wish}. Fix: {node.name}=1."
+        fix = f"{node.name}=1"
+        yield add_fix(wish, fix)
     elif count > 1 and draft.placing.shard and node.work == "train":
-        yield f"{wish} with shard, and weights are split in one way only. Fix: one of both."
+        yield add_fix(f"{wish} with shard, and weights are split in one way only", "one of both")
     elif count > 1:
         shape = _find_shape(draft, node)
         if shape is not None:
@@ -66,4 +68,5 @@ def _find_indivisible(wish: str, name: str, shape: Shape, count: int) -> Iterato
     while any(size % nearest for size in sizes.values()):
         nearest -= 1
     problem = f"{wish}, and its Model has {', '.join(indivisible)}, which are not divisible"
-    yield f"{problem}. Fix: {name}={nearest}."
+    fix = f"{name}={nearest}"
+    yield add_fix(problem, fix)
