@@ -20,7 +20,10 @@ from engine.plan.plan import PlannedNode
 
 def kernel_name(operator: Operator, path: str) -> str:
     """By what name an operator offers a kernel."""
-    return next((name for name, offered in operator.kernels.items() if offered == path), "")
+    for name, offered in operator.kernels.items():
+        if offered == path:
+            return name
+    return ""
 
 
 def needs_of(graph: Graph, node: PlannedNode) -> Needs:

@@ -52,7 +52,8 @@ def resolve_labels(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster
     """Put the name of a host in the place of each label, in both: of those that have it, the one
     with fewest Workers that were pinned so far. A label that no host has stays.
     """
-    hosts_by_worker, pinned_counts = dict(placing.hosts), Counter(placing.hosts.values())
+    hosts_by_worker = dict(placing.hosts)
+    pinned_counts = Counter(placing.hosts.values())
     labels: dict[str, tuple[str, str]] = {}
     heaps: dict[str, list[tuple[int, int]]] = {}
     """Label -> (Workers, place in the cluster) of its hosts, a heap; some are out of date."""
@@ -65,8 +66,8 @@ def resolve_labels(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster
             hosts_by_worker[worker] = name
             pinned_counts[name] += 1
             labels[name] = (key, label_value)
-    hosts = tuple(replace(host, label=labels.get(host.name)) for host in cluster.hosts)
-    return replace(placing, hosts=hosts_by_worker), replace(cluster, hosts=hosts)
+    hosts = [replace(host, label=labels.get(host.name)) for host in cluster.hosts]
+    return replace(placing, hosts=hosts_by_worker), replace(cluster, hosts=tuple(hosts))
 
 
 def _make_heap(

@@ -168,7 +168,8 @@ class PlannedNode:
         groups: list[tuple[PlannedRank, ...]] = []
         for first in range(0, len(self.workers), self.ranks):
             workers = self.workers[first : first + self.ranks]
-            groups.append(tuple(map(self._make_rank, workers, range(len(workers)))))
+            ranks = (self._make_rank(worker, index) for index, worker in enumerate(workers))
+            groups.append(tuple(ranks))
         return tuple(groups)
 
     def _make_rank(self, worker: str, index: int) -> PlannedRank:
@@ -179,7 +180,8 @@ class PlannedNode:
     def shares(self) -> tuple[tuple[str, ...], ...]:
         """Workers with the same rows, by share of a train node's Step; the first one fetches."""
         tensor = self.layout.tensor
-        return tuple(self.workers[i : i + tensor] for i in range(0, len(self.workers), tensor))
+        firsts = range(0, len(self.workers), tensor)
+        return tuple(self.workers[first : first + tensor] for first in firsts)
 
     def rank_of(self, worker: str) -> PlannedRank:
         """A Worker's rank. Raises KeyError for a Worker without this node."""
@@ -375,7 +377,8 @@ class Plan(Decisions, Displayed):
     _page = "engine.session.notebook_pages:plan_page"
 
     def __repr__(self) -> str:
-        where = f"{len(self.workers)} Worker{'s' * (len(self.workers) > 1)}"
+        count = len(self.workers)
+        where = f"{count} Worker{'s' * (count > 1)}"
         return f"Plan({self.graph!r}, {len(self.nodes)} nodes in {where})"
 
     def origin(self, node: str) -> Origin | None:
@@ -430,18 +433,6 @@ class Plan(Decisions, Displayed):
         # These stand first, for whoever looks at the file.
         head = {"format": FORMAT, "graph": self.graph, "digest": self.digest, "seed": self.seed}
         return json.dumps(head | fields_by_name, indent=1, default=_to_plain)
-
-
-def with_lags(
-    nodes: Iterable[PlannedNode], sources: Iterable[PlannedSource]
-) -> tuple[PlannedNode, ...]:
-    """Each node with its lag: in a stream its source's, else 0."""
-    lags = {("stream", s.name): s.max_lag for s in sources}
-    with_lag: list[PlannedNode] = []
-    for node in nodes:
-        lag = lags.get((node.region, node.source), 0)
-        with_lag.append(node if node.lag == lag else replace(node, lag=lag))
-    return tuple(with_lag)
 
 
 def _to_plain(entry: Any) -> Any:

@@ -21,7 +21,8 @@ def most_prompt_tokens(node: Node, domains: Domains) -> int | None:
     if stated is not None:
         return int(stated)
     later_turns = 0
-    for port in row_line(next(iter(node.inputs.values())), domains):
+    prompt_port = next(iter(node.inputs.values()))
+    for port in row_line(prompt_port, domains):
         above = port.node
         if above.operator.data_longest:
             longest = _find_longest_in_data(above)

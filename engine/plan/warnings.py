@@ -19,7 +19,8 @@ def step_seconds(plan: Plan) -> tuple[float, str] | None:
     """Predicted seconds a Step, and the slowest Worker if all overlap, else ""; None if unknown."""
     if not _is_predicted(plan):
         return None
-    seconds = {w: _sum_seconds(nodes) for w, nodes in nodes_by_worker(plan.nodes).items()}
+    nodes_on = nodes_by_worker(plan.nodes)
+    seconds = {worker: _sum_seconds(nodes) for worker, nodes in nodes_on.items()}
     can_overlap = all(source.max_lag for source in plan.sources)
     if len(seconds) == 1 or not can_overlap:
         return _sum_seconds(plan.nodes), ""

@@ -18,7 +18,8 @@ def check_turns(draft: Draft) -> Iterator[str]:
     """Workers that take turns exist, each in one group; no ranks of one node among them."""
     seen: set[str] = set()
     workers = dict.fromkeys(draft.workers)
-    ranks_by_node = {node.name: set(node.workers) for node in draft.nodes if node.ranks > 1}
+    ranked_nodes = [node for node in draft.nodes if node.ranks > 1]
+    ranks_by_node = {node.name: set(node.workers) for node in ranked_nodes}
     for group in draft.turns:
         shown = ",".join(group)
         for worker in group:
@@ -64,8 +65,9 @@ def check_device_columns(draft: Draft) -> Iterator[str]:
 
 def _check_readers(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
     """Readers are on the host of the device."""
-    producer, columns = draft.node(edge.producer), ", ".join(edge.device)
-    readers = {f"{edge.consumer} in {w}": w for w in draft.node(edge.consumer).workers}
+    columns = ", ".join(edge.device)
+    producer, consumer = draft.node(edge.producer), draft.node(edge.consumer)
+    readers = {f"{edge.consumer} in {worker}": worker for worker in consumer.workers}
     if producer.region == "stream":
         readers[f"{draft.recorder}, which writes checkpoints,"] = draft.recorder
     for sender in producer.workers:
@@ -80,9 +82,11 @@ def _check_readers(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
 
 def _check_makers(draft: Draft, edge: PlannedEdge) -> Iterator[str]:
     """The Workers that have the columns have their device at all times."""
-    workers, columns = draft.node(edge.producer).workers, ", ".join(edge.device)
-    group = next((group for group in draft.turns if not set(workers).isdisjoint(group)), None)
-    if group is not None:
-        problem = f"{edge.producer} has {columns} on a device that {', '.join(group)} have by turns"
-        fix = f"pin {edge.producer} to another worker, or {columns} without device=True"
-        yield add_fix(problem, fix)
+    columns = ", ".join(edge.device)
+    makers = set(draft.node(edge.producer).workers)
+    for group in draft.turns:
+        if not makers.isdisjoint(group):
+            device = f"a device that {', '.join(group)} have by turns"
+            fix = f"pin {edge.producer} to another worker, or {columns} without device=True"
+            yield add_fix(f"{edge.producer} has {columns} on {device}", fix)
+            return

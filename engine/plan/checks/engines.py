@@ -33,7 +33,8 @@ def _check_alone(
         computing = (node.name for node in nodes_on[worker] if node.traits.computes)
         others = [name for name in computing if name not in names]
         if others:
-            problem = f"{first.name} by {kernel} is in {worker} with {', '.join(others)}"
+            where = f"in {worker} with {', '.join(others)}"
+            problem = f"{first.name} by {kernel} is {where}"
             fix = f"pin {first.name} to a worker in which nothing else computes"
             yield add_fix(f"{problem}, and it needs a process of its own", fix)
 
@@ -42,10 +43,11 @@ def _check_one_split(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str
     tensor = draft.placing.tensor
     counts = {node.name: tensor[node.name] for node in nodes if node.name in tensor}
     if len(set(counts.values())) > 1:
-        shown = ", ".join(f"{name}={count}" for name, count in counts.items())
+        wishes = ", ".join(f"{name}={count}" for name, count in counts.items())
         most = max(counts.values())
         fix = ", ".join(f"{name}={most}" for name in counts)
-        yield add_fix(f"tensor: {shown}, and they share an engine in {nodes[0].workers[0]}", fix)
+        where = nodes[0].workers[0]
+        yield add_fix(f"tensor: {wishes}, and they share an engine in {where}", fix)
 
 
 def _check_devices(draft: Draft, node: PlannedNode) -> Iterator[str]:
@@ -54,7 +56,8 @@ def _check_devices(draft: Draft, node: PlannedNode) -> Iterator[str]:
     if ranks < 2:
         return
     for worker in node.workers:
-        host, gpus = draft.host_of(worker), draft.devices.get(worker, ())
+        host = draft.host_of(worker)
+        gpus = draft.devices.get(worker, ())
         count = len(draft.cluster.on(host).gpus)
         if count and len(gpus) < ranks:
             problem = f"tensor: {name}={ranks} in {worker}, and there are {count} GPUs for it"

@@ -147,8 +147,10 @@ def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
     peaks: dict[str, int] = {}
     for worker, parts in _part_bytes(room.workers).items():
         peaks[worker] = peak(parts, without=room.without)
-    too_large = (w for w, size in peaks.items() if size > room.bytes or len(peaks) == 1)
-    single = next(too_large, "")
+    too_large = [worker for worker, size in peaks.items() if size > room.bytes]
+    if len(peaks) == 1:
+        too_large = list(peaks)  # beside its process, which counts in the need
+    single = too_large[0] if too_large else ""
     if single:
         need = f"{single} needs {_gib(peaks[single])}"
         largest = _find_largest(room.workers[single], room.without)
@@ -160,8 +162,9 @@ def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
         need = f"{', '.join(room.workers)} together need {_gib(room.need)}"
         largest = _find_largest(chain.from_iterable(room.workers.values()), room.without)
         fix = f"{_suggest_smaller(largest[0].part)}, or fewer workers"
-    shown = ", ".join(f"{each.part} of {each.node} {_gib(each.size)}" for each in largest)
-    yield add_fix(f"{need}, {room.where} has {_gib(room.bytes)}: {shown}", fix)
+    shown = ", ".join(map(str, largest))
+    size = f"{room.where} has {_gib(room.bytes)}"
+    yield add_fix(f"{need}, {size}: {shown}", fix)
 
 
 def _find_large_enough(hosts: Iterable[Host], need: int) -> str:
@@ -179,6 +182,9 @@ class _Part(NamedTuple):
     size: int
     part: str
     node: str
+
+    def __str__(self) -> str:
+        return f"{self.part} of {self.node} {_gib(self.size)}"
 
 
 def _find_largest(nodes: Iterable[PlannedNode], without: Parts) -> list[_Part]:

@@ -34,7 +34,10 @@ def check_groups(draft: Draft) -> Iterator[str]:
 
 def _find_divisor(batch: int, most: int) -> int:
     """The greatest divisor of a batch up to this."""
-    return max(d for d in range(1, min(most, batch) + 1) if batch % d == 0)
+    divisor = min(most, batch)
+    while batch % divisor:
+        divisor -= 1
+    return divisor
 
 
 def _find_uneven_sources(draft: Draft) -> set[str]:

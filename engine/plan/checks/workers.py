@@ -16,7 +16,8 @@ def check_workers(draft: Draft) -> Iterator[str]:
     """Each node is on replicas x ranks Workers, all different, with at least one thread."""
     for node in draft.nodes:
         layout, count = node.layout, node.layout.replicas * node.ranks
-        if len(node.workers) != count or len(set(node.workers)) < count or not all(node.workers):
+        are_different = len(set(node.workers)) == len(node.workers)
+        if len(node.workers) != count or not are_different or not all(node.workers):
             split = f"{layout.replicas} replicas"
             if node.ranks > 1:
                 split += f" of {node.ranks} ranks"
@@ -38,7 +39,8 @@ def _check_same_world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
     fix = f"or pin {node.name} to other workers"
     tensor, other_tensor = node.layout.tensor, other.layout.tensor
     if node.workers != other.workers:
-        workers, other_workers = ",".join(node.workers), ",".join(other.workers)
+        workers = ",".join(node.workers)
+        other_workers = ",".join(other.workers)
         problem = f"{other.name} has ranks on {other_workers}, {node.name} on {workers}"
         fix = f"equal ranks, {fix}"
         yield add_fix(f"{problem}: one process in two worlds", fix)

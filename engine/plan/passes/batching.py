@@ -62,7 +62,7 @@ def _describe_chunks(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str
 def _describe_bits(node: PlannedNode, *, is_requested: bool) -> str:
     replicas = node.layout.replicas
     unit = {"step": "Step", "evaluation": "evaluation"}.get(node.region, "cohort")
-    chunks = f"{node.chunks} chunk{'s' * (node.chunks != 1)} a {unit}"
+    chunks = "1 chunk" if node.chunks == 1 else f"{node.chunks} chunks"
     if is_requested:
         why = "as was asked"
     elif replicas > 1:
@@ -71,4 +71,4 @@ def _describe_bits(node: PlannedNode, *, is_requested: bool) -> str:
         why = "as replicas would have"
     if replicas > 1:
         why += f"; one replica with chunks={node.chunks} gives the same bits"
-    return f"{node.name}: {chunks}, {why}"
+    return f"{node.name}: {chunks} a {unit}, {why}"

@@ -38,7 +38,8 @@ def _describe_shares(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:
     totals = _cores_by_worker(draft)
     divided: list[str] = []
     for node in _computing_nodes(draft):
-        if shares[node.name] < min(totals[worker] for worker in node.workers):
+        whole = min(totals[worker] for worker in node.workers)
+        if shares[node.name] < whole:
             divided.append(node.name)
     if not divided:
         return
@@ -73,8 +74,8 @@ def _share_cores_by_node(draft: Draft) -> dict[str, int]:
     for node, concurrent in _find_concurrent(computing_nodes, find_ancestors(draft.nodes)):
         counts = _count_at_once(draft, concurrent)
         for worker in node.workers:
-            count = counts[draft.host_of(worker)]
-            shares[worker] = min(shares[worker], max(1, totals[worker] // count))
+            share = totals[worker] // counts[draft.host_of(worker)]
+            shares[worker] = min(shares[worker], max(1, share))
     _level_shares(draft, shares)
     return {node.name: shares[node.workers[0]] for node in draft.nodes}
 

@@ -63,13 +63,11 @@ def _find_libraries(
         if set(node.workers) <= counted_workers:
             continue
         counted_workers.update(node.workers)
-        # The node itself is among those that share one of its Workers.
-        lasting_sizes = [
-            _lasting_bytes(other, corrections[other.name])
-            for other in measured_nodes
-            if not set(other.workers).isdisjoint(node.workers)
-        ]
-        yield node.name, max(0, max(lasting_sizes))
+        most = 0
+        for other in measured_nodes:
+            if not set(other.workers).isdisjoint(node.workers):
+                most = max(most, _lasting_bytes(other, corrections[other.name]))
+        yield node.name, most
 
 
 def _lasting_bytes(node: PlannedNode, correction: PeakCorrection) -> int:

@@ -12,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.rows import Domains
 from dataflow.shown import shown_bytes
 from engine.plan.cost.kv_cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import WIDTHS
-from engine.plan.cost.models import model_cost
+from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import find_engines, kernel_name, model_of, needs_of
 from engine.plan.lengths import all_lengths
@@ -63,8 +62,9 @@ def _find_environments(draft: Draft) -> dict[str, dict[str, str]]:
 
 
 def _find_lengths(draft: Draft) -> dict[str, Lengths]:
-    models = [state for state in draft.graph.states if isinstance(state, Model)]
-    shapes = {model.name: model_cost(model.base, model.head).shape for model in models}
+    shapes: dict[str, Shape | None] = {}
+    for model in draft.graph_models:
+        shapes[model.name] = model_cost(model.base, model.head).shape
     return all_lengths(draft.graph, shapes)
 
 
@@ -77,8 +77,9 @@ def _size_nodes(
     """The nodes of an engine with its size; as they are where their Model's shape is unknown.
     gpu_memory: of the GPUs that a Worker has to itself.
     """
-    model = next(s for s in draft.graph.states if s.name == model_of(nodes[0]))
-    if not isinstance(model, Model):
+    name = model_of(nodes[0])
+    model = next((model for model in draft.graph_models if model.name == name), None)
+    if model is None:
         return list(nodes)
     cost = model_cost(model.base)
     shape = cost.shape
@@ -136,7 +137,8 @@ def _find_unshared_memory(draft: Draft) -> dict[str, int]:
     memory: dict[str, int] = {}
     for worker, gpus in draft.devices.items():
         host = draft.host_of(worker)
-        if gpus and all(len(users[host, index]) == 1 for index in gpus):
+        most_users = max((len(users[host, index]) for index in gpus), default=0)
+        if most_users == 1:
             host_gpus = draft.cluster.on(host).gpus
             memory[worker] = min(host_gpus[index] for index in gpus)
     return memory
@@ -144,9 +146,10 @@ def _find_unshared_memory(draft: Draft) -> dict[str, int]:
 
 def _concurrent_rows(draft: Draft, node: PlannedNode) -> int:
     """Rows that a node decodes at once; an evaluation's fill the slots."""
-    slots, replicas = node.layout.slots, node.layout.replicas
-    batch = next((s.batch for s in draft.sources if s.name == node.source), slots)
-    return min(slots, -(-batch // replicas) * node.rows)
+    slots = node.layout.slots
+    batches = {source.name: source.batch for source in draft.sources}
+    prompts = -(-batches.get(node.source, slots) // node.layout.replicas)
+    return min(slots, prompts * node.rows)
 
 
 def _describe_engine(

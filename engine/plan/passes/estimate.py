@@ -28,7 +28,7 @@ from engine.plan.kernel_needs import model_of, needs_of
 from engine.plan.lengths import all_lengths
 from engine.plan.passes.project import fetched_columns
 from engine.plan.passes.seconds import add_seconds
-from engine.plan.plan import PlannedEdge, PlannedInput, PlannedNode
+from engine.plan.plan import PlannedEdge, PlannedInput, PlannedModel, PlannedNode
 
 Columns = tuple[str, ...]
 
@@ -49,13 +49,16 @@ def choose_route(
 def estimate_costs(draft: Draft) -> Draft:
     """Fill in the estimate of each node, the edges, and the parameters of each Model."""
     cost = _Cost(draft)
-    nodes = tuple(replace(n, estimate=cost.estimate_node(n)) for n in draft.nodes)
-    models = tuple(replace(m, parameters=cost.models[m.name].parameters) for m in draft.models)
+    nodes = [replace(n, estimate=cost.estimate_node(n)) for n in draft.nodes]
+    models: list[PlannedModel] = []
+    for model in draft.models:
+        parameters = cost.models[model.name].parameters
+        models.append(replace(model, parameters=parameters))
     estimated = replace(
         draft,
-        nodes=nodes,
+        nodes=tuple(nodes),
         edges=tuple(cost.make_edges()),
-        models=models,
+        models=tuple(models),
         notes=(*draft.notes, *cost.describe_assumptions()),
     )
     return add_seconds(estimated, cost.models, cost.work_by_row_set)
@@ -81,8 +84,8 @@ class _Cost:
         self._nodes = {n.name: n for n in draft.graph.nodes}
         self._planned = {n.name: n for n in draft.nodes}
         self._sources = {s.name: s for s in draft.sources}
-        self._states = {s.name: s for s in draft.graph.states if isinstance(s, Model)}
-        self.models = {name: model_cost(m.base, m.head) for name, m in self._states.items()}
+        self._models = {model.name: model for model in draft.graph_models}
+        self.models = {m.name: model_cost(m.base, m.head) for m in draft.graph_models}
         shapes = {name: cost.shape for name, cost in self.models.items()}
         self._lengths = all_lengths(draft.graph, shapes)
         self._on_device = {name: declared(node.schemas) for name, node in self._nodes.items()}
@@ -125,8 +128,9 @@ class _Cost:
         """Of one rank: its weights, and what it holds while it runs."""
         parts: dict[str, int] = {}
         if planned.name in self._owners:
-            parts["weights"] = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
-            parts |= self._engine_parts(planned, parts["weights"])
+            weights = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
+            parts["weights"] = weights
+            parts |= self._engine_parts(planned, weights)
         parts |= self._running_parts(planned, use)
         if planned.layout.shard:
             for part in _SHARDED:
@@ -143,14 +147,14 @@ class _Cost:
         return _without_zeros({"engine": engine, "cache": planned.layout.cache_bytes * ranks})
 
     def _running_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        shape, dtype, head = use.cost.shape, use.model.dtype, use.model.head
         if planned.work == "train":
             return self._training_parts(planned, use)
+        shape, dtype = use.cost.shape, use.model.dtype
         if shape is None:
             return {}
         work = self._work_of(planned)
         if not planned.traits.generates:
-            return memory.forward_parts(shape, work, dtype, head)
+            return memory.forward_parts(shape, work, dtype, use.model.head)
         parts = memory.decode_parts(shape, work, dtype)
         if planned.layout.cache_bytes:
             del parts["kv_cache"]  # held always, by the engine
@@ -173,13 +177,14 @@ class _Cost:
             return 0
         steps = 1 + source.max_lag if planned.region == "stream" else 1
         prompts = -(-source.batch * steps // planned.layout.replicas)
-        return prompts * planned.rows * row_bytes(self._column_bytes[planned.name], tuple(columns))
+        sizes = self._column_bytes[planned.name]
+        return prompts * planned.rows * row_bytes(sizes, tuple(columns))
 
     def _find_use(self, planned: PlannedNode) -> _Use | None:
         model = model_of(planned)
         if not model or planned.work == "evaluate":
             return None
-        return _Use(self._states[model], self.models[model])
+        return _Use(self._models[model], self.models[model])
 
     def work_by_row_set(self, planned: PlannedNode) -> dict[str, Work]:
         """What one replica (of a train node, one rank) does in a Step, by row set."""
@@ -318,8 +323,9 @@ def _count_read_lists(node: Node, terms: Iterable[LossTerm]) -> int:
     total = 0
     for term in terms:
         if term.function.ids:
-            port, column = term.function.ids
-            total += _list_size(node.inputs[f"{term.label}.{port}"].schema, column)
+            name, column = term.function.ids
+            port = node.inputs[f"{term.label}.{name}"]
+            total += _list_size(port.schema, column)
     return total
 
 

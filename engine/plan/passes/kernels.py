@@ -38,7 +38,10 @@ def choose_kernels(draft: Draft) -> Draft:
 
 def find_tensor_kernel(operator: Operator, without: str) -> str:
     """The first kernel of an operator that has tensor ranks of its own, but for this one."""
-    return next((n for n, needs in operator.needs.items() if needs.tensor and n != without), "")
+    for name, needs in operator.needs.items():
+        if needs.tensor and name != without:
+            return name
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,9 @@ def _find_unknown(draft: Draft) -> Iterator[str]:
             continue
         kernels = list(_operator_of(draft, nodes[name]).kernels)
         if kernel not in kernels:
-            problem = f"{name}={kernel}, and {nodes[name].operator} has {', '.join(kernels)}"
+            operator = f"{nodes[name].operator} has {', '.join(kernels)}"
             fix = f"{name}={nearest_or_all(kernel, kernels)}"
-            yield add_fix(problem, fix)
+            yield add_fix(f"{name}={kernel}, and {operator}", fix)
 
 
 def _find_unmet(draft: Draft) -> Iterator[str]:
@@ -92,7 +95,8 @@ def _choose_kernel(draft: Draft, node: PlannedNode) -> PlannedNode:
 def _describe_passed_over(draft: Draft, node: PlannedNode) -> Iterator[str]:
     """Why the kernels that the operator prefers do not run the node."""
     operator = _operator_of(draft, node)
-    before = list(takewhile(lambda name: operator.kernels[name] != node.kernel, operator.kernels))
+    paths = operator.kernels
+    before = list(takewhile(lambda name: paths[name] != node.kernel, paths))
     if node.name in draft.placing.kernel:
         note = f"{node.name}: kernel {kernel_name(operator, node.kernel)}, as asked for"
         if before:
@@ -123,8 +127,8 @@ def _find_misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfi
         yield _Misfit(problem, f"without inproc, or {instead}")
     yield from _find_params_misfits(draft, node, name, needs)
     if needs != NO_NEEDS:
-        for model in draft.graph.states:
-            if isinstance(model, Model) and model.name == model_of(node):
+        for model in draft.graph_models:
+            if model.name == model_of(node):
                 for problem in _find_model_problems(draft, node, name, needs, model):
                     yield _Misfit(problem, instead)
 
@@ -141,9 +145,10 @@ def _find_params_misfits(
     """Values of the node's parameters that a kernel does not take."""
     params = draft.graph.node(node.name).params
     for param, choices in needs.params.items():
-        if params.get(param) not in choices:
+        argument = params.get(param)
+        if argument not in choices:
             shown = _join_choices([f"{param}={choice!r}" for choice in choices])
-            problem = f"it has {param}={params.get(param)!r}, and {name} takes {shown}"
+            problem = f"it has {param}={argument!r}, and {name} takes {shown}"
             yield _Misfit(problem, f"{shown}, or another kernel")
 
 

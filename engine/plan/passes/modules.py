@@ -26,7 +26,7 @@ def share_modules(draft: Draft) -> Draft:
     for node in draft.nodes:
         writers |= {use.model: node for use in node.models if use.access == "write"}
     rules = _Rules(
-        models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
+        models={model.name: model for model in draft.graph_models},
         carried=draft.phase.carried if draft.phase else {},
         unshared_kernels={n.name: _find_unshared_kernel(n, draft) for n in draft.nodes},
         writers=writers,
@@ -44,7 +44,8 @@ def share_modules(draft: Draft) -> Draft:
 
 def _choose_route(model: PlannedModel, draft: Draft) -> Literal["pull", "collective"]:
     """As asked for, else collectives if the remote readers have devices of their own."""
-    written = next(m for m in draft.models if m.name == (model.follows or model.name))
+    leader = model.follows or model.name
+    written = next(other for other in draft.models if other.name == leader)
     readers = draft.remote_readers(written)
     if not readers or draft.placing.weights == "pull":
         return "pull"
@@ -58,7 +59,8 @@ def _have_own_devices(node: str, readers: Sequence[str], draft: Draft) -> bool:
     writer = draft.node(node).workers[0]
     if writer not in draft.devices:
         return False
-    writer_devices, writer_host = set(draft.devices[writer]), draft.hosts.get(writer)
+    writer_host = draft.hosts.get(writer)
+    writer_devices = set(draft.devices[writer])
     for reader in readers:
         if reader not in draft.devices or draft.hosts.get(reader) != writer_host:
             return False

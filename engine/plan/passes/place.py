@@ -44,9 +44,9 @@ def place_nodes(draft: Draft) -> Draft:
     """Decide the Workers and layouts of all nodes. Raises PlanError with every wish that cannot be
     met.
     """
-    _require_none(list(find_placement_problems(draft)))
+    _require_none(find_placement_problems(draft))
     nodes, turns = tuple(_place_each(draft)), draft.placing.turns
-    _require_none(list(find_sharing_problems(draft, nodes, turns)))
+    _require_none(find_sharing_problems(draft, nodes, turns))
     if draft.placing.inproc:
         # Only now: chunks are as they would be without it.
         nodes = tuple(replace(node, workers=(MAIN,), layout=Layout()) for node in nodes)
@@ -70,17 +70,20 @@ def place_nodes(draft: Draft) -> Draft:
     return replace(placed, devices=assign_devices(placed))
 
 
-def _require_none(problems: Sequence[str]) -> None:
-    if problems:
-        raise PlanError("\n".join(f"place: {problem}" for problem in problems))
+def _require_none(problems: Iterable[str]) -> None:
+    lines = [f"place: {problem}" for problem in problems]
+    if lines:
+        raise PlanError("\n".join(lines))
 
 
 def find_ancestors(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
     """For each node, all nodes that its rows depend on, directly or not."""
     ancestors: dict[str, frozenset[str]] = {}
     for node in nodes:
-        parents = {*node.gates, *(fetch.producer for fetch in list_fetches(node.inputs))}
-        ancestors[node.name] = frozenset(parents).union(*(ancestors[name] for name in parents))
+        parents = set(node.gates)
+        parents.update(fetch.producer for fetch in list_fetches(node.inputs))
+        above_parents = (ancestors[name] for name in parents)
+        ancestors[node.name] = frozenset(parents).union(*above_parents)
     return ancestors
 
 
@@ -123,7 +126,8 @@ def _choose_workers(draft: Draft) -> dict[str, Workers]:
     pin, bases = draft.placing.pin, _choose_bases(draft)
     places: dict[str, Workers] = {}
     for node in draft.nodes:
-        places[node.name] = pin.get(node.name) or _name_copies(draft, node, bases[node.name])
+        copies = _name_copies(draft, node, bases[node.name])
+        places[node.name] = pin.get(node.name) or copies
     if draft.placing.workers != "apart":
         _share_engines(draft, places)
     # After engines: a source is beside the generation that it feeds, wherever that is now.
@@ -225,8 +229,13 @@ def _name_copies(draft: Draft, node: PlannedNode, base: str) -> Workers:
 
 def _find_leader(draft: Draft, group: Sequence[str]) -> str:
     """The node whose Workers the group gets: pinned, else train, else with most replicas."""
-    placing, trains = draft.placing, {n.name for n in draft.nodes if n.work == "train"}
-    return max(group, key=lambda n: (n in placing.pin, n in trains, placing.replicas.get(n, 1)))
+    pin, replicas = draft.placing.pin, draft.placing.replicas
+    trains = {node.name for node in draft.nodes if node.work == "train"}
+
+    def rank(name: str) -> tuple[bool, bool, int]:
+        return name in pin, name in trains, replicas.get(name, 1)
+
+    return max(group, key=rank)
 
 
 def _share_workers(draft: Draft, group: Sequence[str], workers: Workers) -> dict[str, Workers]:
@@ -263,8 +272,10 @@ def _choose_hosts(draft: Draft) -> dict[str, str]:
     if draft.placing.inproc or not cluster.hosts:
         return {}
     host_of = spread_workers(draft)
-    first = next((h.name for h in cluster.hosts if not h.refused), cluster.hosts[0].name)
-    return host_of if cluster.live or set(host_of.values()) != {first} else {}
+    usable = [host for host in cluster.hosts if not host.refused] or cluster.hosts
+    is_on_first = set(host_of.values()) == {usable[0].name}
+    # A run in a Ray cluster has hosts, even if there is only one.
+    return {} if is_on_first and not cluster.live else host_of
 
 
 def _describe_workers(draft: Draft) -> Iterator[str]:

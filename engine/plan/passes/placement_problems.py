@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from dataflow.errors import nearest_or_all
-from dataflow.model import Model
 from engine.plan.draft import Draft
 from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import find_tensor_problems
@@ -39,8 +38,10 @@ def why_one_replica(draft: Draft, node: PlannedNode) -> str:
         return "a train node"
     if node.scope == "batch":
         return "of batch scope: it sees all rows of the Step at once"
-    models = (s for s in draft.graph.states if isinstance(s, Model))
-    followers = {m.name for m in models if m.follows is not None and m.copies is None}
+    followers: set[str] = set()
+    for model in draft.graph_models:
+        if model.follows is not None and model.copies is None:
+            followers.add(model.name)
     for use in node.models:
         if use.model in followers:
             return f"a reader of {use.model!r}, which moves by its own steps"
@@ -117,7 +118,8 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
 
 
 def _find_replica_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
-    wish, fix = f"replicas: {node.name}={count}", f"{node.name}=1"
+    wish = f"replicas: {node.name}={count}"
+    fix = f"{node.name}=1"
     why = why_one_replica(draft, node)
     if count < 1:
         yield add_fix(wish, fix)
@@ -135,7 +137,8 @@ def _find_rank_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator
             yield add_fix(f"{wish}, but only train nodes have ranks", fix)
         return
     sources = set(draft.sources_of(node).values())
-    batch = min((s.batch for s in draft.sources if s.name in sources), default=0)
+    batches = [source.batch for source in draft.sources if source.name in sources]
+    batch = min(batches, default=0)
     parts = draft.graph.node(node.name).params["minibatches"]
     most = max(1, batch // parts)
     if not 1 <= count <= most:
@@ -190,7 +193,8 @@ def _find_divided_groups(placing: Placing) -> Iterator[str]:
         if len(places) > 1:
             first = next(iter(pins))
             other = next(name for name, workers in pins.items() if workers != places[0])
-            first_workers, other_workers = ",".join(places[0]), ",".join(places[1])
+            first_workers = ",".join(places[0])
+            other_workers = ",".join(places[1])
             pinned = f"{first} is pinned to {first_workers} and {other} to {other_workers}"
             problem = f"together: {','.join(group)}, but {pinned}"
             yield add_fix(problem, f"one pin, {first}={first_workers}")

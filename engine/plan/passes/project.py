@@ -258,8 +258,9 @@ def _columns_to_join(node: Node, port: Port[Any], columns: Iterable[str]) -> lis
         elif (axis := joined_columns[name].axis) is not None:
             missing_axes[axis] = None
     for axis in missing_axes:
-        if all(part_columns[name].axis != axis for name in names):
-            names.append(next(n for n, column in part_columns.items() if column.axis == axis))
+        along_axis = [name for name, column in part_columns.items() if column.axis == axis]
+        if not any(name in along_axis for name in names):
+            names.append(along_axis[0])
     return names
 
 

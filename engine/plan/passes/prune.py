@@ -21,7 +21,8 @@ def prune_graph(draft: Draft) -> Draft:
     notes: list[str] = []
     samplers = Samplers(draft.graph, Domains(draft.graph))
     graph = draft.graph.map(lambda node: _prune_ports(node, notes, samplers))
-    dead = {node.name for node in draft.graph.nodes} - {node.name for node in graph.nodes}
+    live = {node.name for node in graph.nodes}
+    dead = {node.name for node in draft.graph.nodes} - live
     notes += [f"{name}: left out, nothing reads it" for name in sorted(dead)]
     return replace(draft, graph=graph, notes=(*draft.notes, *notes))
 
@@ -34,9 +35,10 @@ def _prune_ports(node: Node, notes: list[str], samplers: Samplers) -> Node:
     terms: list[LossTerm] = []
     for term in loss.terms:
         for port, parameter in term.function.zero:
-            is_zero = dict(term.params).get(parameter) == 0
-            if is_zero and inputs.pop(f"{term.label}.{port}", None) is not None:
-                notes.append(f"{node.name}: {term.label}.{port} left out, {parameter} is 0")
+            key = f"{term.label}.{port}"
+            if dict(term.params).get(parameter) == 0 and key in inputs:
+                del inputs[key]
+                notes.append(f"{node.name}: {key} left out, {parameter} is 0")
         if _is_old_current(node, term, samplers):
             del inputs[f"{term.label}.old"]
             why = "a Step has one update, so it is the current log-probs"
@@ -45,13 +47,15 @@ def _prune_ports(node: Node, notes: list[str], samplers: Samplers) -> Node:
         terms.append(term)
     if inputs.keys() == node.inputs.keys():
         return node
-    return node.changed(inputs=inputs, params=node.params | {"loss": Loss(tuple(terms))})
+    params = node.params | {"loss": Loss(tuple(terms))}
+    return node.changed(inputs=inputs, params=params)
 
 
 def _is_old_current(node: Node, term: LossTerm, samplers: Samplers) -> bool:
     """Whether `old` of a term is what the Model that is trained computes in the Step itself."""
     old = node.inputs.get(f"{term.label}.old")
-    if old is None or node.params["epochs"] * node.params["minibatches"] != 1:
+    updates = node.params["epochs"] * node.params["minibatches"]
+    if old is None or updates != 1:
         return False
     maker = old.node
     if not maker.operator.log_probs or maker.states.get("model") != node.states["model"]:

@@ -140,7 +140,8 @@ def _find_compared(samples: BySample) -> list[float]:
     """
     temperatures: list[float] = []
     for makers in samples:
-        temperatures.append(_temperature_of(makers[0]) if len(makers) == 1 else 0.0)
+        has_one_sampler = len(makers) == 1
+        temperatures.append(_temperature_of(makers[0]) if has_one_sampler else 0.0)
     return temperatures
 
 

@@ -32,11 +32,16 @@ def add_seconds(draft: Draft, models: Mapping[str, ModelCost], work: WorkOf) -> 
     """Fill in the seconds of nodes, edges and weights."""
     costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile, models)
     seconds = _Seconds(costs, draft, work)
-    nodes = tuple(replace(n, estimate=seconds.estimate_node(n)) for n in draft.nodes)
-    edges = tuple(replace(edge, seconds=seconds.time_edge(edge)) for edge in draft.edges)
-    timed_models = tuple(replace(m, seconds=seconds.time_weights(m)) for m in draft.models)
-    notes = (*draft.notes, *seconds.describe_rates())
-    return replace(draft, nodes=nodes, edges=edges, models=timed_models, notes=notes)
+    nodes = [replace(node, estimate=seconds.estimate_node(node)) for node in draft.nodes]
+    edges = [replace(edge, seconds=seconds.time_edge(edge)) for edge in draft.edges]
+    timed_models = [replace(m, seconds=seconds.time_weights(m)) for m in draft.models]
+    return replace(
+        draft,
+        nodes=tuple(nodes),
+        edges=tuple(edges),
+        models=tuple(timed_models),
+        notes=(*draft.notes, *seconds.describe_rates()),
+    )
 
 
 class _Seconds:
@@ -56,9 +61,11 @@ class _Seconds:
         if node.traits.computes:
             if self._costs.unpriced(node.name):
                 return node.estimate
-            time, origin = self._time_passes(node), self._costs.origin(node.name)
+            time = self._time_passes(node)
+            origin = self._costs.origin(node.name)
             return replace(node.estimate, seconds=time.seconds, bound=time.bound, origin=origin)
-        rows = -(-self._batches.get(node.source, 0) * node.rows // node.layout.replicas)
+        step_rows = self._batches.get(node.source, 0) * node.rows
+        rows = -(-step_rows // node.layout.replicas)
         seconds = self._costs.function(node.name, rows)
         origin = "fitted" if self._costs.measured_function(node.name) else "catalogue"
         return replace(node.estimate, seconds=seconds, origin=origin)

@@ -18,7 +18,7 @@ from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subs
 from dataflow.regions import regions, trained_models
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource, Relation, with_lags
+from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource, Relation
 from engine.plan.refusals import add_fix
 
 MOST_ROWS = 1 << 26
@@ -42,7 +42,7 @@ def shape_nodes(draft: Draft) -> Draft:
     nodes = tuple(map(shaper.plan_node, ordered))
     sources = tuple(shaper.plan_sources(nodes))
     _require_rows(nodes, {source.name: source.batch for source in sources})
-    return replace(draft, nodes=with_lags(nodes, sources), sources=sources)
+    return replace(draft, nodes=set_lags(nodes, sources), sources=sources)
 
 
 def _require_rows(nodes: tuple[PlannedNode, ...], batches: Mapping[str, int]) -> None:
@@ -52,6 +52,18 @@ def _require_rows(nodes: tuple[PlannedNode, ...], batches: Mapping[str, int]) ->
         if rows > MOST_ROWS:
             problem = f"{node.name}: expected at most {MOST_ROWS:,} rows in a Step, found {rows:,}"
             raise PlanError(add_fix(problem, "a lower batch, or a lower n"))
+
+
+def set_lags(
+    nodes: Iterable[PlannedNode], sources: Iterable[PlannedSource]
+) -> tuple[PlannedNode, ...]:
+    """Set each node's lag: in a stream its source's, else 0."""
+    lags = {("stream", s.name): s.max_lag for s in sources}
+    with_lag: list[PlannedNode] = []
+    for node in nodes:
+        lag = lags.get((node.region, node.source), 0)
+        with_lag.append(node if node.lag == lag else replace(node, lag=lag))
+    return tuple(with_lag)
 
 
 def row_width(domain: Domain | None) -> int:
@@ -72,9 +84,11 @@ class _Shaper:
         """Raises PlanError for rows that no plan has."""
         domain = self._require_domain(node)
         row_sets = _find_row_sets(node)
-        widths = {key: row_width(self._domains.of(port)) for key, port in node.inputs.items()}
+        widths: dict[str, int] = {}
         set_widths: dict[str, int] = {}
-        for key, row_set in row_sets.items():
+        for key, port in node.inputs.items():
+            widths[key] = row_width(self._domains.of(port))
+            row_set = row_sets[key]
             set_widths[row_set] = max(widths[key], set_widths.get(row_set, 0))
         inner = set_widths.get(ROWS, 1)
         if isinstance(node.operator.rows, Reduce | Concat):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from engine.plan.cluster import Cluster
+from engine.plan.cluster import Cluster, Host
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
 from engine.plan.refusals import add_fix
@@ -43,10 +43,10 @@ def add_spare_hosts(
     for node in nodes:
         unpinned = (w for w in node.workers if w in spare and w not in draft.placing.hosts)
         first_hosts |= dict.fromkeys(unpinned, hosts[node.workers[0]])
-    spare_hosts = [
-        replace(draft.cluster.host(first_host), name=worker, node="")
-        for worker, first_host in first_hosts.items()
-    ]
+    spare_hosts: list[Host] = []
+    for worker, first_host in first_hosts.items():
+        spare_host = replace(draft.cluster.host(first_host), name=worker, node="")
+        spare_hosts.append(spare_host)
     cluster = replace(draft.cluster, hosts=(*draft.cluster.hosts, *spare_hosts))
     return {worker: worker for worker in first_hosts}, cluster
 
@@ -106,7 +106,8 @@ def _find_unequal_ranges(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator
 
 
 def _show_range(draft: Draft, name: str) -> str:
-    return f"{name}={draft.placing.least[name]}..{draft.placing.replicas[name]}"
+    least, most = draft.placing.least[name], draft.placing.replicas[name]
+    return f"{name}={least}..{most}"
 
 
 def describe_spare(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:

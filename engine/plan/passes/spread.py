@@ -51,7 +51,8 @@ def spread_workers(draft: Draft) -> dict[str, str]:
     for group in dict.fromkeys(groups.of(worker) for worker in present):
         occupied.take(hosts[group.workers[0]], group)
     # Trainers first, then other Models, then columns; each of these in running order.
-    for node in sorted(draft.nodes, key=lambda n: (n.work != "train", not n.traits.computes)):
+    nodes = sorted(draft.nodes, key=lambda n: (n.work != "train", not n.traits.computes))
+    for node in nodes:
         free = [w for w in node.workers if w not in hosts and w not in draft.spare]
         hosts |= _spread_node(occupied, groups, node, free)
     remaining = [worker for worker in draft.workers if worker not in hosts]
@@ -174,7 +175,10 @@ class _Occupied:
         known = draft.cluster.hosts
         self.hosts: Sequence[Host] = [h for h in known if not h.refused] or known[:1]
         threads = draft.threads or 1
-        self._most = {h.name: len(h.gpus) or max(1, h.cores // threads) for h in known}
+        self._most: dict[str, int] = {}
+        """Of each host: its GPUs, or kernels that its cores are enough for."""
+        for host in known:
+            self._most[host.name] = len(host.gpus) or max(1, host.cores // threads)
         self._taken: Counter[str] = Counter()
         self._columns: Counter[str] = Counter()
         """Workers that need no device."""
@@ -187,7 +191,8 @@ class _Occupied:
 
     def fits(self, group: HostGroup) -> bool:
         """Whether a host has room for it, of those that it would be on."""
-        return any(self._free(host) >= group.devices for host in self._choose_kind([group]))
+        hosts = self._choose_kind([group])
+        return any(self._free(host) >= group.devices for host in hosts)
 
     def fill(self, groups: Sequence[HostGroup]) -> list[str]:
         """Choose a host for each, as few as have room: the one before as long as it has some."""
@@ -242,7 +247,8 @@ class _Occupied:
             free = 0
             for host in hosts_by_kind[kind]:
                 free += max(0, self._free(host) // max(1, width))
-            return kind[0], free < len(groups), min(map(self._fullness, hosts_by_kind[kind]))
+            least_full = min(map(self._fullness, hosts_by_kind[kind]))
+            return kind[0], free < len(groups), least_full
 
         return hosts_by_kind[min(hosts_by_kind, key=order)]
 

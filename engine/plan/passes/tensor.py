@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataflow.model import Model
 from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of, needs_of
@@ -24,7 +23,8 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
     wish = f"tensor: {node.name}={count}"
     if node.work != "train" and not needs_of(draft.graph, node).tensor:
         if count != 1:
-            yield f"{wish}, but {_explain_lack(draft, node)} replicas: {node.name}={count}."
+            lack = _explain_lack(draft, node)
+            yield f"{wish}, but {lack} replicas: {node.name}={count}."
     elif count < 1:
         fix = f"{node.name}=1"
         yield add_fix(wish, fix)
@@ -49,9 +49,9 @@ def _explain_lack(draft: Draft, node: PlannedNode) -> str:
 def _find_shape(draft: Draft, node: PlannedNode) -> Shape | None:
     """The shape of the Model that a node computes with, or trains; None if unknown here."""
     name = model_of(node)
-    for state in draft.graph.states:
-        if isinstance(state, Model) and state.name == name:
-            return model_cost(state.base, state.head).shape
+    for model in draft.graph_models:
+        if model.name == name:
+            return model_cost(model.base, model.head).shape
     return None
 
 
