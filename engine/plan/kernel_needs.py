@@ -19,7 +19,7 @@ from engine.plan.plan import PlannedNode
 
 
 def kernel_name(operator: Operator, path: str) -> str:
-    """By what name an operator offers a kernel."""
+    """Find the name by which an operator offers a kernel; empty if it does not."""
     for name, offered in operator.kernels.items():
         if offered == path:
             return name

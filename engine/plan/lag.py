@@ -30,7 +30,9 @@ def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
 
 
 def lag_metrics(version: int, ages: np.ndarray) -> dict[str, float]:
-    """Of a Step that starts from this version; a follower's rows may count as newer than that."""
+    """The lag of a Step that starts from this version. A follower's rows may count as newer than
+    that: their lag is 0.
+    """
     lag = np.maximum(version - ages, 0)
     if not any_true(lag != 0):  # as all of a synchronous run
         return {"policy/lag/mean": 0.0, "policy/lag/max": 0.0}

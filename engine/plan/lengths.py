@@ -17,7 +17,7 @@ from dataflow.rows import Domains, reader_of, row_line
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.plan.cost.models import Shape
-from engine.plan.prompt_counts import counted_prompts, counted_rows
+from engine.plan.prompt_counts import count_prompt_tokens, count_row_tokens
 
 Shapes = Mapping[str, Shape | None]
 """Of each Model; None where it is not known."""
@@ -41,13 +41,15 @@ class _LengthFinder:
         self.lengths: dict[str, Lengths] = {}
 
     def add_node(self, node: Node) -> None:
-        """Its lengths, by those of the nodes above it; a generation gives these its prompts'."""
+        """Find a node's lengths by those of the nodes above it. The nodes above a generation then
+        get the length of its prompts.
+        """
         self.lengths[node.name] = self._find_lengths(node)
         if node.operator.traits.generates:
             self._set_prompts_above(node)
 
     def _set_prompts_above(self, generation: Node) -> None:
-        """What a generation is asked is as long as it reads."""
+        """Give the nodes that a generation's prompts come from the length that it reads."""
         lengths = self.lengths[generation.name]
         prompt = next(iter(generation.inputs.values()))
         for port in row_line(prompt, self._domains):
@@ -58,38 +60,38 @@ class _LengthFinder:
 
     def _find_lengths(self, node: Node) -> Lengths:
         if node.operator.traits.generates:
-            return self._find_generated(node)
+            return self._find_rollout(node)
         if node.operator.tokenises:
-            return self._find_demonstrated(node)
+            return self._find_demonstration(node)
         if node.operator.work == "source":
             return of_rollout(0, None)
         rows = node.operator.rows
         inputs = [node.inputs[rows.to]] if isinstance(rows, Reduce) else node.inputs.values()
         above = [self.lengths[port.node.name] for port in inputs]
-        longest = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
+        longest_above = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
         if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
-            return longest.continued(len(node.params.get("then") or ""))
-        return longest
+            return longest_above.continued(len(node.params.get("then") or ""))
+        return longest_above
 
-    def _find_demonstrated(self, node: Node) -> Lengths:
-        """Of rows that are made of the data's texts, for the Model that reads them."""
+    def _find_demonstration(self, node: Node) -> Lengths:
+        """Rows that are made of the data's texts, for the Model that reads them."""
         lengths, reader = of_demonstration(), reader_of(self._graph, node)
         if reader is None:
             return lengths
         model = next((s for s in reader.states.values() if isinstance(s, Model)), None)
-        counts = None if model is None else counted_rows(node, model.base)
+        counts = None if model is None else count_row_tokens(node, model.base)
         if model is None or counts is None:
             return lengths
         return lengths.demonstrated(counts, self._context_of(model))
 
-    def _find_generated(self, node: Node) -> Lengths:
+    def _find_rollout(self, node: Node) -> Lengths:
         policy = next(s for s in node.states.values() if isinstance(s, Model))
         context = self._context_of(policy)
         lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
         prompt = next(iter(node.inputs.values()))
         if issubclass(prompt.schema, TokenPrompt):
             return lengths.asked(self.lengths[prompt.node.name]).clipped(context)
-        counts = counted_prompts(node, policy.base, self._domains)
+        counts = count_prompt_tokens(node, policy.base, self._domains)
         drops = node.params.get("overlong_prompt") == "drop"
         return lengths.clipped(context).counted(counts, drops=drops)
 

@@ -27,8 +27,8 @@ class Label:
 
 
 def metric_labels(plan: Plan) -> dict[str, Label]:
-    """By train node: one alone has no label; where several Models have the same head, all numbers
-    of each are labelled.
+    """Choose the label of each train node: none for one alone; where several Models have the same
+    head, all numbers of each are labelled.
     """
     assert plan.program is not None
     models: dict[str, State] = {}

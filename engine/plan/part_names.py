@@ -17,8 +17,8 @@ from dataflow.rules.context import function_at
 
 
 def names_of_parts(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """By node: its functions' names, `score.exact` for one that another node has, too. Only nodes
-    with such a name are there.
+    """Name the functions of each node, `score.exact` for one that another node has, too. Nodes
+    without such a name are left out.
     """
     nodes = [node for node in graph.nodes if node.operator.part_names]
     if len(nodes) < 2:
@@ -42,8 +42,8 @@ def _qualify(node: str, names: Iterable[str], shared: Collection[str]) -> Iterat
 
 
 def _find_places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
-    """By node: where its names meet others'. Of training in the metrics of a Step; evaluations
-    report under their nodes' names, so theirs meet only as columns of the same rows.
+    """Find where the names of each node meet others': those of training in the metrics of a Step.
+    Evaluations report under their nodes' names, so theirs meet only as columns of the same rows.
     """
     region_of, domains = regions(graph).of, Domains(graph)
     places: dict[str, object] = {}

@@ -21,31 +21,31 @@ Samples = Literal["brief", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Wishes for Workers, which the options of these names explain; the planner decides the rest.
-
-    pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers, by name or by
-    a label (`gpu:H200`); the planner spreads all others. inproc: all nodes are on `main`; of the
-    rest only chunks count (also by replicas). least: of nodes whose replicas come and go, how many
-    there are at the beginning; `replicas` are the most. samples: what is recorded of a Step's rows.
-    simulated: nothing of the plan runs, so that what its kernels need does not have to be here.
-    """
+    """Wishes for Workers, which options of these names explain; the planner decides the rest."""
 
     workers: Spread = "auto"
     kernel: Mapping[str, str] = field(default_factory=dict)
     pin: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The Workers of a node, several for its replicas or ranks."""
     together: tuple[tuple[str, ...], ...] = ()
     replicas: Mapping[str, int] = field(default_factory=dict)
+    """The most, for nodes whose replicas come and go."""
     least: Mapping[str, int] = field(default_factory=dict)
+    """How many of these there are at the beginning."""
     chunks: Mapping[str, int] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    """The host of a Worker, by name or by a label (`gpu:H200`); the planner spreads all others."""
     weights: Weights = "auto"
     inproc: bool = False
+    """All nodes are on `main`; of the other wishes only chunks count (also by replicas)."""
     samples: Samples = "brief"
+    """What is recorded of a Step's rows."""
     simulated: bool = False
+    """Nothing of the plan runs, so that what its kernels need does not have to be here."""
 
 
 def resolve_labels(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster]:
@@ -73,7 +73,7 @@ def resolve_labels(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster
 def _make_heap(
     key: str, label_value: str, cluster: Cluster, pinned_counts: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """Of the hosts with a label that can run anything."""
+    """(Workers, place in the cluster) of each usable host with a label, fewest Workers first."""
     heap: list[tuple[int, int]] = []
     for place, host in enumerate(cluster.hosts):
         if not host.refused and host.labels.get(key) == label_value:

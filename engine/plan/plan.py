@@ -57,10 +57,10 @@ class PlannedInput:
     prompt; 0 for all others.
     """
     row_set: str = ROWS
-    """Of a train node's: the input with whose rows it goes."""
+    """The input of a train node with whose rows it goes."""
 
     def rows(self, inner: int) -> int:
-        """Its rows for each prompt, where the node's chunks have `inner`."""
+        """Count its rows for each prompt, where the node's chunks have `inner`."""
         return self.width or inner * max(1, self.fan_in)
 
     def within(self, sample: np.ndarray) -> np.ndarray:
@@ -101,18 +101,7 @@ class PlannedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """One node, decided.
-
-    rows: of its output, for each prompt. inner: of its inputs, for each prompt, which its chunks
-    consist of (a node that reduces: those that it reduces to; a train node: of its own rows, whose
-    source is `source`). chunking: `cohort` (prompts admitted together, so what shares a batch is
-    decided before it starts) or `ready` (whatever has come, as far as the scope allows). chunks:
-    how many chunks of whole prompts a cohort (below the cut: a Step) is cut into, whatever the
-    replicas: equal chunks give equal bits. workers: the replicas, each with its ranks in order.
-    tokens: the column whose length is a row's, if any. max_lag: as given to the node. lag: how many
-    versions its rows' weights may trail the published ones; 0 except in a stream whose source has a
-    lag.
-    """
+    """One node, decided."""
 
     name: str
     operator: str
@@ -122,18 +111,34 @@ class PlannedNode:
     relation: Relation
     source: str = ""
     rows: int = 1
+    """Rows of its output for each prompt."""
     inner: int = 1
+    """Rows of its inputs for each prompt, which its chunks consist of: of a node that reduces,
+    those that it reduces to; of a train node, its own rows, whose source is `source`.
+    """
     inputs: tuple[PlannedInput, ...] = ()
     models: tuple[ModelUse, ...] = ()
     kernel: str = ""
     layout: Layout = field(default_factory=Layout)
     workers: tuple[str, ...] = ("main",)
+    """The replicas, each with its ranks in order."""
     chunking: Literal["cohort", "ready"] = "cohort"
+    """Prompts admitted together, so what shares a batch is decided before it starts; or whatever
+    has come, as far as the scope allows.
+    """
     chunks: int = 1
+    """Into how many chunks of whole prompts a cohort (below the cut: a Step) is cut, whatever the
+    replicas: equal chunks give equal bits.
+    """
     returns: tuple[str, ...] = ()
     tokens: str = ""
+    """The column whose length is a row's, if any."""
     max_lag: int = 0
+    """As given to the node."""
     lag: int = 0
+    """How many versions its rows' weights may trail the published ones; 0 except in a stream whose
+    source has a lag.
+    """
     refill: bool = False
     max_attempts: int = 10
     every: int = 0
@@ -193,13 +198,15 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSource:
-    """How a source is admitted. batch: prompts a Step. cohort: prompts admitted at once, 0: all."""
+    """How a source is admitted."""
 
     name: str
     batch: int
+    """Prompts a Step."""
     max_lag: int = 0
     intake: Literal["exact", "admission", "drop"] = "exact"
     cohort: int = 0
+    """Prompts that are admitted at once; 0 for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +221,7 @@ class PlannedEdge:
     device: tuple[str, ...] = ()
     """Columns whose values stay on devices and travel by collectives."""
     seconds: float | None = None
-    """Of moving them; None where a device is not known."""
+    """Until a Step's rows have moved; None where a device is not known."""
     saved: int = 0
     """Bytes of declared columns that stay, since nobody downstream reads them."""
 

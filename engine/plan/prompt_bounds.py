@@ -16,7 +16,9 @@ NEXT_TURN = 64
 
 
 def most_prompt_tokens(node: Node, domains: Domains) -> int | None:
-    """Of a generation; None if nobody knows: of tasks, of prompts that a user's operator makes."""
+    """Find the bound of a generation; None if nobody knows it, as for tasks and for prompts that a
+    user's operator makes.
+    """
     stated = node.params.get("max_prompt_tokens")
     if stated is not None:
         return int(stated)

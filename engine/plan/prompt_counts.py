@@ -13,7 +13,7 @@ from dataflow.schema import Prompt
 from dataflow.token_counts import NotCounted, TokenCounts
 
 
-def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
+def count_prompt_tokens(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
     """Count the prompts of a generation. base: of the Model whose tokenizer they are read by."""
     prompt = next(iter(generation.inputs.values()))
     for port in row_line(prompt, domains):
@@ -26,7 +26,7 @@ def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCount
     return NotCounted(why="they are in no data")
 
 
-def counted_rows(source: Node, base: str) -> TokenCounts | NotCounted | None:
+def count_row_tokens(source: Node, base: str) -> TokenCounts | NotCounted | None:
     """Count the prompts and answers of a source of both; None of another node. base: of the Model
     whose tokenizer they are read by.
     """

@@ -12,7 +12,7 @@ from engine.plan.plan import Decisions, PlannedNode
 
 
 def process_bytes(decided: Decisions, worker: str) -> int:
-    """Of a Worker's process beside its nodes; 0 on a host with GPUs."""
+    """Bytes of a Worker's process beside its nodes; 0 on a host with GPUs."""
     process = decided.processes.get(worker)
     return 0 if process is None else process.total
 
@@ -24,7 +24,7 @@ def worker_peak(decided: Decisions, worker: str, nodes: Sequence[PlannedNode]) -
 
 
 def shared_process_bytes(decided: Decisions, workers: Iterable[str]) -> int:
-    """Of the processes of one host's Workers together: what a template has imported is there once
+    """Add up the processes of one host's Workers: what a template has imported is there once
     for all that are forked from it.
     """
     total = 0

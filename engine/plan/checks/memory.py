@@ -20,21 +20,22 @@ from engine.plan.worker_index import Group, nodes_by_worker, turns_by_worker, wo
 from engine.plan.worker_peaks import shared_process_bytes
 
 Nodes = dict[str, list[PlannedNode]]
-"""Of each Worker."""
+"""Worker -> its nodes."""
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """A GPU, or a host without one: its Workers, its bytes, those that they need together at most.
-    without: parts that lie elsewhere.
-    """
+    """A GPU, or a host without one, and the Workers on it."""
 
     workers: Nodes
     where: str
+    """In messages."""
     bytes: int
     need: int
+    """The most bytes that the Workers need together."""
     without: Parts = ()
+    """Parts that lie elsewhere."""
 
 
 def check_memory(draft: Draft) -> Iterator[str]:
@@ -47,7 +48,7 @@ def check_memory(draft: Draft) -> Iterator[str]:
 
 
 def find_memory_rooms(decided: Decisions, cluster: Cluster) -> Iterator[MemoryRoom]:
-    """Of every GPU, and of hosts without one, that some Worker is on."""
+    """Find every GPU, and every host without one, that some Worker is on."""
     for host in _list_hosts(decided, cluster):
         yield from _find_rooms_of(decided, host)
 
@@ -88,7 +89,7 @@ def _part_bytes(nodes_on: Nodes) -> dict[str, list[Mapping[str, int]]]:
 
 
 def _group_by_turns(turns: Mapping[str, Group], workers: Iterable[str]) -> list[list[str]]:
-    """Those of these Workers that take turns with one another. turns: the group of each."""
+    """Group those of the Workers that take turns with one another. turns: the group of each."""
     members: dict[Group, list[str]] = {}
     for worker in workers:
         if worker in turns:

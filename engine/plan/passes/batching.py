@@ -42,7 +42,7 @@ def _find_streaming(draft: Draft) -> Iterator[str]:
 
 
 def _set_cohort(source: PlannedSource) -> PlannedSource:
-    """With a lag the prompts of one Step are a cohort, without one all are admitted at once."""
+    """Admit one Step's prompts at a time where there is a lag, else all at once."""
     if source.max_lag:
         return replace(source, cohort=source.batch)
     return replace(source, cohort=0)

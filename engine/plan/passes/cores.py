@@ -36,18 +36,18 @@ def share_cores(draft: Draft) -> Draft:
 
 def _describe_shares(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:
     totals = _cores_by_worker(draft)
-    divided: list[str] = []
+    divided_nodes: list[str] = []
     for node in _computing_nodes(draft):
-        whole = min(totals[worker] for worker in node.workers)
-        if shares[node.name] < whole:
-            divided.append(node.name)
-    if not divided:
+        most = min(totals[worker] for worker in node.workers)
+        if shares[node.name] < most:
+            divided_nodes.append(node.name)
+    if not divided_nodes:
         return
     cores = f"the {draft.cluster.cores} cores"
     if draft.hosts:
         cores = "their host's cores"
     why = "as others compute meanwhile; equal threads give equal bits"
-    yield f"{', '.join(divided)}: a part of {cores}, {why}"
+    yield f"{', '.join(divided_nodes)}: a part of {cores}, {why}"
 
 
 def _computing_nodes(draft: Draft) -> list[PlannedNode]:

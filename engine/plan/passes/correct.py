@@ -56,7 +56,7 @@ def _correct_node(node: PlannedNode, correction: PeakCorrection, library_bytes: 
 def _find_libraries(
     draft: Draft, corrections: Mapping[str, PeakCorrection]
 ) -> Iterator[tuple[str, int]]:
-    """By node: what stays with a process; of those that share a Worker, the first one's."""
+    """Find the bytes that stay with a process, by the first of the nodes that share its Workers."""
     counted_workers: set[str] = set()
     measured_nodes = [node for node in draft.nodes if node.name in corrections]
     for node in measured_nodes:

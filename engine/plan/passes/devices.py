@@ -28,13 +28,13 @@ def assign_devices(draft: Draft) -> DevicesByWorker:
         # A group of Workers on several hosts is on the first one's; a check refuses it.
         first = next(member for member in unit if member in ranks)
         units_by_first[first] = unit
-    assigned: DevicesByWorker = {}
+    devices: DevicesByWorker = {}
     for host, firsts in workers_by_host(draft, units_by_first).items():
         units = [units_by_first[worker] for worker in firsts]
         gpu_count = len(draft.cluster.on(host).gpus)
         if gpu_count:
-            assigned |= _assign_gpus(units, ranks, gpu_count)
-    return {worker: assigned[worker] for worker in ranks if worker in assigned}
+            devices |= _assign_gpus(units, ranks, gpu_count)
+    return {worker: devices[worker] for worker in ranks if worker in devices}
 
 
 def count_inner_ranks(draft: Draft) -> dict[str, int]:
@@ -50,26 +50,26 @@ def count_inner_ranks(draft: Draft) -> dict[str, int]:
 def _assign_gpus(
     units: Iterable[Unit], ranks: Mapping[str, int], gpu_count: int
 ) -> DevicesByWorker:
-    """Of one host: first the units that need several, then one for each of the others."""
+    """Number the GPUs of one host: first the units that need several, then one for each other."""
     widths: dict[Unit, int] = {}
     for unit in units:
         widths[unit] = max(ranks.get(worker, 1) for worker in unit)
-    assigned: DevicesByWorker = {}
+    devices: DevicesByWorker = {}
     first = 0
     for unit, width in widths.items():
         if width > 1:
             for worker in _computing_members(unit, ranks):
                 end = min(first + ranks[worker], gpu_count)
-                assigned[worker] = tuple(range(first, end))
+                devices[worker] = tuple(range(first, end))
             first += width
     remaining = range(first, gpu_count) or range(gpu_count)
     narrow_units = [unit for unit, width in widths.items() if width == 1]
     for index, unit in enumerate(narrow_units):
         gpu = remaining[index % len(remaining)]
-        assigned |= dict.fromkeys(_computing_members(unit, ranks), (gpu,))
-    return assigned
+        devices |= dict.fromkeys(_computing_members(unit, ranks), (gpu,))
+    return devices
 
 
 def _computing_members(unit: Unit, ranks: Mapping[str, int]) -> list[str]:
-    """Those of a unit that compute with a Model."""
+    """The Workers of a unit that compute with a Model."""
     return [worker for worker in unit if worker in ranks]

@@ -117,7 +117,7 @@ def _most_cache(node: PlannedNode, weights: int, gpu_memory: Mapping[str, int]) 
 
 
 def _longest_row(draft: Draft, node: PlannedNode, lengths: Lengths, context: int) -> int:
-    """Of a node, no longer than all Models that read its rows can take."""
+    """Tokens of a node's longest row, no more than all Models that read it can take."""
     graph_node = draft.graph.node(node.name)
     limits = [limit for limit in (context, graph_node.params.get("positions")) if limit]
     most_prompt = most_prompt_tokens(graph_node, Domains(draft.graph))

@@ -39,8 +39,8 @@ def choose_route(
     """How rows travel: `inproc` (both nodes in one Worker alone), `shm` on one host, else `zmq`."""
     if len(producer.workers) == 1 and producer.workers == consumer.workers:
         return "inproc"
-    ends = {hosts.get(worker) for worker in (*producer.workers, *consumer.workers)}
-    route = "shm" if len(ends) == 1 else "zmq"
+    used_hosts = {hosts.get(worker) for worker in (*producer.workers, *consumer.workers)}
+    route = "shm" if len(used_hosts) == 1 else "zmq"
     if device:
         route += f" + collective ({', '.join(device)})"
     return route
@@ -52,16 +52,16 @@ def estimate_costs(draft: Draft) -> Draft:
     nodes = [replace(n, estimate=cost.estimate_node(n)) for n in draft.nodes]
     models: list[PlannedModel] = []
     for model in draft.models:
-        parameters = cost.models[model.name].parameters
+        parameters = cost.model_costs[model.name].parameters
         models.append(replace(model, parameters=parameters))
-    estimated = replace(
+    estimated_draft = replace(
         draft,
         nodes=tuple(nodes),
         edges=tuple(cost.make_edges()),
         models=tuple(models),
         notes=(*draft.notes, *cost.describe_assumptions()),
     )
-    return add_seconds(estimated, cost.models, cost.work_by_row_set)
+    return add_seconds(estimated_draft, cost.model_costs, cost.work_by_row_set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class _Cost:
         self._planned = {n.name: n for n in draft.nodes}
         self._sources = {s.name: s for s in draft.sources}
         self._models = {model.name: model for model in draft.graph_models}
-        self.models = {m.name: model_cost(m.base, m.head) for m in draft.graph_models}
-        shapes = {name: cost.shape for name, cost in self.models.items()}
+        self.model_costs = {m.name: model_cost(m.base, m.head) for m in draft.graph_models}
+        shapes = {name: cost.shape for name, cost in self.model_costs.items()}
         self._lengths = all_lengths(draft.graph, shapes)
         self._on_device = {name: declared(node.schemas) for name, node in self._nodes.items()}
         self._column_bytes = {name: self._size_columns(n) for name, n in self._nodes.items()}
@@ -114,7 +114,7 @@ class _Cost:
         return Estimate(bytes=parts)
 
     def _row_parts(self, planned: PlannedNode) -> dict[str, int]:
-        """Of rows that wait: columns in host memory, and columns on the device."""
+        """Bytes of rows that wait: of columns in host memory, and of columns on the device."""
         device_columns = self._on_device[planned.name]
         outbox = self._waiting_bytes(
             planned, [c for c in planned.returns if c not in device_columns]
@@ -125,7 +125,7 @@ class _Cost:
         return _without_zeros({"outbox": outbox, "device_columns": on_device})
 
     def _model_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        """Of one rank: its weights, and what it holds while it runs."""
+        """Bytes of one rank: of its weights, and of what it holds while it runs."""
         parts: dict[str, int] = {}
         if planned.name in self._owners:
             weights = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
@@ -139,7 +139,7 @@ class _Cost:
         return parts
 
     def _engine_parts(self, planned: PlannedNode, weights: int) -> dict[str, int]:
-        """Of a kernel that has processes and a cache of its own; its ranks read shared weights."""
+        """Bytes of a kernel's own processes and cache; its ranks read shared weights."""
         ranks = planned.layout.inner
         engine = needs_of(self._draft.graph, planned).memory * ranks
         if ranks > 1:
@@ -184,7 +184,7 @@ class _Cost:
         model = model_of(planned)
         if not model or planned.work == "evaluate":
             return None
-        return _Use(self._models[model], self.models[model])
+        return _Use(self._models[model], self.model_costs[model])
 
     def work_by_row_set(self, planned: PlannedNode) -> dict[str, Work]:
         """What one replica (of a train node, one rank) does in a Step, by row set."""
@@ -283,7 +283,7 @@ class _Cost:
 
     def describe_assumptions(self) -> Iterator[str]:
         """What is unknown or assumed."""
-        for name, cost in self.models.items():
+        for name, cost in self.model_costs.items():
             if cost.parameters is None:
                 yield f"{name}: parameters, memory and seconds unknown: {cost.why}"
         for name, node in self._nodes.items():

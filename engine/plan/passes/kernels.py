@@ -134,7 +134,9 @@ def _find_misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfi
 
 
 def _packages_needed(draft: Draft, needs: Needs) -> tuple[str, ...]:
-    """Those that have to be here: none where the plan is of other machines, or only simulated."""
+    """The packages that have to be here: none where the plan is of other machines, or is only
+    simulated.
+    """
     is_elsewhere = bool(draft.cluster.hosts) and not draft.cluster.live
     return () if is_elsewhere or draft.placing.simulated else needs.packages
 

@@ -36,14 +36,14 @@ def share_modules(draft: Draft) -> Draft:
         tokenizers = _find_tokenizer(draft.graph.node(node.name), draft)
         nodes.append(rules.name_modules(node, (*node.models, *tokenizers)))
     models = tuple(rules.plan_models(nodes))
-    shared = replace(draft, nodes=tuple(nodes), models=models)
+    shared_draft = replace(draft, nodes=tuple(nodes), models=models)
     # A follower's route is its leader's, which is looked up among all Models.
-    routed = (replace(model, route=_choose_route(model, shared)) for model in models)
-    return replace(shared, models=tuple(routed))
+    routed_models = (replace(model, route=_choose_route(model, shared_draft)) for model in models)
+    return replace(shared_draft, models=tuple(routed_models))
 
 
 def _choose_route(model: PlannedModel, draft: Draft) -> Literal["pull", "collective"]:
-    """As asked for, else collectives if the remote readers have devices of their own."""
+    """What was asked for, else collectives if the remote readers have devices of their own."""
     leader = model.follows or model.name
     written = next(other for other in draft.models if other.name == leader)
     readers = draft.remote_readers(written)

@@ -51,14 +51,14 @@ def place_nodes(draft: Draft) -> Draft:
         # Only now: chunks are as they would be without it.
         nodes = tuple(replace(node, workers=(MAIN,), layout=Layout()) for node in nodes)
         turns = ()
-    placed = replace(
+    placed_draft = replace(
         draft,
         nodes=nodes,
         turns=turns,
         recorder=_choose_recorder(nodes),
         spare=find_spare_workers(draft, nodes),
     )
-    hosts = _choose_hosts(placed)
+    hosts = _choose_hosts(placed_draft)
     spare_hosts, cluster = add_spare_hosts(draft, nodes, hosts)
     notes = (
         *draft.notes,
@@ -66,8 +66,8 @@ def place_nodes(draft: Draft) -> Draft:
         *describe_spread(hosts, draft.placing.hosts),
         *describe_spare(draft, nodes),
     )
-    placed = replace(placed, hosts=hosts | spare_hosts, cluster=cluster, notes=notes)
-    return replace(placed, devices=assign_devices(placed))
+    placed_draft = replace(placed_draft, hosts=hosts | spare_hosts, cluster=cluster, notes=notes)
+    return replace(placed_draft, devices=assign_devices(placed_draft))
 
 
 def _require_none(problems: Iterable[str]) -> None:
@@ -153,7 +153,9 @@ def _share_engines(draft: Draft, places: dict[str, Workers]) -> None:
 def _place_beside_generation(
     draft: Draft, source: PlannedNode, places: Mapping[str, Workers]
 ) -> Workers:
-    """Near the only generation it is fed in time; several must not wait for one of them."""
+    """Put a source beside the generation that it feeds, if that has one Worker: there prompts come
+    in time. Else it gets a Worker of its own: several replicas must not wait for one of them.
+    """
     generations = (n for n in draft.nodes if n.source == source.name and n.traits.generates)
     workers = places[next(generations).name]
     return workers if len(workers) == 1 else (source.name,)

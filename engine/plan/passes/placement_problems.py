@@ -59,11 +59,11 @@ def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
         "ranks": placing.ranks,
         "tensor": placing.tensor,
     }
-    known = [node.name for node in draft.nodes]
+    known_names = [node.name for node in draft.nodes]
     for option, names in names_by_option.items():
         for name in names:
-            if name not in known:
-                fix = nearest_or_all(name, known)
+            if name not in known_names:
+                fix = nearest_or_all(name, known_names)
                 yield add_fix(f"{option}: expected a node of the plan, found {name!r}", fix)
 
 
@@ -91,8 +91,8 @@ def _find_unknown_hosts(draft: Draft) -> Iterator[str]:
             yield add_fix(problem, "--cluster ray")
         elif name not in hosts:
             problem = f"pin: {worker!r} expected a host of the cluster, found {name!r}"
-            known = dict.fromkeys([*hosts, *labels])
-            yield add_fix(problem, nearest_or_all(name, list(known)))
+            known_names = dict.fromkeys([*hosts, *labels])
+            yield add_fix(problem, nearest_or_all(name, list(known_names)))
         elif hosts[name].refused:
             yield f"pin: {worker!r} on host {name}: {hosts[name].refused}"
 
@@ -164,18 +164,18 @@ def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]
     if node.work == "train":
         tensor = max(1, placing.tensor.get(node.name, 1))
         shares = -(-count // tensor)
-        expected = placing.ranks.get(node.name, shares) * tensor
+        expected_count = placing.ranks.get(node.name, shares) * tensor
         if node.name not in placing.ranks:  # else they were looked at as ranks
             yield from _find_rank_problems(draft, node, shares)
     else:
-        expected = placing.replicas.get(node.name, count)
+        expected_count = placing.replicas.get(node.name, count)
         if node.name not in placing.replicas:  # likewise
             yield from _find_replica_problems(draft, node, count)
-    if expected != count:
+    if expected_count != count:
         unit = "ranks" if node.work == "train" else "replicas"
-        more_names = (f"{workers[0]}-{i}" for i in range(1, expected))
-        names = [*workers, *more_names][:expected]
-        problem = f"pin: {node.name} on {','.join(workers)} has {expected} {unit}"
+        more_names = (f"{workers[0]}-{i}" for i in range(1, expected_count))
+        names = [*workers, *more_names][:expected_count]
+        problem = f"pin: {node.name} on {','.join(workers)} has {expected_count} {unit}"
         yield add_fix(problem, f"{node.name}={','.join(names)}")
 
 

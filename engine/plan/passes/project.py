@@ -109,12 +109,12 @@ class _Finder:
         for node in _nodes_with_parts(score):
             if self._unselected(self._domains.of_node(node)) is rows:
                 parts[node.name] = (node.operator.parts,)
-        merged: list[Fetch] = []
+        merged_fetches: list[Fetch] = []
         for fetch in fetches:
             more_columns = parts.pop(fetch.producer, ())
-            merged.append(replace(fetch, columns=(*fetch.columns, *more_columns)))
+            merged_fetches.append(replace(fetch, columns=(*fetch.columns, *more_columns)))
         others = (Fetch(producer=name, columns=columns) for name, columns in parts.items())
-        return (*merged, *others)
+        return (*merged_fetches, *others)
 
     def record_rows(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
         """The rows to record of each train node on rows that some generation wrote, under its
@@ -241,13 +241,13 @@ class _Finder:
         domain = self._domains.of(port)
         if domain is None:
             return None
-        offered = (*self._dataset_columns(port), *domain.source.schemas[0].columns)
-        return domain.source if column in offered else None
+        source_columns = (*self._dataset_columns(port), *domain.source.schemas[0].columns)
+        return domain.source if column in source_columns else None
 
 
 def _columns_to_join(node: Node, port: Port[Any], columns: Iterable[str]) -> list[str]:
-    """Those of the columns that a part has, and of each axis along which one is to be filled in a
-    column that says how long its rows are.
+    """Choose what a concat takes from one of its parts: those of the columns that the part has, and
+    for each axis of the others a column that says how long the part's rows are.
     """
     part_columns, joined_columns = port.schema.columns, node.schemas[0].columns
     names: list[str] = []

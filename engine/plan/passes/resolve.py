@@ -104,8 +104,8 @@ def _resolve_train(
 def _resolve_row_set(
     port: Port[Any], loss: Loss, stated: float | None, step_rows: int | None, samplers: Samplers
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same of one row set. loss: the terms on it; stated: its temperature, if the user said
-    one.
+    """What training needs to know of one row set, and notes. loss: the terms on it; stated: its
+    temperature, if the user said one; step_rows: of a Step.
     """
     sampled_at = _sampled_at(port, samplers)
     temperature = sampled_at
@@ -114,9 +114,9 @@ def _resolve_row_set(
     elif loss.supervised:
         temperature = 1.0
     params: dict[str, Any] = {"temperature": temperature, "step_rows": step_rows}
-    compared = _find_compared(samplers.of(port))
-    params["sampler_temperature"] = unless_equal(compared or [0.0])
-    if not any(compared):
+    recorded_temperatures = _find_recorded_temperatures(samplers.of(port))
+    params["sampler_temperature"] = unless_equal(recorded_temperatures or [0.0])
+    if not any(recorded_temperatures):
         return params, []
     most, group_size = samplers.most_tokens(port), samplers.group_size(port)
     if most is not None and group_size:
@@ -134,7 +134,7 @@ def _resolve_row_set(
     return params, [f"temperature {temperature}, {why}; {sampled}"]
 
 
-def _find_compared(samples: BySample) -> list[float]:
+def _find_recorded_temperatures(samples: BySample) -> list[float]:
     """The temperature of each sample's recorded log-probs; 0 for rows without one sampler, which
     have none to compare with.
     """
@@ -147,10 +147,10 @@ def _find_compared(samples: BySample) -> list[float]:
 
 def _find_own_samples(node: Node, samples: BySample) -> Any:
     """Whether the Model that this node trains wrote a row; of each sample, where they differ."""
-    trained = node.states["model"]
+    trained_model = node.states["model"]
     own_samples: list[bool] = []
     for makers in samples:
-        is_own = all(trained in maker.states.values() for maker in makers)
+        is_own = all(trained_model in maker.states.values() for maker in makers)
         own_samples.append(bool(makers) and is_own)
     return unless_equal(own_samples or [False])
 
@@ -161,8 +161,8 @@ def _temperature_of(sampler: Node) -> float:
 
 
 def _sampled_at(rows: Port[Any], samplers: Samplers) -> float | tuple[float, ...]:
-    """Of all rows, or of each of a prompt's samples; 1 where one has two samplers (a temperature is
-    then stated, or not read).
+    """The temperature of all rows, or of each of a prompt's samples. It is 1 where a row has two
+    samplers (a temperature is then stated, or not read).
     """
     return unless_equal(samplers.temperatures(rows) or [1.0])
 

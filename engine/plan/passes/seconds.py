@@ -53,8 +53,8 @@ class _Seconds:
         self._batches = {s.name: s.batch for s in draft.sources}
 
     def estimate_node(self, node: PlannedNode) -> Estimate:
-        """Its estimate with seconds; without, where they are unknown: users' functions that nobody
-        has measured, evaluations, Models and GPUs of which nothing is known.
+        """Add seconds to a node's estimate, where they are known: not of users' functions that
+        nobody has measured, of evaluations, nor of Models and GPUs of which nothing is known.
         """
         if node.region == "evaluation" or node.work == "evaluate":
             return node.estimate
@@ -71,7 +71,7 @@ class _Seconds:
         return replace(node.estimate, seconds=seconds, origin=origin)
 
     def _time_passes(self, node: PlannedNode) -> Time:
-        """Of one replica; of a train node, of one rank, with the whole Step."""
+        """Time the passes of one replica in a Step; of a train node, those of one rank."""
         work_by_set = self._work_of(node)
         ranks = node.layout.data
         if node.work == "train":
@@ -86,14 +86,14 @@ class _Seconds:
         return decoding.time.times(work.rows / max(1, few))
 
     def time_edge(self, edge: PlannedEdge) -> float | None:
-        """Of what a Step moves along an edge, between all of both nodes' Workers at once."""
+        """Time what a Step moves along an edge, between all of both nodes' Workers at once."""
         senders = self._planned[edge.producer].workers
         readers = self._planned[edge.consumer].workers
         pairs = min(len(senders), len(readers))
         return self._costs.rows(edge.bytes / pairs, senders[0], readers[-1]).seconds
 
     def time_weights(self, model: PlannedModel) -> float | None:
-        """Until the readers in other Workers have a version, all at once."""
+        """Time a version's way to the readers in other Workers, all at once."""
         if not model.writer or self._costs.unpriced(model.writer):
             return None
         writer = self._planned[model.writer].workers[0]

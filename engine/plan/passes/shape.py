@@ -22,7 +22,7 @@ from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource,
 from engine.plan.refusals import add_fix
 
 MOST_ROWS = 1 << 26
-"""In a Step. Estimates take some bytes for each."""
+"""The most rows of a Step. Estimates take some bytes for each."""
 _RELATIONS: Mapping[type, Relation] = {
     Fresh: "source",
     Same: "same",
@@ -38,8 +38,8 @@ def shape_nodes(draft: Draft) -> Draft:
     """One planned node for each node, in running order; the Step's sinks in the Graph's order."""
     shaper = _Shaper(draft.graph)
     sink_order = {id(sink): index for index, sink in enumerate(draft.graph.sinks)}
-    ordered = sorted(draft.graph.nodes, key=lambda node: sink_order.get(id(node), -1))
-    nodes = tuple(map(shaper.plan_node, ordered))
+    ordered_nodes = sorted(draft.graph.nodes, key=lambda node: sink_order.get(id(node), -1))
+    nodes = tuple(map(shaper.plan_node, ordered_nodes))
     sources = tuple(shaper.plan_sources(nodes))
     _require_rows(nodes, {source.name: source.batch for source in sources})
     return replace(draft, nodes=set_lags(nodes, sources), sources=sources)
@@ -59,11 +59,11 @@ def set_lags(
 ) -> tuple[PlannedNode, ...]:
     """Set each node's lag: in a stream its source's, else 0."""
     lags = {("stream", s.name): s.max_lag for s in sources}
-    with_lag: list[PlannedNode] = []
+    nodes_with_lag: list[PlannedNode] = []
     for node in nodes:
         lag = lags.get((node.region, node.source), 0)
-        with_lag.append(node if node.lag == lag else replace(node, lag=lag))
-    return tuple(with_lag)
+        nodes_with_lag.append(node if node.lag == lag else replace(node, lag=lag))
+    return tuple(nodes_with_lag)
 
 
 def row_width(domain: Domain | None) -> int:
@@ -173,18 +173,18 @@ def _plan_inputs(
     rows, offset = node.operator.rows, 0
     for key, port in node.inputs.items():
         gate_width, inner = widths[key], set_widths[row_sets[key]]
-        planned = PlannedInput(name=key, gate=port.node.name, row_set=row_sets[key])
+        planned_input = PlannedInput(name=key, gate=port.node.name, row_set=row_sets[key])
         if isinstance(rows, Concat):
-            yield replace(planned, offset=offset, width=gate_width)
+            yield replace(planned_input, offset=offset, width=gate_width)
             offset += gate_width
         elif isinstance(rows, Reduce) and key == rows.of:
-            yield replace(planned, fan_in=gate_width // inner)
+            yield replace(planned_input, fan_in=gate_width // inner)
         else:
-            yield replace(planned, ratio=max(1, inner // gate_width))
+            yield replace(planned_input, ratio=max(1, inner // gate_width))
 
 
 def _least_lag(nodes: Iterable[PlannedNode]) -> int:
-    """Of the nodes of one source."""
+    """The least lag that the readers of trained Models allow, of nodes of one source."""
     lags: list[int] = []
     for node in nodes:
         if node.region == "stream" and any(use.trained for use in node.models):

@@ -19,7 +19,7 @@ from engine.plan.refusals import add_fix
 
 
 def find_spare_workers(draft: Draft, nodes: Sequence[PlannedNode]) -> tuple[str, ...]:
-    """Those that are not there at the beginning. nodes: as they are placed."""
+    """Find the Workers that are not there at the beginning. nodes: as they are placed."""
     if draft.placing.inproc:
         return ()
     workers: list[str] = []
@@ -32,9 +32,9 @@ def find_spare_workers(draft: Draft, nodes: Sequence[PlannedNode]) -> tuple[str,
 def add_spare_hosts(
     draft: Draft, nodes: Sequence[PlannedNode], hosts: Mapping[str, str]
 ) -> tuple[dict[str, str], Cluster]:
-    """The host of each spare Worker that no pin names, on several hosts: one of its own, with the
-    Worker's name, wherever there is room when it joins. It is as the host of the first replica.
-    Returns them with the cluster that has them.
+    """Add a host for each spare Worker that no pin names, where there are several hosts: it has the
+    Worker's name, is as the host of the first replica, and is wherever there is room when the
+    Worker joins. Returns these Workers' hosts, with the cluster that has them.
     """
     if not hosts:
         return {}, draft.cluster
@@ -111,7 +111,7 @@ def _show_range(draft: Draft, name: str) -> str:
 
 
 def describe_spare(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
-    """In words, a line for the nodes of one range."""
+    """Say which replicas come and go, in a line for the nodes of one range."""
     spare = find_spare_workers(draft, nodes)
     names_by_workers: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:

@@ -31,36 +31,39 @@ from engine.plan.worker_index import turns_by_worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
-    """Workers that are on one host. devices: that they need together, or Workers that compute on
-    cores; 0 for rewards and columns.
-    """
+    """Workers that are on one host."""
 
     workers: tuple[str, ...]
     devices: int
+    """The devices that they need together, or how many of them compute on cores; 0 for rewards and
+    columns.
+    """
 
 
 def spread_workers(draft: Draft) -> dict[str, str]:
-    """The host of each Worker; of spare ones that no pin names, the first. draft: with Workers."""
-    groups, occupied = _HostGroups(draft), _Occupied(draft)
-    first = occupied.hosts[0].name
+    """Choose the host of each Worker; of spare ones that no pin names, the first. draft: with
+    Workers.
+    """
+    groups, occupancy = _HostGroups(draft), _Occupancy(draft)
+    first = occupancy.hosts[0].name
     hosts: dict[str, str] = {}
     for worker in draft.workers:
         if groups.is_pinned(worker):
             hosts[worker] = draft.placing.hosts.get(worker, first)
     present = [worker for worker in hosts if worker not in draft.spare]
     for group in dict.fromkeys(groups.of(worker) for worker in present):
-        occupied.take(hosts[group.workers[0]], group)
+        occupancy.take(hosts[group.workers[0]], group)
     # Trainers first, then other Models, then columns; each of these in running order.
     nodes = sorted(draft.nodes, key=lambda n: (n.work != "train", not n.traits.computes))
     for node in nodes:
         free = [w for w in node.workers if w not in hosts and w not in draft.spare]
-        hosts |= _spread_node(occupied, groups, node, free)
+        hosts |= _spread_node(occupancy, groups, node, free)
     remaining = [worker for worker in draft.workers if worker not in hosts]
     return hosts | dict.fromkeys(remaining, first)
 
 
 def describe_spread(hosts: Mapping[str, str], pinned: Collection[str]) -> Iterator[str]:
-    """In words, where Workers that no pin names are on several hosts."""
+    """Say by which rule Workers are spread, where those that no pin names are on several hosts."""
     free = sum(worker not in pinned for worker in hosts)
     if len(set(hosts.values())) > 1 and free:
         workers = f"{free} Worker{'s' * (free != 1)} without a pin"
@@ -69,19 +72,19 @@ def describe_spread(hosts: Mapping[str, str], pinned: Collection[str]) -> Iterat
 
 
 def _spread_node(
-    occupied: _Occupied, groups: _HostGroups, node: PlannedNode, free: Sequence[str]
+    occupancy: _Occupancy, groups: _HostGroups, node: PlannedNode, free: Sequence[str]
 ) -> dict[str, str]:
     """The hosts of these Workers of a node, and of those that take turns with them."""
     node_groups = list(dict.fromkeys(groups.of(worker) for worker in free))
     if node.work == "train" and node_groups:
         all_ranks = groups.join(node_groups)
-        if occupied.fits(all_ranks):
+        if occupancy.fits(all_ranks):
             node_groups = [all_ranks]
         else:
             node_groups = groups.join_shares(node, free)
-        hosts = occupied.fill(node_groups)
+        hosts = occupancy.fill(node_groups)
     else:
-        hosts = occupied.spread(node_groups)
+        hosts = occupancy.spread(node_groups)
     host_by_worker: dict[str, str] = {}
     for group, host in zip(node_groups, hosts, strict=True):
         host_by_worker |= dict.fromkeys(group.workers, host)
@@ -124,15 +127,15 @@ class _HostGroups:
     def join_shares(self, node: PlannedNode, free: Sequence[str]) -> list[HostGroup]:
         """The ranks of a train node, those of one share together."""
         free_workers = frozenset(free)
-        joined: list[HostGroup] = []
+        joined_groups: list[HostGroup] = []
         for share in node.shares:
             groups = [self.of(worker) for worker in share if worker in free_workers]
             if groups:
-                joined.append(self.join(groups))
-        return joined
+                joined_groups.append(self.join(groups))
+        return joined_groups
 
     def count_devices(self, workers: Iterable[str]) -> int:
-        """That these need; Workers that take turns have theirs together."""
+        """Count the devices that these need; Workers that take turns have theirs together."""
         most: dict[tuple[str, ...], int] = {}
         for worker in workers:
             group = self._turns.get(worker, (worker,))
@@ -156,19 +159,19 @@ def _find_device_column_groups(draft: Draft) -> Iterator[tuple[str, ...]]:
 
 def _link_groups(workers: Sequence[str], groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
     """The Workers, those together that share a group, directly or not."""
-    linked: dict[str, list[str]] = {worker: [worker] for worker in workers}
+    members: dict[str, list[str]] = {worker: [worker] for worker in workers}
     for group in groups:
-        known = [worker for worker in group if worker in linked]
+        known = [worker for worker in group if worker in members]
         for other in known[1:]:
-            first = linked[known[0]]
-            if linked[other] is not first:
-                first += linked[other]
-                linked |= dict.fromkeys(linked[other], first)
+            first = members[known[0]]
+            if members[other] is not first:
+                first += members[other]
+                members |= dict.fromkeys(members[other], first)
     # A group stands once, where its first Worker does.
-    return [tuple(group) for worker, group in linked.items() if group[0] == worker]
+    return [tuple(group) for worker, group in members.items() if group[0] == worker]
 
 
-class _Occupied:
+class _Occupancy:
     """How full the hosts are while Workers are put on them."""
 
     def __init__(self, draft: Draft) -> None:
@@ -176,7 +179,7 @@ class _Occupied:
         self.hosts: Sequence[Host] = [h for h in known if not h.refused] or known[:1]
         threads = draft.threads or 1
         self._most: dict[str, int] = {}
-        """Of each host: its GPUs, or kernels that its cores are enough for."""
+        """The GPUs of each host, or as many kernels as its cores are enough for."""
         for host in known:
             self._most[host.name] = len(host.gpus) or max(1, host.cores // threads)
         self._taken: Counter[str] = Counter()
@@ -216,7 +219,7 @@ class _Occupied:
         chosen: list[str] = []
 
         def make_heap() -> list[tuple[int, float, int]]:
-            """Of the hosts: Workers of this node, how full, place in the cluster."""
+            """(Workers of this node, how full, place among `hosts`) of each host."""
             counts = Counter(chosen)
             rows = ((counts[host.name], fullness(host), i) for i, host in enumerate(hosts))
             return sorted(rows)

@@ -37,7 +37,7 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
 
 
 def _explain_lack(draft: Draft, node: PlannedNode) -> str:
-    """That a node's kernel has no tensor ranks, and which one has; a fix is to follow."""
+    """Say that a node's kernel has no tensor ranks, and which one has. The fix is to follow."""
     operator = draft.graph.node(node.name).operator
     kernel = kernel_name(operator, node.kernel)
     other = find_tensor_kernel(operator, kernel)
@@ -61,12 +61,12 @@ def _find_indivisible(wish: str, name: str, shape: Shape, count: int) -> Iterato
         "key heads": shape.kv_heads,
         "intermediate columns": shape.intermediate,
     }
-    indivisible = [f"{size} {what}" for what, size in sizes.items() if size % count]
-    if not indivisible:
+    indivisible_sizes = [f"{size} {what}" for what, size in sizes.items() if size % count]
+    if not indivisible_sizes:
         return
     nearest = count
     while any(size % nearest for size in sizes.values()):
         nearest -= 1
-    problem = f"{wish}, and its Model has {', '.join(indivisible)}, which are not divisible"
+    problem = f"{wish}, and its Model has {', '.join(indivisible_sizes)}, which are not divisible"
     fix = f"{name}={nearest}"
     yield add_fix(problem, fix)

@@ -11,7 +11,7 @@ from engine.plan.draft import Draft
 
 
 def verify_plan(draft: Draft) -> Draft:
-    """The same draft. Raises PlanError with every check that failed, by its name."""
+    """Return the same draft. Raises PlanError with every check that failed, by its name."""
     problems: list[str] = []
     for name, find_problems in CHECKS.items():
         problems += [f"{name}: {problem}" for problem in find_problems(draft)]
