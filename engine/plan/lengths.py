@@ -75,7 +75,8 @@ class _LengthFinder:
 
     def _find_demonstration(self, node: Node) -> Lengths:
         """Rows that are made of the data's texts, for the Model that reads them."""
-        lengths, reader = of_demonstration(), reader_of(self._graph, node)
+        lengths = of_demonstration()
+        reader = reader_of(self._graph, node)
         if reader is None:
             return lengths
         model = next((s for s in reader.states.values() if isinstance(s, Model)), None)

@@ -45,7 +45,8 @@ def _find_places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
     """Find where the names of each node meet others': those of training in the metrics of a Step.
     Evaluations report under their nodes' names, so theirs meet only as columns of the same rows.
     """
-    region_of, domains = regions(graph).of, Domains(graph)
+    region_of = regions(graph).of
+    domains = Domains(graph)
     places: dict[str, object] = {}
     for node in nodes:
         domain = domains.of_node(node)

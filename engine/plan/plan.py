@@ -425,7 +425,8 @@ class Plan(Decisions, Displayed):
 
     def _pairs_of(self, edge: PlannedEdge) -> Iterator[tuple[str, str]]:
         """Both ends of an edge with device columns; the recorder checkpoints waiting rows."""
-        producer, readers = self.node(edge.producer), self.node(edge.consumer).workers
+        producer = self.node(edge.producer)
+        readers = self.node(edge.consumer).workers
         if producer.region == "stream":
             readers += (self.recorder,)
         pairs = product(producer.workers, readers)

@@ -27,7 +27,8 @@ def check_engines(draft: Draft) -> Iterator[str]:
 def _check_alone(
     draft: Draft, nodes: Sequence[PlannedNode], nodes_on: Mapping[str, Sequence[PlannedNode]]
 ) -> Iterator[str]:
-    first, names = nodes[0], {node.name for node in nodes}
+    first = nodes[0]
+    names = {node.name for node in nodes}
     kernel = kernel_name(draft.graph.node(first.name).operator, first.kernel)
     for worker in dict.fromkeys(chain.from_iterable(node.workers for node in nodes)):
         computing = (node.name for node in nodes_on[worker] if node.traits.computes)
@@ -52,7 +53,8 @@ def _check_one_split(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str
 
 def _check_devices(draft: Draft, node: PlannedNode) -> Iterator[str]:
     """Ranks inside of a Worker have a GPU each, which no Worker has at the same time."""
-    name, ranks = node.name, node.layout.inner
+    name = node.name
+    ranks = node.layout.inner
     if ranks < 2:
         return
     for worker in node.workers:

@@ -43,7 +43,8 @@ def check_routes(draft: Draft) -> Iterator[str]:
         if not model.writer or model.route == "pull":
             continue
         writer = draft.node(model.writer).workers[0]
-        writer_host, turns = draft.host_of(writer), draft.turns_of(writer)
+        writer_host = draft.host_of(writer)
+        turns = draft.turns_of(writer)
         for reader in draft.remote_readers(model):
             reader_host = draft.host_of(reader)
             if writer_host != reader_host:

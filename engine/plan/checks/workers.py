@@ -15,7 +15,8 @@ from engine.plan.refusals import add_fix
 def check_workers(draft: Draft) -> Iterator[str]:
     """Each node is on replicas x ranks Workers, all different, with at least one thread."""
     for node in draft.nodes:
-        layout, count = node.layout, node.layout.replicas * node.ranks
+        layout = node.layout
+        count = node.layout.replicas * node.ranks
         are_different = len(set(node.workers)) == len(node.workers)
         if len(node.workers) != count or not are_different or not all(node.workers):
             split = f"{layout.replicas} replicas"

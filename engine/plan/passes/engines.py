@@ -156,7 +156,8 @@ def _describe_engine(
     draft: Draft, nodes: Sequence[PlannedNode], lengths: Mapping[str, Lengths]
 ) -> Iterator[str]:
     first = nodes[0]
-    layout, needs = first.layout, needs_of(draft.graph, first)
+    layout = first.layout
+    needs = needs_of(draft.graph, first)
     kernel = kernel_name(draft.graph.node(first.name).operator, first.kernel)
     names = ", ".join(node.name for node in nodes)
     parts = [f"its own copy of {model_of(first)!r}"]

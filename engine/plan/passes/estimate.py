@@ -149,7 +149,8 @@ class _Cost:
     def _running_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         if planned.work == "train":
             return self._training_parts(planned, use)
-        shape, dtype = use.cost.shape, use.model.dtype
+        shape = use.cost.shape
+        dtype = use.model.dtype
         if shape is None:
             return {}
         work = self._work_of(planned)
@@ -161,7 +162,8 @@ class _Cost:
         return parts
 
     def _training_parts(self, train: PlannedNode, use: _Use) -> dict[str, int]:
-        weights, shape = use.cost.parameters or 0, use.cost.shape
+        weights = use.cost.parameters or 0
+        shape = use.cost.shape
         parts: dict[str, int] = {}
         for work in self._work_of_sets(train):
             row_set = memory.train_parts(weights, shape, work, use.model.dtype, use.model.head)
@@ -221,7 +223,8 @@ class _Cost:
     def _work_of_set(
         self, train: PlannedNode, name: str, inputs: Sequence[PlannedInput], batch: int
     ) -> Work:
-        layout, node = train.layout, self._nodes[train.name]
+        layout = train.layout
+        node = self._nodes[train.name]
         terms: Sequence[LossTerm] = node.params["loss"].on(name).terms
         lengths = self._lengths[inputs[0].gate]
         rows_of_prompt = max(self._planned[i.gate].rows for i in inputs)

@@ -114,7 +114,8 @@ def _describe_passed_over(draft: Draft, node: PlannedNode) -> Iterator[str]:
 def _find_misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfit]:
     """Everything that a kernel lacks for a node, nearest to the machine first."""
     operator = _operator_of(draft, node)
-    needs, path = operator.needs.get(name, NO_NEEDS), operator.kernels[name]
+    needs = operator.needs.get(name, NO_NEEDS)
+    path = operator.kernels[name]
     other_kernels = [other for other in operator.kernels if other != name]
     instead = f"{node.name}={other_kernels[0]}" if other_kernels else "another graph"
     if not _is_installed(path.partition(":")[0]):

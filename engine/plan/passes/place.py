@@ -45,7 +45,8 @@ def place_nodes(draft: Draft) -> Draft:
     met.
     """
     _require_none(find_placement_problems(draft))
-    nodes, turns = tuple(_place_each(draft)), draft.placing.turns
+    nodes = tuple(_place_each(draft))
+    turns = draft.placing.turns
     _require_none(find_sharing_problems(draft, nodes, turns))
     if draft.placing.inproc:
         # Only now: chunks are as they would be without it.
@@ -123,7 +124,8 @@ def _count_engine_ranks(
 
 def _choose_workers(draft: Draft) -> dict[str, Workers]:
     """The Workers of each node: pinned ones, then those of nodes that have to share some."""
-    pin, bases = draft.placing.pin, _choose_bases(draft)
+    pin = draft.placing.pin
+    bases = _choose_bases(draft)
     places: dict[str, Workers] = {}
     for node in draft.nodes:
         copies = _name_copies(draft, node, bases[node.name])
@@ -165,7 +167,8 @@ def _choose_bases(draft: Draft) -> dict[str, str]:
     """The default Worker of each node."""
     if draft.placing.workers == "apart":
         return {node.name: node.name for node in draft.nodes}
-    bases, engine_workers = _bases_without_engines(draft), _name_engine_workers(draft)
+    bases = _bases_without_engines(draft)
+    engine_workers = _name_engine_workers(draft)
     names_in_use = set(engine_workers.values())
     for node in draft.nodes:
         # Nothing else computes beside an engine.

@@ -160,7 +160,8 @@ def _find_chunk_problems(_: Draft, node: PlannedNode, count: int) -> Iterator[st
 def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:
     if len(workers) == 1 and not workers[0]:
         return  # already refused as a name
-    placing, count = draft.placing, len(workers)
+    placing = draft.placing
+    count = len(workers)
     if node.work == "train":
         tensor = max(1, placing.tensor.get(node.name, 1))
         shares = -(-count // tensor)

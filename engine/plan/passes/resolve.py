@@ -118,7 +118,8 @@ def _resolve_row_set(
     params["sampler_temperature"] = unless_equal(recorded_temperatures or [0.0])
     if not any(recorded_temperatures):
         return params, []
-    most, group_size = samplers.most_tokens(port), samplers.group_size(port)
+    most = samplers.most_tokens(port)
+    group_size = samplers.group_size(port)
     if most is not None and group_size:
         # The mean of the samples, an int where it is a whole number.
         is_whole = most % group_size == 0

@@ -111,7 +111,8 @@ class _Seconds:
         """What has no known rate, though its Model is known; and what a profile does not tell, or
         tells of a busy machine.
         """
-        load, fix = self._costs.load, "(dataflow profile measures it)"
+        load = self._costs.load
+        fix = "(dataflow profile measures it)"
         if load is not None and not load.quiet:
             yield load.note
         for node in self._draft.nodes:
@@ -127,7 +128,8 @@ def _longest_rows(work: Work, ranks: int = 1, row_count: int = 0) -> RowLengths:
     """Rows of so many ranks (row_count: as many as that), with the greatest lengths; prompts and
     answers that were counted in the data have their lengths.
     """
-    rows, lengths = (row_count or work.rows) * ranks, work.lengths
+    rows = (row_count or work.rows) * ranks
+    lengths = work.lengths
     answers = np.full(rows, max(1, lengths.completion), np.int64)
     if lengths.counts is None:
         return RowLengths(np.full(rows, lengths.prompt, np.int64), answers)

@@ -170,9 +170,11 @@ def _plan_inputs(
     """widths: rows of each input's gate for each prompt; set_widths: those of each row set;
     row_sets: the row set of each input.
     """
-    rows, offset = node.operator.rows, 0
+    rows = node.operator.rows
+    offset = 0
     for key, port in node.inputs.items():
-        gate_width, inner = widths[key], set_widths[row_sets[key]]
+        gate_width = widths[key]
+        inner = set_widths[row_sets[key]]
         planned_input = PlannedInput(name=key, gate=port.node.name, row_set=row_sets[key])
         if isinstance(rows, Concat):
             yield replace(planned_input, offset=offset, width=gate_width)

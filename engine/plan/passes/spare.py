@@ -93,7 +93,8 @@ def _find_unequal_ranges(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator
     for node in nodes:
         if node.name not in least:
             continue
-        name, count = node.name, len(node.workers)
+        name = node.name
+        count = len(node.workers)
         first = firsts.setdefault(node.workers, name)
         if (least[first], most[first]) != (least[name], most[name]):
             ranges = f"{_show_range(draft, first)} and {_show_range(draft, name)}"

@@ -44,7 +44,8 @@ def spread_workers(draft: Draft) -> dict[str, str]:
     """Choose the host of each Worker; of spare ones that no pin names, the first. draft: with
     Workers.
     """
-    groups, occupancy = _HostGroups(draft), _Occupancy(draft)
+    groups = _HostGroups(draft)
+    occupancy = _Occupancy(draft)
     first = occupancy.hosts[0].name
     hosts: dict[str, str] = {}
     for worker in draft.workers:
@@ -95,7 +96,8 @@ class _HostGroups:
     """Which Workers go together, and how many devices they need."""
 
     def __init__(self, draft: Draft) -> None:
-        self._ranks, self._turns = count_inner_ranks(draft), turns_by_worker(draft.turns)
+        self._ranks = count_inner_ranks(draft)
+        self._turns = turns_by_worker(draft.turns)
         bound = [*draft.turns, *_find_device_column_groups(draft)]
         self._groups: dict[str, tuple[str, ...]] = {}
         for group in _link_groups(draft.workers, bound):
