@@ -34,7 +34,7 @@ from engine.coordinator.replica_choice import Idlest
 from engine.coordinator.tables import codes
 from engine.coordinator.task_ledger import Outstanding, Pending
 from engine.plan.plan import Plan, PlannedNode
-from engine.plan.replica_ranges import elastic
+from engine.plan.replica_ranges import elastic_nodes
 from engine.protocol.messages import RunChunk
 from engine.protocol.refs import Ref
 
@@ -53,7 +53,7 @@ class Dispatch:
         self._outstanding = outstanding
         blocks.on_gone = self._gone
         self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
-        self._elastic = {n.name for n in elastic(plan)}
+        self._elastic = {n.name for n in elastic_nodes(plan)}
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
         self._idlest = Idlest(plan.nodes, outstanding.rows)
         outstanding.on_chunk.append(self._rows_moved)

@@ -35,7 +35,7 @@ from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.replica_scaling import BalanceRule
 from engine.coordinator.settings import Settings
 from engine.plan.plan import Plan, PlannedNode
-from engine.plan.replica_ranges import elastic, least, movable
+from engine.plan.replica_ranges import elastic_nodes, least_replicas, movable_workers
 
 METRIC = "replicas/"
 """The beginning of the metric of a node, after which its name comes."""
@@ -123,7 +123,7 @@ class Replicas:
         self.groups = _groups(plan, lambda worker: self.on_able(worker))
         self._of = {w: group for group in self.groups for w in group.workers}
         self._node = {n.name: group for group in self.groups for n in group.nodes}
-        self._streams = {n.name for n in elastic(plan) if n.region == "stream"}
+        self._streams = {n.name for n in elastic_nodes(plan) if n.region == "stream"}
         self._chunks: Counter[str] = Counter()
         """Chunks above the cut that each replica runs."""
         self.training = False
@@ -303,16 +303,16 @@ class Replicas:
 def _groups(plan: Plan, on_able: Callable[[str], None]) -> list[_Replicas]:
     """All nodes of the same Workers are scaled together."""
     by_workers: dict[tuple[str, ...], list[PlannedNode]] = {}
-    for node in elastic(plan):
+    for node in elastic_nodes(plan):
         by_workers.setdefault(node.workers, []).append(node)
-    may, spare = movable(plan), frozenset(plan.spare)
+    may, spare = movable_workers(plan), frozenset(plan.spare)
     return [
         _Replicas(
             nodes=nodes,
             workers=workers,
-            least=least(plan, nodes[0]),
+            least=least_replicas(plan, nodes[0]),
             movable=may.intersection(workers),
-            wanted=least(plan, nodes[0]),
+            wanted=least_replicas(plan, nodes[0]),
             state={w: "absent" if w in spare else "present" for w in workers},
             on_able=on_able,
         )

@@ -26,7 +26,7 @@ from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.task_ledger import Outstanding
 from engine.coordinator.weight_readers import Place, StillLoading
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
-from engine.plan.replica_ranges import elastic
+from engine.plan.replica_ranges import elastic_nodes
 from engine.protocol.messages import Load, Loaded, Offer, Offered
 
 
@@ -58,7 +58,7 @@ class Versions:
         """By Worker, who is to be told of the published version as soon as possible."""
         self._due: set[str] = set()
         """The Workers of these that are there."""
-        self._loading = StillLoading(n.name for n in elastic(plan))
+        self._loading = StillLoading(n.name for n in elastic_nodes(plan))
         self._reads: Counter[tuple[str, int]] = Counter()
         """Blocks of weights that are being loaded."""
         outstanding.on_load = self._moved

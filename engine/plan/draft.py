@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from dataflow.graph import Graph
+from dataflow.model import Model
 from engine.plan.cluster import Cluster
 from engine.plan.cost.profile import Profile
 from engine.plan.placement import Placing
@@ -31,3 +32,8 @@ class Draft(Decisions):
     """Whose measured rates count before the catalogue's."""
     dataset: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     """Source node -> the columns of its data."""
+
+    @property
+    def graph_models(self) -> list[Model]:
+        """The Models of the graph, in its order; `models` are those that are planned."""
+        return [state for state in self.graph.states if isinstance(state, Model)]

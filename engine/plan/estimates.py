@@ -16,18 +16,20 @@ from engine.plan.cost.model_passes import Bound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedProcess:
-    """Bytes of a Worker's process beside its nodes. imported: before its kernels are opened; used:
-    as it works. template: of those that are forked from one, which share what that imported; empty
-    for an interpreter of its own.
-    """
+    """Bytes of a Worker's process beside its nodes."""
 
     imported: int
+    """Before its kernels are opened."""
     used: int
+    """As it works."""
     template: str = ""
+    """The template that it is forked from, with which it shares what that imported; empty for an
+    interpreter of its own.
+    """
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Imported and used together."""
         return self.imported + self.used
 
 
@@ -48,5 +50,6 @@ class Estimate:
         return sum(self.bytes.values())
 
     def on_each(self, devices: int) -> Estimate:
-        """Of one of so many devices, among which the node is divided."""
-        return replace(self, bytes={p: -(-size // devices) for p, size in self.bytes.items()})
+        """The estimate for one of so many devices, among which the node is divided."""
+        sizes = {part: -(-size // devices) for part, size in self.bytes.items()}
+        return replace(self, bytes=sizes)

@@ -10,7 +10,6 @@ one Model in one Worker share it.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import chain
 
 from dataflow.graph import Graph
 from dataflow.needs import NO_NEEDS, Needs
@@ -20,8 +19,11 @@ from engine.plan.plan import PlannedNode
 
 
 def kernel_name(operator: Operator, path: str) -> str:
-    """By what name an operator offers a kernel."""
-    return next((name for name, offered in operator.kernels.items() if offered == path), "")
+    """Find the name by which an operator offers a kernel; empty if it does not."""
+    for name, offered in operator.kernels.items():
+        if offered == path:
+            return name
+    return ""
 
 
 def needs_of(graph: Graph, node: PlannedNode) -> Needs:
@@ -35,27 +37,41 @@ def model_of(node: PlannedNode) -> str:
     return next((use.model for use in node.models if use.param != "tokenizer"), "")
 
 
-def alike(draft: Draft) -> list[tuple[str, ...]]:
-    """Nodes whose kernels have a Worker to themselves, by what may share one."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+def group_engine_nodes(draft: Draft) -> list[tuple[str, ...]]:
+    """Group the nodes whose kernels have a Worker to themselves by what may share one."""
+    names_by_engine: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in draft.nodes:
         if needs_of(draft.graph, node).own_worker:
-            found[node.kernel, model_of(node)].append(node.name)
-    return [tuple(names) for names in found.values()]
+            names_by_engine[node.kernel, model_of(node)].append(node.name)
+    return [tuple(names) for names in names_by_engine.values()]
 
 
-def engines(draft: Draft) -> list[list[PlannedNode]]:
-    """The nodes of each engine: those that are alike and, once placed, have a Worker in common."""
-    found: list[list[PlannedNode]] = []
-    for names in alike(draft):
-        mine: list[list[PlannedNode]] = []
-        for node in map(draft.node, names):
-            near = [group for group in mine if any(_meet(node, other) for other in group)]
-            mine = [group for group in mine if group not in near]
-            mine.append([*chain.from_iterable(near), node])
-        found += mine
-    return found
+def find_engines(draft: Draft) -> list[list[PlannedNode]]:
+    """Find the nodes of each engine: those that run one kernel with one Model and, once placed,
+    have a Worker in common.
+    """
+    engines: list[list[PlannedNode]] = []
+    for names in group_engine_nodes(draft):
+        same_kind: list[list[PlannedNode]] = []
+        for name in names:
+            _join_engine(same_kind, draft.node(name))
+        engines += same_kind
+    return engines
 
 
-def _meet(one: PlannedNode, other: PlannedNode) -> bool:
-    return bool(set(one.workers) & set(other.workers))
+def _join_engine(engines: list[list[PlannedNode]], node: PlannedNode) -> None:
+    """Add a node to those with which it has a Worker in common: these are one engine from now on,
+    the last of the list.
+    """
+    apart: list[list[PlannedNode]] = []
+    joined: list[PlannedNode] = []
+    for engine in engines:
+        if any(_share_worker(node, other) for other in engine):
+            joined += engine
+        else:
+            apart.append(engine)
+    engines[:] = [*apart, [*joined, node]]
+
+
+def _share_worker(one: PlannedNode, other: PlannedNode) -> bool:
+    return not set(one.workers).isdisjoint(other.workers)

@@ -20,24 +20,31 @@ NO_VERSION = -1
 
 
 def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
-    """int32 [rows]: what rows of a node count as; oldest: the kernel's record of their tokens."""
-    lasting = _lasting(plan, node)
+    """int32 [rows]: the version that rows of a node count as. oldest: the kernel's record of their
+    tokens.
+    """
+    lasting = _count_lasting(plan, node)
     if lasting is None:
         return np.full(len(oldest), NO_VERSION, dtype=np.int32)
     return np.where(oldest == NO_VERSION, NO_VERSION, oldest + lasting).astype(np.int32)
 
 
 def lag_metrics(version: int, ages: np.ndarray) -> dict[str, float]:
-    """Of a Step that starts from this version; a follower's rows may count as newer than that."""
+    """The lag of a Step that starts from this version. A follower's rows may count as newer than
+    that: their lag is 0.
+    """
     lag = np.maximum(version - ages, 0)
     if not any_true(lag != 0):  # as all of a synchronous run
         return {"policy/lag/mean": 0.0, "policy/lag/max": 0.0}
     return {"policy/lag/mean": float(lag.mean()), "policy/lag/max": float(lag.max())}
 
 
-def _lasting(plan: Plan, node: str) -> int | None:
+def _count_lasting(plan: Plan, node: str) -> int | None:
     """How many further versions the Models that the node reads stay; None if none changes."""
-    read = {use.model for use in plan.node(node).models if use.trained and use.param != "tokenizer"}
-    return min(
-        (m.every - 1 if m.follows else 0 for m in plan.models if m.name in read), default=None
-    )
+    uses = [use for use in plan.node(node).models if use.trained and use.param != "tokenizer"]
+    read_models = {use.model for use in uses}
+    lasting: list[int] = []
+    for model in plan.models:
+        if model.name in read_models:
+            lasting.append(model.every - 1 if model.follows else 0)
+    return min(lasting, default=None)

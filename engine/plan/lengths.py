@@ -17,67 +17,86 @@ from dataflow.rows import Domains, reader_of, row_line
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.plan.cost.models import Shape
-from engine.plan.prompt_counts import counted_prompts, counted_rows
+from engine.plan.prompt_counts import count_prompt_tokens, count_row_tokens
 
 Shapes = Mapping[str, Shape | None]
 """Of each Model; None where it is not known."""
 
 
 def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:
-    """By node."""
-    found: dict[str, Lengths] = {}
-    domains = Domains(graph)
+    """Find the lengths of each node's rows, by node."""
+    finder = _LengthFinder(graph, shapes)
     for node in graph.nodes:
-        found[node.name] = _lengths_of(graph, node, found, shapes, domains)
-        if node.operator.traits.generates:  # what it is asked is as long as it reads
-            lengths = found[node.name]
-            for port in row_line(next(iter(node.inputs.values())), domains):
-                if port.node.operator.traits.generates:
-                    break  # another's rows, of which this one's prompts were made
-                answer = found[port.node.name].completion
-                found[port.node.name] = replace(lengths, completion=answer)
-    return found
+        finder.add_node(node)
+    return finder.lengths
 
 
-def _lengths_of(
-    graph: Graph, node: Node, found: Mapping[str, Lengths], shapes: Shapes, domains: Domains
-) -> Lengths:
-    if node.operator.traits.generates:
-        return _generated(node, found, shapes, domains)
-    if node.operator.tokenises:
-        return _demonstrated(node, graph, shapes)
-    if node.operator.work == "source":
-        return of_rollout(0, None)
-    rows = node.operator.rows
-    onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
-    above = [found[p.node.name] for p in onto]
-    longest = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
-    if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
-        return longest.continued(len(node.params.get("then") or ""))
-    return longest
+class _LengthFinder:
+    """Finds the lengths of one node after another, in running order."""
 
+    def __init__(self, graph: Graph, shapes: Shapes) -> None:
+        self._graph = graph
+        self._shapes = shapes
+        self._domains = Domains(graph)
+        self.lengths: dict[str, Lengths] = {}
 
-def _demonstrated(node: Node, graph: Graph, shapes: Shapes) -> Lengths:
-    """Of rows that are made of the data's texts, for the Model that reads them."""
-    lengths, reader = of_demonstration(), reader_of(graph, node)
-    models = [] if reader is None else [s for s in reader.states.values() if isinstance(s, Model)]
-    counts = counted_rows(node, models[0].base) if models else None
-    if counts is None:
-        return lengths
-    shape = shapes[models[0].name]
-    return lengths.demonstrated(counts, shape.context if shape else 0)
+    def add_node(self, node: Node) -> None:
+        """Find a node's lengths by those of the nodes above it. The nodes above a generation then
+        get the length of its prompts.
+        """
+        self.lengths[node.name] = self._find_lengths(node)
+        if node.operator.traits.generates:
+            self._set_prompts_above(node)
 
+    def _set_prompts_above(self, generation: Node) -> None:
+        """Give the nodes that a generation's prompts come from the length that it reads."""
+        lengths = self.lengths[generation.name]
+        prompt = next(iter(generation.inputs.values()))
+        for port in row_line(prompt, self._domains):
+            if port.node.operator.traits.generates:
+                break  # another's rows, of which this one's prompts were made
+            answer = self.lengths[port.node.name].completion
+            self.lengths[port.node.name] = replace(lengths, completion=answer)
 
-def _generated(
-    node: Node, found: Mapping[str, Lengths], shapes: Shapes, domains: Domains
-) -> Lengths:
-    policy = next(s for s in node.states.values() if isinstance(s, Model))
-    shape = shapes[policy.name]
-    context = shape.context if shape else 0
-    lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
-    prompt = next(iter(node.inputs.values()))
-    if issubclass(prompt.schema, TokenPrompt):
-        return lengths.asked(found[prompt.node.name]).clipped(context)
-    counts = counted_prompts(node, policy.base, domains)
-    drops = node.params.get("overlong_prompt") == "drop"
-    return lengths.clipped(context).counted(counts, drops=drops)
+    def _find_lengths(self, node: Node) -> Lengths:
+        if node.operator.traits.generates:
+            return self._find_rollout(node)
+        if node.operator.tokenises:
+            return self._find_demonstration(node)
+        if node.operator.work == "source":
+            return of_rollout(0, None)
+        rows = node.operator.rows
+        inputs = [node.inputs[rows.to]] if isinstance(rows, Reduce) else node.inputs.values()
+        above = [self.lengths[port.node.name] for port in inputs]
+        longest_above = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
+        if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
+            return longest_above.continued(len(node.params.get("then") or ""))
+        return longest_above
+
+    def _find_demonstration(self, node: Node) -> Lengths:
+        """Rows that are made of the data's texts, for the Model that reads them."""
+        lengths = of_demonstration()
+        reader = reader_of(self._graph, node)
+        if reader is None:
+            return lengths
+        model = next((s for s in reader.states.values() if isinstance(s, Model)), None)
+        counts = None if model is None else count_row_tokens(node, model.base)
+        if model is None or counts is None:
+            return lengths
+        return lengths.demonstrated(counts, self._context_of(model))
+
+    def _find_rollout(self, node: Node) -> Lengths:
+        policy = next(s for s in node.states.values() if isinstance(s, Model))
+        context = self._context_of(policy)
+        lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
+        prompt = next(iter(node.inputs.values()))
+        if issubclass(prompt.schema, TokenPrompt):
+            return lengths.asked(self.lengths[prompt.node.name]).clipped(context)
+        counts = count_prompt_tokens(node, policy.base, self._domains)
+        drops = node.params.get("overlong_prompt") == "drop"
+        return lengths.clipped(context).counted(counts, drops=drops)
+
+    def _context_of(self, model: Model) -> int:
+        """The positions of a Model; 0 where its shape is not known."""
+        shape = self._shapes[model.name]
+        return shape.context if shape else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from dataflow.model import Model
+from dataflow.model import Model, State
 from engine.plan.plan import Plan
 
 
@@ -27,17 +27,19 @@ class Label:
 
 
 def metric_labels(plan: Plan) -> dict[str, Label]:
-    """By train node: one alone has no label; where several Models have the same head, all numbers
-    of each are labelled.
+    """Choose the label of each train node: none for one alone; where several Models have the same
+    head, all numbers of each are labelled.
     """
     assert plan.program is not None
-    trained = {n.name: plan.program.node(n.name) for n in plan.nodes if n.work == "train"}
-    if len(trained) == 1:
-        return {name: Label() for name in trained}
-    models = {name: node.states["model"] for name, node in trained.items()}
+    models: dict[str, State] = {}
+    for node in plan.nodes:
+        if node.work == "train":
+            models[node.name] = plan.program.node(node.name).states["model"]
+    if len(models) == 1:
+        return {name: Label() for name in models}
     heads = Counter(model.head for model in models.values() if isinstance(model, Model))
-    return {
-        name: Label(model=model.name, every=heads[model.head] > 1)
-        for name, model in models.items()
-        if isinstance(model, Model)
-    }
+    labels: dict[str, Label] = {}
+    for name, model in models.items():
+        if isinstance(model, Model):
+            labels[name] = Label(model=model.name, every=heads[model.head] > 1)
+    return labels

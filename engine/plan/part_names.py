@@ -7,7 +7,7 @@ own: a function's own name (operators/rewards.py), what is measured under it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dataflow.graph import Graph
 from dataflow.node import Node
@@ -17,14 +17,14 @@ from dataflow.rules.context import function_at
 
 
 def names_of_parts(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """By node: its functions' names, `score.exact` for one that another node has, too. Only nodes
-    with such a name are there.
+    """Name the functions of each node, `score.exact` for one that another node has, too. Nodes
+    without such a name are left out.
     """
     nodes = [node for node in graph.nodes if node.operator.part_names]
     if len(nodes) < 2:
         return {}
     own_names = {node.name: _function_names(node) for node in nodes}
-    places = _places(graph, nodes)
+    places = _find_places(graph, nodes)
     owners: Counter[tuple[object, str]] = Counter()
     for node, names in own_names.items():
         owners.update((places[node], name) for name in names)
@@ -32,20 +32,28 @@ def names_of_parts(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     for node, names in own_names.items():
         shared = {name for name in names if owners[places[node], name] > 1}
         if shared:
-            by_node[node] = tuple(f"{node}.{name}" if name in shared else name for name in names)
+            by_node[node] = tuple(_qualify(node, names, shared))
     return by_node
 
 
-def _places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
-    """By node: where its names meet others'. Of training in the metrics of a Step; evaluations
-    report under their nodes' names, so theirs meet only as columns of the same rows.
+def _qualify(node: str, names: Iterable[str], shared: Collection[str]) -> Iterator[str]:
+    for name in names:
+        yield f"{node}.{name}" if name in shared else name
+
+
+def _find_places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
+    """Find where the names of each node meet others': those of training in the metrics of a Step.
+    Evaluations report under their nodes' names, so theirs meet only as columns of the same rows.
     """
-    region_of, domains = regions(graph).of, Domains(graph)
+    region_of = regions(graph).of
+    domains = Domains(graph)
     places: dict[str, object] = {}
     for node in nodes:
         domain = domains.of_node(node)
-        evaluates = region_of[node.name] == "evaluation" and domain is not None
-        places[node.name] = id(domain.unselected) if evaluates and domain else "training"
+        if region_of[node.name] == "evaluation" and domain is not None:
+            places[node.name] = id(domain.unselected)
+        else:
+            places[node.name] = "training"
     return places
 
 

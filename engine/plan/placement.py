@@ -21,63 +21,76 @@ Samples = Literal["brief", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Wishes for Workers, which the options of these names explain; the planner decides the rest.
-
-    pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers, by name or by
-    a label (`gpu:H200`); the planner spreads all others. inproc: all nodes are on `main`; of the
-    rest only chunks count (also by replicas). least: of nodes whose replicas come and go, how many
-    there are at the beginning; `replicas` are the most. samples: what is recorded of a Step's rows.
-    simulated: nothing of the plan runs, so that what its kernels need does not have to be here.
-    """
+    """Wishes for Workers, which options of these names explain; the planner decides the rest."""
 
     workers: Spread = "auto"
     kernel: Mapping[str, str] = field(default_factory=dict)
     pin: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The Workers of a node, several for its replicas or ranks."""
     together: tuple[tuple[str, ...], ...] = ()
     replicas: Mapping[str, int] = field(default_factory=dict)
+    """The most, for nodes whose replicas come and go."""
     least: Mapping[str, int] = field(default_factory=dict)
+    """How many of these there are at the beginning."""
     chunks: Mapping[str, int] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    """The host of a Worker, by name or by a label (`gpu:H200`); the planner spreads all others."""
     weights: Weights = "auto"
     inproc: bool = False
+    """All nodes are on `main`; of the other wishes only chunks count (also by replicas)."""
     samples: Samples = "brief"
+    """What is recorded of a Step's rows."""
     simulated: bool = False
+    """Nothing of the plan runs, so that what its kernels need does not have to be here."""
 
 
-def on_hosts(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster]:
-    """Both, with the name of a host in the place of each label: of those that have it, the one with
-    fewest Workers that were pinned so far. A label that no host has stays.
+def resolve_labels(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster]:
+    """Put the name of a host in the place of each label, in both: of those that have it, the one
+    with fewest Workers that were pinned so far. A label that no host has stays.
     """
-    named, taken = dict(placing.hosts), Counter(placing.hosts.values())
+    hosts_by_worker = dict(placing.hosts)
+    pinned_counts = Counter(placing.hosts.values())
     labels: dict[str, tuple[str, str]] = {}
-    having: dict[str, list[tuple[int, int]]] = {}
+    heaps: dict[str, list[tuple[int, int]]] = {}
     """Label -> (Workers, place in the cluster) of its hosts, a heap; some are out of date."""
     for worker, label in placing.hosts.items():
-        key, _, value = label.partition(":")
-        if label not in having:
-            known = enumerate(cluster.hosts)
-            fit = [i for i, h in known if not h.refused and h.labels.get(key) == value]
-            having[label] = sorted((taken[cluster.hosts[i].name], i) for i in fit)
-        if having[label]:
-            named[worker] = name = _idlest(having[label], cluster, taken)
-            taken[name] += 1
-            labels[name] = (key, value)
-    hosts = tuple(replace(h, label=labels.get(h.name)) for h in cluster.hosts)
-    return replace(placing, hosts=named), replace(cluster, hosts=hosts)
+        key, _, label_value = label.partition(":")
+        if label not in heaps:
+            heaps[label] = _make_heap(key, label_value, cluster, pinned_counts)
+        if heaps[label]:
+            name = _take_idlest(heaps[label], cluster, pinned_counts)
+            hosts_by_worker[worker] = name
+            pinned_counts[name] += 1
+            labels[name] = (key, label_value)
+    hosts = [replace(host, label=labels.get(host.name)) for host in cluster.hosts]
+    return replace(placing, hosts=hosts_by_worker), replace(cluster, hosts=tuple(hosts))
 
 
-def _idlest(heap: list[tuple[int, int]], cluster: Cluster, taken: Mapping[str, int]) -> str:
+def _make_heap(
+    key: str, label_value: str, cluster: Cluster, pinned_counts: Mapping[str, int]
+) -> list[tuple[int, int]]:
+    """(Workers, place in the cluster) of each usable host with a label, fewest Workers first."""
+    heap: list[tuple[int, int]] = []
+    for place, host in enumerate(cluster.hosts):
+        if not host.refused and host.labels.get(key) == label_value:
+            heap.append((pinned_counts[host.name], place))
+    return sorted(heap)
+
+
+def _take_idlest(
+    heap: list[tuple[int, int]], cluster: Cluster, pinned_counts: Mapping[str, int]
+) -> str:
     """The host with fewest Workers, the first of several. Counts only grow, so that an entry that
     is out of date is too early, never too late.
     """
     while True:
         count, place = heap[0]
         name = cluster.hosts[place].name
-        if taken[name] == count:
+        if pinned_counts[name] == count:
             heapq.heapreplace(heap, (count + 1, place))
             return name
-        heapq.heapreplace(heap, (taken[name], place))
+        heapq.heapreplace(heap, (pinned_counts[name], place))

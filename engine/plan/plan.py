@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, product
 from typing import Any, Literal
 
 import numpy as np
@@ -56,15 +57,21 @@ class PlannedInput:
     prompt; 0 for all others.
     """
     row_set: str = ROWS
-    """Of a train node's: the input with whose rows it goes."""
+    """The input of a train node with whose rows it goes."""
 
     def rows(self, inner: int) -> int:
-        """Its rows for each prompt, where the node's chunks have `inner`."""
+        """Count its rows for each prompt, where the node's chunks have `inner`."""
         return self.width or inner * max(1, self.fan_in)
 
     def within(self, sample: np.ndarray) -> np.ndarray:
         """Boolean: which of a concat's samples are its rows."""
         return (sample >= self.offset) & (sample < self.offset + self.width)
+
+
+def list_fetches(inputs: Iterable[PlannedInput]) -> Iterator[Fetch]:
+    """Every fetch of these inputs, in their order."""
+    for planned_input in inputs:
+        yield from planned_input.fetches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +101,7 @@ class PlannedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """One node, decided.
-
-    rows: of its output, for each prompt. inner: of its inputs, for each prompt, which its chunks
-    consist of (a node that reduces: those that it reduces to; a train node: of its own rows, whose
-    source is `source`). chunking: `cohort` (prompts admitted
-    together, so what shares a batch is decided before it starts) or `ready` (whatever has come, as
-    far as the scope allows). chunks: how many chunks of whole prompts a cohort (below the cut: a
-    Step) is cut into, whatever the replicas: equal chunks give equal bits. workers: the replicas,
-    each with its ranks in order. tokens: the column whose length is a row's, if any. max_lag: as
-    given to the node. lag: how many versions its rows' weights may trail the published ones; 0
-    except in a stream whose source has a lag.
-    """
+    """One node, decided."""
 
     name: str
     operator: str
@@ -115,18 +111,34 @@ class PlannedNode:
     relation: Relation
     source: str = ""
     rows: int = 1
+    """Rows of its output for each prompt."""
     inner: int = 1
+    """Rows of its inputs for each prompt, which its chunks consist of: of a node that reduces,
+    those that it reduces to; of a train node, its own rows, whose source is `source`.
+    """
     inputs: tuple[PlannedInput, ...] = ()
     models: tuple[ModelUse, ...] = ()
     kernel: str = ""
     layout: Layout = field(default_factory=Layout)
     workers: tuple[str, ...] = ("main",)
+    """The replicas, each with its ranks in order."""
     chunking: Literal["cohort", "ready"] = "cohort"
+    """Prompts admitted together, so what shares a batch is decided before it starts; or whatever
+    has come, as far as the scope allows.
+    """
     chunks: int = 1
+    """Into how many chunks of whole prompts a cohort (below the cut: a Step) is cut, whatever the
+    replicas: equal chunks give equal bits.
+    """
     returns: tuple[str, ...] = ()
     tokens: str = ""
+    """The column whose length is a row's, if any."""
     max_lag: int = 0
+    """As given to the node."""
     lag: int = 0
+    """How many versions its rows' weights may trail the published ones; 0 except in a stream whose
+    source has a lag.
+    """
     refill: bool = False
     max_attempts: int = 10
     every: int = 0
@@ -145,10 +157,10 @@ class PlannedNode:
     @property
     def row_sets(self) -> dict[str, tuple[PlannedInput, ...]]:
         """Its inputs by the rows that they stand on: its own, then those of terms of its loss."""
-        found: dict[str, tuple[PlannedInput, ...]] = {}
+        row_sets: dict[str, tuple[PlannedInput, ...]] = {}
         for i in self.inputs:
-            found[i.row_set] = (*found.get(i.row_set, ()), i)
-        return found
+            row_sets[i.row_set] = (*row_sets.get(i.row_set, ()), i)
+        return row_sets
 
     @property
     def ranks(self) -> int:
@@ -158,24 +170,27 @@ class PlannedNode:
     @property
     def rank_groups(self) -> tuple[tuple[PlannedRank, ...], ...]:
         """The ranks of each replica, in order."""
-        size, tensor = self.ranks, self.layout.tensor
-        return tuple(
-            tuple(
-                PlannedRank(worker=w, index=i, share=i // tensor, part=i % tensor)
-                for i, w in enumerate(self.workers[first : first + size])
-            )
-            for first in range(0, len(self.workers), size)
-        )
+        groups: list[tuple[PlannedRank, ...]] = []
+        for first in range(0, len(self.workers), self.ranks):
+            workers = self.workers[first : first + self.ranks]
+            ranks = (self._make_rank(worker, index) for index, worker in enumerate(workers))
+            groups.append(tuple(ranks))
+        return tuple(groups)
+
+    def _make_rank(self, worker: str, index: int) -> PlannedRank:
+        share, part = divmod(index, self.layout.tensor)
+        return PlannedRank(worker=worker, index=index, share=share, part=part)
 
     @property
     def shares(self) -> tuple[tuple[str, ...], ...]:
         """Workers with the same rows, by share of a train node's Step; the first one fetches."""
         tensor = self.layout.tensor
-        return tuple(self.workers[i : i + tensor] for i in range(0, len(self.workers), tensor))
+        firsts = range(0, len(self.workers), tensor)
+        return tuple(self.workers[first : first + tensor] for first in firsts)
 
     def rank_of(self, worker: str) -> PlannedRank:
         """A Worker's rank. Raises KeyError for a Worker without this node."""
-        for rank in (rank for group in self.rank_groups for rank in group):
+        for rank in chain.from_iterable(self.rank_groups):
             if rank.worker == worker:
                 return rank
         raise KeyError(worker)
@@ -183,13 +198,15 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSource:
-    """How a source is admitted. batch: prompts a Step. cohort: prompts admitted at once, 0: all."""
+    """How a source is admitted."""
 
     name: str
     batch: int
+    """Prompts a Step."""
     max_lag: int = 0
     intake: Literal["exact", "admission", "drop"] = "exact"
     cohort: int = 0
+    """Prompts that are admitted at once; 0 for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +221,7 @@ class PlannedEdge:
     device: tuple[str, ...] = ()
     """Columns whose values stay on devices and travel by collectives."""
     seconds: float | None = None
-    """Of moving them; None where a device is not known."""
+    """Until a Step's rows have moved; None where a device is not known."""
     saved: int = 0
     """Bytes of declared columns that stay, since nobody downstream reads them."""
 
@@ -299,7 +316,10 @@ class Decisions:
     @property
     def workers(self) -> tuple[str, ...]:
         """Every Worker of some node."""
-        return tuple(dict.fromkeys(w for n in self.nodes for w in n.workers))
+        workers: dict[str, None] = {}
+        for node in self.nodes:
+            workers |= dict.fromkeys(node.workers)
+        return tuple(workers)
 
     def node(self, name: str) -> PlannedNode:
         """The planned node of that name; KeyError where there is none."""
@@ -316,12 +336,12 @@ class Decisions:
 
     def with_ancestors(self, names: Iterable[str]) -> set[str]:
         """These nodes, and every node whose rows they wait for or read."""
-        found = set(names)
+        ancestors = set(names)
         for node in reversed(self.nodes):
-            if node.name in found:
-                found.update(node.gates)
-                found.update(f.producer for i in node.inputs for f in i.fetches)
-        return found
+            if node.name in ancestors:
+                ancestors.update(node.gates)
+                ancestors.update(fetch.producer for fetch in list_fetches(node.inputs))
+        return ancestors
 
     def nodes_on(self, worker: str) -> list[PlannedNode]:
         """The nodes that a Worker runs, or has a rank of."""
@@ -340,9 +360,12 @@ class Decisions:
         if not model.writer:
             return ()
         writer = self.node(model.writer).workers[0]
-        readers = [r for m in self.models if model.name in (m.name, m.follows) for r in m.copied]
-        found = dict.fromkeys(w for r in readers for w in self.node(r).workers)
-        return tuple(w for w in found if w != writer)
+        workers: dict[str, None] = {}
+        for other in self.models:
+            if model.name in (other.name, other.follows):
+                for reader in other.copied:
+                    workers |= dict.fromkeys(self.node(reader).workers)
+        return tuple(worker for worker in workers if worker != writer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,13 +384,15 @@ class Plan(Decisions, Displayed):
     _page = "engine.session.notebook_pages:plan_page"
 
     def __repr__(self) -> str:
-        where = f"{len(self.workers)} Worker{'s' * (len(self.workers) > 1)}"
+        count = len(self.workers)
+        where = f"{count} Worker{'s' * (count > 1)}"
         return f"Plan({self.graph!r}, {len(self.nodes)} nodes in {where})"
 
     def origin(self, node: str) -> Origin | None:
         """Where in the user's source a node was written; None where that is not known."""
-        found = self.program.nodes if self.program is not None else ()
-        return next((n.origin for n in found if n.name == node), None)
+        if self.program is None:
+            return None
+        return next((n.origin for n in self.program.nodes if n.name == node), None)
 
     def place(self, node: str) -> str:
         """`my_graph.py:14 score`: a node as messages name it, at run time as in the check."""
@@ -377,50 +402,46 @@ class Plan(Decisions, Displayed):
     @property
     def stateful(self) -> frozenset[str]:
         """Workers whose state only a checkpoint restores: trainers, and readers of followers."""
-        followers = {m.name for m in self.models if m.follows}
-
-        def has_state(node: PlannedNode) -> bool:
-            followed = (u for u in node.models if u.model in followers and u.param != "tokenizer")
-            return node.work == "train" or any(followed)
-
-        return frozenset(w for n in self.nodes if has_state(n) for w in n.workers)
+        followers = {model.name for model in self.models if model.follows}
+        stateful: set[str] = set()
+        for node in self.nodes:
+            models = {use.model for use in node.models if use.param != "tokenizer"}
+            if node.work == "train" or not followers.isdisjoint(models):
+                stateful.update(node.workers)
+        return frozenset(stateful)
 
     @property
     def worlds(self) -> frozenset[tuple[str, str]]:
         """(sender, reader) for each pair of Workers with weights or columns by collectives."""
-        weights = {
-            (self.node(model.writer).workers[0], worker)
-            for model in self.models
-            if model.writer and model.route == "collective"
-            for worker in self.remote_readers(model)
-        }
-        columns = (self._pairs_of(edge) for edge in self.edges if edge.device)
-        return frozenset(weights.union(*columns))
+        pairs: set[tuple[str, str]] = set()
+        for model in self.models:
+            if model.writer and model.route == "collective":
+                sender = self.node(model.writer).workers[0]
+                pairs.update((sender, reader) for reader in self.remote_readers(model))
+        for edge in self.edges:
+            if edge.device:
+                pairs.update(self._pairs_of(edge))
+        return frozenset(pairs)
 
     def _pairs_of(self, edge: PlannedEdge) -> Iterator[tuple[str, str]]:
         """Both ends of an edge with device columns; the recorder checkpoints waiting rows."""
-        made, readers = self.node(edge.producer), self.node(edge.consumer).workers
-        readers += (self.recorder,) if made.region == "stream" else ()
-        return ((s, r) for s in made.workers for r in readers if s != r)
+        producer = self.node(edge.producer)
+        readers = self.node(edge.consumer).workers
+        if producer.region == "stream":
+            readers += (self.recorder,)
+        pairs = product(producer.workers, readers)
+        return ((sender, reader) for sender, reader in pairs if sender != reader)
 
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""
-        data = asdict(replace(self, program=None))
-        del data["program"]
+        fields_by_name = asdict(replace(self, program=None))
+        del fields_by_name["program"]
         if self.phase is None:
-            del data["phase"]
-        first = {"format": FORMAT, "graph": self.graph, "digest": self.digest, "seed": self.seed}
-        return json.dumps(first | data, indent=1, default=_plain)
+            del fields_by_name["phase"]
+        # These stand first, for whoever looks at the file.
+        head = {"format": FORMAT, "graph": self.graph, "digest": self.digest, "seed": self.seed}
+        return json.dumps(head | fields_by_name, indent=1, default=_to_plain)
 
 
-def with_lags(
-    nodes: Iterable[PlannedNode], sources: Iterable[PlannedSource]
-) -> tuple[PlannedNode, ...]:
-    """Each node with its lag: in a stream its source's, else 0."""
-    lags = {("stream", s.name): s.max_lag for s in sources}
-    told = ((n, lags.get((n.region, n.source), 0)) for n in nodes)
-    return tuple(n if n.lag == lag else replace(n, lag=lag) for n, lag in told)
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else str(value)
+def _to_plain(entry: Any) -> Any:
+    return dict(entry) if isinstance(entry, Mapping) else str(entry)

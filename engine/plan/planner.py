@@ -12,7 +12,7 @@ from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
-from engine.plan.passes.place import place
+from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
 from engine.plan.plan import Decisions, Plan, PlannedPhase
 from engine.plan.warnings import WARNINGS
@@ -45,7 +45,7 @@ def make_plan(
 def workers_of(checked: CheckedGraph, placing: Placing, cluster: Cluster) -> tuple[str, ...]:
     """The Workers that a plan would have. Raises PlanError for a wish that cannot be met."""
     draft = _draft(checked, 0, None, replace(placing, turns=()), cluster, None)
-    for run in PASSES[: PASSES.index(place) + 1]:
+    for run in PASSES[: PASSES.index(place_nodes) + 1]:
         draft = run(draft)
     return draft.workers
 

@@ -16,26 +16,33 @@ NEXT_TURN = 64
 
 
 def most_prompt_tokens(node: Node, domains: Domains) -> int | None:
-    """Of a generation; None if nobody knows: of tasks, of prompts that a user's operator makes."""
+    """Find the bound of a generation; None if nobody knows it, as for tasks and for prompts that a
+    user's operator makes.
+    """
     stated = node.params.get("max_prompt_tokens")
     if stated is not None:
         return int(stated)
-    more = 0
-    for port in row_line(next(iter(node.inputs.values())), domains):
+    later_turns = 0
+    prompt_port = next(iter(node.inputs.values()))
+    for port in row_line(prompt_port, domains):
         above = port.node
         if above.operator.data_longest:
-            longest = _of_data(above)
-            return None if longest is None else longest + more
+            longest = _find_longest_in_data(above)
+            return None if longest is None else longest + later_turns
         if above.operator.traits.generates:
             prompt = most_prompt_tokens(above, domains)
-            return None if prompt is None else prompt + int(above.params["max_tokens"]) + more
+            if prompt is None:
+                return None
+            return prompt + int(above.params["max_tokens"]) + later_turns
         if "then" in above.params:
-            more += NEXT_TURN + len((above.params["then"] or "").encode())
+            # No tokenizer is asked: each byte counts as a token.
+            text = above.params["then"] or ""
+            later_turns += NEXT_TURN + len(text.encode())
         elif issubclass(port.schema, Prompt):
             return None
     return None
 
 
-def _of_data(source: Node) -> int | None:
+def _find_longest_in_data(source: Node) -> int | None:
     longest = function_at(source.operator.data_longest)
     return longest(source.params["data"], source.params.get("split"))

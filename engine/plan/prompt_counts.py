@@ -13,9 +13,10 @@ from dataflow.schema import Prompt
 from dataflow.token_counts import NotCounted, TokenCounts
 
 
-def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
-    """base: of the Model whose tokenizer they are read by."""
-    for port in row_line(next(iter(generation.inputs.values())), domains):
+def count_prompt_tokens(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
+    """Count the prompts of a generation. base: of the Model whose tokenizer they are read by."""
+    prompt = next(iter(generation.inputs.values()))
+    for port in row_line(prompt, domains):
         above = port.node
         if above.operator.data_tokens:
             count = function_at(above.operator.data_tokens)
@@ -25,9 +26,9 @@ def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCount
     return NotCounted(why="they are in no data")
 
 
-def counted_rows(source: Node, base: str) -> TokenCounts | NotCounted | None:
-    """Prompts and answers of a source of both; None of another node. base: of the Model whose
-    tokenizer they are read by.
+def count_row_tokens(source: Node, base: str) -> TokenCounts | NotCounted | None:
+    """Count the prompts and answers of a source of both; None of another node. base: of the Model
+    whose tokenizer they are read by.
     """
     if not source.operator.data_tokens:
         return None

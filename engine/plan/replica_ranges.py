@@ -9,20 +9,25 @@ from __future__ import annotations
 from engine.plan.plan import Decisions, PlannedNode
 
 
-def elastic(plan: Decisions) -> tuple[PlannedNode, ...]:
+def elastic_nodes(plan: Decisions) -> tuple[PlannedNode, ...]:
     """Nodes with a Worker that is not there at the beginning."""
     spare = frozenset(plan.spare)
-    return tuple(n for n in plan.nodes if spare.intersection(n.workers))
+    return tuple(node for node in plan.nodes if not spare.isdisjoint(node.workers))
 
 
-def least(plan: Decisions, node: PlannedNode) -> int:
+def least_replicas(plan: Decisions, node: PlannedNode) -> int:
     """The replicas that an elastic node begins with, and never has less of by its own wish."""
-    return len([w for w in node.workers if w not in plan.spare])
+    return sum(worker not in plan.spare for worker in node.workers)
 
 
-def movable(plan: Decisions) -> frozenset[str]:
+def movable_workers(plan: Decisions) -> frozenset[str]:
     """Workers of elastic nodes alone, which may end while the run goes on."""
-    nodes = elastic(plan)
-    names = {n.name for n in nodes}
-    stay = {w for n in plan.nodes if n.name not in names for w in n.workers} | {plan.recorder}
-    return frozenset(w for n in nodes for w in n.workers) - stay
+    elastic_names = {node.name for node in elastic_nodes(plan)}
+    movable: set[str] = set()
+    fixed = {plan.recorder}
+    for node in plan.nodes:
+        if node.name in elastic_names:
+            movable.update(node.workers)
+        else:
+            fixed.update(node.workers)
+    return frozenset(movable - fixed)

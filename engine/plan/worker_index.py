@@ -15,21 +15,24 @@ Group = tuple[str, ...]
 
 def nodes_by_worker(nodes: Iterable[PlannedNode]) -> dict[str, list[PlannedNode]]:
     """The nodes that each Worker runs, or has a rank of, in running order."""
-    found: dict[str, list[PlannedNode]] = {}
+    nodes_on: dict[str, list[PlannedNode]] = {}
     for node in nodes:
         for worker in dict.fromkeys(node.workers):
-            found.setdefault(worker, []).append(node)
-    return found
+            nodes_on.setdefault(worker, []).append(node)
+    return nodes_on
 
 
 def turns_by_worker(turns: Sequence[Group]) -> dict[str, Group]:
     """The group of each Worker that takes turns: the first, where it is in several."""
-    return {worker: group for group in reversed(turns) for worker in group}
+    groups: dict[str, Group] = {}
+    for group in reversed(turns):  # so that the first one counts
+        groups |= dict.fromkeys(group, group)
+    return groups
 
 
 def workers_by_host(plan: Decisions, workers: Iterable[str]) -> dict[str, list[str]]:
     """These Workers by their host, in their order; under the empty name if all are on this one."""
-    found: dict[str, list[str]] = {}
+    by_host: dict[str, list[str]] = {}
     for worker in workers:
-        found.setdefault(plan.host_of(worker), []).append(worker)
-    return found
+        by_host.setdefault(plan.host_of(worker), []).append(worker)
+    return by_host

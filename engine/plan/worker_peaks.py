@@ -12,7 +12,7 @@ from engine.plan.plan import Decisions, PlannedNode
 
 
 def process_bytes(decided: Decisions, worker: str) -> int:
-    """Of a Worker's process beside its nodes; 0 on a host with GPUs."""
+    """Bytes of a Worker's process beside its nodes; 0 on a host with GPUs."""
     process = decided.processes.get(worker)
     return 0 if process is None else process.total
 
@@ -24,10 +24,18 @@ def worker_peak(decided: Decisions, worker: str, nodes: Sequence[PlannedNode]) -
 
 
 def shared_process_bytes(decided: Decisions, workers: Iterable[str]) -> int:
-    """Of the processes of one host's Workers together: what a template has imported is there once
+    """Add up the processes of one host's Workers: what a template has imported is there once
     for all that are forked from it.
     """
-    found = [decided.processes[w] for w in workers if w in decided.processes]
-    templates = {process.template: process.imported for process in found if process.template}
-    alone = sum(process.imported for process in found if not process.template)
-    return alone + sum(templates.values()) + sum(process.used for process in found)
+    total = 0
+    templates: dict[str, int] = {}
+    for worker in workers:
+        process = decided.processes.get(worker)
+        if process is None:
+            continue
+        total += process.used
+        if process.template:
+            templates[process.template] = process.imported
+        else:
+            total += process.imported
+    return total + sum(templates.values())

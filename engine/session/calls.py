@@ -37,7 +37,7 @@ from engine.plan.explain import explain
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.plan.program_plan import ProgramPlan
-from engine.plan.replica_ranges import elastic, least
+from engine.plan.replica_ranges import elastic_nodes, least_replicas
 from engine.run.loop.early_end import Until
 from engine.session.attempts import OnStep, Result, StepHooks, attempts
 from engine.session.background_run import RunHandle, refuse_second
@@ -133,8 +133,8 @@ def _begun(
 def _elastic(planned: Plan | ProgramPlan) -> dict[str, tuple[int, int]]:
     """The least and most replicas of the nodes whose replicas come and go."""
     plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
-    found = ((each, node) for each in plans for node in elastic(each))
-    return {node.name: (least(each, node), len(node.workers)) for each, node in found}
+    found = ((each, node) for each in plans for node in elastic_nodes(each))
+    return {node.name: (least_replicas(each, node), len(node.workers)) for each, node in found}
 
 
 def _through(

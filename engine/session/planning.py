@@ -24,7 +24,7 @@ from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.profile import Profile, read_profile
 from engine.plan.options import RunOptions
-from engine.plan.placement import on_hosts
+from engine.plan.placement import resolve_labels
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import ProgramPlan, make_program_plan
@@ -77,7 +77,7 @@ def plan(
     placing = replace(run_options.placing(options), simulated=simulated)
     cluster = cluster or _cluster(options, source_of(checked))
     if cluster is not None:
-        placing, cluster = on_hosts(placing, cluster)
+        placing, cluster = resolve_labels(placing, cluster)
     rates = None if profile is None else _profile(profile, cluster)
     if isinstance(checked, CheckedProgram):
         _refuse_steps(options)

@@ -18,8 +18,9 @@ from engine.plan.cluster import Cluster
 from engine.plan.cost.profile import Profile
 from engine.plan.lag import NO_VERSION
 from engine.plan.options import RunOptions, placing
+from engine.plan.passes.shape import set_lags
 from engine.plan.placement import Placing
-from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, with_lags
+from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
 from engine.plan.planner import make_plan
 from engine.protocol.refs import Ref
 from tests.kit.graphs import grpo_graph, small_ppo
@@ -124,7 +125,7 @@ def planned_node(name: str, *gates: str | PlannedInput, **fields: Any) -> Planne
 def plan_of(*nodes: PlannedNode, **fields: Any) -> Plan:
     """A Plan of these nodes, with their lags, its seed 0."""
     fields = {"graph": "g", "digest": "", "seed": 0, "sources": ()} | fields
-    return Plan(nodes=with_lags(nodes, fields["sources"]), **fields)
+    return Plan(nodes=set_lags(nodes, fields["sources"]), **fields)
 
 
 def ref(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dataflow.kernel import Layout
 from engine.coordinator.coordinator import Settings
+from engine.plan.passes.shape import set_lags
 from engine.plan.plan import (
     ModelUse,
     Plan,
@@ -14,7 +15,6 @@ from engine.plan.plan import (
     PlannedModel,
     PlannedNode,
     PlannedSource,
-    with_lags,
 )
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from tests.schedules.draft import POLICY, TARGET, NodeRows, PlanDraft
@@ -134,7 +134,7 @@ def _plan(draft: PlanDraft, seed: int, sources: list[PlannedSource]) -> Plan:
         graph=f"case{seed}",
         digest="",
         seed=seed,
-        nodes=with_lags((*draft.nodes, *(_tensor(seed, n) for n in draft.trains)), sources),
+        nodes=set_lags((*draft.nodes, *(_tensor(seed, n) for n in draft.trains)), sources),
         sources=tuple(sources),
         models=_models(draft),
         recorded=_recorded(draft) if draw.random() < 0.5 else (),

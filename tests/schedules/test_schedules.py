@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.coordinator.coordinator import Coordinator, Settings
-from engine.plan.plan import ModelUse, PlannedModel, PlannedSource, with_lags
+from engine.plan.passes.shape import set_lags
+from engine.plan.plan import ModelUse, PlannedModel, PlannedSource
 from engine.protocol import messages as m
 from engine.run.simulated_workers.behaviour import Outcomes
 from tests.kit.plans import plan_of, planned_node
@@ -96,7 +97,7 @@ def overtaken(policy: str, max_lag: int, seed: int) -> float:
     )
     source = PlannedSource(name="prompts", batch=3, max_lag=max_lag, intake=policy, cohort=1)
     model = PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",))
-    plan = plan_of(*with_lags(nodes, (source,)), sources=(source,), models=(model,))
+    plan = plan_of(*set_lags(nodes, (source,)), sources=(source,), models=(model,))
     how = {"settings": Settings(steps=15), "rows": {"prompts": 99}, "outcomes": Outcomes()}
     case = ScheduleCase(seed=seed, plan=plan, **how)
     run = ended(begun(case, seed))

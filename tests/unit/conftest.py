@@ -42,7 +42,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """For plans alone: as if every package that a kernel needs could be imported."""
-    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda module: True)
+    monkeypatch.setattr("engine.plan.passes.kernels._is_installed", lambda module: True)
 
 
 @pytest.fixture

@@ -143,14 +143,14 @@ def with_needs(graph: Graph, **needs: Needs) -> Graph:
 def test_a_kernel_whose_needs_are_not_met_is_passed_over_and_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda name: name != "absent")
+    monkeypatch.setattr("engine.plan.passes.kernels._is_installed", lambda name: name != "absent")
     plan = placed(with_needs(small_grpo(), torch=Needs(packages=("absent",)), vllm=VLLM))
     assert plan.node("rollout").kernel.endswith(":VllmGenerate")
     assert "rollout: package absent is not installed here" in plan.notes
 
 
 def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda name: name != "vllm")
+    monkeypatch.setattr("engine.plan.passes.kernels._is_installed", lambda name: name != "vllm")
     told = r"package vllm is not installed here. Fix: pip install \"dataflow-rl\[vllm\]\" .*VLLM=1"
     with pytest.raises(PlanError, match=told):
         placed(small_grpo(), **BY_VLLM)
@@ -159,7 +159,7 @@ def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.M
 def test_a_kernel_that_is_not_going_to_run_here_does_not_have_to_be_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda name: name != "vllm")
+    monkeypatch.setattr("engine.plan.passes.kernels._is_installed", lambda name: name != "vllm")
     for elsewhere in (
         placed(small_grpo(), simulated=True, **BY_VLLM),
         planned_on(with_first([Host(name="a", cores=8, memory=2**36)]), small_grpo(), **BY_VLLM),

@@ -13,7 +13,7 @@ from dataflow.node import Port
 from dataflow.schema import Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from engine.plan.draft import Draft
-from engine.plan.passes.prune import prune
+from engine.plan.passes.prune import prune_graph
 from engine.plan.plan import Plan, PlannedInput
 from graphs.grpo import grpo
 from graphs.sft import sft
@@ -99,7 +99,9 @@ def test_old_of_other_rows_is_no_current_logprob() -> None:
     rollout, other = sampled(n=2), shortened(sampled(n=2))
     loss = clipped_policy_loss(compared(rollout), old=logprobs(policy, other, name="old"))
     graph = graph_of(rollout, loss)  # the check refuses it: the pass sees for itself
-    assert "old" in {n.name for n in prune(Draft(graph=graph, seed=0, cluster=CLUSTER)).graph.nodes}
+    assert "old" in {
+        n.name for n in prune_graph(Draft(graph=graph, seed=0, cluster=CLUSTER)).graph.nodes
+    }
 
 
 def test_logprobs_and_train_have_the_temperature_of_their_rows() -> None:

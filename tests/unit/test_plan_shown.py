@@ -18,7 +18,7 @@ from dataflow.node import Node
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.explain import WIDTH, explain
-from engine.plan.passes.verify import verify
+from engine.plan.passes.verify import verify_plan
 from engine.plan.plan import Fetch, Plan, PlannedNode
 from graphs.grpo import grpo
 from graphs.sft import sft
@@ -140,7 +140,7 @@ BROKEN = {
 @pytest.mark.parametrize("message", BROKEN)
 def test_a_broken_plan_is_refused_by_the_name_of_the_check(message: str) -> None:
     with pytest.raises(PlanError) as caught:
-        verify(changed(grpo_plan(), "advantage", BROKEN[message]))
+        verify_plan(changed(grpo_plan(), "advantage", BROKEN[message]))
     assert message in str(caught.value)
 
 
@@ -148,7 +148,7 @@ def test_minibatches_that_split_groups_are_refused() -> None:
     plan = grpo_plan(batch=64, minibatches=4)
     told = r"groups: train_policy: 62 prompts in 4 minibatches .* Fix: minibatches=2"
     with pytest.raises(PlanError, match=told):
-        verify(draft_of(plan, sources=(replace(plan.sources[0], batch=62),)))
+        verify_plan(draft_of(plan, sources=(replace(plan.sources[0], batch=62),)))
 
 
 def test_an_alias_above_the_cut_at_a_lag_is_refused() -> None:
@@ -156,7 +156,7 @@ def test_an_alias_above_the_cut_at_a_lag_is_refused() -> None:
     shared = replace(plan.node("rollout").models[0], module="policy")
     draft = changed(plan, "rollout", lambda n: replace(n, models=(shared,)))
     with pytest.raises(PlanError, match="aliases: rollout shares the weights of 'policy' at lag 1"):
-        verify(draft)
+        verify_plan(draft)
 
 
 def test_a_constant_divisor_needs_a_longest_completion() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plan.checks.memory import rooms
+from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.cluster import Cluster
 from engine.plan.cost.devices import device
 from engine.plan.cost.lengths import Lengths
@@ -77,8 +77,8 @@ def test_a_host_has_what_a_template_imported_once() -> None:
     imported = SIZES.torch.anonymous + FORKED_FILES
     assert shared_process_bytes(plan, plan.workers) == imported + used
     assert plan.cluster is not None
-    (room,) = rooms(plan, plan.cluster)
-    without = next(rooms(replace(plan, processes={}), plan.cluster))
+    (room,) = find_memory_rooms(plan, plan.cluster)
+    without = next(find_memory_rooms(replace(plan, processes={}), plan.cluster))
     assert room.need - without.need == imported + used
 
 

@@ -18,7 +18,7 @@ from engine.plan.cost.devices import Link, device, kind_of
 from engine.plan.cost.transfers import NETWORK_DELAY
 from engine.plan.explain import explain
 from engine.plan.options import RunOptions
-from engine.plan.placement import on_hosts
+from engine.plan.placement import resolve_labels
 from engine.plan.plan import Plan
 from engine.protocol.reports import SpanOf
 from engine.run.hosts.hosts import of_this_clock
@@ -182,7 +182,7 @@ THREE = with_first([
 
 def named(**pin: str) -> tuple[dict[str, str], Cluster]:
     """The host of each Worker, by these pins."""
-    placing, cluster = on_hosts(run_options.placing(RunOptions(pin=pin)), THREE)
+    placing, cluster = resolve_labels(run_options.placing(RunOptions(pin=pin)), THREE)
     return dict(placing.hosts), cluster
 
 

@@ -13,7 +13,7 @@ from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.options import RunOptions, from_json, placing, to_json
 from engine.plan.plan import Plan
-from engine.plan.replica_ranges import elastic, least, movable
+from engine.plan.replica_ranges import elastic_nodes, least_replicas, movable_workers
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import placed, planned_on
 
@@ -30,9 +30,9 @@ def test_a_range_has_a_place_for_each_and_begins_with_the_least() -> None:
     rollout = plan.node("rollout")
     assert rollout.workers == ROLLOUT
     assert plan.spare == ROLLOUT[2:]
-    assert [n.name for n in elastic(plan)] == ["rollout"]
-    assert least(plan, rollout) == 2
-    assert movable(plan) == set(ROLLOUT)
+    assert [n.name for n in elastic_nodes(plan)] == ["rollout"]
+    assert least_replicas(plan, rollout) == 2
+    assert movable_workers(plan) == set(ROLLOUT)
     fixed = placed(small_grpo(), replicas={"rollout": 3})
     assert plan.nodes == fixed.nodes, "threads and chunks as of three"
     assert fixed.spare == ()
@@ -51,13 +51,13 @@ def test_explain_says_it_in_a_line_and_plan_json_names_them() -> None:
 def test_nodes_together_come_and_go_together() -> None:
     plan = ranged(together=(("rollout", "score"),))
     assert plan.node("score").workers == ROLLOUT
-    assert [n.name for n in elastic(plan)] == ["rollout", "score"]
+    assert [n.name for n in elastic_nodes(plan)] == ["rollout", "score"]
 
 
 def test_a_worker_that_others_need_is_none_that_leaves() -> None:
     plan = ranged(together=(("rollout", "prompts"),))
     assert plan.node("prompts").workers == ROLLOUT[:1]
-    assert movable(plan) == set(ROLLOUT[1:])
+    assert movable_workers(plan) == set(ROLLOUT[1:])
 
 
 def test_in_one_process_only_the_chunks_are_left() -> None:

@@ -6,60 +6,70 @@ Owns: engines and their devices. Does not own: who shares one (engine/plan/kerne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from engine.plan.draft import Draft
-from engine.plan.kernel_needs import engines as all_engines
-from engine.plan.kernel_needs import kernel_name
+from engine.plan.kernel_needs import find_engines, kernel_name
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 from engine.plan.worker_index import nodes_by_worker
 
 
-def engines(draft: Draft) -> Iterator[str]:
+def check_engines(draft: Draft) -> Iterator[str]:
     """Nothing else computes beside an engine, and its nodes ask for the same ranks of it."""
-    on = nodes_by_worker(draft.nodes)
-    for nodes in all_engines(draft):
-        yield from _alone(draft, nodes, on)
-        yield from _one_split(draft, nodes)
-        yield from _devices(draft, nodes)
+    nodes_on = nodes_by_worker(draft.nodes)
+    for engine_nodes in find_engines(draft):
+        yield from _check_alone(draft, engine_nodes, nodes_on)
+        yield from _check_one_split(draft, engine_nodes)
+        yield from _check_devices(draft, engine_nodes[0])
 
 
-def _alone(
-    draft: Draft, nodes: Sequence[PlannedNode], on: Mapping[str, Sequence[PlannedNode]]
+def _check_alone(
+    draft: Draft, nodes: Sequence[PlannedNode], nodes_on: Mapping[str, Sequence[PlannedNode]]
 ) -> Iterator[str]:
-    first, names = nodes[0], {n.name for n in nodes}
+    first = nodes[0]
+    names = {node.name for node in nodes}
     kernel = kernel_name(draft.graph.node(first.name).operator, first.kernel)
-    for worker in dict.fromkeys(w for n in nodes for w in n.workers):
-        beside = [n.name for n in on[worker] if n.traits.computes]
-        if others := [name for name in beside if name not in names]:
-            problem = f"{first.name} by {kernel} is in {worker} with {', '.join(others)}"
-            own = f"pin {first.name} to a worker in which nothing else computes"
-            yield f"{problem}, and it needs a process of its own. Fix: {own}."
+    for worker in dict.fromkeys(chain.from_iterable(node.workers for node in nodes)):
+        computing = (node.name for node in nodes_on[worker] if node.traits.computes)
+        others = [name for name in computing if name not in names]
+        if others:
+            where = f"in {worker} with {', '.join(others)}"
+            problem = f"{first.name} by {kernel} is {where}"
+            fix = f"pin {first.name} to a worker in which nothing else computes"
+            yield add_fix(f"{problem}, and it needs a process of its own", fix)
 
 
-def _one_split(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+def _check_one_split(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
     tensor = draft.placing.tensor
-    asked = {n.name: tensor[n.name] for n in nodes if n.name in tensor}
-    if len(set(asked.values())) > 1:
-        shown = ", ".join(f"{name}={count}" for name, count in asked.items())
-        most = max(asked.values())
-        fix = ", ".join(f"{name}={most}" for name in asked)
-        yield f"tensor: {shown}, and they share an engine in {nodes[0].workers[0]}. Fix: {fix}."
+    counts = {node.name: tensor[node.name] for node in nodes if node.name in tensor}
+    if len(set(counts.values())) > 1:
+        wishes = ", ".join(f"{name}={count}" for name, count in counts.items())
+        most = max(counts.values())
+        fix = ", ".join(f"{name}={most}" for name in counts)
+        where = nodes[0].workers[0]
+        yield add_fix(f"tensor: {wishes}, and they share an engine in {where}", fix)
 
 
-def _devices(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+def _check_devices(draft: Draft, node: PlannedNode) -> Iterator[str]:
     """Ranks inside of a Worker have a GPU each, which no Worker has at the same time."""
-    name, ranks = nodes[0].name, nodes[0].layout.inner
-    for worker in nodes[0].workers if ranks > 1 else ():
-        mine, count = (
-            draft.devices.get(worker, ()),
-            len(draft.cluster.on(draft.host_of(worker)).gpus),
-        )
-        if count and len(mine) < ranks:
+    name = node.name
+    ranks = node.layout.inner
+    if ranks < 2:
+        return
+    for worker in node.workers:
+        host = draft.host_of(worker)
+        gpus = draft.devices.get(worker, ())
+        count = len(draft.cluster.on(host).gpus)
+        if count and len(gpus) < ranks:
             problem = f"tensor: {name}={ranks} in {worker}, and there are {count} GPUs for it"
-            yield f"{problem}. Fix: {name}={max(1, len(mine))}."
-        for other, theirs in draft.devices.items():
-            here = draft.host_of(other) == draft.host_of(worker)
-            turns = other == worker or other in draft.turns_of(worker)
-            if here and not turns and set(mine) & set(theirs):
+            fix = f"{name}={max(1, len(gpus))}"
+            yield add_fix(problem, fix)
+        for other, other_gpus in draft.devices.items():
+            takes_turns = other == worker or other in draft.turns_of(worker)
+            if takes_turns or draft.host_of(other) != host:
+                continue
+            if not set(gpus).isdisjoint(other_gpus):
                 problem = f"tensor: {name}={ranks}, and {other} has one of the GPUs of {worker}"
-                yield f"{problem}. Fix: turns: {worker},{other}, or fewer ranks."
+                fix = f"turns: {worker},{other}, or fewer ranks"
+                yield add_fix(problem, fix)

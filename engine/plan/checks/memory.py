@@ -6,155 +6,199 @@ engine/plan/cost).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 from engine.plan.cluster import Cluster, Host
 from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
+from engine.plan.refusals import add_fix
 from engine.plan.worker_index import Group, nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.worker_peaks import shared_process_bytes
 
-Nodes = Mapping[str, list[PlannedNode]]
-"""Of each Worker."""
-Turns = Sequence[Sequence[str]]
+Nodes = dict[str, list[PlannedNode]]
+"""Worker -> its nodes."""
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """A GPU, or a host without one: its Workers, its bytes, those that they need together at most.
-    without: parts that lie elsewhere.
-    """
+    """A GPU, or a host without one, and the Workers on it."""
 
     workers: Nodes
     where: str
+    """In messages."""
     bytes: int
     need: int
+    """The most bytes that the Workers need together."""
     without: Parts = ()
+    """Parts that lie elsewhere."""
 
 
-def memory(draft: Draft) -> Iterator[str]:
+def check_memory(draft: Draft) -> Iterator[str]:
     """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
-    for here in _hosts(draft, draft.cluster):
-        for room in _rooms(draft, here):
-            yield from _fits(room, draft.cluster.hosts)
-        if here.cluster.gpus:
-            yield from _beside_gpus(here.nodes, _groups(here.by_turns, here.nodes), here.cluster)
+    for host in _list_hosts(draft, draft.cluster):
+        for room in _find_rooms_of(draft, host):
+            yield from _check_fit(room, draft.cluster.hosts)
+        if host.cluster.gpus:
+            yield from _check_host_memory(host)
 
 
-def rooms(decided: Decisions, cluster: Cluster) -> Iterator[MemoryRoom]:
-    """Of every GPU, and of hosts without one, that some Worker is on."""
-    for here in _hosts(decided, cluster):
-        yield from _rooms(decided, here)
+def find_memory_rooms(decided: Decisions, cluster: Cluster) -> Iterator[MemoryRoom]:
+    """Find every GPU, and every host without one, that some Worker is on."""
+    for host in _list_hosts(decided, cluster):
+        yield from _find_rooms_of(decided, host)
 
 
-class _Here(NamedTuple):
+class _UsedHost(NamedTuple):
     """A host, as its Workers have it."""
 
     nodes: Nodes
-    by_turns: Mapping[str, Group]
+    turns: Mapping[str, Group]
+    """The group of each Worker that takes turns."""
     cluster: Cluster
-    where: str
+    name: str
+    """In messages."""
 
 
-def _hosts(decided: Decisions, cluster: Cluster) -> Iterator[_Here]:
-    by_worker, by_turns = nodes_by_worker(decided.nodes), turns_by_worker(decided.turns)
-    for host, here in workers_by_host(decided, decided.workers).items():
-        nodes = {w: by_worker[w] for w in here}
-        yield _Here(nodes, by_turns, cluster.on(host), f"host {host}" if host else "this host")
+def _list_hosts(decided: Decisions, cluster: Cluster) -> Iterator[_UsedHost]:
+    nodes_on, turns = nodes_by_worker(decided.nodes), turns_by_worker(decided.turns)
+    for host, workers in workers_by_host(decided, decided.workers).items():
+        nodes = {worker: nodes_on[worker] for worker in workers}
+        name = f"host {host}" if host else "this host"
+        yield _UsedHost(nodes=nodes, turns=turns, cluster=cluster.on(host), name=name)
 
 
-def _rooms(decided: Decisions, here: _Here) -> Iterator[MemoryRoom]:
-    if here.cluster.gpus:
-        yield from _gpus(decided, here)
+def _find_rooms_of(decided: Decisions, host: _UsedHost) -> Iterator[MemoryRoom]:
+    if host.cluster.gpus:
+        yield from _find_gpus(decided, host)
     else:
-        need = host_peak(_parts(here.nodes), _groups(here.by_turns, here.nodes))
-        need += shared_process_bytes(decided, here.nodes)
-        yield MemoryRoom(here.nodes, here.where, here.cluster.memory, need)
+        need = host_peak(_part_bytes(host.nodes), _group_by_turns(host.turns, host.nodes))
+        need += shared_process_bytes(decided, host.nodes)
+        yield MemoryRoom(host.nodes, host.name, host.cluster.memory, need)
 
 
-def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:
-    return {w: [n.estimate.bytes for n in those] for w, those in nodes.items()}
+def _part_bytes(nodes_on: Nodes) -> dict[str, list[Mapping[str, int]]]:
+    parts: dict[str, list[Mapping[str, int]]] = {}
+    for worker, nodes in nodes_on.items():
+        parts[worker] = [node.estimate.bytes for node in nodes]
+    return parts
 
 
-def _groups(by_turns: Mapping[str, Group], workers: Iterable[str]) -> list[list[str]]:
-    """Those of these Workers that take turns with one another. by_turns: the group of each."""
-    found: dict[Group, list[str]] = {}
+def _group_by_turns(turns: Mapping[str, Group], workers: Iterable[str]) -> list[list[str]]:
+    """Group those of the Workers that take turns with one another. turns: the group of each."""
+    members: dict[Group, list[str]] = {}
     for worker in workers:
-        if worker in by_turns:
-            found.setdefault(by_turns[worker], []).append(worker)
-    return list(found.values())
+        if worker in turns:
+            members.setdefault(turns[worker], []).append(worker)
+    return list(members.values())
 
 
-def _gpus(decided: Decisions, host: _Here) -> Iterator[MemoryRoom]:
+def _find_gpus(decided: Decisions, host: _UsedHost) -> Iterator[MemoryRoom]:
     """Workers by their GPU; those without one count with the first."""
-    nodes, gpus = host.nodes, host.cluster.gpus
-    having = {w: decided.devices.get(w, (0,)) for w in nodes}
-    on: dict[int, list[str]] = {}
-    for worker, numbers in having.items():
+    gpus = host.cluster.gpus
+    workers_by_gpu: dict[int, list[str]] = {}
+    divided_nodes: Nodes = {}
+    for worker, nodes in host.nodes.items():
+        numbers = decided.devices.get(worker, (0,))
+        divided_nodes[worker] = _divide_nodes(nodes, len(numbers))
         for index in numbers:
-            on.setdefault(index, []).append(worker)
-    for index, workers in on.items():
-        here = {w: _on_each(nodes[w], len(having[w])) for w in workers}
-        mine = _groups(host.by_turns, here)
-        need = host_peak(_parts(here), mine, without=HOST_PARTS, gives_back=True)
-        gpu = "the GPU" if len(gpus) == 1 else f"GPU {index}"
-        gpu += "" if host.where == "this host" else f" of {host.where}"
-        yield MemoryRoom(here, gpu, gpus[index], need, HOST_PARTS)
+            workers_by_gpu.setdefault(index, []).append(worker)
+    for index, workers in workers_by_gpu.items():
+        nodes_on = {worker: divided_nodes[worker] for worker in workers}
+        need = host_peak(
+            _part_bytes(nodes_on),
+            _group_by_turns(host.turns, workers),
+            without=HOST_PARTS,
+            gives_back=True,
+        )
+        name = "the GPU" if len(gpus) == 1 else f"GPU {index}"
+        if host.name != "this host":
+            name += f" of {host.name}"
+        yield MemoryRoom(nodes_on, name, gpus[index], need, HOST_PARTS)
 
 
-def _on_each(nodes: list[PlannedNode], devices: int) -> list[PlannedNode]:
-    return [replace(n, estimate=n.estimate.on_each(devices)) for n in nodes]
+def _divide_nodes(nodes: list[PlannedNode], devices: int) -> list[PlannedNode]:
+    """The nodes as each of so many devices has them."""
+    return [replace(node, estimate=node.estimate.on_each(devices)) for node in nodes]
 
 
-def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
-    """Rows that wait, and what sleep moves to the host."""
-    parts = _parts(nodes)
-    held = sum(p.get(name, 0) for those in parts.values() for p in those for name in HOST_PARTS)
-    held += sum(lasting(p, without=HOST_PARTS) for group in turns for w in group for p in parts[w])
-    if held > cluster.memory:
-        problem = f"rows of {_gib(held)} wait in {_gib(cluster.memory)}"
-        yield f"{', '.join(nodes)}: {problem}. Fix: a lower batch or max_lag."
+def _check_host_memory(host: _UsedHost) -> Iterator[str]:
+    """Rows that wait beside GPUs, and what sleep moves to the host."""
+    parts_by_worker = _part_bytes(host.nodes)
+    size = 0
+    for node_parts in chain.from_iterable(parts_by_worker.values()):
+        size += sum(node_parts.get(name, 0) for name in HOST_PARTS)
+    for worker in chain.from_iterable(_group_by_turns(host.turns, host.nodes)):
+        size += sum(lasting(parts, without=HOST_PARTS) for parts in parts_by_worker[worker])
+    if size > host.cluster.memory:
+        problem = f"rows of {_gib(size)} wait in {_gib(host.cluster.memory)}"
+        yield add_fix(f"{', '.join(host.nodes)}: {problem}", "a lower batch or max_lag")
 
 
-def _fits(at: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
+def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
     """A Worker alone, else all together, if they need more than there is. hosts: of the cluster,
     one of which may have more.
     """
-    if at.need <= at.bytes:
+    if room.need <= room.bytes:
         return
-    workers, room, need, without = at.workers, at.bytes, at.need, at.without
-    alone = {w: peak(parts, without=without) for w, parts in _parts(workers).items()}
-    single = next((w for w, size in alone.items() if size > room or len(workers) == 1), "")
+    peaks: dict[str, int] = {}
+    for worker, parts in _part_bytes(room.workers).items():
+        peaks[worker] = peak(parts, without=room.without)
+    too_large = [worker for worker, size in peaks.items() if size > room.bytes]
+    if len(peaks) == 1:
+        too_large = list(peaks)  # beside its process, which counts in the need
+    single = too_large[0] if too_large else ""
     if single:
-        told = f"{single} needs {_gib(alone[single])}"
+        need = f"{single} needs {_gib(peaks[single])}"
+        largest = _find_largest(room.workers[single], room.without)
+        fix = _suggest_smaller(largest[0].part)
+        larger_host = _find_large_enough(hosts, peaks[single])
+        if larger_host:
+            fix += f", or a pin to a larger host ({single}@{larger_host})"
     else:
-        told = f"{', '.join(workers)} together need {_gib(need)}"
-    largest = _largest([workers[single]] if single else workers.values(), without)
-    shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
-    fix = _smaller(largest[0][1]) + ("" if single else ", or fewer workers")
-    if single and (larger := _large_enough(hosts, alone[single])):
-        fix += f", or a pin to a larger host ({single}@{larger})"
-    yield f"{told}, {at.where} has {_gib(room)}: {shown}. Fix: {fix}."
+        need = f"{', '.join(room.workers)} together need {_gib(room.need)}"
+        largest = _find_largest(chain.from_iterable(room.workers.values()), room.without)
+        fix = f"{_suggest_smaller(largest[0].part)}, or fewer workers"
+    shown = ", ".join(map(str, largest))
+    size = f"{room.where} has {_gib(room.bytes)}"
+    yield add_fix(f"{need}, {size}: {shown}", fix)
 
 
-def _large_enough(hosts: Iterable[Host], need: int) -> str:
+def _find_large_enough(hosts: Iterable[Host], need: int) -> str:
     """The first host with so much memory, on each GPU if it has any; empty if there is none."""
-    known = (host for host in hosts if not host.refused)
-    return next((h.name for h in known if min(h.gpus, default=h.memory) >= need), "")
+    for host in hosts:
+        room = min(host.gpus, default=host.memory)
+        if not host.refused and room >= need:
+            return host.name
+    return ""
 
 
-def _largest(workers: Iterable[list[PlannedNode]], without: Parts) -> list[tuple[int, str, str]]:
-    """(bytes, part, node) of the four largest parts."""
-    nodes = (n for those in workers for n in those)
-    parts = {(size, part, n.name) for n in nodes for part, size in n.estimate.bytes.items()}
-    return sorted((p for p in parts if p[1] not in without), reverse=True)[:4]
+class _Part(NamedTuple):
+    """Ordered by its bytes first."""
+
+    size: int
+    part: str
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.part} of {self.node} {_gib(self.size)}"
 
 
-def _smaller(part: str) -> str:
+def _find_largest(nodes: Iterable[PlannedNode], without: Parts) -> list[_Part]:
+    """The four largest parts."""
+    parts: set[_Part] = set()
+    for node in nodes:
+        for part, size in node.estimate.bytes.items():
+            if part not in without:
+                parts.add(_Part(size, part, node.name))
+    return sorted(parts, reverse=True)[:4]
+
+
+def _suggest_smaller(part: str) -> str:
     """The nearest way to less of a part."""
     if part in ("snapshot", "copies"):
         return "readers in the writer's worker (workers: one)"

@@ -9,53 +9,63 @@ from collections.abc import Iterator
 
 from dataflow.loss_terms import ROWS
 from engine.plan.draft import Draft
+from engine.plan.refusals import add_fix
 
 
-def groups(draft: Draft) -> Iterator[str]:
+def check_groups(draft: Draft) -> Iterator[str]:
     """Every update has a whole group at least, and full Steps the same number of groups in each."""
-    batches = {s.name: s.batch for s in draft.sources}
-    loose = _of_any_size(draft)
-    for node in (n for n in draft.nodes if n.work == "train"):
+    batches = {source.name: source.batch for source in draft.sources}
+    uneven_sources = _find_uneven_sources(draft)
+    for node in draft.nodes:
+        if node.work != "train":
+            continue
         parts: int = draft.graph.node(node.name).params["minibatches"]
         for source in dict.fromkeys(draft.sources_of(node).values()):
             batch = batches.get(source, parts)
-            if batch % parts == 0 or (source in loose and batch >= parts):
+            if batch % parts == 0 or (source in uneven_sources and batch >= parts):
                 continue
-            of = f" of {source}" if source != node.source else ""
-            problem = f"{node.name}: {batch} prompts{of} in {parts} minibatches of whole groups"
-            yield f"{problem}. Fix: minibatches={_divisor(batch, parts)}."
+            prompts = f"{batch} prompts"
+            if source != node.source:
+                prompts += f" of {source}"
+            problem = f"{node.name}: {prompts} in {parts} minibatches of whole groups"
+            fix = f"minibatches={_find_divisor(batch, parts)}"
+            yield add_fix(problem, fix)
 
 
-def _divisor(batch: int, most: int) -> int:
+def _find_divisor(batch: int, most: int) -> int:
     """The greatest divisor of a batch up to this."""
-    return max(d for d in range(1, min(most, batch) + 1) if batch % d == 0)
+    divisor = min(most, batch)
+    while batch % divisor:
+        divisor -= 1
+    return divisor
 
 
-def _of_any_size(draft: Draft) -> set[str]:
+def _find_uneven_sources(draft: Draft) -> set[str]:
     """Sources behind a selection without refill, which leaves any number of groups."""
     selections = (n for n in draft.nodes if n.relation == "subset" and not n.refill)
     return {n.source for n in selections if n.region != "evaluation"}
 
 
-def constant(draft: Draft) -> Iterator[str]:
+def check_constant(draft: Draft) -> Iterator[str]:
     """aggregate="constant" divides by the longest completion, which only a sampler sets."""
     for node in draft.graph.nodes:
-        params = node.params
-        if params.get("aggregate") != "constant":
+        if node.params.get("aggregate") != "constant":
             continue
-        for name, of in ({ROWS: params} | params.get("own_rows", {})).items():
-            if not of.get("max_tokens"):
+        params_by_set = {ROWS: node.params} | node.params.get("own_rows", {})
+        for name, params in params_by_set.items():
+            if not params.get("max_tokens"):
                 rows = "its rows" if name == ROWS else name
                 problem = f"aggregate='constant' divides by max_tokens, and nothing sampled {rows}"
-                yield f"{node.name}: {problem}. Fix: aggregate='token_mean'."
+                yield add_fix(f"{node.name}: {problem}", "aggregate='token_mean'")
 
 
-def chunks(draft: Draft) -> Iterator[str]:
+def check_chunks(draft: Draft) -> Iterator[str]:
     """A chunk has at least one prompt of its cohort; below the cut, of its Step."""
-    batches = {s.name: s.cohort or s.batch for s in draft.sources}
+    prompts = {source.name: source.cohort or source.batch for source in draft.sources}
     for node in draft.nodes:
-        most = batches.get(node.source, node.chunks)
+        most = prompts.get(node.source, node.chunks)
         if not 1 <= node.chunks <= most:
             problem = f"{node.name}: {node.chunks} chunks of {most} prompts"
-            near = min(max(node.chunks, 1), most)
-            yield f"{problem}. Fix: chunks: {node.name}={near}, or a larger batch."
+            nearest = min(max(node.chunks, 1), most)
+            fix = f"chunks: {node.name}={nearest}, or a larger batch"
+            yield add_fix(problem, fix)

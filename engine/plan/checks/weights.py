@@ -9,16 +9,20 @@ from collections.abc import Iterator, Mapping
 
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedNode
+from engine.plan.refusals import add_fix
 
 
-def aliases(draft: Draft) -> Iterator[str]:
+def check_aliases(draft: Draft) -> Iterator[str]:
     """Only the writer's Workers share its module, unsharded, and above the cut only at lag 0."""
-    writers = {u.module: n for n in draft.nodes for u in n.models if u.access == "write"}
+    writers: dict[str, PlannedNode] = {}
+    for node in draft.nodes:
+        writers |= {use.module: node for use in node.models if use.access == "write"}
     for node in draft.nodes:
         for use in node.models:
-            if what := _why_not_shared(node, use, writers):
-                problem = f"{node.name} shares the weights of {use.model!r} {what}"
-                yield f"{problem}. Fix: weights of its own."
+            why = _why_not_shared(node, use, writers)
+            if why:
+                problem = f"{node.name} shares the weights of {use.model!r} {why}"
+                yield add_fix(problem, "weights of its own")
 
 
 def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, PlannedNode]) -> str:
@@ -33,17 +37,22 @@ def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, Plan
     return "of which its rank has a part" if writer.layout.partial else ""
 
 
-def routes(draft: Draft) -> Iterator[str]:
+def check_routes(draft: Draft) -> Iterator[str]:
     """Weights go by collectives between Workers of one host that do not take turns."""
-    for model in (m for m in draft.models if m.writer and m.route != "pull"):
+    for model in draft.models:
+        if not model.writer or model.route == "pull":
+            continue
         writer = draft.node(model.writer).workers[0]
+        writer_host = draft.host_of(writer)
+        turns = draft.turns_of(writer)
         for reader in draft.remote_readers(model):
-            here, there = draft.host_of(writer), draft.host_of(reader)
-            turns = draft.turns_of(writer)
-            if here != there:
-                places = f"from {writer} on {here} and {reader} on {there}"
-                problem = f"{places}, and collectives stay on one host"
-                yield f"weights of {model.name!r} {problem}. Fix: weights=pull."
+            reader_host = draft.host_of(reader)
+            if writer_host != reader_host:
+                places = f"from {writer} on {writer_host} and {reader} on {reader_host}"
+                why = f"{places}, and collectives stay on one host"
             elif reader in turns:
                 both = f"between {writer} and {reader}, which take turns with their devices"
-                yield f"weights of {model.name!r} {both} ({','.join(turns)}). Fix: weights=pull."
+                why = f"{both} ({','.join(turns)})"
+            else:
+                continue
+            yield add_fix(f"weights of {model.name!r} {why}", "weights=pull")

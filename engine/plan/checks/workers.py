@@ -5,65 +5,81 @@ Owns: workers, worlds, hosts. Does not own: turns (devices.py), the placement (p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
-def workers(draft: Draft) -> Iterator[str]:
+def check_workers(draft: Draft) -> Iterator[str]:
     """Each node is on replicas x ranks Workers, all different, with at least one thread."""
     for node in draft.nodes:
-        layout, count = node.layout, node.layout.replicas * node.ranks
-        if len(node.workers) != count or len(set(node.workers)) < count or not all(node.workers):
-            of = f" of {node.ranks} ranks" if node.ranks > 1 else ""
-            split = f"{layout.replicas} replicas{of} on {list(node.workers)}"
-            yield f"{node.name}: {split}. Fix: a worker each."
+        layout = node.layout
+        count = node.layout.replicas * node.ranks
+        are_different = len(set(node.workers)) == len(node.workers)
+        if len(node.workers) != count or not are_different or not all(node.workers):
+            split = f"{layout.replicas} replicas"
+            if node.ranks > 1:
+                split += f" of {node.ranks} ranks"
+            yield add_fix(f"{node.name}: {split} on {list(node.workers)}", "a worker each")
         if layout.threads < 1:
-            yield f"{node.name}: {layout.threads} threads. Fix: threads=1."
+            yield add_fix(f"{node.name}: {layout.threads} threads", "threads=1")
 
 
-def worlds(draft: Draft) -> Iterator[str]:
+def check_worlds(draft: Draft) -> Iterator[str]:
     """A Worker is in one world: nodes of several ranks that share one have all ranks in common."""
-    grouped = [n for n in draft.nodes if n.ranks > 1]
-    for i, node in enumerate(grouped):
-        for other in (o for o in grouped[:i] if set(node.workers) & set(o.workers)):
-            yield from _world(node, other)
+    ranked_nodes = [node for node in draft.nodes if node.ranks > 1]
+    for index, node in enumerate(ranked_nodes):
+        for other in ranked_nodes[:index]:
+            if not set(node.workers).isdisjoint(other.workers):
+                yield from _check_same_world(node, other)
 
 
-def _world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
+def _check_same_world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
     fix = f"or pin {node.name} to other workers"
-    own, theirs = node.layout.tensor, other.layout.tensor
+    tensor, other_tensor = node.layout.tensor, other.layout.tensor
     if node.workers != other.workers:
-        here, there = ",".join(node.workers), ",".join(other.workers)
-        shown = f"{other.name} has ranks on {there}, {node.name} on {here}"
-        yield f"{shown}: one process in two worlds. Fix: equal ranks, {fix}."
-    elif own != theirs:
-        shown = f"{other.name} has tensor {theirs}, {node.name} {own}, on the same workers"
-        yield f"{shown}. Fix: tensor: {node.name}={theirs}, {fix}."
+        workers = ",".join(node.workers)
+        other_workers = ",".join(other.workers)
+        problem = f"{other.name} has ranks on {other_workers}, {node.name} on {workers}"
+        fix = f"equal ranks, {fix}"
+        yield add_fix(f"{problem}: one process in two worlds", fix)
+    elif tensor != other_tensor:
+        splits = f"{other.name} has tensor {other_tensor}, {node.name} {tensor}"
+        fix = f"tensor: {node.name}={other_tensor}, {fix}"
+        yield add_fix(f"{splits}, on the same workers", fix)
 
 
-def hosts(draft: Draft) -> Iterator[str]:
+def check_hosts(draft: Draft) -> Iterator[str]:
     """Tensor ranks of one share, and Workers that take turns, are on one host; ranks on hosts of
     one kind.
     """
-    groups = [(n.name, share) for n in draft.nodes if n.ranks > 1 for share in n.shares]
-    for name, group in (*groups, *(("turns", group) for group in draft.turns)):
-        found = dict.fromkeys(draft.host_of(w) for w in group)
-        if len(found) > 1:
-            together = f"{','.join(group)} are on {', '.join(found)}, and have to be on one host"
-            yield f"{name}: {together}. Fix: {' '.join(f'{w}@{next(iter(found))}' for w in group)}."
-    yield from _unlike(draft)
+    for node in draft.nodes:
+        if node.ranks > 1:
+            for share in node.shares:
+                yield from _check_one_host(draft, node.name, share)
+    for group in draft.turns:
+        yield from _check_one_host(draft, "turns", group)
+    for node in draft.nodes:
+        if node.ranks > 1:
+            yield from _check_alike(draft, node)
 
 
-def _unlike(draft: Draft) -> Iterator[str]:
+def _check_one_host(draft: Draft, name: str, workers: Sequence[str]) -> Iterator[str]:
+    hosts = list(dict.fromkeys(map(draft.host_of, workers)))
+    if len(hosts) > 1:
+        problem = f"{','.join(workers)} are on {', '.join(hosts)}, and have to be on one host"
+        fix = " ".join(f"{worker}@{hosts[0]}" for worker in workers)
+        yield add_fix(f"{name}: {problem}", fix)
+
+
+def _check_alike(draft: Draft, node: PlannedNode) -> Iterator[str]:
     """Ranks reduce on their GPUs, or all in host memory."""
-    for node in (n for n in draft.nodes if n.ranks > 1):
-        with_gpus = [w for w in node.workers if draft.devices.get(w)]
-        without = [w for w in node.workers if w not in with_gpus]
-        if with_gpus and without:
-            here, there = ",".join(with_gpus), ",".join(without)
-            problem = f"{here} have a GPU and {there} have none, and ranks have to be alike"
-            first = draft.host_of(with_gpus[0])
-            fix = " ".join(f"{w}@{first}" for w in without)
-            yield f"{node.name}: {problem}. Fix: {fix}."
+    with_gpus = [worker for worker in node.workers if draft.devices.get(worker)]
+    without = [worker for worker in node.workers if worker not in with_gpus]
+    if with_gpus and without:
+        workers = f"{','.join(with_gpus)} have a GPU and {','.join(without)} have none"
+        first_host = draft.host_of(with_gpus[0])
+        fix = " ".join(f"{worker}@{first_host}" for worker in without)
+        yield add_fix(f"{node.name}: {workers}, and ranks have to be alike", fix)

@@ -9,45 +9,66 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engine.plan.draft import Draft
-from engine.plan.passes.place import above
-from engine.plan.plan import PlannedNode
+from engine.plan.passes.place import find_ancestors
+from engine.plan.plan import PlannedNode, PlannedSource
 
 
-def batching(draft: Draft) -> Draft:
-    """Cohorts of a Step's prompts: one is generated while the one before it is trained.
+def batch_rows(draft: Draft) -> Draft:
+    """Cut the prompts of a Step into cohorts: one is generated while the one before it is trained.
 
     With a lag, columns that read a generation in another Worker take whatever is ready, to end soon
     after it; elsewhere a chunk is (a part of) a cohort.
     """
-    uppers = above(draft.nodes)
-    generating = {n.name: set(n.workers) for n in draft.nodes if n.traits.generates}
+    streaming = frozenset(_find_streaming(draft))
+    nodes = list(draft.nodes)
+    for index, node in enumerate(nodes):
+        if node.name in streaming:
+            nodes[index] = replace(node, chunking="ready", chunks=1)
+    sources = tuple(map(_set_cohort, draft.sources))
+    notes = (*draft.notes, *_describe_chunks(draft, nodes))
+    return replace(draft, nodes=tuple(nodes), sources=sources, notes=notes)
 
-    def streams(node: PlannedNode) -> bool:
+
+def _find_streaming(draft: Draft) -> Iterator[str]:
+    """The nodes whose chunks are whatever has come."""
+    ancestors = find_ancestors(draft.nodes)
+    generations = {n.name: set(n.workers) for n in draft.nodes if n.traits.generates}
+    for node in draft.nodes:
         if not node.lag or node.traits.computes or node.name in draft.placing.chunks:
-            return False
-        read = generating.keys() & uppers[node.name]
-        return any(generating[name].isdisjoint(node.workers) for name in read)
-
-    nodes = tuple(replace(n, chunking="ready", chunks=1) if streams(n) else n for n in draft.nodes)
-    sources = tuple(replace(s, cohort=s.batch if s.max_lag else 0) for s in draft.sources)
-    return replace(draft, nodes=nodes, sources=sources, notes=(*draft.notes, *_notes(draft, nodes)))
+            continue
+        read_generations = generations.keys() & ancestors[node.name]
+        if any(generations[name].isdisjoint(node.workers) for name in read_generations):
+            yield node.name
 
 
-def _notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+def _set_cohort(source: PlannedSource) -> PlannedSource:
+    """Admit one Step's prompts at a time where there is a lag, else all at once."""
+    if source.max_lag:
+        return replace(source, cohort=source.batch)
+    return replace(source, cohort=0)
+
+
+def _describe_chunks(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
     """What streams, and what decides the last bits of a node's rows."""
-    ready = ", ".join(n.name for n in nodes if n.chunking == "ready")
-    if ready:
+    streaming = [node.name for node in nodes if node.chunking == "ready"]
+    if streaming:
         why = "so that a Step is full soon after it"
-        yield f"{ready}: take rows as they are ready, beside generation, {why}"
+        yield f"{', '.join(streaming)}: take rows as they are ready, beside generation, {why}"
     for node in nodes:
         if node.chunking == "cohort" and (node.chunks > 1 or node.layout.replicas > 1):
-            yield _bits(node, asked=node.name in draft.placing.chunks)
+            yield _describe_bits(node, is_requested=node.name in draft.placing.chunks)
 
 
-def _bits(node: PlannedNode, *, asked: bool) -> str:
+def _describe_bits(node: PlannedNode, *, is_requested: bool) -> str:
     replicas = node.layout.replicas
     unit = {"step": "Step", "evaluation": "evaluation"}.get(node.region, "cohort")
-    why = f"as it has {replicas} replicas" if replicas > 1 else "as replicas would have"
-    why = "as was asked" if asked else why
-    same = f"; one replica with chunks={node.chunks} gives the same bits" if replicas > 1 else ""
-    return f"{node.name}: {node.chunks} chunk{'s' * (node.chunks != 1)} a {unit}, {why}{same}"
+    chunks = "1 chunk" if node.chunks == 1 else f"{node.chunks} chunks"
+    if is_requested:
+        why = "as was asked"
+    elif replicas > 1:
+        why = f"as it has {replicas} replicas"
+    else:
+        why = "as replicas would have"
+    if replicas > 1:
+        why += f"; one replica with chunks={node.chunks} gives the same bits"
+    return f"{node.name}: {chunks} a {unit}, {why}"

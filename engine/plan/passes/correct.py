@@ -25,42 +25,52 @@ _OF_MODEL = ("weights", "optimizer")
 """Lasting parts of a kernel that a profile measures with the rest."""
 
 
-def correct(draft: Draft) -> Draft:
+def correct_peaks(draft: Draft) -> Draft:
     """Correct the bytes of each node whose Model and kind of pass were measured."""
     if draft.profile is None:
         return draft
     costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile)
-    computing = (n for n in draft.nodes if n.traits.computes)
-    found = {n.name: c for n in computing if (c := costs.peak(n.name)) is not None}
-    libraries = dict(_libraries(draft, found))
-    nodes = tuple(_corrected(n, found.get(n.name), libraries.get(n.name)) for n in draft.nodes)
-    return replace(draft, nodes=nodes)
+    corrections: dict[str, PeakCorrection] = {}
+    for node in draft.nodes:
+        if node.traits.computes and (correction := costs.peak(node.name)) is not None:
+            corrections[node.name] = correction
+    libraries = dict(_find_libraries(draft, corrections))
+    nodes = list(draft.nodes)
+    for index, node in enumerate(nodes):
+        if node.name in corrections:
+            library_bytes = libraries.get(node.name, 0)
+            nodes[index] = _correct_node(node, corrections[node.name], library_bytes)
+    return replace(draft, nodes=tuple(nodes))
 
 
-def _corrected(node: PlannedNode, by: PeakCorrection | None, libraries: int | None) -> PlannedNode:
-    if by is None:
-        return node
-    parts = {
-        part: size if part in LASTING else math.ceil(by.factor * size)
-        for part, size in node.estimate.bytes.items()
-    }
-    if libraries:
-        parts[FIRST_USE_PART] = libraries
+def _correct_node(node: PlannedNode, correction: PeakCorrection, library_bytes: int) -> PlannedNode:
+    parts = dict(node.estimate.bytes)
+    for part, size in parts.items():
+        if part not in LASTING:
+            parts[part] = math.ceil(correction.factor * size)
+    if library_bytes:
+        parts[FIRST_USE_PART] = library_bytes
     return replace(node, estimate=replace(node.estimate, bytes=parts))
 
 
-def _libraries(draft: Draft, found: Mapping[str, PeakCorrection]) -> Iterator[tuple[str, int]]:
-    """By node: what stays with a process; of those that share a Worker, the first one's."""
-    told: set[str] = set()
-    measured = [n for n in draft.nodes if n.name in found]
-    for node in measured:
-        if set(node.workers) <= told:
+def _find_libraries(
+    draft: Draft, corrections: Mapping[str, PeakCorrection]
+) -> Iterator[tuple[str, int]]:
+    """Find the bytes that stay with a process, by the first of the nodes that share its Workers."""
+    counted_workers: set[str] = set()
+    measured_nodes = [node for node in draft.nodes if node.name in corrections]
+    for node in measured_nodes:
+        if set(node.workers) <= counted_workers:
             continue
-        told.update(node.workers)
-        near = [n for n in measured if set(n.workers) & set(node.workers)]
-        yield node.name, max(0, max(_stays(n, found[n.name]) for n in near))
+        counted_workers.update(node.workers)
+        most = 0
+        for other in measured_nodes:
+            if not set(other.workers).isdisjoint(node.workers):
+                most = max(most, _lasting_bytes(other, corrections[other.name]))
+        yield node.name, most
 
 
-def _stays(node: PlannedNode, by: PeakCorrection) -> int:
-    held = sum(node.estimate.bytes.get(part, 0) for part in _OF_MODEL)
-    return math.ceil(by.base + (by.factor - 1.0) * held)
+def _lasting_bytes(node: PlannedNode, correction: PeakCorrection) -> int:
+    """What stays with the process of a kernel after its pass."""
+    model_bytes = sum(node.estimate.bytes.get(part, 0) for part in _OF_MODEL)
+    return math.ceil(correction.base + (correction.factor - 1.0) * model_bytes)

@@ -15,43 +15,61 @@ from engine.plan.worker_index import turns_by_worker, workers_by_host
 
 Unit = tuple[str, ...]
 """A Worker, or Workers that take turns with the same devices."""
+DevicesByWorker = dict[str, tuple[int, ...]]
 
 
-def devices(draft: Draft) -> dict[str, tuple[int, ...]]:
-    """The GPUs of each Worker; too few where a host has too few, which a check refuses."""
-    ranks = inner_ranks(draft)
+def assign_devices(draft: Draft) -> DevicesByWorker:
+    """Number the GPUs of each Worker; too few where a host has too few, which a check refuses."""
+    ranks = count_inner_ranks(draft)
     turns = turns_by_worker(draft.turns)
-    # A group of Workers on several hosts is on the first one's; a check refuses it.
-    firsts = {next(w for w in u if w in ranks): u for u in (turns.get(w, (w,)) for w in ranks)}
-    found: dict[str, tuple[int, ...]] = {}
-    for host, here in workers_by_host(draft, firsts).items():
-        units = [firsts[w] for w in here]
-        found |= _given(units, ranks, len(draft.cluster.on(host).gpus))
-    return {w: found[w] for w in ranks if w in found}
+    units_by_first: dict[str, Unit] = {}
+    for worker in ranks:
+        unit = turns.get(worker, (worker,))
+        # A group of Workers on several hosts is on the first one's; a check refuses it.
+        first = next(member for member in unit if member in ranks)
+        units_by_first[first] = unit
+    devices: DevicesByWorker = {}
+    for host, firsts in workers_by_host(draft, units_by_first).items():
+        units = [units_by_first[worker] for worker in firsts]
+        gpu_count = len(draft.cluster.on(host).gpus)
+        if gpu_count:
+            devices |= _assign_gpus(units, ranks, gpu_count)
+    return {worker: devices[worker] for worker in ranks if worker in devices}
 
 
-def inner_ranks(draft: Draft) -> dict[str, int]:
+def count_inner_ranks(draft: Draft) -> dict[str, int]:
     """How many ranks each Worker has that computes with a Model, in running order."""
-    found: dict[str, int] = {}
-    for node in (n for n in draft.nodes if n.traits.computes):
-        for worker in node.workers:
-            found[worker] = max(found.get(worker, 1), node.layout.inner)
-    return found
+    ranks: dict[str, int] = {}
+    for node in draft.nodes:
+        if node.traits.computes:
+            for worker in node.workers:
+                ranks[worker] = max(ranks.get(worker, 1), node.layout.inner)
+    return ranks
 
 
-def _given(
-    units: Iterable[Unit], ranks: Mapping[str, int], count: int
-) -> dict[str, tuple[int, ...]]:
-    if not count:
-        return {}
-    wide = {unit: max(ranks.get(w, 1) for w in unit) for unit in units}
-    found: dict[str, tuple[int, ...]] = {}
+def _assign_gpus(
+    units: Iterable[Unit], ranks: Mapping[str, int], gpu_count: int
+) -> DevicesByWorker:
+    """Number the GPUs of one host: first the units that need several, then one for each other."""
+    widths: dict[Unit, int] = {}
+    for unit in units:
+        widths[unit] = max(ranks.get(worker, 1) for worker in unit)
+    devices: DevicesByWorker = {}
     first = 0
-    for unit in (unit for unit, width in wide.items() if width > 1):
-        for worker in (w for w in unit if w in ranks):
-            found[worker] = tuple(range(first, min(first + ranks[worker], count)))
-        first += wide[unit]
-    rest = range(first, count) or range(count)
-    for i, unit in enumerate(unit for unit, width in wide.items() if width == 1):
-        found |= dict.fromkeys((w for w in unit if w in ranks), (rest[i % len(rest)],))
-    return found
+    for unit, width in widths.items():
+        if width > 1:
+            for worker in _computing_members(unit, ranks):
+                end = min(first + ranks[worker], gpu_count)
+                devices[worker] = tuple(range(first, end))
+            first += width
+    remaining = range(first, gpu_count) or range(gpu_count)
+    narrow_units = [unit for unit, width in widths.items() if width == 1]
+    for index, unit in enumerate(narrow_units):
+        gpu = remaining[index % len(remaining)]
+        devices |= dict.fromkeys(_computing_members(unit, ranks), (gpu,))
+    return devices
+
+
+def _computing_members(unit: Unit, ranks: Mapping[str, int]) -> list[str]:
+    """The Workers of a unit that compute with a Model."""
+    return [worker for worker in unit if worker in ranks]

@@ -12,138 +12,174 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.rows import Domains
 from dataflow.shown import shown_bytes
 from engine.plan.cost.kv_cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import WIDTHS
-from engine.plan.cost.models import model_cost
+from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
-from engine.plan.kernel_needs import engines as all_engines
-from engine.plan.kernel_needs import kernel_name, model_of, needs_of
+from engine.plan.kernel_needs import find_engines, kernel_name, model_of, needs_of
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import PlannedNode
 from engine.plan.prompt_bounds import most_prompt_tokens
 
 
-def engines(draft: Draft) -> Draft:
+def size_engines(draft: Draft) -> Draft:
     """Size each engine; say what a kernel needs of its Worker's process, and what engines mean."""
-    found = all_engines(draft)
-    lengths, alone = (_lengths(draft), _alone(draft)) if found else ({}, {})
-    sized = {n.name: n for nodes in found for n in _sized(draft, nodes, lengths, alone)}
-    nodes = tuple(sized.get(n.name, n) for n in draft.nodes)
-    told = [
-        note for group in found for note in _notes(draft, [sized[n.name] for n in group], lengths)
-    ]
-    notes = (*draft.notes, *told)
-    return replace(draft, nodes=nodes, environments=_environments(draft), notes=notes)
+    notes = list(draft.notes)
+    nodes_by_name = {node.name: node for node in draft.nodes}
+    engines = find_engines(draft)
+    if engines:
+        lengths = _find_lengths(draft)
+        gpu_memory = _find_unshared_memory(draft)
+        for engine_nodes in engines:
+            sized_nodes = _size_nodes(draft, engine_nodes, lengths, gpu_memory)
+            nodes_by_name |= {node.name: node for node in sized_nodes}
+            notes.extend(_describe_engine(draft, sized_nodes, lengths))
+    return replace(
+        draft,
+        nodes=tuple(nodes_by_name.values()),
+        environments=_find_environments(draft),
+        notes=tuple(notes),
+    )
 
 
-def _environments(draft: Draft) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+def _find_environments(draft: Draft) -> dict[str, dict[str, str]]:
+    """The variables of each Worker's process that the kernels of its nodes need."""
+    environments: dict[str, dict[str, str]] = {}
     for node in draft.nodes:
         needs = needs_of(draft.graph, node)
-        for worker in node.workers if needs.environment or needs.cpu_environment else ():
-            gpus = draft.cluster.on(draft.host_of(worker)).gpus
-            more = {} if gpus else needs.cpu_environment
-            found[worker] = found.get(worker, {}) | dict(needs.environment) | dict(more)
-    return found
+        if not needs.environment and not needs.cpu_environment:
+            continue
+        for worker in node.workers:
+            variables = environments.setdefault(worker, {})
+            variables |= needs.environment
+            if not draft.cluster.on(draft.host_of(worker)).gpus:
+                variables |= needs.cpu_environment
+    return environments
 
 
-def _lengths(draft: Draft) -> dict[str, Lengths]:
-    shapes = {
-        s.name: model_cost(s.base, s.head).shape for s in draft.graph.states if isinstance(s, Model)
-    }
+def _find_lengths(draft: Draft) -> dict[str, Lengths]:
+    shapes: dict[str, Shape | None] = {}
+    for model in draft.graph_models:
+        shapes[model.name] = model_cost(model.base, model.head).shape
     return all_lengths(draft.graph, shapes)
 
 
-def _sized(
+def _size_nodes(
     draft: Draft,
     nodes: Sequence[PlannedNode],
     lengths: Mapping[str, Lengths],
-    alone: Mapping[str, int],
+    gpu_memory: Mapping[str, int],
 ) -> list[PlannedNode]:
     """The nodes of an engine with its size; as they are where their Model's shape is unknown.
-    alone: memory of the GPUs that a Worker has to itself.
+    gpu_memory: of the GPUs that a Worker has to itself.
     """
-    model = next(s for s in draft.graph.states if s.name == model_of(nodes[0]))
-    cost = model_cost(model.base) if isinstance(model, Model) else None
-    shape = cost.shape if cost is not None else None
-    if cost is None or shape is None or not needs_of(draft.graph, nodes[0]).cache:
+    name = model_of(nodes[0])
+    model = next((model for model in draft.graph_models if model.name == name), None)
+    if model is None:
         return list(nodes)
-    assert isinstance(model, Model)
-    dtype = model.dtype
-    longest = max(_longest_row(draft, n, lengths[n.name], shape.context) for n in nodes)
+    cost = model_cost(model.base)
+    shape = cost.shape
+    if shape is None or not needs_of(draft.graph, nodes[0]).cache:
+        return list(nodes)
     ranks = nodes[0].layout.inner
-    weights = (cost.parameters or 0) * WIDTHS[dtype] // ranks
-    gpus = [alone.get(worker) for node in nodes for worker in node.workers]
-    most = min(MOST if gpu is None else most_beside(weights, gpu) for gpu in gpus)
-    how = {"longest": longest, "dtype": dtype, "most": most}
+    weights = (cost.parameters or 0) * WIDTHS[model.dtype] // ranks
+    longest = max(_longest_row(draft, n, lengths[n.name], shape.context) for n in nodes)
+    most = min(_most_cache(node, weights, gpu_memory) for node in nodes)
     part = shape.part(ranks)
-    sizes = (cache_bytes(part, lengths[n.name], rows=_rows(draft, n), **how) for n in nodes)
+    sizes: list[int] = []
+    for node in nodes:
+        size = cache_bytes(
+            part,
+            lengths[node.name],
+            rows=_concurrent_rows(draft, node),
+            longest=longest,
+            dtype=model.dtype,
+            most=most,
+        )
+        sizes.append(size)
     size = max(sizes)
     return [replace(n, layout=replace(n.layout, cache_bytes=size, longest=longest)) for n in nodes]
 
 
+def _most_cache(node: PlannedNode, weights: int, gpu_memory: Mapping[str, int]) -> int:
+    """The most bytes of one rank's cache, by the smallest room of any of the node's Workers."""
+    limits: list[int] = []
+    for worker in node.workers:
+        if worker in gpu_memory:
+            limits.append(most_beside(weights, gpu_memory[worker]))
+        else:
+            limits.append(MOST)
+    return min(limits)
+
+
 def _longest_row(draft: Draft, node: PlannedNode, lengths: Lengths, context: int) -> int:
-    """Of a node, no longer than all Models that read its rows can take."""
+    """Tokens of a node's longest row, no more than all Models that read it can take."""
     graph_node = draft.graph.node(node.name)
     limits = [limit for limit in (context, graph_node.params.get("positions")) if limit]
     most_prompt = most_prompt_tokens(graph_node, Domains(draft.graph))
     return longest_row(lengths, min(limits, default=0), most_prompt)
 
 
-def _alone(draft: Draft) -> dict[str, int]:
+def _find_unshared_memory(draft: Draft) -> dict[str, int]:
     """Worker -> memory of its smallest GPU, of those that share theirs only with Workers that are
     asleep meanwhile.
     """
     turns = {worker: group for group in draft.turns for worker in group}
-    on: dict[tuple[str, int], set[str | tuple[str, ...]]] = defaultdict(set)
+    # Workers that take turns are one user of a GPU, since all but one of them are asleep.
+    users: dict[tuple[str, int], set[str | tuple[str, ...]]] = defaultdict(set)
     for worker, gpus in draft.devices.items():
         for index in gpus:
-            on[draft.host_of(worker), index].add(turns.get(worker, worker))
-    found: dict[str, int] = {}
+            users[draft.host_of(worker), index].add(turns.get(worker, worker))
+    memory: dict[str, int] = {}
     for worker, gpus in draft.devices.items():
         host = draft.host_of(worker)
-        if gpus and all(len(on[host, index]) == 1 for index in gpus):
-            found[worker] = min(draft.cluster.on(host).gpus[index] for index in gpus)
-    return found
+        most_users = max((len(users[host, index]) for index in gpus), default=0)
+        if most_users == 1:
+            host_gpus = draft.cluster.on(host).gpus
+            memory[worker] = min(host_gpus[index] for index in gpus)
+    return memory
 
 
-def _rows(draft: Draft, node: PlannedNode) -> int:
+def _concurrent_rows(draft: Draft, node: PlannedNode) -> int:
     """Rows that a node decodes at once; an evaluation's fill the slots."""
-    batch = next((s.batch for s in draft.sources if s.name == node.source), node.layout.slots)
-    return min(node.layout.slots, -(-batch // node.layout.replicas) * node.rows)
+    slots = node.layout.slots
+    batches = {source.name: source.batch for source in draft.sources}
+    prompts = -(-batches.get(node.source, slots) // node.layout.replicas)
+    return min(slots, prompts * node.rows)
 
 
-def _notes(
+def _describe_engine(
     draft: Draft, nodes: Sequence[PlannedNode], lengths: Mapping[str, Lengths]
 ) -> Iterator[str]:
-    first, layout = nodes[0], nodes[0].layout
+    first = nodes[0]
+    layout = first.layout
     needs = needs_of(draft.graph, first)
     kernel = kernel_name(draft.graph.node(first.name).operator, first.kernel)
-    names, where = ", ".join(n.name for n in nodes), ", ".join(first.workers)
-    keeps = [f"its own copy of {model_of(first)!r}"]
+    names = ", ".join(node.name for node in nodes)
+    parts = [f"its own copy of {model_of(first)!r}"]
     if layout.cache_bytes:
-        keeps.append(f"at most {shown_bytes(layout.cache_bytes * layout.inner)} of keys and values")
-        keeps.append(f"rows of at most {layout.longest:,} tokens")
-    yield f"{names}: an engine of {kernel} alone in {where}: {', '.join(keeps)}"
+        parts.append(f"at most {shown_bytes(layout.cache_bytes * layout.inner)} of keys and values")
+        parts.append(f"rows of at most {layout.longest:,} tokens")
+    where = ", ".join(first.workers)
+    yield f"{names}: an engine of {kernel} alone in {where}: {', '.join(parts)}"
     if needs.seconds:
         yield f"{names}: about {needs.seconds:.0f} s until {kernel} has started"
     if not draft.cluster.on(draft.host_of(first.workers[0])).gpus:
         yield from (f"{names}: {text}" for text in needs.on_cpu)
         if any(map(draft.turns_of, first.workers)):
-            kept = "weights, keys and values of an engine stay in a CPU's memory"
-            yield f"{names}: turns free nothing here: {kept} while others have their turn"
+            problem = "weights, keys and values of an engine stay in a CPU's memory"
+            yield f"{names}: turns free nothing here: {problem} while others have their turn"
     for node in nodes:
-        yield from _assumed_prompt(draft, node)
-        yield from _sampler(draft, node, kernel)
-        yield from _interrupted(draft, node, needs, lengths[node.name])
+        yield from _describe_assumed_prompt(draft, node)
+        yield from _describe_sampler(draft, node, kernel)
+        yield from _describe_interrupts(draft, node, needs, lengths[node.name])
 
 
-def _assumed_prompt(draft: Draft, node: PlannedNode) -> Iterator[str]:
+def _describe_assumed_prompt(draft: Draft, node: PlannedNode) -> Iterator[str]:
     """Where longer prompts may come than the engine has room for."""
     graph_node = draft.graph.node(node.name)
     assumed = UNSTATED_PROMPT + graph_node.params["max_tokens"]
@@ -157,7 +193,7 @@ def _assumed_prompt(draft: Draft, node: PlannedNode) -> Iterator[str]:
         )
 
 
-def _sampler(draft: Draft, node: PlannedNode, kernel: str) -> Iterator[str]:
+def _describe_sampler(draft: Draft, node: PlannedNode, kernel: str) -> Iterator[str]:
     """What a kernel's own sampler does not promise."""
     sampler = draft.graph.node(node.name).params.get("sampler", "keyed")
     if sampler != "keyed":
@@ -168,14 +204,16 @@ def _sampler(draft: Draft, node: PlannedNode, kernel: str) -> Iterator[str]:
         )
 
 
-def _interrupted(draft: Draft, node: PlannedNode, needs: Needs, row: Lengths) -> Iterator[str]:
+def _describe_interrupts(
+    draft: Draft, node: PlannedNode, needs: Needs, row: Lengths
+) -> Iterator[str]:
     """Where new weights within a row cost more than they save."""
-    asked = draft.graph.node(node.name).params.get("on_update")
-    if not node.lag or asked != "interrupt" or row.completion >= needs.pays_off:
+    on_update = draft.graph.node(node.name).params.get("on_update")
+    if not node.lag or on_update != "interrupt" or row.completion >= needs.pays_off:
         return
-    again = row.prompt + row.completion / 2
+    recomputed = row.prompt + row.completion / 2
     yield (
         f"{node.name}: on_update='drain' costs less: of answers of at most {row.completion} tokens"
-        f" a version that interrupts one computes up to {again:,.0f} again,"
-        f" {again / row.completion:.1f} for each token written"
+        f" a version that interrupts one computes up to {recomputed:,.0f} again,"
+        f" {recomputed / row.completion:.1f} for each token written"
     )

@@ -21,154 +21,182 @@ from engine.plan.cost.models import model_cost, model_type, some_windows
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
 def choose_kernels(draft: Draft) -> Draft:
     """Choose each node's kernel. Raises PlanError where it has none, or not the one asked for."""
-    problems = [*_unknown(draft), *_unmet(draft)]
+    problems = [*_find_unknown(draft), *_find_unmet(draft)]
     if problems:
         raise PlanError("\n".join(f"kernel: {problem}" for problem in problems))
-    nodes = tuple(_chosen(draft, n) for n in draft.nodes)
-    passed = [note for n in nodes for note in _passed_over(draft, n)]
-    return replace(draft, nodes=nodes, notes=(*draft.notes, *passed))
+    nodes = [_choose_kernel(draft, node) for node in draft.nodes]
+    notes = list(draft.notes)
+    for node in nodes:
+        notes.extend(_describe_passed_over(draft, node))
+    return replace(draft, nodes=tuple(nodes), notes=tuple(notes))
 
 
-def offering(operator: Operator, without: str) -> str:
+def find_tensor_kernel(operator: Operator, without: str) -> str:
     """The first kernel of an operator that has tensor ranks of its own, but for this one."""
-    return next((n for n, needs in operator.needs.items() if needs.tensor and n != without), "")
+    for name, needs in operator.needs.items():
+        if needs.tensor and name != without:
+            return name
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Misfit:
-    """Why a kernel cannot run a node. found: a problem, as a part of a sentence."""
+    """Why a kernel cannot run a node. problem: as a part of a sentence."""
 
-    found: str
+    problem: str
     fix: str
 
 
-def _operator(draft: Draft, node: PlannedNode) -> Operator:
+def _operator_of(draft: Draft, node: PlannedNode) -> Operator:
     return draft.graph.node(node.name).operator
 
 
-def _unknown(draft: Draft) -> Iterator[str]:
+def _find_unknown(draft: Draft) -> Iterator[str]:
     """Wishes for nodes that the plan lacks, and for kernels that their operators lack."""
-    nodes = {n.name: n for n in draft.nodes}
+    nodes = {node.name: node for node in draft.nodes}
     for name, kernel in draft.placing.kernel.items():
         if name not in nodes:
             fix = nearest_or_all(name, list(nodes))
-            yield f"expected a node of the plan, found {name!r}. Fix: {fix}."
-        elif kernel not in (offered := _operator(draft, nodes[name]).kernels):
-            problem = f"{name}={kernel}, and {nodes[name].operator} has {', '.join(offered)}"
-            yield f"{problem}. Fix: {name}={nearest_or_all(kernel, list(offered))}."
+            yield add_fix(f"expected a node of the plan, found {name!r}", fix)
+            continue
+        kernels = list(_operator_of(draft, nodes[name]).kernels)
+        if kernel not in kernels:
+            operator = f"{nodes[name].operator} has {', '.join(kernels)}"
+            fix = f"{name}={nearest_or_all(kernel, kernels)}"
+            yield add_fix(f"{name}={kernel}, and {operator}", fix)
 
 
-def _unmet(draft: Draft) -> Iterator[str]:
+def _find_unmet(draft: Draft) -> Iterator[str]:
     """Why kernels that were asked for cannot run their nodes."""
     for node in draft.nodes:
         kernel = draft.placing.kernel.get(node.name, "")
-        if kernel in _operator(draft, node).kernels:
-            for misfit in _misfits(draft, node, kernel):
-                yield f"{node.name}={kernel}, and {misfit.found}. Fix: {misfit.fix}."
+        if kernel in _operator_of(draft, node).kernels:
+            for misfit in _find_misfits(draft, node, kernel):
+                problem = f"{node.name}={kernel}, and {misfit.problem}"
+                yield add_fix(problem, misfit.fix)
 
 
-def _chosen(draft: Draft, node: PlannedNode) -> PlannedNode:
-    offered = _operator(draft, node).kernels
-    asked = draft.placing.kernel.get(node.name)
-    for name in [asked] if asked else offered:
-        if next(_misfits(draft, node, name), None) is None:
-            return replace(node, kernel=offered[name])
-    tried = ", ".join(offered.values()) or "none is declared"
+def _choose_kernel(draft: Draft, node: PlannedNode) -> PlannedNode:
+    paths = _operator_of(draft, node).kernels
+    requested = draft.placing.kernel.get(node.name)
+    for name in [requested] if requested else paths:
+        if next(_find_misfits(draft, node, name), None) is None:
+            return replace(node, kernel=paths[name])
+    tried = ", ".join(paths.values()) or "none is declared"
     problem = f"{node.name}: operator {node.operator!r} has no kernel here (tried: {tried})"
-    raise PlanError(f"{problem}. Fix: install one, or leave the node out.")
+    raise PlanError(add_fix(problem, "install one, or leave the node out"))
 
 
-def _passed_over(draft: Draft, node: PlannedNode) -> Iterator[str]:
-    operator = _operator(draft, node)
-    before = takewhile(lambda name: operator.kernels[name] != node.kernel, operator.kernels)
+def _describe_passed_over(draft: Draft, node: PlannedNode) -> Iterator[str]:
+    """Why the kernels that the operator prefers do not run the node."""
+    operator = _operator_of(draft, node)
+    paths = operator.kernels
+    before = list(takewhile(lambda name: paths[name] != node.kernel, paths))
     if node.name in draft.placing.kernel:
-        passed = ", ".join(before)
-        kernel = kernel_name(operator, node.kernel)
-        yield f"{node.name}: kernel {kernel}, as asked for{f', not {passed}' if passed else ''}"
+        note = f"{node.name}: kernel {kernel_name(operator, node.kernel)}, as asked for"
+        if before:
+            note += f", not {', '.join(before)}"
+        yield note
         return
     for name in before:
-        for misfit in _misfits(draft, node, name):
-            yield f"{node.name}: {misfit.found}"
+        for misfit in _find_misfits(draft, node, name):
+            yield f"{node.name}: {misfit.problem}"
 
 
 # --- what a kernel needs --------------------------------------------------------------------------
 
 
-def _misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfit]:
+def _find_misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfit]:
     """Everything that a kernel lacks for a node, nearest to the machine first."""
-    operator = _operator(draft, node)
-    needs, path = operator.needs.get(name, NO_NEEDS), operator.kernels[name]
-    others = [other for other in operator.kernels if other != name]
-    instead = f"{node.name}={others[0]}" if others else "another graph"
-    if not _installed(path.partition(":")[0]):
+    operator = _operator_of(draft, node)
+    needs = operator.needs.get(name, NO_NEEDS)
+    path = operator.kernels[name]
+    other_kernels = [other for other in operator.kernels if other != name]
+    instead = f"{node.name}={other_kernels[0]}" if other_kernels else "another graph"
+    if not _is_installed(path.partition(":")[0]):
         yield _Misfit(f"kernel {path} is not installed here", instead)
-    for package in (p for p in _packages(draft, needs) if not _installed(p)):
-        yield _Misfit(f"package {package} is not installed here", needs.install or instead)
+    for package in _packages_needed(draft, needs):
+        if not _is_installed(package):
+            yield _Misfit(f"package {package} is not installed here", needs.install or instead)
     if needs.own_worker and draft.placing.inproc:
-        found = "with inproc everything is in this process, and it has one of its own"
-        yield _Misfit(found, f"without inproc, or {instead}")
-    yield from _of_params(draft, node, name, needs)
+        problem = "with inproc everything is in this process, and it has one of its own"
+        yield _Misfit(problem, f"without inproc, or {instead}")
+    yield from _find_params_misfits(draft, node, name, needs)
     if needs != NO_NEEDS:
-        found = (s for s in draft.graph.states if isinstance(s, Model))
-        for model in (m for m in found if m.name == model_of(node)):
-            problems = _of_model(draft, node, name, needs, model)
-            yield from (_Misfit(problem, instead) for problem in problems)
+        for model in draft.graph_models:
+            if model.name == model_of(node):
+                for problem in _find_model_problems(draft, node, name, needs, model):
+                    yield _Misfit(problem, instead)
 
 
-def _packages(draft: Draft, needs: Needs) -> tuple[str, ...]:
-    """Those that have to be here: none where the plan is of other machines, or only simulated."""
-    elsewhere = bool(draft.cluster.hosts) and not draft.cluster.live
-    return () if elsewhere or draft.placing.simulated else needs.packages
+def _packages_needed(draft: Draft, needs: Needs) -> tuple[str, ...]:
+    """The packages that have to be here: none where the plan is of other machines, or is only
+    simulated.
+    """
+    is_elsewhere = bool(draft.cluster.hosts) and not draft.cluster.live
+    return () if is_elsewhere or draft.placing.simulated else needs.packages
 
 
-def _of_params(draft: Draft, node: PlannedNode, name: str, needs: Needs) -> Iterator[_Misfit]:
+def _find_params_misfits(
+    draft: Draft, node: PlannedNode, name: str, needs: Needs
+) -> Iterator[_Misfit]:
     """Values of the node's parameters that a kernel does not take."""
-    given = draft.graph.node(node.name).params
-    for param, taken in needs.params.items():
-        if given.get(param) not in taken:
-            shown = _any([f"{param}={value!r}" for value in taken])
-            found = f"it has {param}={given.get(param)!r}, and {name} takes {shown}"
-            yield _Misfit(found, f"{shown}, or another kernel")
+    params = draft.graph.node(node.name).params
+    for param, choices in needs.params.items():
+        argument = params.get(param)
+        if argument not in choices:
+            shown = _join_choices([f"{param}={choice!r}" for choice in choices])
+            problem = f"it has {param}={argument!r}, and {name} takes {shown}"
+            yield _Misfit(problem, f"{shown}, or another kernel")
 
 
-def _of_model(
+def _find_model_problems(
     draft: Draft, node: PlannedNode, name: str, needs: Needs, model: Model
 ) -> Iterator[str]:
     """What is wrong with a Model for a kernel, as far as its directory tells."""
     if not needs.follower and model.follows is not None and model.copies is None:
         yield f"{model.name!r} follows {model.follows.name!r}, and {name} takes whole versions only"
     if needs.dtypes is not None and model.dtype not in needs.dtypes:
-        yield f"{model.name!r} computes in {model.dtype}, and {name} in {_any(needs.dtypes)}"
-    kind = model_type(model.base) if needs.model_types is not None else None
-    if kind is not None and kind not in (needs.model_types or ()):
-        tried = ", ".join(sorted(needs.model_types or ()))
-        yield f"{name} is not tried here with {kind!r}, which {model.name!r} is, only with {tried}"
+        dtypes = _join_choices(needs.dtypes)
+        yield f"{model.name!r} computes in {model.dtype}, and {name} in {dtypes}"
+    if needs.model_types is not None:
+        kind = model_type(model.base)
+        if kind is not None and kind not in needs.model_types:
+            tried = ", ".join(sorted(needs.model_types))
+            where = f"with {kind!r}, which {model.name!r} is"
+            yield f"{name} is not tried here {where}, only with {tried}"
     if not needs.some_windows and some_windows(model.base):
         windows = f"only some layers of {model.name!r} have a sliding window"
         yield f"{windows}, and {name} takes all or none"
-    if needs.head_sizes is not None and not _machine(draft, node).gpus:
+    if needs.head_sizes is not None and not _machine_of(draft, node).gpus:
         shape = model_cost(model.base, model.head).shape
         if shape is not None and shape.head_dim not in needs.head_sizes:
-            sizes = _any([str(size) for size in needs.head_sizes])
+            sizes = _join_choices([str(size) for size in needs.head_sizes])
             yield f"{model.name!r} has heads of {shape.head_dim}, and {name} on CPU takes {sizes}"
 
 
-def _any(given: Iterable[str]) -> str:
-    names = list(given)
-    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+def _join_choices(choices: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *first, last = choices
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"
 
 
-def _machine(draft: Draft, node: PlannedNode) -> Cluster:
+def _machine_of(draft: Draft, node: PlannedNode) -> Cluster:
     """Where a node is pinned, else the first host. Hosts that are none are refused by place."""
-    host = next((draft.placing.hosts.get(w, "") for w in draft.placing.pin.get(node.name, ())), "")
-    known = host in [h.name for h in draft.cluster.hosts]
-    return draft.cluster.on(host) if known else draft.cluster
+    workers = draft.placing.pin.get(node.name, ())
+    host = draft.placing.hosts.get(workers[0], "") if workers else ""
+    if any(known.name == host for known in draft.cluster.hosts):
+        return draft.cluster.on(host)
+    return draft.cluster
 
 
 @cache
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     return located(module) is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.plan.cost.memory import FIRST_USE_PART, lasting, peak
@@ -21,6 +22,7 @@ from engine.plan.cost.process_memory import (
     OPENED,
     READS,
     SCATTERED,
+    ImportedMemory,
     ProcessMemory,
 )
 from engine.plan.draft import Draft
@@ -32,42 +34,54 @@ _Template = tuple[str, int]
 """Host and threads."""
 
 
-def processes(draft: Draft) -> Draft:
+def estimate_processes(draft: Draft) -> Draft:
     """Fill in the process of each Worker that is on a host without GPUs."""
-    on = nodes_by_worker(draft.nodes)
-    here = {w: nodes for w, nodes in on.items() if not draft.cluster.on(draft.host_of(w)).gpus}
+    nodes_on_cpu: dict[str, list[PlannedNode]] = {}
+    for worker, nodes in nodes_by_worker(draft.nodes).items():
+        if not draft.cluster.on(draft.host_of(worker)).gpus:
+            nodes_on_cpu[worker] = nodes
+    templates = {w: _find_template(draft, w, nodes) for w, nodes in nodes_on_cpu.items()}
+    worker_counts = Counter(templates.values())
+    with_torch = {templates[w] for w, nodes in nodes_on_cpu.items() if _has_torch(nodes)}
     sizes = draft.profile.process if draft.profile is not None else ProcessMemory()
-    templates = {worker: _template(draft, worker, nodes) for worker, nodes in here.items()}
-    alike = Counter(templates.values())
-    with_torch = {templates[w] for w, nodes in here.items() if any(map(_has_torch, nodes))}
-    made: dict[str, PlannedProcess] = {}
-    for worker, nodes in here.items():
+    processes: dict[str, PlannedProcess] = {}
+    for worker, nodes in nodes_on_cpu.items():
         template = templates[worker]
-        forked = alike[template] > 1 and worker not in draft.environments
-        has_torch = template in with_torch if forked else any(map(_has_torch, nodes))
-        imported = sizes.torch if has_torch else sizes.plain
-        made[worker] = PlannedProcess(
-            imported=imported.anonymous + (FORKED_FILES if forked else imported.files),
-            used=_used(nodes),
-            template=f"{template[0]}/{template[1]}" if forked else "",
+        # A process with an environment of its own is not forked: the template's is another.
+        if worker_counts[template] > 1 and worker not in draft.environments:
+            # A template imports what any of its Workers needs.
+            imports = _imports(sizes, has_torch=template in with_torch)
+            imported = imports.anonymous + FORKED_FILES
+            template_name = f"{template[0]}/{template[1]}"
+        else:
+            imports = _imports(sizes, has_torch=_has_torch(nodes))
+            imported = imports.anonymous + imports.files
+            template_name = ""
+        processes[worker] = PlannedProcess(
+            imported=imported, used=_count_used(nodes), template=template_name
         )
-    return replace(draft, processes=made)
+    return replace(draft, processes=processes)
 
 
-def _template(draft: Draft, worker: str, nodes: list[PlannedNode]) -> _Template:
+def _imports(sizes: ProcessMemory, *, has_torch: bool) -> ImportedMemory:
+    return sizes.torch if has_torch else sizes.plain
+
+
+def _find_template(draft: Draft, worker: str, nodes: Sequence[PlannedNode]) -> _Template:
     return draft.host_of(worker), max(node.layout.threads for node in nodes)
 
 
-def _has_torch(node: PlannedNode) -> bool:
-    return node.kernel.startswith("operators.kernels.torch")
+def _has_torch(nodes: Sequence[PlannedNode]) -> bool:
+    return any(node.kernel.startswith("operators.kernels.torch") for node in nodes)
 
 
-def _used(nodes: list[PlannedNode]) -> int:
+def _count_used(nodes: Sequence[PlannedNode]) -> int:
+    """Bytes that come as the process works, beside what its nodes hold."""
     size = OPENED
     if any(node.work == "source" for node in nodes):
         size += READS
-    measured = any(FIRST_USE_PART in node.estimate.bytes for node in nodes)
-    if any(map(_has_torch, nodes)) and not measured:
+    is_measured = any(FIRST_USE_PART in node.estimate.bytes for node in nodes)
+    if _has_torch(nodes) and not is_measured:
         parts = [node.estimate.bytes for node in nodes]
         passing = peak(parts) - sum(map(lasting, parts))
         size += FIRST_USE + math.ceil(SCATTERED * passing)

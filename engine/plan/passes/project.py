@@ -25,82 +25,98 @@ from dataflow.schema import (
     TokenReward,
 )
 from engine.plan.draft import Draft
-from engine.plan.plan import Fetch, PlannedInput, PlannedNode
+from engine.plan.plan import Fetch, PlannedInput, PlannedNode, list_fetches
 
 
-def project(draft: Draft) -> Draft:
+def project_columns(draft: Draft) -> Draft:
     """Set the fetches of each input, the columns each node returns, and what a Step records."""
     finder = _Finder(draft)
-    recorded = tuple(finder.recorded(draft.nodes))
-    handed_on = _handed_on(draft, finder, recorded)
-    inputs = {n.name: tuple(finder.inputs(n, handed_on.get(n.name))) for n in draft.nodes}
-    read = _columns([*(i for each in inputs.values() for i in each), *recorded])
-    nodes = (
-        replace(n, inputs=inputs[n.name], returns=tuple(read.get(n.name, ()))) for n in draft.nodes
-    )
+    recorded = tuple(finder.record_rows(draft.nodes))
+    handed_on = _find_handed_on(draft, finder, recorded)
+    inputs_by_node: dict[str, tuple[PlannedInput, ...]] = {}
+    readings: list[PlannedInput] = []
+    for node in draft.nodes:
+        inputs = tuple(finder.find_inputs(node, handed_on.get(node.name)))
+        inputs_by_node[node.name] = inputs
+        readings += inputs
+    columns_read = fetched_columns([*readings, *recorded])
+    nodes: list[PlannedNode] = []
+    for node in draft.nodes:
+        returns = tuple(columns_read.get(node.name, ()))
+        nodes.append(replace(node, inputs=inputs_by_node[node.name], returns=returns))
     return replace(draft, nodes=tuple(nodes), recorded=recorded)
 
 
 Names = dict[str, None]
 
 
-def _columns(inputs: Iterable[PlannedInput]) -> dict[str, Names]:
+def fetched_columns(inputs: Iterable[PlannedInput]) -> dict[str, Names]:
     """The columns that are fetched from each producer, in the order of the readers."""
-    found: dict[str, Names] = {}
-    for fetch in (fetch for i in inputs for fetch in i.fetches):
-        found.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
-    return found
+    columns: dict[str, Names] = {}
+    for fetch in list_fetches(inputs):
+        columns.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
+    return columns
 
 
-def _handed_on(draft: Draft, finder: _Finder, recorded: Iterable[PlannedInput]) -> dict[str, Names]:
+def _find_handed_on(
+    draft: Draft, finder: _Finder, recorded: Iterable[PlannedInput]
+) -> dict[str, Names]:
     """The columns of each concat that somebody reads, the last ones first: it fetches no others."""
     if not any(n.relation == "concat" for n in draft.nodes):
         return {}
-    read = _columns(recorded)
-    found: dict[str, Names] = {}
+    columns_read = fetched_columns(recorded)
+    handed_on: dict[str, Names] = {}
+    # Readers come before what they read, so that all that a concat is asked for is known at it.
     for node in reversed(draft.nodes):
         if node.relation == "concat":
-            found[node.name] = read.get(node.name, {})
-        for name, columns in _columns(finder.inputs(node, found.get(node.name))).items():
-            read.setdefault(name, {}).update(columns)
-    return found
+            handed_on[node.name] = columns_read.get(node.name, {})
+        inputs = finder.find_inputs(node, handed_on.get(node.name))
+        for producer, columns in fetched_columns(inputs).items():
+            columns_read.setdefault(producer, {}).update(columns)
+    return handed_on
 
 
 class _Finder:
+    """Finds the columns that inputs read, and the nodes that have them."""
+
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._domains = Domains(draft.graph)
         self._nodes = {n.name: n for n in draft.graph.nodes}
         self._rows = {n.name: n.rows for n in draft.nodes}
 
-    def inputs(self, planned: PlannedNode, handed_on: Names | None) -> Iterator[PlannedInput]:
-        """handed_on: the columns that a node passes from its inputs to its readers, if it does."""
+    def find_inputs(self, planned: PlannedNode, handed_on: Names | None) -> Iterator[PlannedInput]:
+        """Each input with its fetches. handed_on: the columns that a node passes from its inputs to
+        its readers, if it does.
+        """
         node = self._nodes[planned.name]
         for i in planned.inputs:
             port = node.inputs[i.name]
-            declared, _ = input_of(node, i.name)
-            wanted = self._wanted(node, port, declared)
             if handed_on is not None:
-                wanted = list(_for_joining(node, port, handed_on))
-            fetches = self._fetches(port, wanted, self._rows[i.gate] * i.ratio)
+                columns = _columns_to_join(node, port, handed_on)
+            else:
+                declaration, _ = input_of(node, i.name)
+                columns = self._columns_read(node, port, declaration)
+            fetches = self._make_fetches(port, columns, self._rows[i.gate] * i.ratio)
             if planned.work == "evaluate":
-                fetches = self._with_parts(port, fetches)
+                fetches = self._add_reward_parts(port, fetches)
             yield replace(i, fetches=fetches)
 
-    def _with_parts(self, score: Port[Any], fetches: tuple[Fetch, ...]) -> tuple[Fetch, ...]:
-        """Adds each reward function's own column to the reward that an evaluation reads."""
-        rows = self._whole(self._domains.of(score))
-        parts = {
-            n.name: (n.operator.parts,)
-            for n in _with_parts(score)
-            if self._whole(self._domains.of_node(n)) is rows
-        }
-        known = {f.producer for f in fetches}
-        merged = [replace(f, columns=(*f.columns, *parts.get(f.producer, ()))) for f in fetches]
-        others = [Fetch(producer=n, columns=c) for n, c in parts.items() if n not in known]
-        return (*merged, *others)
+    def _add_reward_parts(self, score: Port[Any], fetches: tuple[Fetch, ...]) -> tuple[Fetch, ...]:
+        """Add each reward function's own column to the reward that an evaluation reads."""
+        rows = self._unselected(self._domains.of(score))
+        parts: dict[str, tuple[str, ...]] = {}
+        for node in _nodes_with_parts(score):
+            if self._unselected(self._domains.of_node(node)) is rows:
+                parts[node.name] = (node.operator.parts,)
+        merged_fetches: list[Fetch] = []
+        for fetch in fetches:
+            more_columns = parts.pop(fetch.producer, ())
+            merged_fetches.append(replace(fetch, columns=(*fetch.columns, *more_columns)))
+        others = (Fetch(producer=name, columns=columns) for name, columns in parts.items())
+        return (*merged_fetches, *others)
 
-    def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
+    def record_rows(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
         """The rows to record of each train node on rows that some generation wrote, under its
         name.
         """
@@ -110,82 +126,113 @@ class _Finder:
                 continue
             rows = node.inputs["rows"]
             prompt = self._readable(rows, Prompt.shown)
-            own = [name for name in self._shown() if name in rows.schema.columns]
-            shown = self._fetches(rows, [*prompt, *own], planned.inner)
-            fetches = (*shown, *self._numbers(node))
-            yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=fetches)
+            answer = [name for name in self._rollout_columns() if name in rows.schema.columns]
+            fetches = self._make_fetches(rows, [*prompt, *answer], planned.inner)
+            yield PlannedInput(
+                name=planned.name,
+                gate=rows.node.name,
+                fetches=(*fetches, *self._fetch_numbers(node)),
+            )
 
-    def _shown(self) -> tuple[str, ...]:
-        """The columns of rollouts."""
-        whole = self._draft.placing.samples == "full"
-        return (*Rollout.shown, *Rollout.inside) if whole else Rollout.shown
+    def _rollout_columns(self) -> tuple[str, ...]:
+        if self._draft.placing.samples == "full":
+            return (*Rollout.shown, *Rollout.inside)
+        return Rollout.shown
 
-    def _numbers(self, train: Node) -> Iterator[Fetch]:
+    def _fetch_numbers(self, train: Node) -> Iterator[Fetch]:
         """The last reward of its rows, each reward function's own, and the advantage it reads."""
         rewards = self._rewards_of(train)
-        plain = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
-        columns = {n.name: Reward.shown for n in (plain or rewards)[-1:]}
-        for node in (n for n in rewards if n.operator.parts):
-            columns[node.name] = (*columns.get(node.name, ()), node.operator.parts)
-        for name, wanted in columns.items():
-            yield Fetch(producer=name, columns=wanted)
-        if advantage := _argument_of(train, "advantage", Advantage):
+        row_rewards = [n for n in rewards if not issubclass(n.schemas[0], TokenReward)]
+        last = (row_rewards or rewards)[-1:]
+        columns_by_reward = {node.name: Reward.shown for node in last}
+        for node in rewards:
+            if node.operator.parts:
+                columns = columns_by_reward.get(node.name, ())
+                columns_by_reward[node.name] = (*columns, node.operator.parts)
+        for name, columns in columns_by_reward.items():
+            yield Fetch(producer=name, columns=columns)
+        advantage = _find_argument(train, "advantage", Advantage)
+        if advantage is not None:
             yield Fetch(producer=physical(advantage).node.name, columns=Advantage.shown)
-        old = _argument_of(train, "old", Logprobs)
+        old = _find_argument(train, "old", Logprobs)
         if old is not None and self._draft.placing.samples == "full":
             yield Fetch(producer=physical(old).node.name, columns=Logprobs.inside)
 
     def _rewards_of(self, train: Node) -> list[Node]:
         """The nodes that make rewards of its rows, in running order."""
-        whole = self._whole(self._domains.of_node(train))
-        behind = {n.name for n in _upstream(train)}
-        above = (self._nodes[n.name] for n in self._draft.nodes if n.name in behind)
-        return [n for n in above if _scores(n) and self._whole(self._domains.of_node(n)) is whole]
+        rows = self._unselected(self._domains.of_node(train))
+        upstream_names = {node.name for node in _find_upstream(train)}
+        rewards: list[Node] = []
+        for planned in self._draft.nodes:
+            node = self._nodes[planned.name]
+            if planned.name not in upstream_names or not _makes_rewards(node):
+                continue
+            if self._unselected(self._domains.of_node(node)) is rows:
+                rewards.append(node)
+        return rewards
 
     @staticmethod
-    def _whole(domain: Domain | None) -> Domain | None:
+    def _unselected(domain: Domain | None) -> Domain | None:
         """The rows before any selection, where their columns are."""
         return domain.unselected if domain else None
 
-    def _wanted(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
+    def _columns_read(self, node: Node, port: Port[Any], declaration: Input) -> list[str]:
         # A loss sees what it declares; a column function may hand on whatever else its port has.
-        own = list(declared.schema.columns if _of_loss(node, declared) else port.schema.columns)
-        wanted = own if declared.columns is None else [c for c in declared.columns if c in own]
+        schema = declaration.schema if _is_of_loss(node, declaration) else port.schema
+        columns = list(schema.columns)
+        if declaration.columns is not None:
+            columns = [name for name in declaration.columns if name in schema.columns]
         # Device columns go only to readers that declare them: others could not tell them apart.
-        wanted = [c for c in wanted if not _on_device(port, c) or c in declared.schema.columns]
-        return list(dict.fromkeys([*wanted, *self._of_ancestors(node, port, declared)]))
+        readable = (
+            name
+            for name in columns
+            if name in declaration.schema.columns or not _is_on_device(port, name)
+        )
+        return list(dict.fromkeys([*readable, *self._ancestor_columns(node, port, declaration)]))
 
-    def _of_ancestors(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
-        asked = [*declared.ancestors, *listed(node.params, declared.ancestors_from)]
-        named = [column for column in asked if column != EVERY_COLUMN]
-        every = [*named, *(self._dataset(port) if EVERY_COLUMN in asked else ())]
-        return self._readable(port, every) if declared.readable else every
+    def _ancestor_columns(self, node: Node, port: Port[Any], declaration: Input) -> list[str]:
+        names = [*declaration.ancestors, *listed(node.params, declaration.ancestors_from)]
+        columns = [column for column in names if column != EVERY_COLUMN]
+        if EVERY_COLUMN in names:
+            columns += self._dataset_columns(port)
+        return self._readable(port, columns) if declaration.readable else columns
 
     def _readable(self, port: Port[Any], columns: Iterable[str]) -> list[str]:
         """The columns, a prompt that is token ids by its text."""
-        node = nearest_prompt(port, self._domains)
-        kind = self._draft.dataset.get(node.name, {}).get("prompt") if node else None
-        ids = kind is not None and is_token_ids(kind)
-        ids |= node is not None and issubclass(node.schemas[0], TokenPrompt)
-        return ["prompt_text" if ids and name == "prompt" else name for name in columns]
+        readable = list(columns)
+        if "prompt" in readable and self._has_prompt_ids(port):
+            readable = ["prompt_text" if name == "prompt" else name for name in readable]
+        return readable
 
-    def _dataset(self, port: Port[Any]) -> list[str]:
+    def _has_prompt_ids(self, port: Port[Any]) -> bool:
+        """Whether the nearest prompt is token ids, by its schema or in the data."""
+        node = nearest_prompt(port, self._domains)
+        if node is None:
+            return False
+        kind = self._draft.dataset.get(node.name, {}).get("prompt")
+        in_data = kind is not None and is_token_ids(kind)
+        return in_data or issubclass(node.schemas[0], TokenPrompt)
+
+    def _dataset_columns(self, port: Port[Any]) -> list[str]:
         domain = self._domains.of(port)
         return list(self._draft.dataset.get(domain.source.name, ())) if domain else []
 
-    def _fetches(self, port: Port[Any], columns: Iterable[str], rows: int) -> tuple[Fetch, ...]:
+    def _make_fetches(
+        self, port: Port[Any], columns: Iterable[str], rows: int
+    ) -> tuple[Fetch, ...]:
         """Columns by the node that has them; optional ones that no node has are left out."""
-        found: dict[str, list[str]] = {}
+        columns_by_holder: dict[str, list[str]] = {}
         for column in columns:
-            holder = self._holder(port, column)
+            holder = self._find_holder(port, column)
             if holder is not None:
-                found.setdefault(holder.name, []).append(column)
-        return tuple(
-            Fetch(producer=name, columns=tuple(c), ratio=max(1, rows // self._rows[name]))
-            for name, c in found.items()
-        )
+                columns_by_holder.setdefault(holder.name, []).append(column)
+        fetches: list[Fetch] = []
+        for name, names in columns_by_holder.items():
+            ratio = max(1, rows // self._rows[name])
+            fetches.append(Fetch(producer=name, columns=tuple(names), ratio=ratio))
+        return tuple(fetches)
 
-    def _holder(self, port: Port[Any], column: str) -> Node | None:
+    def _find_holder(self, port: Port[Any], column: str) -> Node | None:
         real = physical(port)
         if column in real.schema.columns:
             return real.node
@@ -194,56 +241,66 @@ class _Finder:
         domain = self._domains.of(port)
         if domain is None:
             return None
-        offered = (*self._dataset(port), *domain.source.schemas[0].columns)
-        return domain.source if column in offered else None
+        source_columns = (*self._dataset_columns(port), *domain.source.schemas[0].columns)
+        return domain.source if column in source_columns else None
 
 
-def _for_joining(node: Node, port: Port[Any], columns: Iterable[str]) -> Iterator[str]:
-    """Those of the columns that a part has, and of each axis along which one is to be filled in a
-    column that says how long its rows are.
+def _columns_to_join(node: Node, port: Port[Any], columns: Iterable[str]) -> list[str]:
+    """Choose what a concat takes from one of its parts: those of the columns that the part has, and
+    for each axis of the others a column that says how long the part's rows are.
     """
-    own, made = port.schema.columns, node.schemas[0].columns
-    there = [name for name in columns if name in own]
-    for axis in dict.fromkeys(made[name].axis for name in columns if name not in own):
-        if axis is not None and all(own[name].axis != axis for name in there):
-            there.append(next(name for name, column in own.items() if column.axis == axis))
-    yield from there
+    part_columns, joined_columns = port.schema.columns, node.schemas[0].columns
+    names: list[str] = []
+    missing_axes: Names = {}
+    for name in columns:
+        if name in part_columns:
+            names.append(name)
+        elif (axis := joined_columns[name].axis) is not None:
+            missing_axes[axis] = None
+    for axis in missing_axes:
+        along_axis = [name for name, column in part_columns.items() if column.axis == axis]
+        if not any(name in along_axis for name in names):
+            names.append(along_axis[0])
+    return names
 
 
-def _argument_of(train: Node, name: str, kind: type[Schema]) -> Port[Any] | None:
+def _find_argument(train: Node, name: str, kind: type[Schema]) -> Port[Any] | None:
     """This argument of the first loss on its own rows that has one of this kind."""
     loss = train.params["loss"]
-    own = (item for item in train.inputs.items() if loss.rows_of(item[0]) == ROWS)
-    ports = (port for key, port in own if key.endswith(f".{name}"))
-    return next((port for port in ports if issubclass(port.schema, kind)), None)
+    for key, port in train.inputs.items():
+        is_argument = key.endswith(f".{name}") and loss.rows_of(key) == ROWS
+        if is_argument and issubclass(port.schema, kind):
+            return port
+    return None
 
 
-def _scores(node: Node) -> bool:
+def _makes_rewards(node: Node) -> bool:
     """Whether a node makes rewards, and does not only pass them on."""
-    made = bool(node.schemas) and issubclass(node.schemas[0], Reward)
-    return made and node.operator.traits.moves_rows
+    has_rewards = bool(node.schemas) and issubclass(node.schemas[0], Reward)
+    return has_rewards and node.operator.traits.moves_rows
 
 
-def _on_device(port: Port[Any], column: str) -> bool:
+def _is_on_device(port: Port[Any], column: str) -> bool:
     return column in port.schema.columns and port.schema.columns[column].device
 
 
-def _of_loss(node: Node, declared: Input) -> bool:
-    return node.operator.work == "train" and declared not in node.operator.inputs
+def _is_of_loss(node: Node, declaration: Input) -> bool:
+    return node.operator.work == "train" and declaration not in node.operator.inputs
 
 
-def _with_parts(score: Port[Any]) -> list[Node]:
+def _nodes_with_parts(score: Port[Any]) -> list[Node]:
     """The nodes of users' functions that a score is made of, by name."""
-    return sorted((n for n in _upstream(score.node) if n.operator.parts), key=lambda n: n.name)
+    nodes = (node for node in _find_upstream(score.node) if node.operator.parts)
+    return sorted(nodes, key=lambda node: node.name)
 
 
-def _upstream(node: Node) -> list[Node]:
+def _find_upstream(node: Node) -> list[Node]:
     """The node and all that it depends on."""
-    seen: dict[int, Node] = {}
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        if id(at) not in seen:
-            seen[id(at)] = at
-            stack.extend(port.node for port in at.inputs.values())
-    return list(seen.values())
+    upstream: dict[int, Node] = {}
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if id(current) not in upstream:
+            upstream[id(current)] = current
+            waiting.extend(port.node for port in current.inputs.values())
+    return list(upstream.values())

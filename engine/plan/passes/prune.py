@@ -14,29 +14,32 @@ from dataflow.samplers import Samplers
 from engine.plan.draft import Draft
 
 
-def prune(draft: Draft) -> Draft:
+def prune_graph(draft: Draft) -> Draft:
     """Drop loss ports of constant weight 0, dead nodes, and `old` if a Step has one update: the
     loss then reads its own log-probs, detached.
     """
     notes: list[str] = []
     samplers = Samplers(draft.graph, Domains(draft.graph))
-    graph = draft.graph.map(lambda node: _pruned(node, notes, samplers))
-    before, after = {n.name for n in draft.graph.nodes}, {n.name for n in graph.nodes}
-    dead = [f"{name}: left out, nothing reads it" for name in sorted(before - after)]
-    return replace(draft, graph=graph, notes=(*draft.notes, *notes, *dead))
+    graph = draft.graph.map(lambda node: _prune_ports(node, notes, samplers))
+    live = {node.name for node in graph.nodes}
+    dead = {node.name for node in draft.graph.nodes} - live
+    notes += [f"{name}: left out, nothing reads it" for name in sorted(dead)]
+    return replace(draft, graph=graph, notes=(*draft.notes, *notes))
 
 
-def _pruned(node: Node, notes: list[str], samplers: Samplers) -> Node:
+def _prune_ports(node: Node, notes: list[str], samplers: Samplers) -> Node:
     loss = node.params.get("loss")
     if not isinstance(loss, Loss):
         return node
-    inputs, terms = dict(node.inputs), []
+    inputs = dict(node.inputs)
+    terms: list[LossTerm] = []
     for term in loss.terms:
         for port, parameter in term.function.zero:
-            zero = dict(term.params).get(parameter) == 0
-            if zero and inputs.pop(f"{term.label}.{port}", None) is not None:
-                notes.append(f"{node.name}: {term.label}.{port} left out, {parameter} is 0")
-        if _old_is_now(node, term, samplers):
+            key = f"{term.label}.{port}"
+            if dict(term.params).get(parameter) == 0 and key in inputs:
+                del inputs[key]
+                notes.append(f"{node.name}: {key} left out, {parameter} is 0")
+        if _is_old_current(node, term, samplers):
             del inputs[f"{term.label}.old"]
             why = "a Step has one update, so it is the current log-probs"
             notes.append(f"{node.name}: {term.label}.old left out, {why}")
@@ -44,18 +47,22 @@ def _pruned(node: Node, notes: list[str], samplers: Samplers) -> Node:
         terms.append(term)
     if inputs.keys() == node.inputs.keys():
         return node
-    return node.changed(inputs=inputs, params=node.params | {"loss": Loss(tuple(terms))})
+    params = node.params | {"loss": Loss(tuple(terms))}
+    return node.changed(inputs=inputs, params=params)
 
 
-def _old_is_now(node: Node, term: LossTerm, samplers: Samplers) -> bool:
-    port = node.inputs.get(f"{term.label}.old")
-    if port is None or node.params["epochs"] * node.params["minibatches"] != 1:
+def _is_old_current(node: Node, term: LossTerm, samplers: Samplers) -> bool:
+    """Whether `old` of a term is what the Model that is trained computes in the Step itself."""
+    old = node.inputs.get(f"{term.label}.old")
+    updates = node.params["epochs"] * node.params["minibatches"]
+    if old is None or updates != 1:
         return False
-    made_by = port.node
-    if not made_by.operator.log_probs or made_by.states.get("model") != node.states["model"]:
+    maker = old.node
+    if not maker.operator.log_probs or maker.states.get("model") != node.states["model"]:
         return False
-    if physical(made_by.inputs["rows"]) != physical(node.inputs[term.on]):
+    rows = node.inputs[term.on]
+    if physical(maker.inputs["rows"]) != physical(rows):
         return False  # the current log-probs are those of the rows that are trained
-    own, rows = made_by.params["temperature"], node.inputs[term.on]
-    as_sampled = own is None or samplers.all_at(rows, own)
-    return as_sampled and made_by.params["max_lag"] == 0
+    temperature = maker.params["temperature"]
+    is_as_sampled = temperature is None or samplers.all_at(rows, temperature)
+    return is_as_sampled and maker.params["max_lag"] == 0

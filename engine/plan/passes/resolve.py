@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dataflow.graph import Graph
 from dataflow.loss import Loss
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
@@ -19,7 +20,7 @@ from engine.plan.draft import Draft
 from engine.plan.part_names import names_of_parts
 
 
-def resolve(draft: Draft) -> Draft:
+def resolve_parameters(draft: Draft) -> Draft:
     """Give logprobs and train their rows' temperature, and train `max_tokens` and a Step's rows.
 
     A ratio of log-probs means something at one temperature only; one that the user stated stays.
@@ -27,118 +28,167 @@ def resolve(draft: Draft) -> Draft:
     imitate their rows, train at 1.0. Where samples of a prompt differ, as in a concat of two
     generations, the temperature is a tuple with that of each, and max_tokens their mean.
     """
-    notes: list[str] = []
-    domains, known = Domains(draft.graph), row_positions(draft.graph)
-    samplers = Samplers(draft.graph, domains)
-    part_names = names_of_parts(draft.graph)
+    resolver = _Resolver(draft.graph)
+    graph = draft.graph.map(resolver.change)
+    return replace(draft, graph=graph, notes=(*draft.notes, *resolver.notes))
 
-    def change(node: Node) -> Node:
-        least = known.get(node.name)
-        if least is not None and node.operator.traits.writes_tokens:
-            limit, model = least.limit, least.model
-            if least.node.name != node.name and node.operator.traits.generates:
-                bound = f"rows of at most {limit} tokens, the positions of {model}"
-                notes.append(f"{node.name}: {bound}")
-            return node.changed(params=node.params | {"positions": limit, "positions_of": model})
-        if node.name in part_names:
-            return node.changed(params=node.params | {"part_names": part_names[node.name]})
+
+class _Resolver:
+    """Fills in the parameters of one node after another, by what the whole graph says."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._domains = Domains(graph)
+        self._samplers = Samplers(graph, self._domains)
+        self._positions = row_positions(graph)
+        self._part_names = names_of_parts(graph)
+        self.notes: list[str] = []
+
+    def change(self, node: Node) -> Node:
+        """The node with what follows for it; adds to the notes."""
+        if node.name in self._positions and node.operator.traits.writes_tokens:
+            return self._with_positions(node)
+        if node.name in self._part_names:
+            part_names = self._part_names[node.name]
+            return node.changed(params=node.params | {"part_names": part_names})
         if node.operator.work == "train":
-            params, found = _of_train(node, domains, samplers)
+            params, notes = _resolve_train(node, self._domains, self._samplers)
         elif node.operator.log_probs and node.params["temperature"] is None:
-            params, found = _of_logprobs(node, samplers)
+            params, notes = _resolve_logprobs(node, self._samplers)
         else:
             return node
-        notes.extend(f"{node.name}: {note}" for note in found)
+        self.notes += [f"{node.name}: {note}" for note in notes]
         return node.changed(params=node.params | params)
 
-    return replace(draft, graph=draft.graph.map(change), notes=(*draft.notes, *notes))
+    def _with_positions(self, node: Node) -> Node:
+        least = self._positions[node.name]
+        if least.node.name != node.name and node.operator.traits.generates:
+            bound = f"rows of at most {least.limit} tokens, the positions of {least.model}"
+            self.notes.append(f"{node.name}: {bound}")
+        positions = {"positions": least.limit, "positions_of": least.model}
+        return node.changed(params=node.params | positions)
 
 
-def _of_logprobs(node: Node, samplers: Samplers) -> tuple[dict[str, Any], list[str]]:
+def _resolve_logprobs(node: Node, samplers: Samplers) -> tuple[dict[str, Any], list[str]]:
     """The temperature of log-probs without a stated one, and its note."""
     rows = node.inputs["rows"]
-    at = _sampled_at(rows, samplers)
-    notes = [f"temperature {_shown(rows, samplers)}"] if at != 1.0 else []
-    return {"temperature": at}, notes
+    temperature = _sampled_at(rows, samplers)
+    params = {"temperature": temperature}
+    if temperature == 1.0:
+        return params, []
+    return params, [f"temperature {_show_temperature(rows, samplers)}"]
 
 
-def _of_train(node: Node, domains: Domains, samplers: Samplers) -> tuple[dict[str, Any], list[str]]:
+def _resolve_train(
+    node: Node, domains: Domains, samplers: Samplers
+) -> tuple[dict[str, Any], list[str]]:
     """What training needs to know of its rows, those of terms of its loss included, and notes. A
     stated temperature is that of the node's own rows.
     """
-    found: dict[str, dict[str, Any]] = {}
+    params_by_set: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     for name, port in row_sets(node).items():
-        loss, steps = node.params["loss"].on(name), _rows_of_step(port, domains)
+        loss = node.params["loss"].on(name)
         stated = node.params["temperature"] if name == ROWS else None
-        found[name], told = _of_rows(port, loss, stated, steps, samplers)
-        found[name]["own_samples"] = _own_samples(node, samplers.of(port))
-        notes += told if name == ROWS else [f"{name}: {note}" for note in told]
-    params = found.pop(ROWS)
-    return params | ({"own_rows": found} if found else {}), notes
+        step_rows = _count_step_rows(port, domains)
+        params, set_notes = _resolve_row_set(port, loss, stated, step_rows, samplers)
+        params["own_samples"] = _find_own_samples(node, samplers.of(port))
+        params_by_set[name] = params
+        for note in set_notes:
+            notes.append(note if name == ROWS else f"{name}: {note}")
+    params = params_by_set.pop(ROWS)
+    if params_by_set:
+        params["own_rows"] = params_by_set
+    return params, notes
 
 
-def _of_rows(
-    port: Port[Any], loss: Loss, stated: float | None, rows: int | None, samplers: Samplers
+def _resolve_row_set(
+    port: Port[Any], loss: Loss, stated: float | None, step_rows: int | None, samplers: Samplers
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same of one row set. loss: the terms on it; stated: its temperature, if the user said
-    one; rows: of a Step.
+    """What training needs to know of one row set, and notes. loss: the terms on it; stated: its
+    temperature, if the user said one; step_rows: of a Step.
     """
-    made, at = samplers.of(port), _sampled_at(port, samplers)
-    chosen = stated if stated is not None else 1.0 if loss.supervised else at
-    params = {"temperature": chosen, "step_rows": rows}
-    # Rows without one sampler have no recorded log-probs to compare with.
-    compared = [_of_sampler(makers) if len(makers) == 1 else 0.0 for makers in made]
-    params["sampler_temperature"] = unless_equal(compared or [0.0])
-    if not any(compared):
+    sampled_at = _sampled_at(port, samplers)
+    temperature = sampled_at
+    if stated is not None:
+        temperature = stated
+    elif loss.supervised:
+        temperature = 1.0
+    params: dict[str, Any] = {"temperature": temperature, "step_rows": step_rows}
+    recorded_temperatures = _find_recorded_temperatures(samplers.of(port))
+    params["sampler_temperature"] = unless_equal(recorded_temperatures or [0.0])
+    if not any(recorded_temperatures):
         return params, []
-    most, group = samplers.most_tokens(port), samplers.group_size(port)
-    if most is not None and group:
-        params["max_tokens"] = most / group if most % group else int(most) // group
-    if (chosen, at) == (1.0, 1.0) or any(term.function.head != "lm" for term in loss.terms):
+    most = samplers.most_tokens(port)
+    group_size = samplers.group_size(port)
+    if most is not None and group_size:
+        # The mean of the samples, an int where it is a whole number.
+        is_whole = most % group_size == 0
+        params["max_tokens"] = int(most) // group_size if is_whole else most / group_size
+    is_plain = temperature == 1.0 and sampled_at == 1.0
+    if is_plain or any(term.function.head != "lm" for term in loss.terms):
         return params, []
-    if chosen == at:
-        return params, [f"temperature {_shown(port, samplers)}"]
+    if temperature == sampled_at:
+        return params, [f"temperature {_show_temperature(port, samplers)}"]
     why = "as stated" if stated is not None else "as its rows are only imitated"
-    sampled = " and ".join(f"{name} sampled at {t}" for name, t in _by_sampler(port, samplers))
-    return params, [f"temperature {chosen}, {why}; {sampled}"]
+    temperatures = _temperatures_by_sampler(port, samplers).items()
+    sampled = " and ".join(f"{name} sampled at {t}" for name, t in temperatures)
+    return params, [f"temperature {temperature}, {why}; {sampled}"]
 
 
-def _own_samples(node: Node, made: BySample) -> Any:
+def _find_recorded_temperatures(samples: BySample) -> list[float]:
+    """The temperature of each sample's recorded log-probs; 0 for rows without one sampler, which
+    have none to compare with.
+    """
+    temperatures: list[float] = []
+    for makers in samples:
+        has_one_sampler = len(makers) == 1
+        temperatures.append(_temperature_of(makers[0]) if has_one_sampler else 0.0)
+    return temperatures
+
+
+def _find_own_samples(node: Node, samples: BySample) -> Any:
     """Whether the Model that this node trains wrote a row; of each sample, where they differ."""
-    trained = node.states["model"]
-    own = [bool(by) and all(trained in m.states.values() for m in by) for by in made]
-    return unless_equal(own or [False])
+    trained_model = node.states["model"]
+    own_samples: list[bool] = []
+    for makers in samples:
+        is_own = all(trained_model in maker.states.values() for maker in makers)
+        own_samples.append(bool(makers) and is_own)
+    return unless_equal(own_samples or [False])
 
 
-def _of_sampler(makers: tuple[Node, ...]) -> float:
-    return float(makers[0].params["temperature"]) or 1.0
+def _temperature_of(sampler: Node) -> float:
+    """Greedy rows (0.0) count as sampled at 1.0."""
+    return float(sampler.params["temperature"]) or 1.0
 
 
 def _sampled_at(rows: Port[Any], samplers: Samplers) -> float | tuple[float, ...]:
-    """Of all rows, or of each of a prompt's samples; 1 where one has two samplers (a temperature is
-    then stated, or not read).
+    """The temperature of all rows, or of each of a prompt's samples. It is 1 where a row has two
+    samplers (a temperature is then stated, or not read).
     """
     return unless_equal(samplers.temperatures(rows) or [1.0])
 
 
-def _by_sampler(rows: Port[Any], samplers: Samplers) -> list[tuple[str, float]]:
+def _temperatures_by_sampler(rows: Port[Any], samplers: Samplers) -> dict[str, float]:
     """Each sampler of these rows, in their order, with its temperature."""
-    found = dict.fromkeys(makers for makers in samplers.of(rows) if len(makers) == 1)
-    return [(makers[0].name, _of_sampler(makers)) for makers in found]
+    makers_of_samples = samplers.of(rows)
+    single = (makers[0] for makers in makers_of_samples if len(makers) == 1)
+    return {sampler.name: _temperature_of(sampler) for sampler in single}
 
 
-def _shown(rows: Port[Any], samplers: Samplers) -> str:
+def _show_temperature(rows: Port[Any], samplers: Samplers) -> str:
     """`0.7, that of rollout`; of several samplers: `1.0 of rollout, 0.7 of second`."""
-    found = _by_sampler(rows, samplers)
-    unsampled = any(not makers for makers in samplers.of(rows))
-    if len(found) == 1 and not unsampled:
-        return f"{found[0][1]}, that of {found[0][0]}"
-    parts = [f"{at} of {name}" for name, at in found]
-    return ", ".join([*parts, *(["1.0 of rows that nothing sampled"] if unsampled else [])])
+    temperatures = _temperatures_by_sampler(rows, samplers)
+    has_unsampled = any(not makers for makers in samplers.of(rows))
+    if len(temperatures) == 1 and not has_unsampled:
+        ((name, temperature),) = temperatures.items()
+        return f"{temperature}, that of {name}"
+    parts = [f"{temperature} of {name}" for name, temperature in temperatures.items()]
+    if has_unsampled:
+        parts.append("1.0 of rows that nothing sampled")
+    return ", ".join(parts)
 
 
-def _rows_of_step(rows: Port[Any], domains: Domains) -> int | None:
+def _count_step_rows(rows: Port[Any], domains: Domains) -> int | None:
     """Rows of a Step before any selection; None for a source without batches."""
     domain = domains.of(rows)
     batch = domain.source.params.get("batch") if domain else None

@@ -28,77 +28,91 @@ WorkOf = Callable[[PlannedNode], Mapping[str, Work]]
 """What one replica (of a train node, one rank) does in a Step, by row set."""
 
 
-def timed(draft: Draft, models: Mapping[str, ModelCost], work: WorkOf) -> Draft:
-    """Fill in the seconds."""
+def add_seconds(draft: Draft, models: Mapping[str, ModelCost], work: WorkOf) -> Draft:
+    """Fill in the seconds of nodes, edges and weights."""
     costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile, models)
     seconds = _Seconds(costs, draft, work)
-    nodes = tuple(replace(n, estimate=seconds.node(n)) for n in draft.nodes)
-    edges = tuple(replace(e, seconds=seconds.edge(e)) for e in draft.edges)
-    known = tuple(replace(m, seconds=seconds.weights(m)) for m in draft.models)
-    notes = (*draft.notes, *seconds.notes())
-    return replace(draft, nodes=nodes, edges=edges, models=known, notes=notes)
+    nodes = [replace(node, estimate=seconds.estimate_node(node)) for node in draft.nodes]
+    edges = [replace(edge, seconds=seconds.time_edge(edge)) for edge in draft.edges]
+    timed_models = [replace(m, seconds=seconds.time_weights(m)) for m in draft.models]
+    return replace(
+        draft,
+        nodes=tuple(nodes),
+        edges=tuple(edges),
+        models=tuple(timed_models),
+        notes=(*draft.notes, *seconds.describe_rates()),
+    )
 
 
 class _Seconds:
-    """Of each part of a draft."""
+    """The seconds of each part of a draft."""
 
     def __init__(self, costs: PlanCosts, draft: Draft, work: WorkOf) -> None:
-        self._costs, self._draft, self._work = costs, draft, work
+        self._costs, self._draft, self._work_of = costs, draft, work
         self._planned = {n.name: n for n in draft.nodes}
         self._batches = {s.name: s.batch for s in draft.sources}
 
-    def node(self, node: PlannedNode) -> Estimate:
-        """Its estimate with seconds; without, where they are unknown: users' functions that nobody
-        has measured, evaluations, Models and GPUs of which nothing is known.
+    def estimate_node(self, node: PlannedNode) -> Estimate:
+        """Add seconds to a node's estimate, where they are known: not of users' functions that
+        nobody has measured, of evaluations, nor of Models and GPUs of which nothing is known.
         """
         if node.region == "evaluation" or node.work == "evaluate":
             return node.estimate
         if node.traits.computes:
             if self._costs.unpriced(node.name):
                 return node.estimate
-            time, origin = self._passes(node), self._costs.origin(node.name)
+            time = self._time_passes(node)
+            origin = self._costs.origin(node.name)
             return replace(node.estimate, seconds=time.seconds, bound=time.bound, origin=origin)
-        rows = -(-self._batches.get(node.source, 0) * node.rows // node.layout.replicas)
+        step_rows = self._batches.get(node.source, 0) * node.rows
+        rows = -(-step_rows // node.layout.replicas)
         seconds = self._costs.function(node.name, rows)
         origin = "fitted" if self._costs.measured_function(node.name) else "catalogue"
         return replace(node.estimate, seconds=seconds, origin=origin)
 
-    def _passes(self, node: PlannedNode) -> Time:
-        """Of one replica; of a train node, of one rank, with the whole Step."""
-        work = self._work(node)
+    def _time_passes(self, node: PlannedNode) -> Time:
+        """Time the passes of one replica in a Step; of a train node, those of one rank."""
+        work_by_set = self._work_of(node)
+        ranks = node.layout.data
         if node.work == "train":
-            ranks = node.layout.data
-            return self._costs.train(node.name, {n: _longest(w, ranks) for n, w in work.items()})
-        (one,) = work.values()
+            rows = {name: _longest_rows(work, ranks) for name, work in work_by_set.items()}
+            return self._costs.train(node.name, rows)
+        (work,) = work_by_set.values()
         if not node.traits.generates:
-            return self._costs.forward(node.name, _longest(one, node.layout.data))
-        few = min(one.rows, _WAVES * node.layout.slots)
-        return self._costs.decode(node.name, _longest(one, rows=few)).time.times(
-            one.rows / max(1, few)
-        )
+            return self._costs.forward(node.name, _longest_rows(work, ranks))
+        # A schedule of a few waves is worked out, and counts as often as there are such.
+        few = min(work.rows, _WAVES * node.layout.slots)
+        decoding = self._costs.decode(node.name, _longest_rows(work, row_count=few))
+        return decoding.time.times(work.rows / max(1, few))
 
-    def edge(self, edge: PlannedEdge) -> float | None:
-        """Of what a Step moves along an edge, between all of both nodes' Workers at once."""
-        made, reads = self._planned[edge.producer].workers, self._planned[edge.consumer].workers
-        pairs = min(len(made), len(reads))
-        return self._costs.rows(edge.bytes / pairs, made[0], reads[-1]).seconds
+    def time_edge(self, edge: PlannedEdge) -> float | None:
+        """Time what a Step moves along an edge, between all of both nodes' Workers at once."""
+        senders = self._planned[edge.producer].workers
+        readers = self._planned[edge.consumer].workers
+        pairs = min(len(senders), len(readers))
+        return self._costs.rows(edge.bytes / pairs, senders[0], readers[-1]).seconds
 
-    def weights(self, model: PlannedModel) -> float | None:
-        """Until the readers in other Workers have a version, all at once."""
+    def time_weights(self, model: PlannedModel) -> float | None:
+        """Time a version's way to the readers in other Workers, all at once."""
         if not model.writer or self._costs.unpriced(model.writer):
             return None
         writer = self._planned[model.writer].workers[0]
-        far = {w: r for r in model.copied for w in self._planned[r].workers if w != writer}
-        if not far or any(map(self._costs.unpriced, set(far.values()))):
+        readers_by_worker: dict[str, str] = {}
+        for reader in model.copied:
+            readers_by_worker |= dict.fromkeys(self._planned[reader].workers, reader)
+        readers_by_worker.pop(writer, None)
+        remote_readers = set(readers_by_worker.values())
+        if not remote_readers or any(map(self._costs.unpriced, remote_readers)):
             return None
-        slowest = max(far, key=lambda w: self._costs.link(writer, w).delay)
-        return self._costs.weights(model, slowest, len(far)).seconds
+        slowest = max(readers_by_worker, key=lambda w: self._costs.link(writer, w).delay)
+        return self._costs.weights(model, slowest, len(readers_by_worker)).seconds
 
-    def notes(self) -> Iterator[str]:
+    def describe_rates(self) -> Iterator[str]:
         """What has no known rate, though its Model is known; and what a profile does not tell, or
         tells of a busy machine.
         """
-        load, fix = self._costs.load, "(dataflow profile measures it)"
+        load = self._costs.load
+        fix = "(dataflow profile measures it)"
         if load is not None and not load.quiet:
             yield load.note
         for node in self._draft.nodes:
@@ -110,17 +124,19 @@ class _Seconds:
                 yield f"{node.name}: not in the profile: seconds by the catalogue {fix}"
 
 
-def _longest(work: Work, ranks: int = 1, rows: int = 0) -> RowLengths:
-    """Rows of so many ranks (rows: as many as that), with the greatest lengths; prompts and
+def _longest_rows(work: Work, ranks: int = 1, row_count: int = 0) -> RowLengths:
+    """Rows of so many ranks (row_count: as many as that), with the greatest lengths; prompts and
     answers that were counted in the data have their lengths.
     """
-    rows, lengths = (rows or work.rows) * ranks, work.lengths
+    rows = (row_count or work.rows) * ranks
+    lengths = work.lengths
     answers = np.full(rows, max(1, lengths.completion), np.int64)
     if lengths.counts is None:
         return RowLengths(np.full(rows, lengths.prompt, np.int64), answers)
     samples = max(1, work.rows // max(1, work.prompts))
-    counted = LengthDistribution(lengths.counts.prompts)
-    prompts = np.repeat(counted.spread(-(-rows // samples)), samples)[:rows]
+    prompt_count = -(-rows // samples)
+    prompt_lengths = LengthDistribution(lengths.counts.prompts).spread(prompt_count)
+    prompts = np.repeat(prompt_lengths, samples)[:rows]
     if lengths.counts.answers is not None:
         answers = LengthDistribution(lengths.counts.answers).spread(rows)
     return RowLengths(prompts, answers)

@@ -12,99 +12,117 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from engine.plan.cluster import Cluster
+from engine.plan.cluster import Cluster, Host
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
-def spare_workers(draft: Draft, nodes: Sequence[PlannedNode]) -> tuple[str, ...]:
-    """Those that are not there at the beginning. nodes: as they are placed."""
-    least = draft.placing.least
-    found = (n.workers[least[n.name] :] for n in nodes if n.name in least)
-    return () if draft.placing.inproc else tuple(dict.fromkeys(w for some in found for w in some))
+def find_spare_workers(draft: Draft, nodes: Sequence[PlannedNode]) -> tuple[str, ...]:
+    """Find the Workers that are not there at the beginning. nodes: as they are placed."""
+    if draft.placing.inproc:
+        return ()
+    workers: list[str] = []
+    for node in nodes:
+        if node.name in draft.placing.least:
+            workers += node.workers[draft.placing.least[node.name] :]
+    return tuple(dict.fromkeys(workers))
 
 
-def spare_places(
+def add_spare_hosts(
     draft: Draft, nodes: Sequence[PlannedNode], hosts: Mapping[str, str]
 ) -> tuple[dict[str, str], Cluster]:
-    """The host of each spare Worker that no pin names, on several hosts: one of its own, with the
-    Worker's name, wherever there is room when it joins. It is as the host of the first replica.
-    Returns them with the cluster that has them.
+    """Add a host for each spare Worker that no pin names, where there are several hosts: it has the
+    Worker's name, is as the host of the first replica, and is wherever there is room when the
+    Worker joins. Returns these Workers' hosts, with the cluster that has them.
     """
     if not hosts:
         return {}, draft.cluster
-    spare, pinned = spare_workers(draft, nodes), draft.placing.hosts
-    firsts = {w: hosts[n.workers[0]] for n in nodes for w in n.workers if w in spare}
-    own = {w: first for w, first in firsts.items() if w not in pinned}
-    made = (replace(draft.cluster.host(first), name=w, node="") for w, first in own.items())
-    cluster = replace(draft.cluster, hosts=(*draft.cluster.hosts, *made))
-    return {worker: worker for worker in own}, cluster
+    spare = find_spare_workers(draft, nodes)
+    first_hosts: dict[str, str] = {}
+    for node in nodes:
+        unpinned = (w for w in node.workers if w in spare and w not in draft.placing.hosts)
+        first_hosts |= dict.fromkeys(unpinned, hosts[node.workers[0]])
+    spare_hosts: list[Host] = []
+    for worker, first_host in first_hosts.items():
+        spare_host = replace(draft.cluster.host(first_host), name=worker, node="")
+        spare_hosts.append(spare_host)
+    cluster = replace(draft.cluster, hosts=(*draft.cluster.hosts, *spare_hosts))
+    return {worker: worker for worker in first_hosts}, cluster
 
 
-def range_problems(draft: Draft, node: PlannedNode, least: int) -> Iterator[str]:
-    """Why a node cannot have this range; what is wrong with its most, place.py says."""
+def find_range_problems(draft: Draft, node: PlannedNode, least: int) -> Iterator[str]:
+    """Why a node cannot have this range. placement_problems.py says what is wrong with its most."""
     most = draft.placing.replicas.get(node.name, least)
+    wish = f"replicas: {node.name}={least}..{most}"
     if least < 1:
-        problem = "expected 1 replica or more at the beginning"
-        yield f"replicas: {node.name}={least}..{most}: {problem}. Fix: {node.name}=1..{most}."
+        fix = f"{node.name}=1..{most}"
+        yield add_fix(f"{wish}: expected 1 replica or more at the beginning", fix)
     elif least > most:
-        problem = "expected the least first"
-        yield f"replicas: {node.name}={least}..{most}: {problem}. Fix: {node.name}={most}..{least}."
+        fix = f"{node.name}={most}..{least}"
+        yield add_fix(f"{wish}: expected the least first", fix)
 
 
-def sharing_problems(
+def find_sharing_problems(
     draft: Draft, nodes: Sequence[PlannedNode], turns: Sequence[tuple[str, ...]]
 ) -> Iterator[str]:
     """Spare Workers that others rely on. nodes: as they are placed."""
-    spare = spare_workers(draft, nodes)
+    spare = find_spare_workers(draft, nodes)
     if not spare:
         return
-    yield from _ranges(draft, nodes)
-    named = {n.name: n.workers for n in nodes if n.name in draft.placing.least}
+    yield from _find_unequal_ranges(draft, nodes)
+    workers_by_range = {n.name: n.workers for n in nodes if n.name in draft.placing.least}
     for node in nodes:
-        shared = [w for w in node.workers if w in spare]
-        if shared and node.workers not in named.values():
-            other = next(name for name, workers in named.items() if shared[0] in workers)
+        shared = [worker for worker in node.workers if worker in spare]
+        if shared and node.workers not in workers_by_range.values():
+            other = next(name for name, ws in workers_by_range.items() if shared[0] in ws)
             problem = f"{node.name} is on {shared[0]}, which joins and leaves with {other}"
-            yield f"replicas: {problem}. Fix: together: {other},{node.name}."
+            fix = f"together: {other},{node.name}"
+            yield add_fix(f"replicas: {problem}", fix)
     for group in turns:
-        if shared := [w for w in group if w in spare]:
+        shared = [worker for worker in group if worker in spare]
+        if shared:
             problem = f"{shared[0]} joins and leaves, and cannot take turns with devices"
-            yield f"turns: {problem}. Fix: a number of replicas, no range."
+            yield add_fix(f"turns: {problem}", "a number of replicas, no range")
 
 
-def _ranges(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+def _find_unequal_ranges(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
     """Nodes that are together have one range."""
     least, most = draft.placing.least, draft.placing.replicas
-    seen: dict[tuple[str, ...], str] = {}
-    for node in (n for n in nodes if n.name in least):
-        first = seen.setdefault(node.workers, node.name)
-        if (least[first], most[first]) != (least[node.name], most[node.name]):
-            here, there = _shown(draft, first), _shown(draft, node.name)
-            fix = f"{node.name}={least[first]}..{most[first]}"
-            yield f"replicas: {here} and {there} share their Workers. Fix: {fix}."
-        elif len(node.workers) != most[node.name]:
-            fix = f"{node.name}={least[node.name]}..{len(node.workers)}"
-            where = f"{node.name} is on {len(node.workers)} Workers"
-            yield f"replicas: {_shown(draft, node.name)}, but {where}. Fix: {fix}."
-
-
-def _shown(draft: Draft, name: str) -> str:
-    return f"{name}={draft.placing.least[name]}..{draft.placing.replicas[name]}"
-
-
-def spare_notes(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
-    """In words, a line for the nodes of one range."""
-    by_workers: dict[tuple[str, ...], list[str]] = {}
-    spare = spare_workers(draft, nodes)
+    firsts: dict[tuple[str, ...], str] = {}
     for node in nodes:
-        if any(w in spare for w in node.workers):
-            by_workers.setdefault(node.workers, []).append(node.name)
-    for workers, names in by_workers.items():
-        joins = [w for w in workers if w in spare]
-        several = f"{joins[0]} to {joins[-1]} are spare Workers, which join and leave"
-        told = (
-            several if len(joins) > 1 else f"{joins[0]} is a spare Worker, which joins and leaves"
-        )
-        count = f"{len(workers) - len(joins)} to {len(workers)} replicas"
-        yield f"{', '.join(names)}: {count}; {told} while the run goes on"
+        if node.name not in least:
+            continue
+        name = node.name
+        count = len(node.workers)
+        first = firsts.setdefault(node.workers, name)
+        if (least[first], most[first]) != (least[name], most[name]):
+            ranges = f"{_show_range(draft, first)} and {_show_range(draft, name)}"
+            fix = f"{name}={least[first]}..{most[first]}"
+            yield add_fix(f"replicas: {ranges} share their Workers", fix)
+        elif count != most[name]:
+            problem = f"{_show_range(draft, name)}, but {name} is on {count} Workers"
+            fix = f"{name}={least[name]}..{count}"
+            yield add_fix(f"replicas: {problem}", fix)
+
+
+def _show_range(draft: Draft, name: str) -> str:
+    least, most = draft.placing.least[name], draft.placing.replicas[name]
+    return f"{name}={least}..{most}"
+
+
+def describe_spare(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+    """Say which replicas come and go, in a line for the nodes of one range."""
+    spare = find_spare_workers(draft, nodes)
+    names_by_workers: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        if any(worker in spare for worker in node.workers):
+            names_by_workers.setdefault(node.workers, []).append(node.name)
+    for workers, names in names_by_workers.items():
+        joining = [worker for worker in workers if worker in spare]
+        if len(joining) > 1:
+            what = f"{joining[0]} to {joining[-1]} are spare Workers, which join and leave"
+        else:
+            what = f"{joining[0]} is a spare Worker, which joins and leaves"
+        count = f"{len(workers) - len(joining)} to {len(workers)} replicas"
+        yield f"{', '.join(names)}: {count}; {what} while the run goes on"

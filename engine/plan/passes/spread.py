@@ -24,39 +24,47 @@ from dataclasses import dataclass
 from dataflow.device import declared
 from engine.plan.cluster import Host
 from engine.plan.draft import Draft
-from engine.plan.passes.devices import inner_ranks
-from engine.plan.plan import PlannedNode
+from engine.plan.passes.devices import count_inner_ranks
+from engine.plan.plan import PlannedNode, list_fetches
 from engine.plan.worker_index import turns_by_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
-    """Workers that are on one host. devices: that they need together, or Workers that compute on
-    cores; 0 for rewards and columns.
-    """
+    """Workers that are on one host."""
 
     workers: tuple[str, ...]
     devices: int
+    """The devices that they need together, or how many of them compute on cores; 0 for rewards and
+    columns.
+    """
 
 
-def spread(draft: Draft) -> dict[str, str]:
-    """The host of each Worker; of spare ones that no pin names, the first. draft: with Workers."""
-    groups, occupied = _HostGroups(draft), _Occupied(draft)
-    found: dict[str, str] = {}
-    first = occupied.hosts[0].name
-    for worker in (w for w in draft.workers if groups.pinned(w)):
-        found[worker] = draft.placing.hosts.get(worker, first)
-    present = [w for w in found if w not in draft.spare]
+def spread_workers(draft: Draft) -> dict[str, str]:
+    """Choose the host of each Worker; of spare ones that no pin names, the first. draft: with
+    Workers.
+    """
+    groups = _HostGroups(draft)
+    occupancy = _Occupancy(draft)
+    first = occupancy.hosts[0].name
+    hosts: dict[str, str] = {}
+    for worker in draft.workers:
+        if groups.is_pinned(worker):
+            hosts[worker] = draft.placing.hosts.get(worker, first)
+    present = [worker for worker in hosts if worker not in draft.spare]
     for group in dict.fromkeys(groups.of(worker) for worker in present):
-        occupied.take(found[group.workers[0]], group)
-    for node in sorted(draft.nodes, key=lambda n: (n.work != "train", not n.traits.computes)):
-        free = [w for w in node.workers if w not in found and w not in draft.spare]
-        found |= _placed(occupied, groups, node, free)
-    return found | {w: first for w in draft.workers if w not in found}
+        occupancy.take(hosts[group.workers[0]], group)
+    # Trainers first, then other Models, then columns; each of these in running order.
+    nodes = sorted(draft.nodes, key=lambda n: (n.work != "train", not n.traits.computes))
+    for node in nodes:
+        free = [w for w in node.workers if w not in hosts and w not in draft.spare]
+        hosts |= _spread_node(occupancy, groups, node, free)
+    remaining = [worker for worker in draft.workers if worker not in hosts]
+    return hosts | dict.fromkeys(remaining, first)
 
 
-def spread_note(hosts: Mapping[str, str], pinned: Collection[str]) -> Iterator[str]:
-    """In words, where Workers that no pin names are on several hosts."""
+def describe_spread(hosts: Mapping[str, str], pinned: Collection[str]) -> Iterator[str]:
+    """Say by which rule Workers are spread, where those that no pin names are on several hosts."""
     free = sum(worker not in pinned for worker in hosts)
     if len(set(hosts.values())) > 1 and free:
         workers = f"{free} Worker{'s' * (free != 1)} without a pin"
@@ -64,56 +72,72 @@ def spread_note(hosts: Mapping[str, str], pinned: Collection[str]) -> Iterator[s
         yield f"{workers}, spread over the hosts: {rule}"
 
 
-def _placed(
-    occupied: _Occupied, groups: _HostGroups, node: PlannedNode, free: Sequence[str]
+def _spread_node(
+    occupancy: _Occupancy, groups: _HostGroups, node: PlannedNode, free: Sequence[str]
 ) -> dict[str, str]:
     """The hosts of these Workers of a node, and of those that take turns with them."""
-    wanted = list(dict.fromkeys(groups.of(worker) for worker in free))
-    if node.work == "train" and wanted:
-        whole = groups.joined(wanted)
-        wanted = [whole] if occupied.fits(whole) else groups.shares(node, free)
-        hosts = occupied.filled(wanted)
+    node_groups = list(dict.fromkeys(groups.of(worker) for worker in free))
+    if node.work == "train" and node_groups:
+        all_ranks = groups.join(node_groups)
+        if occupancy.fits(all_ranks):
+            node_groups = [all_ranks]
+        else:
+            node_groups = groups.join_shares(node, free)
+        hosts = occupancy.fill(node_groups)
     else:
-        hosts = occupied.round(wanted)
-    pairs = zip(wanted, hosts, strict=True)
-    return {worker: host for group, host in pairs for worker in group.workers}
+        hosts = occupancy.spread(node_groups)
+    host_by_worker: dict[str, str] = {}
+    for group, host in zip(node_groups, hosts, strict=True):
+        host_by_worker |= dict.fromkeys(group.workers, host)
+    return host_by_worker
 
 
 class _HostGroups:
     """Which Workers go together, and how many devices they need."""
 
     def __init__(self, draft: Draft) -> None:
-        self._ranks, self._turns = inner_ranks(draft), turns_by_worker(draft.turns)
-        bound = [*draft.turns, *_beside_device_columns(draft)]
-        trains = [n.workers for n in draft.nodes if n.work == "train"]
-        linked = _linked(draft.workers, bound)
-        self._groups = {worker: group for group in linked for worker in group}
-        named = draft.placing.hosts.keys()
-        linked = _linked(draft.workers, [*bound, *trains])
-        self._pinned = {w for group in linked if not named.isdisjoint(group) for w in group}
+        self._ranks = count_inner_ranks(draft)
+        self._turns = turns_by_worker(draft.turns)
+        bound = [*draft.turns, *_find_device_column_groups(draft)]
+        self._groups: dict[str, tuple[str, ...]] = {}
+        for group in _link_groups(draft.workers, bound):
+            self._groups |= dict.fromkeys(group, group)
+        # A pin of one rank settles where all ranks of its train node are.
+        trains = [node.workers for node in draft.nodes if node.work == "train"]
+        pinned_names = draft.placing.hosts.keys()
+        self._pinned: set[str] = set()
+        for group in _link_groups(draft.workers, [*bound, *trains]):
+            if not pinned_names.isdisjoint(group):
+                self._pinned.update(group)
 
-    def pinned(self, worker: str) -> bool:
+    def is_pinned(self, worker: str) -> bool:
         """Whether a pin names the host of it, or of another that goes together with it."""
         return worker in self._pinned
 
     def of(self, worker: str) -> HostGroup:
         """The Worker, with those that have to be on its host."""
         group = self._groups[worker]
-        return HostGroup(workers=group, devices=self.devices(group))
+        return HostGroup(workers=group, devices=self.count_devices(group))
 
-    def joined(self, groups: Iterable[HostGroup]) -> HostGroup:
-        """All of them."""
-        workers = tuple(dict.fromkeys(w for group in groups for w in group.workers))
-        return HostGroup(workers=workers, devices=self.devices(workers))
+    def join(self, groups: Iterable[HostGroup]) -> HostGroup:
+        """All of them as one."""
+        workers: dict[str, None] = {}
+        for group in groups:
+            workers |= dict.fromkeys(group.workers)
+        return HostGroup(workers=tuple(workers), devices=self.count_devices(workers))
 
-    def shares(self, node: PlannedNode, free: Sequence[str]) -> list[HostGroup]:
+    def join_shares(self, node: PlannedNode, free: Sequence[str]) -> list[HostGroup]:
         """The ranks of a train node, those of one share together."""
-        known = frozenset(free)
-        some = ([self.of(w) for w in share if w in known] for share in node.shares)
-        return [self.joined(share) for share in some if share]
+        free_workers = frozenset(free)
+        joined_groups: list[HostGroup] = []
+        for share in node.shares:
+            groups = [self.of(worker) for worker in share if worker in free_workers]
+            if groups:
+                joined_groups.append(self.join(groups))
+        return joined_groups
 
-    def devices(self, workers: Iterable[str]) -> int:
-        """That these need; Workers that take turns have theirs together."""
+    def count_devices(self, workers: Iterable[str]) -> int:
+        """Count the devices that these need; Workers that take turns have theirs together."""
         most: dict[tuple[str, ...], int] = {}
         for worker in workers:
             group = self._turns.get(worker, (worker,))
@@ -121,38 +145,45 @@ class _HostGroups:
         return sum(most.values())
 
 
-def _beside_device_columns(draft: Draft) -> Iterator[tuple[str, ...]]:
+def _find_device_column_groups(draft: Draft) -> Iterator[tuple[str, ...]]:
     """Workers that make device columns, with those that read them, and the recorder."""
-    schemas = {n.name: declared(n.schemas) for n in draft.graph.nodes}
+    device_columns = {node.name: declared(node.schemas).keys() for node in draft.graph.nodes}
     for node in draft.nodes:
-        for fetch in (f for i in node.inputs for f in i.fetches):
-            if not schemas[fetch.producer].keys().isdisjoint(fetch.columns):
-                made = draft.node(fetch.producer)
-                recorder = (draft.recorder,) if made.region == "stream" else ()
-                yield (*made.workers, *node.workers, *recorder)
+        for fetch in list_fetches(node.inputs):
+            if device_columns[fetch.producer].isdisjoint(fetch.columns):
+                continue
+            producer = draft.node(fetch.producer)
+            workers = (*producer.workers, *node.workers)
+            if producer.region == "stream":
+                workers += (draft.recorder,)  # it checkpoints rows that wait
+            yield workers
 
 
-def _linked(workers: Sequence[str], groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+def _link_groups(workers: Sequence[str], groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
     """The Workers, those together that share a group, directly or not."""
-    found: dict[str, list[str]] = {worker: [worker] for worker in workers}
+    members: dict[str, list[str]] = {worker: [worker] for worker in workers}
     for group in groups:
-        known = [worker for worker in group if worker in found]
+        known = [worker for worker in group if worker in members]
         for other in known[1:]:
-            first = found[known[0]]
-            if found[other] is not first:
-                first += found[other]
-                found |= dict.fromkeys(found[other], first)
-    return [tuple(group) for worker, group in found.items() if group[0] == worker]
+            first = members[known[0]]
+            if members[other] is not first:
+                first += members[other]
+                members |= dict.fromkeys(members[other], first)
+    # A group stands once, where its first Worker does.
+    return [tuple(group) for worker, group in members.items() if group[0] == worker]
 
 
-class _Occupied:
+class _Occupancy:
     """How full the hosts are while Workers are put on them."""
 
     def __init__(self, draft: Draft) -> None:
         known = draft.cluster.hosts
         self.hosts: Sequence[Host] = [h for h in known if not h.refused] or known[:1]
         threads = draft.threads or 1
-        self._most = {h.name: len(h.gpus) or max(1, h.cores // threads) for h in known}
+        self._most: dict[str, int] = {}
+        """The GPUs of each host, or as many kernels as its cores are enough for."""
+        for host in known:
+            self._most[host.name] = len(host.gpus) or max(1, host.cores // threads)
         self._taken: Counter[str] = Counter()
         self._columns: Counter[str] = Counter()
         """Workers that need no device."""
@@ -165,65 +196,75 @@ class _Occupied:
 
     def fits(self, group: HostGroup) -> bool:
         """Whether a host has room for it, of those that it would be on."""
-        return any(self._room(host) >= group.devices for host in self._alike([group]))
+        hosts = self._choose_kind([group])
+        return any(self._free(host) >= group.devices for host in hosts)
 
-    def filled(self, groups: Sequence[HostGroup]) -> list[str]:
-        """A host for each, as few as have room: the one before as long as it has some."""
-        hosts = self._alike(groups)
-        found: list[Host] = []
+    def fill(self, groups: Sequence[HostGroup]) -> list[str]:
+        """Choose a host for each, as few as have room: the one before as long as it has some."""
+        hosts = self._choose_kind(groups)
+        chosen: list[Host] = []
         for group in groups:
-            roomy = [host for host in hosts if self._room(host) >= group.devices]
-            if not (found and found[-1] in roomy):
-                found.append(min(roomy or hosts, key=self._full))
+            roomy = [host for host in hosts if self._free(host) >= group.devices]
+            if chosen and chosen[-1] in roomy:
+                chosen.append(chosen[-1])
             else:
-                found.append(found[-1])
-            self.take(found[-1].name, group)
-        return [host.name for host in found]
+                chosen.append(min(roomy or hosts, key=self._fullness))
+            self.take(chosen[-1].name, group)
+        return [host.name for host in chosen]
 
-    def round(self, groups: Sequence[HostGroup]) -> list[str]:
-        """A host for each, by the rule. groups: of one node."""
-        computing = any(group.devices for group in groups)
-        hosts, full = (self._alike(groups), self._full) if computing else (self.hosts, self._beside)
-        found = list[str]()
+    def spread(self, groups: Sequence[HostGroup]) -> list[str]:
+        """Choose a host for each, by the rule. groups: of one node."""
+        if any(group.devices for group in groups):
+            hosts, fullness = self._choose_kind(groups), self._fullness
+        else:
+            hosts, fullness = self.hosts, self._count_columns
+        chosen: list[str] = []
 
-        def waiting() -> list[tuple[int, float, int]]:
-            """A heap of the hosts: Workers of this node, how full, place in the cluster."""
-            there = Counter(found)
-            return sorted((there[host.name], full(host), i) for i, host in enumerate(hosts))
+        def make_heap() -> list[tuple[int, float, int]]:
+            """(Workers of this node, how full, place among `hosts`) of each host."""
+            counts = Counter(chosen)
+            rows = ((counts[host.name], fullness(host), i) for i, host in enumerate(hosts))
+            return sorted(rows)
 
-        heap = waiting()
+        heap = make_heap()
         for group in groups:
-            while group.devices and heap and self._room(hosts[heap[0][2]]) < group.devices:
+            # A host without room is left out until no host has any; rooms only shrink.
+            while group.devices and heap and self._free(hosts[heap[0][2]]) < group.devices:
                 heapq.heappop(heap)
-            heap = heap or waiting()  # none has room: they share devices
+            heap = heap or make_heap()  # none has room: they share devices
             count, _, place = heap[0]
-            found.append(self.take(hosts[place].name, group))
-            heapq.heapreplace(heap, (count + 1, full(hosts[place]), place))
-        return found
+            host = hosts[place]
+            chosen.append(self.take(host.name, group))
+            heapq.heapreplace(heap, (count + 1, fullness(host), place))
+        return chosen
 
-    def _alike(self, groups: Sequence[HostGroup]) -> list[Host]:
+    def _choose_kind(self, groups: Sequence[HostGroup]) -> list[Host]:
         """The hosts of one kind, for groups of one node: with GPUs before without, with room for
         all before others; then the kind with the least full host.
         """
-        of_kind: dict[tuple[bool, str], list[Host]] = {}
+        hosts_by_kind: dict[tuple[bool, str], list[Host]] = {}
         for host in self.hosts:
-            of_kind.setdefault((not host.gpus, host.kind if host.gpus else ""), []).append(host)
+            kind = (not host.gpus, host.kind if host.gpus else "")
+            hosts_by_kind.setdefault(kind, []).append(host)
         width = max((group.devices for group in groups), default=0)
 
         def order(kind: tuple[bool, str]) -> tuple[bool, bool, float]:
-            free = sum(max(0, self._room(host) // max(1, width)) for host in of_kind[kind])
-            return kind[0], free < len(groups), min(map(self._full, of_kind[kind]))
+            free = 0
+            for host in hosts_by_kind[kind]:
+                free += max(0, self._free(host) // max(1, width))
+            least_full = min(map(self._fullness, hosts_by_kind[kind]))
+            return kind[0], free < len(groups), least_full
 
-        return of_kind[min(of_kind, key=order)]
+        return hosts_by_kind[min(hosts_by_kind, key=order)]
 
-    def _room(self, host: Host) -> int:
+    def _free(self, host: Host) -> int:
         """Devices that are free."""
         return self._most[host.name] - self._taken[host.name]
 
-    def _full(self, host: Host) -> float:
+    def _fullness(self, host: Host) -> float:
         """The part of its devices that is taken."""
         return self._taken[host.name] / self._most[host.name]
 
-    def _beside(self, host: Host) -> float:
+    def _count_columns(self, host: Host) -> float:
         """How many Workers it has that need no device."""
         return self._columns[host.name]

@@ -10,51 +10,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataflow.model import Model
 from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of, needs_of
-from engine.plan.passes.kernels import offering
+from engine.plan.passes.kernels import find_tensor_kernel
 from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
 
 
-def tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
-    """Why a node cannot have so many."""
-    asked = f"tensor: {node.name}={count}"
+def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    """Why a node cannot have so many tensor ranks."""
+    wish = f"tensor: {node.name}={count}"
     if node.work != "train" and not needs_of(draft.graph, node).tensor:
         if count != 1:
-            yield f"{asked}, but {_none(draft, node)} replicas: {node.name}={count}."
+            lack = _explain_lack(draft, node)
+            yield f"{wish}, but {lack} replicas: {node.name}={count}."
     elif count < 1:
-        yield f"{asked}. Fix: {node.name}=1."
+        fix = f"{node.name}=1"
+        yield add_fix(wish, fix)
     elif count > 1 and draft.placing.shard and node.work == "train":
-        yield f"{asked} with shard, and weights are split in one way only. Fix: one of both."
+        yield add_fix(f"{wish} with shard, and weights are split in one way only", "one of both")
     elif count > 1:
-        yield from _indivisible(asked, node.name, _shape(draft, node), count)
+        shape = _find_shape(draft, node)
+        if shape is not None:
+            yield from _find_indivisible(wish, node.name, shape, count)
 
 
-def _none(draft: Draft, node: PlannedNode) -> str:
-    """That a node's kernel has no tensor ranks, and which one has."""
+def _explain_lack(draft: Draft, node: PlannedNode) -> str:
+    """Say that a node's kernel has no tensor ranks, and which one has. The fix is to follow."""
     operator = draft.graph.node(node.name).operator
     kernel = kernel_name(operator, node.kernel)
-    if other := offering(operator, kernel):
+    other = find_tensor_kernel(operator, kernel)
+    if other:
         return f"its kernel {kernel} has no tensor ranks. Fix: --kernel {node.name}={other}, or"
     return f"{node.operator} has no tensor ranks. Fix:"
 
 
-def _shape(draft: Draft, node: PlannedNode) -> Shape | None:
+def _find_shape(draft: Draft, node: PlannedNode) -> Shape | None:
     """The shape of the Model that a node computes with, or trains; None if unknown here."""
-    models = (s for s in draft.graph.states if isinstance(s, Model))
-    model = next((m for m in models if m.name == model_of(node)), None)
-    return None if model is None else model_cost(model.base, model.head).shape
+    name = model_of(node)
+    for model in draft.graph_models:
+        if model.name == name:
+            return model_cost(model.base, model.head).shape
+    return None
 
 
-def _indivisible(asked: str, name: str, shape: Shape | None, count: int) -> Iterator[str]:
-    if shape is None:
+def _find_indivisible(wish: str, name: str, shape: Shape, count: int) -> Iterator[str]:
+    sizes = {
+        "heads": shape.heads,
+        "key heads": shape.kv_heads,
+        "intermediate columns": shape.intermediate,
+    }
+    indivisible_sizes = [f"{size} {what}" for what, size in sizes.items() if size % count]
+    if not indivisible_sizes:
         return
-    sizes = {"heads": shape.heads, "key heads": shape.kv_heads}
-    sizes["intermediate columns"] = shape.intermediate
-    odd = [f"{size} {what}" for what, size in sizes.items() if size % count]
-    if odd:
-        near = max(n for n in range(1, count + 1) if not any(size % n for size in sizes.values()))
-        problem = f"{asked}, and its Model has {', '.join(odd)}, which are not divisible"
-        yield f"{problem}. Fix: {name}={near}."
+    nearest = count
+    while any(size % nearest for size in sizes.values()):
+        nearest -= 1
+    problem = f"{wish}, and its Model has {', '.join(indivisible_sizes)}, which are not divisible"
+    fix = f"{name}={nearest}"
+    yield add_fix(problem, fix)

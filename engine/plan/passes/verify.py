@@ -10,9 +10,11 @@ from engine.plan.checks import CHECKS
 from engine.plan.draft import Draft
 
 
-def verify(draft: Draft) -> Draft:
-    """The same draft. Raises PlanError with every check that failed, by its name."""
-    problems = [f"{name}: {problem}" for name, check in CHECKS.items() for problem in check(draft)]
+def verify_plan(draft: Draft) -> Draft:
+    """Return the same draft. Raises PlanError with every check that failed, by its name."""
+    problems: list[str] = []
+    for name, find_problems in CHECKS.items():
+        problems += [f"{name}: {problem}" for problem in find_problems(draft)]
     if problems:
         raise PlanError("\n".join(problems))
     return draft

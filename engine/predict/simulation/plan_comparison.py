@@ -14,7 +14,7 @@ from typing import Any
 from dataflow.draw.chart import Points, charts
 from dataflow.shown import one_line, printable, shown_bytes, shown_number
 from dataflow.width import folded
-from engine.plan.checks.memory import rooms
+from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.explain.layout import WIDTH, Line, count, laid, wrapped
 from engine.plan.plan import Plan
 from engine.predict.simulation.report import exact, percent
@@ -84,7 +84,7 @@ def _memory(plan: Plan) -> str:
     """Of the GPU, or of the host without one, that has the least room left."""
     if plan.cluster is None or any(model.parameters is None for model in plan.models):
         return "not known"
-    room = max(rooms(plan, plan.cluster), key=lambda room: room.need / room.bytes)
+    room = max(find_memory_rooms(plan, plan.cluster), key=lambda room: room.need / room.bytes)
     return f"{shown_bytes(room.need)} of {shown_bytes(room.bytes)}"
 
 

@@ -24,7 +24,7 @@ from engine.plan.explain.layout import (
     wrapped,
 )
 from engine.plan.plan import Plan
-from engine.plan.replica_ranges import least
+from engine.plan.replica_ranges import least_replicas
 from engine.predict.simulation.critical_path import MESSAGE, WAIT, CriticalSum
 from engine.predict.simulation.summary import PredictionSummary, per_event, rates
 from engine.predict.simulation.utilisation import DeviceUse, TimeShares
@@ -193,8 +193,9 @@ def _replicas(found: PredictionSummary) -> Iterator[Line]:
         for step, (before, after) in enumerate(pairwise(counts), 2):
             if after != before:
                 changes.append(f"{after:,} at the end of Step {step}")
-        most = len(found.plan.node(node).workers)
-        text = f"{', '.join(changes)}; {least(found.plan, found.plan.node(node))} to {most} may be"
+        planned = found.plan.node(node)
+        least, most = least_replicas(found.plan, planned), len(planned.workers)
+        text = f"{', '.join(changes)}; {least} to {most} may be"
         yield from named(node, width, text)
 
 

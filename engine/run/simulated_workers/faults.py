@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.plan.plan import Plan
-from engine.plan.replica_ranges import elastic
+from engine.plan.replica_ranges import elastic_nodes
 from engine.protocol.replica_messages import LeaveRequested, ScaleRequested
 
 
@@ -91,7 +91,7 @@ class Fate:
     def moves(self, plan: Plan) -> list[LeaveRequested | ScaleRequested]:
         """What is asked of replicas that come and go, at this event."""
         found: list[LeaveRequested | ScaleRequested] = []
-        nodes = elastic(plan) if self._faults.scales or self._faults.leaves else ()
+        nodes = elastic_nodes(plan) if self._faults.scales or self._faults.leaves else ()
         for node in nodes if self._moves > 0 else ():
             if self._draw.random() < self._faults.scales:
                 count = self._draw.randint(0, len(node.workers) + 1)

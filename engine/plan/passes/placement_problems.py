@@ -1,0 +1,201 @@
+"""Why the Workers that were asked for cannot be had.
+
+Owns: the refusals of names, numbers and pins, and which nodes cannot have replicas. Does not own:
+those of ranges (spare.py) and of tensor ranks (tensor.py), the Workers themselves (place.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from dataflow.errors import nearest_or_all
+from engine.plan.draft import Draft
+from engine.plan.passes.spare import find_range_problems
+from engine.plan.passes.tensor import find_tensor_problems
+from engine.plan.placement import Placing
+from engine.plan.plan import PlannedNode
+from engine.plan.refusals import add_fix
+
+_WORKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def find_placement_problems(draft: Draft) -> Iterator[str]:
+    """Everything that is wrong with the wishes: unknown names, then numbers, then hosts."""
+    yield from _find_unknown_nodes(draft)
+    yield from _find_bad_pins(draft.placing)
+    yield from _find_unfit(draft)
+    yield from _find_divided_groups(draft.placing)
+    yield from _find_unknown_hosts(draft)
+
+
+def why_one_replica(draft: Draft, node: PlannedNode) -> str:
+    """Why a node cannot have replicas; empty if it can."""
+    if node.work == "source":
+        return "a source, which has a place in its data"
+    if node.work == "train":
+        return "a train node"
+    if node.scope == "batch":
+        return "of batch scope: it sees all rows of the Step at once"
+    followers: set[str] = set()
+    for model in draft.graph_models:
+        if model.follows is not None and model.copies is None:
+            followers.add(model.name)
+    for use in node.models:
+        if use.model in followers:
+            return f"a reader of {use.model!r}, which moves by its own steps"
+    return ""
+
+
+def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
+    """Names of nodes that the plan lacks."""
+    placing = draft.placing
+    names_by_option: dict[str, Iterable[str]] = {
+        "pin": placing.pin,
+        "together": chain(*placing.together),
+        "replicas": placing.replicas,
+        "chunks": placing.chunks,
+        "ranks": placing.ranks,
+        "tensor": placing.tensor,
+    }
+    known_names = [node.name for node in draft.nodes]
+    for option, names in names_by_option.items():
+        for name in names:
+            if name not in known_names:
+                fix = nearest_or_all(name, known_names)
+                yield add_fix(f"{option}: expected a node of the plan, found {name!r}", fix)
+
+
+def _find_bad_pins(placing: Placing) -> Iterator[str]:
+    """Workers' names that are no file names, or that one node has twice."""
+    for node, workers in placing.pin.items():
+        for worker in workers:
+            if not _WORKER_NAME.fullmatch(worker):
+                problem = f"pin: {node!r} on {worker!r}, which cannot name a Worker"
+                yield add_fix(problem, "letters, digits, '-', '_', '.'")
+        if len(set(workers)) < len(workers):
+            problem = f"pin: {node!r} on {','.join(workers)}, one of them twice"
+            yield add_fix(problem, "a Worker for each replica")
+
+
+def _find_unknown_hosts(draft: Draft) -> Iterator[str]:
+    """Hosts that the cluster does not have, or that cannot run anything."""
+    hosts = {host.name: host for host in draft.cluster.hosts}
+    labels: list[str] = []
+    for host in hosts.values():
+        labels += map(":".join, host.labels.items())
+    for worker, name in draft.placing.hosts.items():
+        if not hosts:
+            problem = f"pin: {worker!r} on host {name!r}, and no hosts are known"
+            yield add_fix(problem, "--cluster ray")
+        elif name not in hosts:
+            problem = f"pin: {worker!r} expected a host of the cluster, found {name!r}"
+            known_names = dict.fromkeys([*hosts, *labels])
+            yield add_fix(problem, nearest_or_all(name, list(known_names)))
+        elif hosts[name].refused:
+            yield f"pin: {worker!r} on host {name}: {hosts[name].refused}"
+
+
+def _find_unfit(draft: Draft) -> Iterator[str]:
+    """Wishes that these nodes cannot have, option by option."""
+    nodes = {node.name: node for node in draft.nodes}
+    placing = draft.placing
+    counted_options = (
+        (_find_replica_problems, placing.replicas),
+        (find_range_problems, placing.least),
+        (_find_rank_problems, placing.ranks),
+        (find_tensor_problems, placing.tensor),
+        (_find_chunk_problems, placing.chunks),
+    )
+    for find_problems, counts in counted_options:
+        for name, count in counts.items():
+            if name in nodes:
+                yield from find_problems(draft, nodes[name], count)
+    for name, workers in placing.pin.items():
+        if name in nodes:
+            yield from _find_pin_problems(draft, nodes[name], workers)
+
+
+def _find_replica_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    wish = f"replicas: {node.name}={count}"
+    fix = f"{node.name}=1"
+    why = why_one_replica(draft, node)
+    if count < 1:
+        yield add_fix(wish, fix)
+    elif count > 1 and why:
+        if node.work == "train":
+            fix = f"ranks: {node.name}={count}"
+        yield add_fix(f"{wish}, but it is {why}", fix)
+
+
+def _find_rank_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    wish = f"ranks: {node.name}={count}"
+    if node.work != "train":
+        if count != 1:
+            fix = f"replicas: {node.name}={count}"
+            yield add_fix(f"{wish}, but only train nodes have ranks", fix)
+        return
+    sources = set(draft.sources_of(node).values())
+    batches = [source.batch for source in draft.sources if source.name in sources]
+    batch = min(batches, default=0)
+    parts = draft.graph.node(node.name).params["minibatches"]
+    most = max(1, batch // parts)
+    if not 1 <= count <= most:
+        problem = f"{wish}, and a minibatch has {most} prompts ({batch} in {parts})"
+        nearest_count = min(max(count, 1), most)
+        yield add_fix(problem, f"{node.name}={nearest_count}")
+
+
+def _find_chunk_problems(_: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    why = ""
+    if node.work == "source":
+        why = ", but it is a source"
+    elif node.scope == "batch":
+        why = ", but it is of batch scope"
+    if count < 1 or (count > 1 and why):
+        yield add_fix(f"chunks: {node.name}={count}{why}", f"{node.name}=1")
+
+
+def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:
+    if len(workers) == 1 and not workers[0]:
+        return  # already refused as a name
+    placing = draft.placing
+    count = len(workers)
+    if node.work == "train":
+        tensor = max(1, placing.tensor.get(node.name, 1))
+        shares = -(-count // tensor)
+        expected_count = placing.ranks.get(node.name, shares) * tensor
+        if node.name not in placing.ranks:  # else they were looked at as ranks
+            yield from _find_rank_problems(draft, node, shares)
+    else:
+        expected_count = placing.replicas.get(node.name, count)
+        if node.name not in placing.replicas:  # likewise
+            yield from _find_replica_problems(draft, node, count)
+    if expected_count != count:
+        unit = "ranks" if node.work == "train" else "replicas"
+        more_names = (f"{workers[0]}-{i}" for i in range(1, expected_count))
+        names = [*workers, *more_names][:expected_count]
+        problem = f"pin: {node.name} on {','.join(workers)} has {expected_count} {unit}"
+        yield add_fix(problem, f"{node.name}={','.join(names)}")
+
+
+def _find_divided_groups(placing: Placing) -> Iterator[str]:
+    """Nodes are together once, and not pinned apart."""
+    seen: set[str] = set()
+    for group in placing.together:
+        twice = sorted(seen & set(group))
+        if twice:
+            problem = f"together: {twice[0]} is in two groups"
+            yield add_fix(problem, "one group of all that are together")
+        seen |= set(group)
+        pins = {name: placing.pin[name] for name in group if name in placing.pin}
+        places = list(dict.fromkeys(pins.values()))
+        if len(places) > 1:
+            first = next(iter(pins))
+            other = next(name for name, workers in pins.items() if workers != places[0])
+            first_workers = ",".join(places[0])
+            other_workers = ",".join(places[1])
+            pinned = f"{first} is pinned to {first_workers} and {other} to {other_workers}"
+            problem = f"together: {','.join(group)}, but {pinned}"
+            yield add_fix(problem, f"one pin, {first}={first_workers}")
