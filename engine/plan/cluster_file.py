@@ -266,8 +266,9 @@ class _ClusterFile:
     def wrong(self, table: str, key: str, problem: str, fix: str) -> PlanError:
         """Make an error that names the line of a key, and the host whose table it is in."""
         _, _, host = table.partition(".")
-        owner = f"host {host}: " if host else ""
-        return PlanError(f"{self._at(table, key)}: {owner}{problem}. Fix: {fix}.")
+        if host:
+            problem = f"host {host}: {problem}"
+        return PlanError(f"{self._at(table, key)}: {problem}. Fix: {fix}.")
 
     def _at(self, table: str, key: str) -> str:
         """`cluster file cluster.toml:7`; no line for a key not written as `key =` in its table."""

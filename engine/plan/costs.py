@@ -134,14 +134,18 @@ class PlanCosts:
     @property
     def load(self) -> MachineLoad | None:
         """How busy the machine of the profile was; None without one."""
-        return None if self._profile is None else self._profile.load
+        if self._profile is None:
+            return None
+        return self._profile.load
 
     def peak(self, node: str) -> PeakCorrection | None:
         """How the peak bytes of a node's passes are corrected; None where they were not measured on
         such a device.
         """
         entry = self.entry(node)
-        return None if entry is None else entry.peak
+        if entry is None:
+            return None
+        return entry.peak
 
     def entry(self, node: str) -> ProfiledNode | None:
         """What a profile says of a node's passes on such a device; None if it has none."""
@@ -154,7 +158,7 @@ class PlanCosts:
         device_kind = self._device_kind(planned.workers[0])
         if model is None or self._profile is None or self._measured_device(device_kind) is None:
             return None
-        cores = 1 if device_kind != CPU else planned.layout.threads
+        cores = _cores_of_rank(planned, device_kind)
         return nearest_entry(self._profile, planned, model, kind_of_pass(planned), cores)
 
     def beside(self, node: str) -> float:
@@ -173,7 +177,9 @@ class PlanCosts:
     @property
     def message(self) -> float:
         """Seconds from what a Worker tells the coordinator until what follows from it begins."""
-        return transfers.MESSAGE if self._profile is None else self._profile.message
+        if self._profile is None:
+            return transfers.MESSAGE
+        return self._profile.message
 
     def link(self, one: str, other: str) -> Link:
         """The way from a Worker to another: memory, within a host, or the network."""
@@ -233,8 +239,9 @@ class PlanCosts:
         for name, rows in sets.items():
             inner = max(self._nodes[intake.gate].rows for intake in planned.row_sets[name])
             fed = _pack(planned, rows, inner, ranks)
-            # Other row sets are trained in the same updates as the node's own rows.
-            updates = epochs * int(params["minibatches"]) if name == ROWS else 0
+            updates = 0  # other row sets are trained in the same updates as the node's own rows
+            if name == ROWS:
+                updates = epochs * int(params["minibatches"])
             time = training.train_time(model, where, fed, epochs=epochs, updates=updates)
             whole += time.times(self._correction(node, rows, ranks))
         return whole
@@ -259,8 +266,9 @@ class PlanCosts:
         it reads is read once.
         """
         seconds_by_module: dict[str, float] = {}
-        for node in self._decided.nodes:
-            sizes = self.sizes(node.name) if worker in node.workers else None
+        nodes = [node for node in self._decided.nodes if worker in node.workers]
+        for node in nodes:
+            sizes = self.sizes(node.name)
             if sizes is not None:
                 module = next(u.module or u.model for u in node.models if u.param != "tokenizer")
                 seconds_by_module[module] = self._opening_seconds(node.name, sizes)
@@ -343,15 +351,16 @@ class PlanCosts:
         first, *others = node.workers[: node.ranks]
         home = self._decided.host_of(first)
         far = [worker for worker in others if self._decided.host_of(worker) != home]
+        rates = [self.link(first, worker).rate for worker in far]
         return Place(
             device=device,
             coefficients=self._coefficients(node, device),
-            cores=1 if device.is_gpu else layout.threads,
+            cores=_cores_of_rank(node, device.name),
             data=layout.data,
             tensor=layout.tensor * layout.inner,
             context=layout.context,
             shard=layout.shard,
-            rate=min((self.link(first, worker).rate for worker in far), default=0.0),
+            rate=min(rates, default=0.0),
         )
 
     def _device_of(self, node: PlannedNode) -> Device:
@@ -377,7 +386,7 @@ class PlanCosts:
         by_kind, model = dict(coefficients(device)), self.sizes(node.name)
         if self._profile is None or model is None or self._profile.device.name != device.name:
             return by_kind
-        cores = 1 if device.is_gpu else node.layout.threads
+        cores = _cores_of_rank(node, device.name)
         for kind in KINDS:
             entry = nearest_entry(self._profile, node, model, kind, cores)
             if entry is not None:
@@ -394,7 +403,14 @@ class PlanCosts:
         """A Worker's share of its host's network cards, one a GPU."""
         gpus = self._decided.devices.get(worker)
         host_gpus = len(self._cluster.on(self._decided.host_of(worker)).gpus)
-        return len(gpus) / host_gpus if gpus and host_gpus else 1.0
+        if not gpus or not host_gpus:
+            return 1.0
+        return len(gpus) / host_gpus
+
+
+def _cores_of_rank(node: PlannedNode, device_kind: str) -> int:
+    """Cores of one rank of a node; 1 on a GPU."""
+    return node.layout.threads if device_kind == CPU else 1
 
 
 def _pack(node: PlannedNode, rows: RowLengths, shared: int, divisor: int) -> training.Microbatches:

@@ -33,8 +33,8 @@ def kernel_family(node: PlannedNode) -> str:
 def nearest_entry(
     profile: Profile, node: PlannedNode, model: Sizes, kind: Kind, cores: int
 ) -> ProfiledNode | None:
-    """Find the entry of a Model and kind of pass that is most like what a node does; None where there
-    is none. cores: of one rank.
+    """Find the entry of a Model and kind of pass that is most like what a node does; None where it
+    was not measured. cores: of one rank.
     """
     return profile.node(
         model_key(model),

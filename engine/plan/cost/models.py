@@ -109,7 +109,9 @@ def model_type(base: str) -> str | None:
     """The architecture that a base's config.json names; None where there is none to read."""
     path = Path(base).expanduser() / CONFIG
     try:
-        return read_object(path).get("model_type") if path.is_file() else None
+        if not path.is_file():
+            return None
+        return read_object(path).get("model_type")
     except DataError as error:
         raise PlanError(str(error)) from error
 
@@ -164,9 +166,11 @@ def _count_biases(shape: Shape, config: Mapping[str, Any]) -> int:
 
 def _read_shape(config: Mapping[str, Any]) -> Shape | None:
     """The shape that a config.json names; None without all of its sizes."""
-    if any(not isinstance(config.get(key), int) for key in _NEEDED):
+    needed = [config.get(key) for key in _NEEDED]
+    if not all(isinstance(size, int) for size in needed):
         return None
     heads = config["num_attention_heads"]
+    usually_tied = config.get("model_type") not in FAMILY
     return Shape(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -176,7 +180,7 @@ def _read_shape(config: Mapping[str, Any]) -> Shape | None:
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         vocabulary=config["vocab_size"],
         context=config.get("max_position_embeddings") or 0,
-        tied=bool(config.get("tie_word_embeddings", config.get("model_type") not in FAMILY)),
+        tied=bool(config.get("tie_word_embeddings", usually_tied)),
     )
 
 
