@@ -32,25 +32,25 @@ class Host:
     memory: int
     gpus: tuple[int, ...] = ()
     kind: str = ""
-    """Of its GPUs, as the catalogue or they themselves name it; empty where it is not known."""
+    """The kind of its GPUs, as the catalogue or they themselves name it; empty if unknown."""
     region: str = ""
     price: float = 0.0
-    """An hour; 0 where nobody has said."""
+    """Price an hour; 0 if unknown."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """By which a pin may name it, `gpu:H200`."""
+    """What a pin may name it by: `gpu:H200`."""
     table: str = ""
-    """Of a cluster file, if it stands for several hosts alike."""
+    """The table of a cluster file that stands for it and others alike; empty if it is alone."""
     label: tuple[str, str] | None = None
-    """The one by which a pin did."""
+    """The label that a pin named it by."""
     node: str = field(default="", compare=False)
-    """Which node of a Ray cluster it is."""
+    """The id of its node in a Ray cluster."""
     refused: str = ""
     """Why a run cannot use it; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLink:
-    """Between two hosts or regions, or within one if both are the same: bytes a second and
+    """A link between two hosts or regions, or within one if both are the same: bytes a second and
     direction of each host, and seconds before the first byte arrives.
     """
 
@@ -67,7 +67,7 @@ class Cluster:
     memory: int
     gpus: tuple[int, ...] = ()
     kind: str = ""
-    """Of the GPUs, as the catalogue or they themselves name it; empty where it is not known."""
+    """The kind of the GPUs, as the catalogue or they themselves name it; empty if unknown."""
     links: tuple[ClusterLink, ...] = ()
     """What is known of the ways between hosts; the others go at the rate of their network cards."""
     hosts: tuple[Host, ...] = ()
@@ -126,7 +126,7 @@ class Cluster:
         return Link(rate=rate, delay=NETWORK_DELAY)
 
     def _link_names(self, name: str) -> Sequence[str]:
-        """By which a link may name a host: its own, the table of several alike, its region."""
+        """What a link may name a host by: its own name, the table of several alike, its region."""
         host = self._by_name.get(name)
         if host is None:
             return (name,)
@@ -146,7 +146,7 @@ class Cluster:
 
     @cached_property
     def _link_by_ends(self) -> Mapping[frozenset[str], Link]:
-        """Of several links between the same ends, the last."""
+        """Link by the names of its ends; of several between the same ends, the last."""
         return {frozenset(c.between): Link(rate=c.rate, delay=c.delay) for c in self.links}
 
 

@@ -139,7 +139,7 @@ class PlanCosts:
         return self._profile.load
 
     def peak(self, node: str) -> PeakCorrection | None:
-        """How the peak bytes of a node's passes are corrected; None where they were not measured on
+        """The correction of the peak bytes of a node's passes; None where they were not measured on
         such a device.
         """
         entry = self.entry(node)
@@ -275,7 +275,7 @@ class PlanCosts:
         return transfers.START + sum(seconds_by_module.values())
 
     def _opening_seconds(self, node: str, sizes: Sizes) -> float:
-        """As a profile has measured it, else by the bytes that are read."""
+        """Seconds until a node's kernel is open: as measured, else by the bytes that are read."""
         entry = self.entry(node)
         if entry is not None and entry.opening:
             return entry.opening
@@ -336,8 +336,8 @@ class PlanCosts:
         return sizes
 
     def _correction(self, node: str, rows: RowLengths, divisor: int = 1) -> float:
-        """What a profile has measured of rows like a rank's of these, over what its fit says, with
-        what a run adds.
+        """The factor on fitted seconds: what a profile measured of rows like a rank's of these over
+        what its fit says, times what a run adds.
         """
         entry = self.entry(node)
         if entry is None or not len(rows):
@@ -364,9 +364,11 @@ class PlanCosts:
         )
 
     def _device_of(self, node: PlannedNode) -> Device:
-        """As it was measured for passes that a profile has: their shares are of these rates. Others
-        have the catalogue's, so that no rate of one Model's machine, perhaps a busy one, is mixed
-        with shares of the catalogue; unless that does not have the device.
+        """The device of a node, with the rates that its coefficients are shares of.
+
+        Passes that a profile has get its rates. Others get the catalogue's, so that no rate of one
+        Model's machine, perhaps a busy one, is mixed with shares of the catalogue; unless that does
+        not have the device.
         """
         kind = self._device_kind(node.workers[0])
         measured = self._measured_device(kind)
@@ -382,7 +384,7 @@ class PlanCosts:
         return self._profile.device
 
     def _coefficients(self, node: PlannedNode, device: Device) -> Mapping[Kind, Coefficients]:
-        """The catalogue's, but for what was measured of this Model on such a device."""
+        """The catalogue's, but for those that were measured of this Model on such a device."""
         by_kind, model = dict(coefficients(device)), self.sizes(node.name)
         if self._profile is None or model is None or self._profile.device.name != device.name:
             return by_kind

@@ -43,8 +43,8 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """float64 [rows]: seconds from the start to each row's begin and end. sent_back: how often the
-    cache was full. busiest: most tokens cached at once.
+    """When each row began and ended, float64 [rows]: seconds from the start. sent_back: how often
+    the cache was full. busiest: most tokens cached at once.
     """
 
     begins: np.ndarray
@@ -55,7 +55,7 @@ class Decoded:
     busiest: float = 0.0
 
     def times(self, factor: float) -> Decoded:
-        """So many times as long."""
+        """The same schedule, so many times as long."""
         if factor == 1.0:
             return self
         begins, ends = self.begins * factor, self.ends * factor
@@ -63,7 +63,7 @@ class Decoded:
 
     @property
     def seconds(self) -> float:
-        """Until the last row has ended."""
+        """Seconds until the last row has ended."""
         return float(self.ends.max(initial=0.0))
 
 

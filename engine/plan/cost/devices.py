@@ -85,7 +85,7 @@ class Place:
 
     @property
     def devices(self) -> int:
-        """Of all ranks together."""
+        """Devices of all ranks together."""
         return self.data * self.tensor * self.context
 
     def operations(self, dtype: str) -> float:
@@ -117,7 +117,7 @@ class Catalogue:
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     coefficients: Mapping[str, Mapping[Kind, Coefficients]] = field(default_factory=dict)
-    """By `gpu` and `cpu`."""
+    """Family of devices, `gpu` or `cpu`, -> kind of pass -> what is reached."""
 
 
 @cache

@@ -43,8 +43,8 @@ class LengthDistribution:
         return self.lengths[np.clip(index, 0, len(self.lengths) - 1)]
 
     def spread(self, rows: int) -> np.ndarray:
-        """int64 [rows]: lengths that stand for so many rows, in an order of no meaning, the same at
-        each call.
+        """Pick lengths that stand for so many rows, int64 [rows], in an order of no meaning, the
+        same at each call.
         """
         middle = (np.arange(rows) + 0.5) / rows
         # Long and short rows come mixed, as in a batch: a fixed permutation by the golden ratio.
@@ -53,7 +53,7 @@ class LengthDistribution:
         return self.at(middle)[order]
 
     def capped(self, tokens: int) -> LengthDistribution:
-        """With every row cut at so many tokens."""
+        """Cut every row at so many tokens."""
         return LengthDistribution(np.minimum(self.lengths, tokens))
 
 

@@ -102,7 +102,7 @@ class Work:
         return min(self.at_once, self._part(self.rows * self.lengths.completion))
 
     def _part(self, tokens: int) -> int:
-        """Of so many tokens of all prompts, those of the largest minibatch."""
+        """Tokens of the largest minibatch, out of so many of all prompts."""
         prompts = max(1, self.prompts)
         largest_minibatch = -(-prompts // self.minibatches)
         return -(-tokens * largest_minibatch // prompts)
@@ -190,8 +190,8 @@ def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = Fa
     that the normaliser's gradient is made of, that gradient, and the sum of both (measured: 5.0
     such tensors together); the entropy, its product.
     """
-    held = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
-    return held * _FLOAT * (1 + 4 * backward + 2 * entropy)
+    logits = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
+    return logits * _FLOAT * (1 + 4 * backward + 2 * entropy)
 
 
 def listed_bytes(work: Work, *, backward: bool) -> int:
@@ -253,8 +253,8 @@ def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, 
         # Logits and their float32 copy are made once the last layer's blocks are free: what these
         # took is theirs (tensors had 118 MiB at once with 43 of logits, and without).
         freed = work.at_once * sum(_layer_numbers(shape, gathered)) * WIDTHS[dtype]
-        held = 2 * logit_bytes(shape, work.predicted, backward=False)
-        parts["logits"] = max(0, held - int(freed)) + listed_bytes(work, backward=False)
+        logits = 2 * logit_bytes(shape, work.predicted, backward=False)
+        parts["logits"] = max(0, logits - int(freed)) + listed_bytes(work, backward=False)
     return parts
 
 
@@ -268,8 +268,8 @@ def train_parts(
         token = token_activations(shape, dtype, gathered_keys(work.lengths.row))
         parts["activations"] = work.at_once * token
         if head == "lm":
-            held = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)
-            parts["logits"] = held + listed_bytes(work, backward=True)
+            logits = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)
+            parts["logits"] = logits + listed_bytes(work, backward=True)
     return parts
 
 

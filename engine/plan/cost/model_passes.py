@@ -57,17 +57,17 @@ class Sizes:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.parameters * self.width
 
     @property
     def read_bytes(self) -> int:
-        """Of the weights that a pass reads: an embedding that is only looked up is not read."""
+        """Bytes of the weights that a pass reads: an embedding that is only looked up is not."""
         return (self.body + self.head_parameters) * self.width
 
     @property
     def cached_bytes(self) -> int:
-        """Keys and values of one token (Pope et al., arXiv:2211.05102, section 2)."""
+        """Bytes of keys and values of one token (Pope et al., arXiv:2211.05102, section 2)."""
         return 2 * self.shape.layers * self.shape.kv * self.width
 
 

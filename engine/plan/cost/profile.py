@@ -67,7 +67,7 @@ class ProfileCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakCorrection:
-    """Of predicted peak bytes: base + factor x what the formulas say."""
+    """How predicted peak bytes are corrected: base + factor x what the formulas say."""
 
     base: int = 0
     factor: float = 1.0
@@ -113,7 +113,7 @@ class ProfiledNode:
 
     @property
     def key(self) -> PassKey:
-        """By which it is told from other entries, with the cores."""
+        """What tells it from other entries, together with the cores."""
         return PassKey(model=self.model, kind=self.kind, kernel=self.kernel, samples=self.samples)
 
     @property

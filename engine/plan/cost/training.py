@@ -94,16 +94,17 @@ def update_time(model: Sizes, where: Place) -> Time:
     all-reduce the gradients, 2 (d - 1) / d of their bytes (Rajbhandari et al., arXiv:1910.02054).
     """
     reached = where.coefficients["train"]
-    held = model.parameters // where.tensor
-    state = optimizer_bytes(held, model.dtype) + gradient_bytes(held, model.dtype)
-    touched = 2.0 * state + 2.0 * held * model.width
+    parameters = model.parameters // where.tensor
+    gradients = gradient_bytes(parameters, model.dtype)
+    state = optimizer_bytes(parameters, model.dtype) + gradients
+    touched = 2.0 * state + 2.0 * parameters * model.width
     if where.shard:
         touched /= where.data
     memory = touched / (where.device.memory_rate * reached.reads)
     ranks = where.data * where.context
     link = hops = 0.0
     if ranks > 1:
-        moved = 2.0 * (ranks - 1) / ranks * gradient_bytes(held, model.dtype)
+        moved = 2.0 * (ranks - 1) / ranks * gradients
         link = moved / (where.between * reached.link)
         hops = 2.0 * math.log2(ranks) * reached.hop
     return Time(seconds=memory + link + hops, memory=memory, link=link, latency=hops)

@@ -118,7 +118,7 @@ def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> s
 
 
 def _names(workers: Sequence[str]) -> str:
-    """All of up to three; of more the first, the last and their number."""
+    """Up to three names; of more Workers the first, the last and their number."""
     if len(workers) < 4:
         return ", ".join(workers)
     return f"{workers[0]} ... {workers[-1]} ({len(workers)})"

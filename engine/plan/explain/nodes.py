@@ -27,7 +27,7 @@ from engine.plan.worker_index import nodes_by_worker
 
 
 def worker_lines(plan: Plan) -> Iterator[Line]:
-    """Of several Workers: what each does, and what it needs."""
+    """What each of several Workers does, and what it needs; nothing of one alone."""
     if len(plan.workers) == 1:
         return
     width, numbers = widest(plan.workers), _worker_numbers(plan)
