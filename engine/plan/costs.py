@@ -118,11 +118,11 @@ class PlanCosts:
 
     def origin(self, node: str) -> Origin:
         """Where the rates of a node's passes come from."""
-        coefficients = self.place(node).coefficients
+        by_kind = self.place(node).coefficients
         kind = kind_of_pass(self._nodes[node])
-        origins: set[Origin] = {coefficients[kind].origin}
-        if kind == "decode":  # a generation is made of both
-            origins.add(coefficients["prefill"].origin)
+        origins: set[Origin] = {by_kind[kind].origin}
+        if kind == "decode":  # a generation has passes of both kinds
+            origins.add(by_kind["prefill"].origin)
         return origins.pop() if len(origins) == 1 else "catalogue"
 
     def outside_profile(self, node: str) -> bool:

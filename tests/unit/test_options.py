@@ -20,6 +20,7 @@ from engine.plan.options import (
     encode_options,
     make_placing,
 )
+from engine.plan.placement import Placing
 
 
 @pytest.mark.parametrize("change,told", [
@@ -101,6 +102,15 @@ def test_options_come_back_from_a_run_folder_as_they_were() -> None:
     assert decode_options(json.dumps(old), {})[0] == RunOptions(steps=3, runs=Path("elsewhere"))
     with pytest.raises(RunError, match=r"'worker' is no option\. Fix: workers"):
         decode_options(text, {"worker": "one"})
+
+
+def test_the_planner_gets_every_option_that_it_has_a_field_for() -> None:
+    options = {field.name for field in dataclasses.fields(RunOptions)}
+    shared = options & {field.name for field in dataclasses.fields(Placing)}
+    for name in sorted(shared - {"pin", "replicas"}):  # which come in parts
+        mark = object()
+        changed = dataclasses.replace(RunOptions(), **{name: mark})
+        assert getattr(make_placing(changed), name) is mark, name
 
 
 def test_the_planner_is_told_the_workers_of_a_pin_one_by_one() -> None:
