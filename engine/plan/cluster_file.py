@@ -79,7 +79,8 @@ def _read_hosts(file: _ClusterFile, name: str, keys: Any) -> Iterator[Host]:
     count = int(file.value(table, keys, "count", 1))
     names, shared_table = [name], ""
     if "count" in keys:
-        names, shared_table = [f"{name}-{number}" for number in range(count)], name
+        names = [f"{name}-{number}" for number in range(count)]
+        shared_table = name
     for host_name in names:
         yield Host(
             name=host_name,

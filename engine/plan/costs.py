@@ -185,7 +185,8 @@ class PlanCosts:
         """The way from a Worker to another: memory, within a host, or the network."""
         if one == other:
             return Link(rate=self.host_device.memory_rate)
-        host, other_host = self._decided.host_of(one), self._decided.host_of(other)
+        host = self._decided.host_of(one)
+        other_host = self._decided.host_of(other)
         if host == other_host:
             return Link(rate=self.host_device.link, delay=transfers.HOST_DELAY)
         way = self._cluster.way(host, other_host)
@@ -385,7 +386,8 @@ class PlanCosts:
 
     def _coefficients(self, node: PlannedNode, device: Device) -> Mapping[Kind, Coefficients]:
         """The catalogue's, but for those that were measured of this Model on such a device."""
-        by_kind, model = dict(coefficients(device)), self.sizes(node.name)
+        by_kind = dict(coefficients(device))
+        model = self.sizes(node.name)
         if self._profile is None or model is None or self._profile.device.name != device.name:
             return by_kind
         cores = _cores_of_rank(node, device.name)

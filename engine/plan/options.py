@@ -213,7 +213,8 @@ _LEAST = {
 def _refuse_absurd(options: RunOptions) -> None:
     """Raise PlanError for a number below the least of its option, infinite or not a number."""
     for option in fields(options):
-        number, least = getattr(options, option.name), _LEAST.get(option.name, 0)
+        number = getattr(options, option.name)
+        least = _LEAST.get(option.name, 0)
         # nan compares as false with every bound, so that it is refused, too.
         if isinstance(number, int | float) and not least <= number < math.inf:
             flag = f"--{option.name.replace('_', '-')}"

@@ -106,7 +106,8 @@ class _Schedule:
         self._remaining: list[int] = batch.answers.tolist()
         self._written = [0] * rows
         self._prompt_share = 1.0 / batch.shared
-        self._begins, self._ends = [-1.0] * rows, [0.0] * rows
+        self._begins = [-1.0] * rows  # below 0: it has not begun
+        self._ends = [0.0] * rows
         self._queue = list(range(rows - 1, -1, -1))  # the next row is at its end
         self._begin_pass: dict[int, int] = {}
         """Active row -> the pass before which it began."""
@@ -141,7 +142,8 @@ class _Schedule:
 
     def _admit(self) -> None:
         """Begin rows while there is a slot and room for their prompts."""
-        capacity, slots, fed, keys = self._batch.room, self._batch.slots, 0.0, 0.0
+        capacity, slots = self._batch.room, self._batch.slots
+        fed = keys = 0.0
         while self._queue and len(self._begin_pass) < slots:
             row = self._queue[-1]
             cached = self._cached_at_begin(row)
@@ -161,7 +163,8 @@ class _Schedule:
             keys += self._prompt_share * prompt * prompt / 2.0 + written * (prompt + written / 2.0)
         if fed:
             count = max(1, -(-int(fed) // self._batch.budget))
-            self._spend(self._prefill.at(fed / count, keys / count, predicted=0.0), count)
+            one_prefill = self._prefill.at(fed / count, keys / count, predicted=0.0)
+            self._spend(one_prefill, count)
 
     def _cached_at_begin(self, row: int) -> float:
         """Tokens of the cache that a row takes as it begins: its share of the prompt, and what it
@@ -180,7 +183,8 @@ class _Schedule:
                 return
             passes = min(passes, max(free, 1))
         middle = self._cached + rows * (passes - 1) / 2.0
-        self._spend(self._passes.at(rows, middle + rows, cached=middle, rows=rows), passes)
+        one_pass = self._passes.at(rows, middle + rows, cached=middle, rows=rows)
+        self._spend(one_pass, passes)
         self._pass += passes
         self._cached += rows * passes
         self._busiest = max(self._busiest, self._cached)

@@ -80,7 +80,8 @@ class Lengths:
             return replace(self, uncounted=counts.why)
         row = counts.longest_row
         if context > 1:
-            row, counts = min(row, context), counts.within(context - 1, drops=False)
+            row = min(row, context)
+            counts = counts.within(context - 1, drops=False)
         answer = min(counts.longest_answer, row - 1)
         return replace(self, prompt=row - answer, completion=answer, counts=counts, bound="")
 

@@ -171,7 +171,8 @@ class Passes:
             predicted = tokens
         compute = self._token * tokens + self._predicted * predicted + self._key * keys
         memory = self._weights + self._cached * cached
-        link, latency = self._link * tokens, self._latency + self._row * rows
+        link = self._link * tokens
+        latency = self._latency + self._row * rows
         return Time(
             seconds=max(compute, memory) + link + latency,
             compute=compute,

@@ -43,7 +43,8 @@ def pack_rows(
     tokens = float(prompts.sum()) / shared + float(answers.sum())
     lengths = prompts + answers
     keys = _attended_keys(lengths) - _attended_keys(prompts) * (1 - 1 / shared)
-    rank_tokens, rank_rows = tokens / divisor, math.ceil(len(answers) / divisor)
+    rank_tokens = tokens / divisor
+    rank_rows = math.ceil(len(answers) / divisor)
     unshared = answers if shared > 1 else lengths
     # A row above the budget is one micro-batch all the same: what it has too much fills no other.
     excess = float(np.maximum(unshared - budget, 0).sum())

@@ -93,7 +93,8 @@ def _table(title: str, rows: Sequence[_Row]) -> Iterator[Line]:
 def _seconds(plan: Plan, run: MeasuredRun) -> Iterator[Line]:
     rows: list[_Row] = []
     for node in plan.nodes:
-        predicted, measured = node.estimate.seconds, run.seconds.get(node.name)
+        predicted = node.estimate.seconds
+        measured = run.seconds.get(node.name)
         cells = [duration(predicted), duration(measured), error(predicted, measured)]
         rows.append((node.name, cells))
     return _table("seconds a Step", rows)

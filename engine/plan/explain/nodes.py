@@ -30,7 +30,8 @@ def worker_lines(plan: Plan) -> Iterator[Line]:
     """What each of several Workers does, and what it needs; nothing of one alone."""
     if len(plan.workers) == 1:
         return
-    width, numbers = widest(plan.workers), _worker_numbers(plan)
+    width = widest(plan.workers)
+    numbers = _worker_numbers(plan)
     for worker, nodes in nodes_by_worker(plan.nodes).items():
         yield from name_line(worker, width, _tasks(plan, worker, nodes, numbers))
         for text in worker_memory_lines(plan, worker, nodes):
@@ -91,7 +92,8 @@ def node_lines(plan: Plan) -> Iterator[Line]:
     widths = [10, 16, 30, 10, 9, 7]
     yield side_by_side(["", *HEADS], [name_width, *widths])
     for node in plan.nodes:
-        yield from name_line(node.name, name_width, side_by_side(cells(plan, node), widths))
+        text = side_by_side(cells(plan, node), widths)
+        yield from name_line(node.name, name_width, text)
         yield from wrap_line(_how(node), indent=name_width + 2)
         yield from wrap_line(_parts(node, owners), indent=name_width + 2)
 
