@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu_plans import SCORED, GpuPlan, planned
 from dataflow.errors import PlanError
-from engine.plan.cost.distribution import LengthDistribution, constant, lognormal
+from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal
 from engine.plan.cost.model_passes import Sizes
 from engine.predict.simulation.prediction_run import predict
 
@@ -70,7 +70,7 @@ def _seconds(
         minibatches=said["updates"],
         max_lag=max_lag,
     )
-    rows = PublishedRows(constant(said["prompt"]), lognormal(**said["lengths"]))
+    rows = PublishedRows(constant_length(said["prompt"]), lognormal(**said["lengths"]))
     try:
         with tempfile.TemporaryDirectory() as folder:
             plan = planned(Path(folder), asked)

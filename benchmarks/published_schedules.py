@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.plan.cost.decode import DecodeBatch, decode, room
-from engine.plan.cost.devices import Coefficients, Kind, Link, Place, device, place
+from engine.plan.cost.decode import DecodeBatch, cache_capacity, schedule_decode
+from engine.plan.cost.devices import Coefficients, Kind, Link, Place, catalogue_place, device
 from engine.plan.cost.distribution import LengthDistribution
 from engine.plan.cost.model_passes import Sizes
-from engine.plan.cost.training import forward, packed, train, update
-from engine.plan.cost.transfers import weights
+from engine.plan.cost.training import forward_time, pack_rows, train_time, update_time
+from engine.plan.cost.transfers import weights_time
 
 SLOTS = 1024
 """Rows at once that an engine takes, where its cache has room."""
@@ -58,21 +58,21 @@ class Trainer:
 
     def seconds(self, rollouts: Rollouts, answers: np.ndarray, *, scale: int = 1) -> float:
         """Of a batch, of which `answers` are one part in `scale`; with the updates."""
-        rows = packed(
+        rows = pack_rows(
             np.full(len(answers), rollouts.prompt),
             answers,
             budget=rollouts.microbatch,
             divisor=max(1, self.where.data // scale),
         )
-        learnt = train(
+        learnt = train_time(
             self.model, self.where, rows, updates=self.updates, recomputed=self.recomputed
         )
-        scored = forward(self.model, self.where, rows)
+        scored = forward_time(self.model, self.where, rows)
         return self.trained * learnt.seconds + self.scored * scored.seconds
 
     def update(self) -> float:
         """Seconds of the updates alone."""
-        return self.trained * self.updates * update(self.model, self.where).seconds
+        return self.trained * self.updates * update_time(self.model, self.where).seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,30 +96,30 @@ class Engines:
             mine = answers[replica :: self.replicas]
             prompts = np.full(len(mine), rollouts.prompt)
             batch = DecodeBatch(prompts=prompts, answers=mine, slots=SLOTS, room=self.room)
-            ends[replica :: self.replicas] = decode(self.model, self.where, batch).ends
+            ends[replica :: self.replicas] = schedule_decode(self.model, self.where, batch).ends
         return ends
 
 
 def cache_room(model: Sizes, where: Place, memory: float) -> int:
     """Tokens that fit beside the weights into this share of each device's memory."""
     free = memory * where.device.memory - model.weight_bytes / where.tensor
-    return room(model, where, int(free))
+    return cache_capacity(model, where, int(free))
 
 
-def gpus(name: str, reached: Reached | None = None, **how: int) -> Place:
+def gpus(name: str, reached: Reached | None = None, *, data: int = 1, tensor: int = 1) -> Place:
     """A place on devices of the catalogue, with the network between its data ranks. reached: None
     for the catalogue's.
     """
     of = device(name)
-    alone = how.get("tensor", 1) == 1
-    found = replace(place(of, **how), rate=of.network if alone else 0.0)
+    where = catalogue_place(of, data=data, tensor=tensor)
+    found = replace(where, rate=of.network if tensor == 1 else 0.0)
     return found if reached is None else replace(found, coefficients=reached)
 
 
 def pushed(trainer: Place, engines: Engines) -> float:
     """Seconds until all engines have new weights, over the network."""
     way = Link(rate=trainer.device.network)
-    time = weights(engines.model, trainer, engines.where, way, readers=engines.replicas)
+    time = weights_time(engines.model, trainer, engines.where, way, readers=engines.replicas)
     return time.seconds
 
 
@@ -253,4 +253,4 @@ def decoded_rate(model: Sizes, where: Place, memory: float, context: int, rows: 
         answers=np.full(rows, context),
         room=cache_room(model, where, memory),
     )
-    return rows * context / decode(model, where, batch).seconds / where.devices
+    return rows * context / schedule_decode(model, where, batch).seconds / where.devices

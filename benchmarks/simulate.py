@@ -24,7 +24,7 @@ import tyro
 from benchmarks.gpu_plans import SCORED, GpuPlan, planned
 from benchmarks.published import inputs, sizes
 from benchmarks.report import SideResult, machine, show, write_json
-from engine.plan.cost.distribution import LengthDistribution, constant, lognormal
+from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal
 from engine.predict.simulation.prediction import Prediction
 
 STEPS = 5
@@ -91,7 +91,7 @@ def simulated(size: SimulatedSize) -> SimulatedTaken:
             ),
         )
         ready = time.process_time()
-        lengths = AnswerRows(constant(128), lognormal(3000, 0.7, 16_000))
+        lengths = AnswerRows(constant_length(128), lognormal(3000, 0.7, 16_000))
         found = predict(plan, steps=STEPS, lengths=lengths, seconds=SCORED)
     return SimulatedTaken(
         plan=ready - begun,

@@ -15,7 +15,7 @@ from dataflow.limits import choice, number, text
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same
 from dataflow.schema import Completion, Reward, TokenReward
-from operators.rewards import STEPS, RewardFn, StepRewardFn, reward_columns, wants
+from operators.rewards import CALL_TIMEOUT, STEPS, RewardFn, StepRewardFn, reward_columns, wants
 from operators.weights import require_weights
 
 REWARD = Operator(
@@ -40,7 +40,7 @@ REWARD = Operator(
     part_names="operators.rewards:part_names",
     kernels={"host": "operators.kernels.scoring:HostReward"},
     limits={
-        "timeout": number(0.0, above=True, like=30.0),
+        "timeout": number(0.0, above=True, like=CALL_TIMEOUT),
         "on_error": choice("stop", "drop_group"),
     },
 )
@@ -85,7 +85,7 @@ def reward(
     *,
     weights: Sequence[float] | None = None,
     scope: Literal["row", "group"] = "row",
-    timeout: float = 30.0,
+    timeout: float = CALL_TIMEOUT,
     on_error: Literal["stop", "drop_group"] = "stop",
     name: str = "reward",
 ) -> Port[Reward]:
@@ -120,7 +120,7 @@ def step_reward(
     rows: Port[Completion],
     *,
     split: str = "\n\n",
-    timeout: float = 30.0,
+    timeout: float = CALL_TIMEOUT,
     on_error: Literal["stop", "drop_group"] = "stop",
     name: str = "step_reward",
 ) -> Port[TokenReward]:

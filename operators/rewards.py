@@ -39,6 +39,9 @@ PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 STEPS = "steps"
 """Passed besides to the function of `step_reward`."""
 
+CALL_TIMEOUT = 30.0
+"""Seconds that one call of a function may take, where the graph says nothing else."""
+
 _SINGULAR = {"prompt": "prompts", "completion": "completions"}
 _LONGEST = 100
 """Most characters of a function's name, which is part of a column's and a metric's."""

@@ -37,7 +37,7 @@ from dataflow.model import Model  # noqa: E402
 from engine.cli.graphs import shipped, summary  # noqa: E402
 from engine.plan.cluster import Cluster  # noqa: E402
 from engine.plan.cost.memory import peak  # noqa: E402
-from engine.plan.options import RunOptions, placing  # noqa: E402
+from engine.plan.options import RunOptions, make_placing  # noqa: E402
 from engine.plan.plan import Plan  # noqa: E402
 from engine.plan.planner import make_plan  # noqa: E402
 from engine.plan.warnings import step_seconds  # noqa: E402
@@ -204,7 +204,7 @@ def costed_graph(name: str) -> Costed:
     if "max_tokens" not in taken:
         known["batch"] = ROWS if name == "sft" else ROWS // 2
     graph = function(**{name: known[name] for name in taken if name in known})
-    asked = placing(RunOptions(workers="one"))
+    asked = make_placing(RunOptions(workers="one"))
     return Costed(
         name=name,
         graph=graph,

@@ -14,7 +14,7 @@ from dataflow.errors import DataflowError, RunError
 from dataflow.importing import import_path, located
 from dataflow.program_snapshot import named_modules
 from dataflow.written import unread
-from engine.plan.options import RunOptions, from_json
+from engine.plan.options import RunOptions, decode_options
 
 _IMPOSSIBLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
@@ -57,7 +57,7 @@ def kept_options(folder: Path) -> tuple[RunOptions, tuple[str, ...]]:
         fix = "restore it, or name the module:function that made the graph"
         raise RunError(f"{path}: {problem}. Fix: {fix}.")
     with reading(path):
-        return from_json(text_of(path), {}, str(path))
+        return decode_options(text_of(path), {}, str(path))
 
 
 def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:

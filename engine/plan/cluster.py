@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from dataflow.errors import PlanError, nearest_or_all
 from engine.plan.cost.devices import CPU, Link, catalogue, device, kind_of
 from engine.plan.cost.transfers import NETWORK_DELAY
 
 LEASE = 30.0
+"""Seconds; the default of --lease, which a Cluster that nobody runs on has, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,25 +32,25 @@ class Host:
     memory: int
     gpus: tuple[int, ...] = ()
     kind: str = ""
-    """Of its GPUs, as the catalogue or they themselves name it; empty where it is not known."""
+    """The kind of its GPUs, as the catalogue or they themselves name it; empty if unknown."""
     region: str = ""
     price: float = 0.0
-    """An hour; 0 where nobody has said."""
+    """Price an hour; 0 if unknown."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """By which a pin may name it, `gpu:H200`."""
+    """What a pin may name it by: `gpu:H200`."""
     table: str = ""
-    """Of a cluster file, if it stands for several hosts alike."""
+    """The table of a cluster file that stands for it and others alike; empty if it is alone."""
     label: tuple[str, str] | None = None
-    """The one by which a pin did."""
+    """The label that a pin named it by."""
     node: str = field(default="", compare=False)
-    """Which node of a Ray cluster it is."""
+    """The id of its node in a Ray cluster."""
     refused: str = ""
     """Why a run cannot use it; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLink:
-    """Between two hosts or regions, or within one if both are the same: bytes a second and
+    """A link between two hosts or regions, or within one if both are the same: bytes a second and
     direction of each host, and seconds before the first byte arrives.
     """
 
@@ -66,7 +67,7 @@ class Cluster:
     memory: int
     gpus: tuple[int, ...] = ()
     kind: str = ""
-    """Of the GPUs, as the catalogue or they themselves name it; empty where it is not known."""
+    """The kind of the GPUs, as the catalogue or they themselves name it; empty if unknown."""
     links: tuple[ClusterLink, ...] = ()
     """What is known of the ways between hosts; the others go at the rate of their network cards."""
     hosts: tuple[Host, ...] = ()
@@ -83,21 +84,27 @@ class Cluster:
 
     def describe(self) -> str:
         """`2 cores, 23.5 GiB, no GPU`."""
-        each = [f"{size / 2**30:.0f} GiB" for size in self.gpus]
-        alike = len(each) > 1 and len(set(each)) == 1
-        sizes = f"{each[0]} each" if alike else ", ".join(each)
+        cores = f"{self.cores} core{'s' * (self.cores != 1)}"
+        return f"{cores}, {self.memory / 2**30:.1f} GiB, {self._describe_gpus()}"
+
+    def _describe_gpus(self) -> str:
+        """`8 H100 GPU (80 GiB each)`."""
+        if not self.gpus:
+            return "no GPU"
+        sizes = [f"{size / 2**30:.0f} GiB" for size in self.gpus]
+        if len(sizes) > 1 and len(set(sizes)) == 1:
+            sizes = [f"{sizes[0]} each"]
         kind = f"{self.kind} " if self.kind else ""
-        gpus = f"{len(self.gpus)} {kind}GPU ({sizes})" if self.gpus else "no GPU"
-        return f"{self.cores} core{'s' * (self.cores != 1)}, {self.memory / 2**30:.1f} GiB, {gpus}"
+        return f"{len(self.gpus)} {kind}GPU ({', '.join(sizes)})"
 
     def host(self, name: str) -> Host:
         """The host of that name. Raises PlanError where there is none."""
         if name in self._by_name:
             return self._by_name[name]
         names = [h.name for h in self.hosts]
-        found = nearest_or_all(name, names or ["no hosts"])
+        fix = nearest_or_all(name, names or ["no hosts"])
         problem = f"expected a host of the cluster, found {name!r}"
-        raise PlanError(f"cluster: {problem}. Fix: {found}.")
+        raise PlanError(f"cluster: {problem}. Fix: {fix}.")
 
     def on(self, name: str) -> Cluster:
         """One host alone; the whole cluster for an empty name."""
@@ -107,21 +114,25 @@ class Cluster:
         return Cluster(cores=host.cores, memory=host.memory, gpus=host.gpus, kind=host.kind)
 
     def way(self, one: str, other: str) -> Link:
-        """Between two hosts: as the cluster file says of them or of their regions, else at the rate
-        of the slower one's network cards.
+        """Find the link between two hosts: as the cluster file has it for them or for their
+        regions, else at the rate of the slower one's network cards.
         """
-        ends = [(name, *self._groups(name)) for name in (one, other)]
-        for pair in ((a, b) for a in ends[0] for b in ends[1]):
-            if found := self._ways.get(frozenset(pair)):
-                return found
-        return Link(rate=min(map(self._network, (one, other))), delay=NETWORK_DELAY)
+        # A link that names the hosts themselves counts before those of their tables or regions.
+        for pair in product(self._link_names(one), self._link_names(other)):
+            link = self._link_by_ends.get(frozenset(pair))
+            if link is not None:
+                return link
+        rate = min(self._network_rate(one), self._network_rate(other))
+        return Link(rate=rate, delay=NETWORK_DELAY)
 
-    def _groups(self, name: str) -> Iterable[str]:
-        """By which a link may name a host, too: the table of several alike, its region."""
+    def _link_names(self, name: str) -> Sequence[str]:
+        """What a link may name a host by: its own name, the table of several alike, its region."""
         host = self._by_name.get(name)
-        return () if host is None else tuple(filter(None, (host.table, host.region)))
+        if host is None:
+            return (name,)
+        return (name, *filter(None, (host.table, host.region)))
 
-    def _network(self, name: str) -> float:
+    def _network_rate(self, name: str) -> float:
         """Bytes a second of a host's network cards, one a GPU."""
         here = self.on(name)
         known = catalogue().devices
@@ -134,27 +145,43 @@ class Cluster:
         return {host.name: host for host in self.hosts}
 
     @cached_property
-    def _ways(self) -> Mapping[frozenset[str], Link]:
-        ways = ((link.between, Link(rate=link.rate, delay=link.delay)) for link in self.links)
-        return {frozenset(ends): link for ends, link in ways}
+    def _link_by_ends(self) -> Mapping[frozenset[str], Link]:
+        """Link by the names of its ends; of several between the same ends, the last."""
+        return {frozenset(c.between): Link(rate=c.rate, delay=c.delay) for c in self.links}
 
 
 def detect() -> Cluster:
-    """What this process has: its CPU affinity, its cgroup's memory limit, nvidia-smi's GPUs."""
-    gpus, kind = _gpus()
+    """Detect what this process has: its CPU affinity, its cgroup's memory limit, nvidia-smi's
+    GPUs.
+    """
+    gpus, kind = _detect_gpus()
     cores = len(os.sched_getaffinity(0))
-    return Cluster(cores=cores, memory=_memory(), gpus=gpus, kind=kind)
+    return Cluster(cores=cores, memory=_detect_memory(), gpus=gpus, kind=kind)
 
 
-def with_first(hosts: Sequence[Host], **more: Any) -> Cluster:
-    """A cluster of these hosts, whose numbers are those of the first."""
+def with_first(
+    hosts: Sequence[Host],
+    *,
+    links: tuple[ClusterLink, ...] = (),
+    lease: float = LEASE,
+    private: bool = False,
+) -> Cluster:
+    """Make a cluster of these hosts, whose numbers are those of the first."""
     first = hosts[0]
-    names = ("cores", "memory", "gpus", "kind")
-    own: dict[str, Any] = {name: getattr(first, name) for name in names}
-    return Cluster(**own, hosts=tuple(hosts), **more)
+    return Cluster(
+        cores=first.cores,
+        memory=first.memory,
+        gpus=first.gpus,
+        kind=first.kind,
+        links=links,
+        hosts=tuple(hosts),
+        lease=lease,
+        private=private,
+    )
 
 
-def _memory() -> int:
+def _detect_memory() -> int:
+    """Bytes of the machine, or of the cgroup's limit if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
@@ -162,19 +189,24 @@ def _memory() -> int:
     return total
 
 
-def _gpus() -> tuple[tuple[int, ...], str]:
-    """Bytes of memory of each, and their kind if it is the same of all: as the catalogue names it,
-    else by their own name, as a profile of them does.
+def _detect_gpus() -> tuple[tuple[int, ...], str]:
+    """Ask nvidia-smi for the bytes of memory of each GPU, and for their kind if all have the same:
+    as the catalogue names it, else by their own name, as a profile of them does. None where
+    nvidia-smi is missing or fails.
     """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return (), ""
     query = [tool, "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
-    found = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
-    if found.returncode != 0:
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
+    if answer.returncode != 0:
         return (), ""
-    said = [line.partition(",") for line in found.stdout.splitlines()]
-    said = [(size.strip(), name.strip()) for size, _, name in said if size.strip().isdigit()]
-    kinds = {kind_of(name) or name for _, name in said}
+    sizes: list[int] = []
+    kinds: set[str] = set()
+    for line in answer.stdout.splitlines():
+        mebibytes, _, name = (word.strip() for word in line.partition(","))
+        if mebibytes.isdigit():
+            sizes.append(int(mebibytes) * 2**20)
+            kinds.add(kind_of(name) or name)
     kind = kinds.pop() if len(kinds) == 1 else ""
-    return tuple(int(size) * 2**20 for size, _ in said), kind
+    return tuple(sizes), kind

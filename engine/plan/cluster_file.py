@@ -46,49 +46,65 @@ _DEVICES = re.compile(r"([1-9][0-9]{0,3})x([A-Za-z0-9_-]+)")
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The hosts of a cluster file. Raises PlanError for a file that is missing or not TOML, and for
-    impossible values.
+    """Read the hosts of a cluster file. Raises PlanError for a file that is missing or not TOML,
+    and for impossible values.
     """
-    file = _ClusterFile(path, _text(path))
-    data = file.tables()
-    file.refuse_unknown("", data, ("hosts", "links"))
-    tables = data.get("hosts", {})
+    file = _ClusterFile(path, _read_text(path))
+    document = file.parse()
+    file.refuse_unknown("", document, ("hosts", "links"))
+    tables = document.get("hosts", {})
     if not isinstance(tables, Mapping):
         raise file.wrong("", "hosts", f"hosts: expected tables, found {tables!r}", "[hosts.a]")
-    hosts = [host for name, said in tables.items() for host in _hosts(file, name, said)]
+    hosts: list[Host] = []
+    for name, keys in tables.items():
+        hosts += _read_hosts(file, name, keys)
     _refuse_repeated(file, hosts)
     if not hosts:
         problem = "expected hosts, found none"
         raise PlanError(f"cluster file {path}: {problem}. Fix: {_EXAMPLE}.")
-    known = [*tables, *(host.name for host in hosts), *(h.region for h in hosts if h.region)]
-    return with_first(hosts, links=tuple(_links(file, data.get("links", []), known)))
+    names = [host.name for host in hosts]
+    regions = [host.region for host in hosts if host.region]
+    links = _read_links(file, document.get("links", []), [*tables, *names, *regions])
+    return with_first(hosts, links=tuple(links))
 
 
-def _hosts(file: _ClusterFile, name: str, said: Any) -> Iterator[Host]:
-    """As many as the table stands for."""
-    if not _NAME.fullmatch(name) or not isinstance(said, Mapping):
+def _read_hosts(file: _ClusterFile, name: str, keys: Any) -> Iterator[Host]:
+    """Read as many hosts as a table stands for."""
+    if not _NAME.fullmatch(name) or not isinstance(keys, Mapping):
         problem = f"host {name}: expected a table of that name"
         raise file.wrong("hosts", name, problem, "[hosts.b] with cores and memory_gib")
     table = f"hosts.{name}"
-    file.refuse_unknown(table, said, _OF_HOSTS)
-    kind, gpus = _gpus(file, table, said)
-    count = int(file.value(table, said, "count", 1))
-    for number in range(count):
+    file.refuse_unknown(table, keys, _OF_HOSTS)
+    kind, gpus = _read_gpus(file, table, keys)
+    count = int(file.value(table, keys, "count", 1))
+    names, shared_table = [name], ""
+    if "count" in keys:
+        names = [f"{name}-{number}" for number in range(count)]
+        shared_table = name
+    for host_name in names:
         yield Host(
-            name=name if "count" not in said else f"{name}-{number}",
-            cores=int(file.value(table, said, "cores")),
-            memory=int(file.value(table, said, "memory_gib") * 2**30),
+            name=host_name,
+            cores=int(file.value(table, keys, "cores")),
+            memory=int(file.value(table, keys, "memory_gib") * 2**30),
             gpus=gpus,
             kind=kind,
-            region=file.value(table, said, "region", ""),
-            price=float(file.value(table, said, "price", 0)),
-            labels=({"gpu": kind} if kind else {}) | dict(file.value(table, said, "labels", {})),
-            table=name if "count" in said else "",
+            region=file.value(table, keys, "region", ""),
+            price=float(file.value(table, keys, "price", 0)),
+            labels=_read_labels(file, table, keys, kind),
+            table=shared_table,
         )
 
 
+def _read_labels(
+    file: _ClusterFile, table: str, keys: Mapping[str, Any], kind: str
+) -> dict[str, str]:
+    """Read the labels, which may override that of the GPUs' kind."""
+    labels = dict(file.value(table, keys, "labels", {}))
+    return {"gpu": kind} | labels if kind else labels
+
+
 def _refuse_repeated(file: _ClusterFile, hosts: Sequence[Host]) -> None:
-    """Raises PlanError for a name that two hosts have, or a host and a region."""
+    """Raise PlanError for a name that two hosts have, or a host and a region."""
     tables: dict[str, str] = {}
     for host in hosts:
         table = host.table or host.name
@@ -104,104 +120,114 @@ def _refuse_repeated(file: _ClusterFile, hosts: Sequence[Host]) -> None:
             raise file.wrong(table, "region", problem, f'region = "{host.region}-region"')
 
 
-def _gpus(file: _ClusterFile, table: str, said: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """Their kind and the memory of each. Raises PlanError for an unknown kind, unless its memory is
-    said: then a profile may know its rates.
+def _read_gpus(
+    file: _ClusterFile, table: str, keys: Mapping[str, Any]
+) -> tuple[str, tuple[int, ...]]:
+    """Read the GPUs' kind and the memory of each. Raises PlanError for an unknown kind, unless its
+    memory is stated: then a profile may know its rates.
     """
-    if "devices" not in said:
-        count = int(file.value(table, said, "gpus", 0))
-        size = file.value(table, said, "gpu_memory_gib") if count else 0
-        return "", (int(size * 2**30),) * count
-    if "gpus" in said:
+    if "devices" not in keys:
+        count = int(file.value(table, keys, "gpus", 0))
+        if not count:
+            return "", ()
+        return "", (int(file.value(table, keys, "gpu_memory_gib") * 2**30),) * count
+    if "gpus" in keys:
         problem = "expected devices or gpus, found both"
         raise file.wrong(table, "gpus", problem, "devices alone, which says how many")
-    found = _DEVICES.fullmatch(file.value(table, said, "devices"))
-    assert found is not None, "the value fits"
-    count, kind = int(found[1]), found[2]
-    known = {name: d.memory for name, d in catalogue().devices.items() if name != CPU}
-    if "gpu_memory_gib" in said:
-        return kind, (int(file.value(table, said, "gpu_memory_gib") * 2**30),) * count
-    if kind not in known:
+    words = _DEVICES.fullmatch(file.value(table, keys, "devices"))
+    assert words is not None, "the value fits"
+    count, kind = int(words[1]), words[2]
+    if "gpu_memory_gib" in keys:
+        return kind, (int(file.value(table, keys, "gpu_memory_gib") * 2**30),) * count
+    memory_by_kind = {name: d.memory for name, d in catalogue().devices.items() if name != CPU}
+    if kind not in memory_by_kind:
         problem = f"devices: expected a kind of the catalogue, found {kind!r}"
-        fix = f"{nearest_or_all(kind, list(known))}, or gpu_memory_gib and a profile of it"
-        raise file.wrong(table, "devices", problem, f"{fix}: dataflow profile GRAPH there")
-    return kind, (known[kind],) * count
+        near = nearest_or_all(kind, list(memory_by_kind))
+        fix = f"{near}, or gpu_memory_gib and a profile of it: dataflow profile GRAPH there"
+        raise file.wrong(table, "devices", problem, fix)
+    return kind, (memory_by_kind[kind],) * count
 
 
-def _links(file: _ClusterFile, tables: Any, known: Iterable[str]) -> Iterator[ClusterLink]:
+def _read_links(file: _ClusterFile, tables: Any, known: Iterable[str]) -> Iterator[ClusterLink]:
+    """Read each link. known: what it may join, which are names of hosts, tables and regions."""
     if not isinstance(tables, list):
         problem = f"links: expected tables, found {tables!r}"
         raise file.wrong("", "links", problem, '[[links]] with between = ["a", "b"]')
     names = list(dict.fromkeys(known))
-    for said in tables:
-        if not isinstance(said, Mapping):
-            problem = f"links: expected tables, found {said!r}"
+    for keys in tables:
+        if not isinstance(keys, Mapping):
+            problem = f"links: expected tables, found {keys!r}"
             raise file.wrong("", "links", problem, '[[links]] with between = ["a", "b"]')
-        file.refuse_unknown("links", said, _OF_LINKS)
-        one, other = file.value("links", said, "between")
+        file.refuse_unknown("links", keys, _OF_LINKS)
+        one, other = file.value("links", keys, "between")
         for name in (one, other):
             if name not in names:
                 problem = f"between: expected hosts or regions of this file, found {name!r}"
                 raise file.wrong("links", "between", problem, nearest_or_all(name, names))
         yield ClusterLink(
             between=(one, other),
-            rate=file.value("links", said, "gigabits") * 1e9 / 8,
-            delay=file.value("links", said, "delay_ms", NETWORK_DELAY * 1e3) / 1e3,
+            rate=file.value("links", keys, "gigabits") * 1e9 / 8,
+            delay=file.value("links", keys, "delay_ms", NETWORK_DELAY * 1e3) / 1e3,
         )
 
 
-def _positive(value: Any, most: int) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value <= most  # nan is none of these
+def _is_positive(number: Any, most: int) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return 0 < number <= most  # nan compares as false
 
 
-def _whole(value: Any, most: int) -> bool:
-    return _positive(value, most) and value == int(value)
+def _is_whole(number: Any, most: int) -> bool:
+    return _is_positive(number, most) and number == int(number)
 
 
-def _text_of(value: Any) -> bool:
-    return isinstance(value, str) and bool(_NAME.fullmatch(value))
+def _is_name(text: Any) -> bool:
+    return isinstance(text, str) and bool(_NAME.fullmatch(text))
 
 
-def _pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value)
+def _is_devices(text: Any) -> bool:
+    return isinstance(text, str) and bool(_DEVICES.fullmatch(text))
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+def _is_pair(ends: Any) -> bool:
+    return isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, str) for end in ends)
+
+
+def _are_texts(table: Any) -> bool:
+    return isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
 
 
 _MOST_GIB = 2**20
-_VALUES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
-    "count": (lambda v: _whole(v, 65536), "a number of hosts, 1 to 65536", "count = 16"),
-    "cores": (lambda v: _whole(v, 65536), "a number of cores, 1 to 65536", "cores = 8"),
+_KEYS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
+    "count": (lambda v: _is_whole(v, 65536), "a number of hosts, 1 to 65536", "count = 16"),
+    "cores": (lambda v: _is_whole(v, 65536), "a number of cores, 1 to 65536", "cores = 8"),
     "memory_gib": (
-        lambda v: _positive(v, _MOST_GIB),
+        lambda v: _is_positive(v, _MOST_GIB),
         "GiB of memory, above 0 to 1048576",
         "memory_gib = 64",
     ),
-    "gpus": (lambda v: _whole(v, 1024), "a number of GPUs, 1 to 1024", "gpus = 8"),
+    "gpus": (lambda v: _is_whole(v, 1024), "a number of GPUs, 1 to 1024", "gpus = 8"),
     "gpu_memory_gib": (
-        lambda v: _positive(v, _MOST_GIB),
+        lambda v: _is_positive(v, _MOST_GIB),
         "GiB of memory of each GPU, above 0 to 1048576",
         "gpu_memory_gib = 80",
     ),
     "devices": (
-        lambda v: isinstance(v, str) and bool(_DEVICES.fullmatch(v)),
+        _is_devices,
         "a number and a kind of GPU",
         'devices = "8xH100"',
     ),
-    "region": (_text_of, "a name", 'region = "east"'),
-    "price": (lambda v: _positive(v, 10**6), "a price an hour, above 0", "price = 98.32"),
-    "labels": (_texts, "texts by name", 'labels = { gpu = "H100" }'),
-    "between": (_pair, "two hosts or regions", 'between = ["a", "b"]'),
-    "gigabits": (lambda v: _positive(v, 10**6), "Gb a second, above 0", "gigabits = 400"),
-    "delay_ms": (lambda v: _positive(v, 10**5), "milliseconds, above 0", "delay_ms = 30"),
+    "region": (_is_name, "a name", 'region = "east"'),
+    "price": (lambda v: _is_positive(v, 10**6), "a price an hour, above 0", "price = 98.32"),
+    "labels": (_are_texts, "texts by name", 'labels = { gpu = "H100" }'),
+    "between": (_is_pair, "two hosts or regions", 'between = ["a", "b"]'),
+    "gigabits": (lambda v: _is_positive(v, 10**6), "Gb a second, above 0", "gigabits = 400"),
+    "delay_ms": (lambda v: _is_positive(v, 10**5), "milliseconds, above 0", "delay_ms = 30"),
 }
 """Key -> whether a value fits, what is expected, and the fix."""
 
 _OF_LINKS = ("between", "gigabits", "delay_ms")
-_OF_HOSTS = tuple(key for key in _VALUES if key not in _OF_LINKS)
+_OF_HOSTS = tuple(key for key in _KEYS if key not in _OF_LINKS)
 
 
 class _ClusterFile:
@@ -210,47 +236,50 @@ class _ClusterFile:
     def __init__(self, path: Path, text: str) -> None:
         self._path, self._text = path, text
 
-    def tables(self) -> dict[str, Any]:
-        """The file as TOML."""
+    def parse(self) -> dict[str, Any]:
+        """Parse the file as TOML. Raises PlanError, which names the line where TOML does."""
         try:
             return tomllib.loads(self._text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            line = re.search(r"at line (\d+)", str(error))
-            where = f"cluster file {self._path}{f':{line[1]}' if line else ''}"
+            where = f"cluster file {self._path}"
+            if line := re.search(r"at line (\d+)", str(error)):
+                where += f":{line[1]}"
             raise PlanError(f"{where}: expected TOML: {error}. Fix: {_EXAMPLE}.") from error
 
-    def value(self, table: str, said: Mapping[str, Any], key: str, default: Any = None) -> Any:
-        """The value of a key. Raises PlanError for one that does not fit, or that is missing and
-        has no default.
+    def value(self, table: str, keys: Mapping[str, Any], key: str, default: Any = None) -> Any:
+        """The value of a key of a table. Raises PlanError for one that does not fit, or that is
+        missing and has no default.
         """
-        fits, expected, fix = _VALUES[key]
-        found = said.get(key, default)
-        if (key in said or default is None) and not fits(found):
-            problem = f"{key}: expected {expected}, found {found!r}"
+        fits, expected, fix = _KEYS[key]
+        setting = keys.get(key, default)
+        if (key in keys or default is None) and not fits(setting):
+            problem = f"{key}: expected {expected}, found {setting!r}"
             raise self.wrong(table, key, problem, fix)
-        return found
+        return setting
 
-    def refuse_unknown(self, table: str, said: Mapping[str, Any], known: Iterable[str]) -> None:
-        """Raises PlanError for a key of a table that means nothing."""
-        for key in said:
+    def refuse_unknown(self, table: str, keys: Mapping[str, Any], known: Iterable[str]) -> None:
+        """Raise PlanError for a key of a table that means nothing."""
+        for key in keys:
             if key not in known:
                 fix = nearest_or_all(key, list(known))
                 raise PlanError(f"{self._at(table, key)}: unknown key {key!r}. Fix: {fix}.")
 
     def wrong(self, table: str, key: str, problem: str, fix: str) -> PlanError:
-        """Names the line of a key, and the host whose table it is in."""
+        """Make an error that names the line of a key, and the host whose table it is in."""
         _, _, host = table.partition(".")
-        of = f"host {host}: " if host else ""
-        return PlanError(f"{self._at(table, key)}: {of}{problem}. Fix: {fix}.")
+        if host:
+            problem = f"host {host}: {problem}"
+        return PlanError(f"{self._at(table, key)}: {problem}. Fix: {fix}.")
 
     def _at(self, table: str, key: str) -> str:
         """`cluster file cluster.toml:7`; no line for a key not written as `key =` in its table."""
+        heading = f"{table}.{key}" if table else key
         inside = ""
         for number, line in enumerate(self._text.splitlines(), 1):
             words = line.partition("#")[0].strip()
             if words.startswith("["):
                 inside = words.strip("[] ")
-                if inside == (f"{table}.{key}" if table else key):
+                if inside == heading:
                     return f"cluster file {self._path}:{number}"
             elif inside == table and words.partition("=")[0].strip().strip("\"'") == key:
                 return f"cluster file {self._path}:{number}"
@@ -260,7 +289,8 @@ class _ClusterFile:
 _EXAMPLE = "[hosts.a] with cores = 8 and memory_gib = 64"
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """The file's text. Raises PlanError for what is no file of UTF-8 text."""
     what = f"cluster file {path}"
     try:
         if not path.is_file() and path.exists():

@@ -1,7 +1,7 @@
 """How a run is run: everything that is not the algorithm.
 
-Owns: the options, for the command line and for Python; their form in a run folder; what the planner
-is told of them. Does not own: the graph's own parameters (its function's signature).
+Owns: the options, for the command line and for Python; their form in a run folder; the Placing that
+the planner gets of them. Does not own: the graph's own parameters (its function's signature).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from dataflow.calls import constructs
 from dataflow.errors import PlanError, RunError, nearest
+from engine.plan.cluster import LEASE
 from engine.plan.placement import Placing
 
 HERE = "none"
@@ -90,7 +91,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Hosts: ray, a Ray cluster; ray:local, one begun here; none; to explain or simulate a file."""
     wait: float = 600.0
     """Seconds to wait for room in the Ray cluster."""
-    lease: float = 30.0
+    lease: float = LEASE
     """Seconds without a word after which the run and another host give each other up."""
     private: bool = False
     """Nobody else is on the hosts' network: rows travel without encryption."""
@@ -110,10 +111,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 
 
-_WITHIN = ("hosts", "least", "simulated")
-"""Of a Placing, what is within other options, or said by a command."""
-_PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
-PLANNED = (*_PLACED, "cluster", "threads", "seed")
+_NO_OPTIONS = ("hosts", "least", "simulated")
+"""Fields of a Placing that are no options: parts of other options, or set by a command."""
+_PLACING_OPTIONS = [f.name for f in fields(Placing) if f.name not in _NO_OPTIONS]
+PLANNED = (*_PLACING_OPTIONS, "cluster", "threads", "seed")
 """Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
 
 OF_ITS_START: Mapping[str, str] = {
@@ -124,27 +125,36 @@ OF_ITS_START: Mapping[str, str] = {
 }
 """Options that a run has from its start, and why a resume has no others."""
 
-_FLAGS: Mapping[str, str] = {
+_PYTHON_NAMES: Mapping[str, str] = {
     "set": 'settings=["train_policy.lr=1e-5"]',
     "watch": "dataflow watch, beside it",
 }
 """Flags of commands that are no options, and what takes their place in Python."""
 
 
-def require_changeable(changes: Iterable[str]) -> None:
-    """Raise RunError for the first name of what a resume from Python cannot change, or is none."""
-    known = [f.name for f in fields(RunOptions)]
+def require_resume_options(changes: Iterable[str]) -> None:
+    """Raise RunError for the first of these names that a resume from Python cannot change, or that
+    is no option.
+    """
+    option_names = [f.name for f in fields(RunOptions)]
     for name in changes:
         if name in OF_ITS_START:
             why = OF_ITS_START[name]
             raise RunError(f"resume: {name} does not change in a resume: {why}. Fix: leave it out.")
-        if name not in known:
-            near = nearest(name, known)
-            fix = _FLAGS.get(name) or (f"{near}=" if near else f"one of {', '.join(known)}")
+        if name not in option_names:
+            fix = _nearest_argument(name, option_names)
             raise RunError(f"resume: {name!r} is no option. Fix: {fix}.")
 
 
-def on_ray(options: RunOptions) -> bool:
+def _nearest_argument(name: str, option_names: Sequence[str]) -> str:
+    """What to write in Python instead of a name that is no option."""
+    if name in _PYTHON_NAMES:
+        return _PYTHON_NAMES[name]
+    near = nearest(name, option_names)
+    return f"{near}=" if near else f"one of {', '.join(option_names)}"
+
+
+def is_on_ray(options: RunOptions) -> bool:
     """Whether the run is on a Ray cluster. Raises PlanError for another launcher's name."""
     name, _, where = (options.cluster or "").partition(":")
     if name != "ray" or "/" in name:
@@ -156,21 +166,37 @@ def on_ray(options: RunOptions) -> bool:
 
 
 def on_this_host(options: RunOptions) -> RunOptions:
-    """The same without other hosts: for what runs in this process, whatever the run did."""
-    names = {
-        node: [w.partition("@")[0] for w in pins.split(",")] for node, pins in options.pin.items()
-    }
-    return replace(options, cluster=None, pin={n: ",".join(w) for n, w in names.items()})
+    """Leave out other hosts: for what runs in this process, wherever the run was."""
+    pin: dict[str, str] = {}
+    for node, pins in options.pin.items():
+        workers = [worker.partition("@")[0] for worker in pins.split(",")]
+        pin[node] = ",".join(workers)
+    return replace(options, cluster=None, pin=pin)
 
 
-def placing(options: RunOptions) -> Placing:
-    """What the planner is told of the options. Raises PlanError for an impossible value."""
+def make_placing(options: RunOptions) -> Placing:
+    """Make what the planner gets of the options. Raises PlanError for an impossible value."""
     _refuse_absurd(options)
-    pin, hosts = _pins(options.pin)
-    most, least = _replicas(options.replicas)
-    own = {"pin": pin, "hosts": hosts, "replicas": most, "least": least, "simulated": False}
-    names = {f.name for f in fields(Placing)} - own.keys()
-    return Placing(**own, **{name: getattr(options, name) for name in names})
+    pin, hosts = _split_pins(options.pin)
+    most, least = _split_replicas(options.replicas)
+    return Placing(
+        workers=options.workers,
+        kernel=options.kernel,
+        pin=pin,
+        together=options.together,
+        replicas=most,
+        least=least,
+        chunks=options.chunks,
+        ranks=options.ranks,
+        tensor=options.tensor,
+        shard=options.shard,
+        turns=options.turns,
+        hosts=hosts,
+        weights=options.weights,
+        inproc=options.inproc,
+        samples=options.samples,
+        simulated=False,
+    )
 
 
 _LEAST = {
@@ -185,27 +211,32 @@ _LEAST = {
 
 
 def _refuse_absurd(options: RunOptions) -> None:
+    """Raise PlanError for a number below the least of its option, infinite or not a number."""
     for option in fields(options):
-        value, least = getattr(options, option.name), _LEAST.get(option.name, 0)
-        if isinstance(value, int | float) and not least <= value < math.inf:  # nan is neither
+        number = getattr(options, option.name)
+        least = _LEAST.get(option.name, 0)
+        # nan compares as false with every bound, so that it is refused, too.
+        if isinstance(number, int | float) and not least <= number < math.inf:
             flag = f"--{option.name.replace('_', '-')}"
-            problem = f"expected {least} or more, found {value}"
+            problem = f"expected {least} or more, found {number}"
             raise PlanError(f"options: {flag}: {problem}. Fix: {flag} {least or 1}.")
 
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
-def _replicas(asked: Mapping[str, int | str]) -> tuple[dict[str, int], dict[str, int]]:
-    """The most replicas of each node, and the least of those with a range. PlanError for what is
-    neither a number nor a range.
+def _split_replicas(
+    replicas: Mapping[str, int | str],
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Split into the most replicas of each node, and the least of those with a range. Raises
+    PlanError for what is neither a number nor a range.
     """
     most: dict[str, int] = {}
     least: dict[str, int] = {}
-    for node, count in asked.items():
-        found = _RANGE.fullmatch(count) if isinstance(count, str) else None
-        if found is not None:
-            least[node], most[node] = int(found.group(1)), int(found.group(2))
+    for node, count in replicas.items():
+        bounds = _RANGE.fullmatch(count) if isinstance(count, str) else None
+        if bounds is not None:
+            least[node], most[node] = int(bounds.group(1)), int(bounds.group(2))
         elif isinstance(count, int):
             most[node] = count
         elif count.isdecimal():
@@ -216,63 +247,73 @@ def _replicas(asked: Mapping[str, int | str]) -> tuple[dict[str, int], dict[str,
     return most, least
 
 
-def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The Workers of each node, and the host (after an @) of a Worker. PlanError if it has two."""
-    pin: dict[str, tuple[str, ...]] = {}
-    hosts: dict[str, str] = {}
-    for node, names in asked.items():
-        pairs = [name.strip().partition("@") for name in names.split(",")]
-        pin[node] = tuple(worker for worker, _, _ in pairs)
-        for worker, at, host in pairs:
-            if at and hosts.setdefault(worker, host) != host:
-                problem = f"{worker} is on {hosts[worker]} and on {host}"
+def _split_pins(
+    pins: Mapping[str, str],
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Split into the Workers of each node, and the host (after an @) of each Worker that has one.
+    Raises PlanError for a Worker on two hosts.
+    """
+    workers_by_node: dict[str, tuple[str, ...]] = {}
+    host_by_worker: dict[str, str] = {}
+    for node, pin in pins.items():
+        places = [place.strip().partition("@") for place in pin.split(",")]
+        workers_by_node[node] = tuple(worker for worker, _, _ in places)
+        for worker, at, host in places:
+            if at and host_by_worker.setdefault(worker, host) != host:
+                problem = f"{worker} is on {host_by_worker[worker]} and on {host}"
                 raise PlanError(f"pin: {problem}. Fix: {worker}@{host} everywhere.")
-    return pin, hosts
+    return workers_by_node, host_by_worker
 
 
-def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
-    """The options for a run folder. path: further folders that the run imports from."""
-    data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
-    if options.cluster not in (None, HERE) and not on_ray(options):
-        data["cluster"] = os.path.abspath(options.cluster)
-    return json.dumps(data | {"path": list(path)}, indent=1)
+def encode_options(options: RunOptions, *, path: Sequence[str] = ()) -> str:
+    """Write the options for a run folder. path: further folders that the run imports from."""
+    document: dict[str, Any] = {}
+    for name, setting in asdict(options).items():
+        document[name] = setting
+        if isinstance(setting, Path):
+            document[name] = str(setting)
+    if options.cluster not in (None, HERE) and not is_on_ray(options):
+        document["cluster"] = os.path.abspath(options.cluster)
+    return json.dumps(document | {"path": list(path)}, indent=1)
 
 
-def from_json(
+def decode_options(
     text: str, changes: Mapping[str, Any], where: str = "options"
 ) -> tuple[RunOptions, tuple[str, ...]]:
-    """What `to_json` wrote, with changes (None: unchanged), and the import path. Options that an
-    older run did not write have their defaults. where: names the text. Raises RunError.
+    """Read what `encode_options` wrote, with changes (None: unchanged), and the import path.
+    Options that an older run did not write have their defaults. where: names the text. Raises
+    RunError.
     """
-    data, path = _recorded(text, where)
-    known = {f.name for f in fields(RunOptions)}
-    for name in (*data, *changes):
-        if name not in known:
-            fix = nearest(name, known) or "see dataflow run --help"
+    recorded_options, path = _read_document(text, where)
+    option_names = {f.name for f in fields(RunOptions)}
+    for name in (*recorded_options, *changes):
+        if name not in option_names:
+            fix = nearest(name, option_names) or "see dataflow run --help"
             raise RunError(f"{where}: {name!r} is no option. Fix: {fix}.")
     try:
-        options = msgspec.convert(data, RunOptions, dec_hook=_path)
+        options = msgspec.convert(recorded_options, RunOptions, dec_hook=_to_path)
     except msgspec.ValidationError as error:
         fix = "the value that `dataflow run --help` names"
         raise RunError(f"{where}: {error}. Fix: {fix}.") from error
-    return replace(options, **{k: v for k, v in changes.items() if v is not None}), path
+    return replace(options, **{n: each for n, each in changes.items() if each is not None}), path
 
 
-def _recorded(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_document(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The options as written, and the import path. Raises RunError for any other text."""
     fix = "restore the file, or start another run"
     try:
-        data = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{where}: expected JSON, found {error}. Fix: {fix}.") from error
-    path = data.pop("path", []) if isinstance(data, dict) else None
+    path = document.pop("path", []) if isinstance(document, dict) else None
     if not isinstance(path, list) or not all(isinstance(entry, str) for entry in path):
         problem = f"expected an object of options, and in it a list of folders, found {text[:40]!r}"
         raise RunError(f"{where}: {problem}. Fix: {fix}.")
-    return data, tuple(path)
+    return document, tuple(path)
 
 
-def _path(kind: type, value: Any) -> Any:
-    if kind is not Path or not isinstance(value, str):
-        raise TypeError(f"expected a path, found {value!r}")
-    return Path(value)
+def _to_path(kind: type, text: Any) -> Any:
+    """msgspec's hook for types that it does not know: a Path is written as its text."""
+    if kind is not Path or not isinstance(text, str):
+        raise TypeError(f"expected a path, found {text!r}")
+    return Path(text)

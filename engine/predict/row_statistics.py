@@ -37,7 +37,7 @@ from engine.keep.run_measurements import (
     seconds_by_step,
 )
 from engine.keep.samples import read_samples
-from engine.plan.cost.distribution import LengthDistribution, constant, lognormal, of_lengths
+from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal, of_lengths
 
 _COLUMNS: Mapping[str, Sequence[str]] = {
     "prompts": (
@@ -91,7 +91,7 @@ def _seen(text: str) -> SeenRows:
 def distribution(text: str, flag: str = "--lengths") -> LengthDistribution:
     """`512` or `lognormal:3000,0.9,20000`. Raises PlanError."""
     if text.isdecimal():
-        return constant(int(text))
+        return constant_length(int(text))
     found = _LOGNORMAL.fullmatch(text)
     if found is not None:
         return lognormal(float(found[1]), float(found[2]), int(found[3]))

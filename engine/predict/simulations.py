@@ -133,7 +133,7 @@ def planned(variant: Variant, rows: SimulatedRows) -> Plan:
 
 def cluster_of(options: RunOptions) -> Cluster:
     """That of a cluster file. Raises PlanError without one."""
-    if options.cluster in (None, run_options.HERE) or run_options.on_ray(options):
+    if options.cluster in (None, run_options.HERE) or run_options.is_on_ray(options):
         problem = f"expected a cluster file, found {options.cluster or 'this machine'}"
         raise PlanError(f"devices: {problem}. Fix: --cluster hosts.toml.")
     return read_cluster(Path(options.cluster))

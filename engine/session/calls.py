@@ -53,7 +53,7 @@ __all__ = ["Until", "peek", "resume", "run"]
 
 def _refuse_file(options: RunOptions) -> None:
     """A cluster file tells of hosts, and starts nothing on them."""
-    if options.cluster not in (None, run_options.HERE) and not run_options.on_ray(options):
+    if options.cluster not in (None, run_options.HERE) and not run_options.is_on_ray(options):
         problem = f"a run takes ray or ray:local, found {options.cluster!r}, which is for explain"
         raise PlanError(f"options: --cluster: {problem}. Fix: --cluster ray.")
 
@@ -124,7 +124,7 @@ def _begun(
         folder.write_text("graph.json", text)
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
-        folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
+        folder.write_text(OPTIONS, run_options.encode_options(options, path=_import_path()))
         result = _through(planned, options, folder, hooks, begins)
         end.tell(result.reason, interrupted=result.interrupted)
     return result
@@ -173,10 +173,10 @@ def resume(
     """
     refuse_second()
     path = Path(folder)
-    run_options.require_changeable(changes)
+    run_options.require_resume_options(changes)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
         told = _recorded(path / OPTIONS)
-        options, imports = run_options.from_json(told, changes, str(path / OPTIONS))
+        options, imports = run_options.decode_options(told, changes, str(path / OPTIONS))
         _refuse_file(options)
         import_from(imports)
         recorded = _recorded(path / "graph.json")
@@ -217,7 +217,7 @@ def _went_on(
     begins: Beginning,
 ) -> Result:
     """A run in its old folder, from its records to its end."""
-    folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
+    folder.write_text(OPTIONS, run_options.encode_options(options, path=_import_path()))
     folder.write_text("plan.json", planned.to_json())
     folder.write_text("plan.txt", explain(planned))
     with EndRecord(folder) as end:

@@ -74,7 +74,7 @@ def plan(
     """
     options = options or RunOptions()
     checked = check(graph) if isinstance(graph, Graph | Program) else graph
-    placing = replace(run_options.placing(options), simulated=simulated)
+    placing = replace(run_options.make_placing(options), simulated=simulated)
     cluster = cluster or _cluster(options, source_of(checked))
     if cluster is not None:
         placing, cluster = resolve_labels(placing, cluster)
@@ -108,7 +108,7 @@ def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
     """The hosts that a plan may use; None for this one alone."""
     if options.cluster in (None, run_options.HERE) or options.inproc:
         return None
-    if not run_options.on_ray(options):
+    if not run_options.is_on_ray(options):
         return read_cluster(Path(options.cluster))
     from engine.run.hosts.ray_cluster import ray_cluster  # here: Ray is not needed on one host
 

@@ -25,7 +25,7 @@ from dataflow.schema import Reward as RewardSchema
 from operators.kernels.scoring_child import CONVERSATIONAL
 from operators.kernels.scoring_frames import FaultKind, ScoringFault, ScoringOutcome
 from operators.kernels.scoring_process import Children, InProcess, Scorers
-from operators.rewards import PASSED, Wants, part_names, wants
+from operators.rewards import CALL_TIMEOUT, PASSED, Wants, part_names, wants
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class HostReward:
             Function(name=name, asked=wants(fn), weight=weight)
             for name, fn, weight in zip(part_names(node.params), fns, weights, strict=True)
         ]
-        self._timeout = float(node.params.get("timeout", 30.0))
+        self._timeout = float(node.params.get("timeout", CALL_TIMEOUT))
         self._drop = node.params.get("on_error", "stop") == "drop_group"
         self._by_group = node.scope == "group"
         names = [f.name for f in self._functions]

@@ -80,7 +80,7 @@ def make(root: Path, made: Made) -> Path:
             folder.write_text("graph.json", written(graph))
             folder.write_text("plan.json", planned.to_json())
             folder.write_text("plan.txt", explain(planned))
-            folder.write_text("options.json", run_options.to_json(options))
+            folder.write_text("options.json", run_options.encode_options(options))
             _fill(folder, planned, made)
             path = folder.path
     _set_times(path, made)

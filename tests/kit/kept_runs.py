@@ -31,7 +31,7 @@ def kept_run(
     if graph is not None:
         (path / "graph.json").write_text(to_json(graph))
     if options is not None:
-        (path / "options.json").write_text(run_options.to_json(options, path=imports))
+        (path / "options.json").write_text(run_options.encode_options(options, path=imports))
     if rows or torn:
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (path / "metrics.jsonl").write_text(lines + torn)

@@ -19,7 +19,7 @@ from pathlib import Path
 from dataflow.graph import Graph
 from dataflow.program import Program
 from engine.api import resume, run
-from engine.plan.options import RunOptions, from_json, to_json
+from engine.plan.options import RunOptions, decode_options, encode_options
 from tests.kit import run_graphs, run_programs
 from tests.kit.processes import limited, start_python
 from tests.kit.runs import metrics, steps_stored
@@ -37,7 +37,7 @@ GRAPHS: Mapping[str, Callable[[Path], Graph]] = {
 
 def words(graph: str, folder: Path, options: RunOptions, *flags: str) -> list[str]:
     """The arguments for Python that start one."""
-    return ["-m", "tests.kit.killable_run", graph, str(folder), to_json(options), *flags]
+    return ["-m", "tests.kit.killable_run", graph, str(folder), encode_options(options), *flags]
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def require_stopped(process: subprocess.Popen[str], run: Path, by: str, code: in
 
 def main() -> None:
     graph, folder, text, *flags = sys.argv[1:]
-    options = from_json(text, {})[0]
+    options = decode_options(text, {})[0]
 
     def tell(step: int) -> None:
         print(f"step {step}", flush=True)

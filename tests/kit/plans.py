@@ -17,7 +17,7 @@ from dataflow.graph import Graph
 from engine.plan.cluster import Cluster
 from engine.plan.cost.profile import Profile
 from engine.plan.lag import NO_VERSION
-from engine.plan.options import RunOptions, placing
+from engine.plan.options import RunOptions, make_placing
 from engine.plan.passes.shape import set_lags
 from engine.plan.placement import Placing
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
@@ -87,7 +87,7 @@ def placed(
 
 def planned_on(cluster: Cluster, graph: Graph, **options: Any) -> Plan:
     """A plan as by the command line; options: fields of RunOptions."""
-    asked = placing(RunOptions(**options))
+    asked = make_placing(RunOptions(**options))
     return make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
 
 

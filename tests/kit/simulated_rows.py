@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.plan.cost.distribution import LengthDistribution, constant, lognormal
+from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal
 from engine.plan.plan import Plan
 from engine.predict.simulation.prediction import Prediction
 from engine.predict.simulation.prediction_run import predict
@@ -22,7 +22,7 @@ class SeenLengths:
     answers: LengthDistribution | None = None
 
 
-ROWS = SeenLengths(constant(20), lognormal(10, 0.6, 32))
+ROWS = SeenLengths(constant_length(20), lognormal(10, 0.6, 32))
 
 
 def predicted(plan: Plan, **asked: Any) -> Prediction:

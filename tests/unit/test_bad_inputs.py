@@ -11,7 +11,7 @@ from dataflow.shown import one_line
 from dataflow.snapshot import from_json as graph_of
 from engine.keep.run_measurements import node_seconds
 from engine.plan.cluster_file import read_cluster
-from engine.plan.options import from_json as options_of
+from engine.plan.options import decode_options as options_of
 from operators.data_files import read_table
 from operators.data_lines import read_lines
 from operators.kernels.data import open_demonstrations, open_rows

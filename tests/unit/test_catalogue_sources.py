@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.plan.cost.decode import DecodeBatch, decode
-from engine.plan.cost.devices import coefficients, device, place
+from engine.plan.cost.decode import DecodeBatch, schedule_decode
+from engine.plan.cost.devices import catalogue_place, coefficients, device
 from engine.plan.cost.model_passes import Passes, Sizes, operations
 from engine.plan.cost.models import Shape, formula
 
@@ -59,7 +59,7 @@ def test_the_speeds_of_an_engine_are_predicted(name: str) -> None:
         batch = DecodeBatch(
             prompts=np.array([prompt]), answers=np.array([ANSWER]), budget=PROMPTS[-1]
         )
-        seconds = decode(sizes(name), place(A100), batch).seconds
+        seconds = schedule_decode(sizes(name), catalogue_place(A100), batch).seconds
         assert seconds == pytest.approx(ANSWER / speed, rel=0.09)
 
 
@@ -104,7 +104,9 @@ def test_decodes_collectives_are_those_of_the_small_messages_that_were_measured(
         found = moved / (h100.link * GPU["decode"].link)
         assert found == pytest.approx(most - least, rel=0.06)
     model = sizes("7B")
-    alone, split = (Passes(model, place(h100, tensor=t), "decode").at(1, 0) for t in (1, 4))
+    alone, split = (
+        Passes(model, catalogue_place(h100, tensor=t), "decode").at(1, 0) for t in (1, 4)
+    )
     hops = 2 * model.shape.layers * GPU["decode"].hop
     assert split.latency - alone.latency == pytest.approx(hops)
     assert all(GPU["decode"].hop == pytest.approx(t[0], rel=0.2) for t in measured.values())

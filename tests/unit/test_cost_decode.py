@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from engine.plan.cost.decode import DecodeBatch, decode, room
-from engine.plan.cost.devices import device, place
+from engine.plan.cost.decode import DecodeBatch, cache_capacity, schedule_decode
+from engine.plan.cost.devices import catalogue_place, device
 from engine.plan.cost.distribution import lognormal
 from engine.plan.cost.model_passes import Passes, Sizes
 from engine.plan.cost.models import Shape
@@ -29,7 +29,7 @@ SHAPE = Shape(
     tied=False,
 )
 MODEL = Sizes(parameters=7_615_616_512, shape=SHAPE)
-H100 = place(device("H100"))
+H100 = catalogue_place(device("H100"))
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 120)), max_size=24)
 
@@ -107,7 +107,7 @@ def test_it_is_the_schedule_that_goes_pass_by_pass(
     lengths: list[tuple[int, int]], slots: int, shared: int, times: float
 ) -> None:
     rows = batch(lengths, slots=slots, shared=shared, times=times)
-    decoded, one = decode(MODEL, H100, rows), PassByPass(rows).run()
+    decoded, one = schedule_decode(MODEL, H100, rows), PassByPass(rows).run()
     assert (decoded.passes, decoded.sent_back) == (one.passes, one.sent_back)
     np.testing.assert_allclose(decoded.begins, one.begins, rtol=1e-9)
     np.testing.assert_allclose(decoded.ends, one.ends, rtol=1e-9)
@@ -124,7 +124,7 @@ def test_every_row_begins_before_it_ends_within_slots_and_room(
     lengths: list[tuple[int, int]], slots: int, shared: int, times: float
 ) -> None:
     rows = batch(lengths, slots=slots, shared=shared, times=times)
-    decoded = decode(MODEL, H100, rows)
+    decoded = schedule_decode(MODEL, H100, rows)
     assert (decoded.begins >= 0).all()
     assert (decoded.begins < decoded.ends).all()
     assert decoded.passes * min(slots, max(len(lengths), 1)) >= rows.answers.sum()
@@ -135,7 +135,7 @@ def test_every_row_begins_before_it_ends_within_slots_and_room(
 @settings(max_examples=example_count(40))
 @given(rows=st.integers(1, 200), prompt=st.integers(0, 500), answer=st.integers(1, 900))
 def test_equal_rows_take_the_sum_of_their_passes(rows: int, prompt: int, answer: int) -> None:
-    decoded = decode(MODEL, H100, batch([(prompt, answer)] * rows))
+    decoded = schedule_decode(MODEL, H100, batch([(prompt, answer)] * rows))
     decoding, prefill = Passes(MODEL, H100, "decode"), Passes(MODEL, H100, "prefill")
     middle = rows * (prompt + (answer - 1) / 2.0)
     closed = answer * decoding.at(rows, middle + rows, cached=middle, rows=rows).seconds
@@ -150,7 +150,7 @@ def test_equal_rows_take_the_sum_of_their_passes(rows: int, prompt: int, answer:
 
 
 def seconds(rows: DecodeBatch) -> float:
-    return decode(MODEL, H100, rows).seconds
+    return schedule_decode(MODEL, H100, rows).seconds
 
 
 @settings(max_examples=example_count(60))
@@ -179,10 +179,10 @@ def test_room_for_all_is_never_slower_than_a_tight_cache(
 
 def test_few_rows_are_bound_by_memory_and_many_by_compute() -> None:
     few, many = batch([(100, 1000)] * 8), batch([(10, 20)] * 4096, slots=4096)
-    slow = decode(MODEL, H100, few)
-    assert decode(MODEL, place(device("H200")), few).seconds < slow.seconds
+    slow = schedule_decode(MODEL, H100, few)
+    assert schedule_decode(MODEL, catalogue_place(device("H200")), few).seconds < slow.seconds
     assert slow.time.bound == "memory"
-    assert decode(MODEL, H100, many).time.bound == "compute"
+    assert schedule_decode(MODEL, H100, many).time.bound == "compute"
 
 
 @pytest.mark.parametrize("shared", [1, 8])
@@ -190,19 +190,19 @@ def test_a_row_that_no_cache_holds_is_refused_before_it_starts(shared: int) -> N
     rows = batch([(5, 5), (100, 50), (5, 5)], shared=shared, times=1.0)
     assert seconds(rows) > 0
     with pytest.raises(PlanError, match=r"longest row, 150 tokens.* cache of 149\. Fix: "):
-        decode(MODEL, H100, replace(rows, room=149))
+        schedule_decode(MODEL, H100, replace(rows, room=149))
 
 
 def test_a_tight_cache_of_many_rows_sends_back_and_ends() -> None:
     answers = lognormal(3000, 0.9, 20000).spread(1024)
     rows = DecodeBatch(prompts=np.full(1024, 500), answers=answers, room=100_000)
-    decoded = decode(MODEL, H100, rows)
+    decoded = schedule_decode(MODEL, H100, rows)
     assert decoded.sent_back > 1024
     assert decoded.busiest <= rows.room
 
 
 @given(memory=st.integers(-(1 << 34), 1 << 36), tensor=st.sampled_from([1, 2, 4]))
 def test_room_is_what_fits_and_never_the_word_for_no_limit(memory: int, tensor: int) -> None:
-    tokens = room(MODEL, place(device("H100"), tensor=tensor), memory)
+    tokens = cache_capacity(MODEL, catalogue_place(device("H100"), tensor=tensor), memory)
     fitting = memory * tensor // MODEL.cached_bytes
     assert tokens == max(1, fitting)

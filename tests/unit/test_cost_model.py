@@ -20,15 +20,15 @@ from engine.plan.cost.devices import (
     Kind,
     Link,
     catalogue,
+    catalogue_place,
     coefficients,
     device,
-    place,
 )
 from engine.plan.cost.memory import gradient_bytes
 from engine.plan.cost.model_passes import Passes, Sizes, Time, operations
 from engine.plan.cost.models import Shape, formula
-from engine.plan.cost.training import Microbatches, forward, packed, train, update
-from engine.plan.cost.transfers import rows, weights
+from engine.plan.cost.training import Microbatches, forward_time, pack_rows, train_time, update_time
+from engine.plan.cost.transfers import rows_time, weights_time
 from operators.kernels.torch.packing import first_fit_decreasing
 
 SHAPE = Shape(
@@ -97,13 +97,13 @@ def test_an_unknown_device_names_the_nearest_and_asks_for_a_profile(said: str, m
 
 def test_a_dtype_without_a_rate_is_refused() -> None:
     with pytest.raises(PlanError, match=r"device H100: .*'bfloat1'\. Fix: .*bfloat16"):
-        place(H100).operations("bfloat1")
+        catalogue_place(H100).operations("bfloat1")
 
 
 @given(cores=st.integers(1, 64), ranks=st.tuples(RANKS, RANKS, RANKS))
 def test_a_place_counts_its_ranks_and_cores(cores: int, ranks: tuple[int, int, int]) -> None:
     data, tensor, context = ranks
-    where = place(CORE, cores=cores, data=data, tensor=tensor, context=context)
+    where = catalogue_place(CORE, cores=cores, data=data, tensor=tensor, context=context)
     assert where.devices == data * tensor * context
     assert where.operations("float32") == cores * CORE.operations["float32"]
     assert (where.between, replace(where, rate=5.0).between) == (CORE.link, 5.0)
@@ -116,7 +116,7 @@ def test_a_place_counts_its_ranks_and_cores(cores: int, ranks: tuple[int, int, i
 def test_a_pass_grows_with_everything_it_is_given(
     name: str, kind: Kind, tokens: int, more: int
 ) -> None:
-    passes = Passes(MODEL, place(device(name)), kind)
+    passes = Passes(MODEL, catalogue_place(device(name)), kind)
     load = {"tokens": tokens, "keys": 8 * tokens, "cached": tokens, "rows": 3.0}
     load["predicted"] = tokens / 2
     before = seconds(passes.at(**load))
@@ -126,7 +126,7 @@ def test_a_pass_grows_with_everything_it_is_given(
 
 @given(kind=PASSES, tokens=st.integers(1, 1 << 17), name=NAMES)
 def test_a_pass_is_no_faster_than_the_rates_allow(kind: Kind, tokens: int, name: str) -> None:
-    where = place(device(name))
+    where = catalogue_place(device(name))
     time = Passes(MODEL, where, kind).at(tokens, tokens * 100.0, cached=tokens * 10.0)
     least = operations(MODEL, tokens, tokens * 100.0, tokens) / where.operations(MODEL.dtype)
     assert time.seconds >= least
@@ -137,7 +137,7 @@ def test_a_pass_is_no_faster_than_the_rates_allow(kind: Kind, tokens: int, name:
 
 def one_pass(kind: Kind, tokens: float, of: Device = H100, **where: Any) -> Time:
     """A pass over tokens that attend to nothing."""
-    return Passes(MODEL, place(of, **where), kind).at(tokens, 0.0)
+    return Passes(MODEL, catalogue_place(of, **where), kind).at(tokens, 0.0)
 
 
 @given(tensor=st.sampled_from([2, 4, 8]), tokens=st.integers(1, 1 << 16))
@@ -190,7 +190,7 @@ def test_packing_keeps_tokens_and_keys(
     lengths: list[tuple[int, int]], budget: int, divisor: int
 ) -> None:
     prompts, answers = arrays(lengths)
-    found = packed(prompts, answers, budget=budget, divisor=divisor)
+    found = pack_rows(prompts, answers, budget=budget, divisor=divisor)
     sizes, most = (prompts + answers).astype(np.float64), math.ceil(len(lengths) / divisor)
     assert found.tokens * divisor == pytest.approx(sizes.sum())
     assert found.keys * divisor == pytest.approx((sizes**2).sum() / 2)
@@ -211,14 +211,14 @@ def test_there_are_no_more_micro_batches_than_training_makes(
     if shared:
         prompts[:] = prompts[0]
         sizes, group = [prompts[0], *answers], len(answers)
-    found = packed(prompts, answers, budget=budget, shared=group)
+    found = pack_rows(prompts, answers, budget=budget, shared=group)
     assert found.passes <= len(first_fit_decreasing(sizes, budget))
 
 
 @given(groups=st.integers(1, 12), shared=st.sampled_from([1, 2, 8]), prompt=st.integers(0, 200))
 def test_a_shared_prompt_is_fed_once(groups: int, shared: int, prompt: int) -> None:
     count = groups * shared
-    found = packed(*arrays([(prompt, 50)] * count), budget=1 << 20, shared=shared)
+    found = pack_rows(*arrays([(prompt, 50)] * count), budget=1 << 20, shared=shared)
     assert found.tokens == pytest.approx(groups * prompt + count * 50)
     # A prompt's tokens attend to each other, an answer's to the prompt and to each other.
     keys = groups * prompt**2 / 2 + count * (50 * prompt + 50**2 / 2)
@@ -229,10 +229,10 @@ def test_a_shared_prompt_is_fed_once(groups: int, shared: int, prompt: int) -> N
 def test_training_and_forward_passes_grow_with_rows(
     lengths: list[tuple[int, int]], more: tuple[int, int], name: str
 ) -> None:
-    where = place(device(name))
-    fewer = packed(*arrays(lengths), budget=8192)
-    all_of = packed(*arrays([*lengths, more]), budget=8192)
-    for one in (forward, partial(train, updates=2)):
+    where = catalogue_place(device(name))
+    fewer = pack_rows(*arrays(lengths), budget=8192)
+    all_of = pack_rows(*arrays([*lengths, more]), budget=8192)
+    for one in (forward_time, partial(train_time, updates=2)):
         before, after = seconds(one(MODEL, where, fewer)), seconds(one(MODEL, where, all_of))
         assert at_most(before, after)
 
@@ -241,14 +241,14 @@ def test_training_and_forward_passes_grow_with_rows(
 def test_training_is_more_than_a_forward_pass_and_grows_with_epochs_and_updates(
     lengths: list[tuple[int, int]], updates: int, epochs: int
 ) -> None:
-    where, fed = place(H100), packed(*arrays(lengths), budget=8192)
+    where, fed = catalogue_place(H100), pack_rows(*arrays(lengths), budget=8192)
 
     def trained(each: int, times: int, **how: bool) -> Time:
-        return train(MODEL, where, fed, updates=each * times, epochs=times, **how)
+        return train_time(MODEL, where, fed, updates=each * times, epochs=times, **how)
 
     found, again = trained(updates, epochs), trained(updates, epochs, recomputed=True)
     one = seconds(found)
-    assert one > 2 * seconds(forward(MODEL, where, fed))
+    assert one > 2 * seconds(forward_time(MODEL, where, fed))
     assert at_most(one, seconds(trained(updates + 1, epochs)))
     assert one < min(seconds(trained(updates, epochs + 1)), seconds(again))
     assert found.compute == pytest.approx(epochs * trained(updates, 1).compute)
@@ -257,8 +257,8 @@ def test_training_is_more_than_a_forward_pass_and_grows_with_epochs_and_updates(
 
 def test_an_update_has_a_micro_batch_at_least() -> None:
     fed = Microbatches(tokens=100.0, keys=0.0, predicted=100.0, passes=1, rows=4)
-    one, four = (train(MODEL, place(H100), fed, updates=count) for count in (1, 4))
-    latency = Passes(MODEL, place(H100), "train", times=3.0).at(1, 0.0).latency
+    one, four = (train_time(MODEL, catalogue_place(H100), fed, updates=count) for count in (1, 4))
+    latency = Passes(MODEL, catalogue_place(H100), "train", times=3.0).at(1, 0.0).latency
     assert four.latency == pytest.approx(one.latency + 3 * latency)
 
 
@@ -271,12 +271,12 @@ def moved(time: Time) -> float:
 def test_an_update_moves_the_gradients_round_the_data_ranks(
     data: int, tensor: int, shard: bool
 ) -> None:
-    where = place(H100, data=data, tensor=tensor, shard=shard)
-    found = update(MODEL, where)
+    where = catalogue_place(H100, data=data, tensor=tensor, shard=shard)
+    found = update_time(MODEL, where)
     seconds(found)
     share = 2.0 * (data - 1) / data * gradient_bytes(MODEL.parameters // tensor, MODEL.dtype)
     assert moved(found) == pytest.approx(share)
-    whole = update(MODEL, replace(where, shard=False))
+    whole = update_time(MODEL, replace(where, shard=False))
     assert found.memory == pytest.approx(whole.memory / (data if shard else 1))
 
 
@@ -284,9 +284,9 @@ def test_an_update_moves_the_gradients_round_the_data_ranks(
 def test_sharded_weights_are_gathered_before_each_pass(
     lengths: list[tuple[int, int]], data: int
 ) -> None:
-    fed = packed(*arrays(lengths), budget=4096, divisor=data)
-    whole = forward(MODEL, place(H100, data=data), fed)
-    parts = forward(MODEL, place(H100, data=data, shard=True), fed)
+    fed = pack_rows(*arrays(lengths), budget=4096, divisor=data)
+    whole = forward_time(MODEL, catalogue_place(H100, data=data), fed)
+    parts = forward_time(MODEL, catalogue_place(H100, data=data, shard=True), fed)
     share = fed.passes * (data - 1) / data * MODEL.weight_bytes
     assert moved(parts) - moved(whole) == pytest.approx(share)
 
@@ -304,11 +304,12 @@ def test_sharded_weights_are_gathered_before_each_pass(
 def test_weights_do_not_leave_or_arrive_faster_than_the_ways_allow(
     data: int, tensors: tuple[int, int], readers: int, rate: float, delay: float
 ) -> None:
-    here, there = place(H100, data=data, tensor=tensors[0]), place(H100, tensor=tensors[1])
+    here = catalogue_place(H100, data=data, tensor=tensors[0])
+    there = catalogue_place(H100, tensor=tensors[1])
 
     def pulled(rate: float = rate, readers: int = readers, data: int = data) -> Time:
         way = Link(rate=rate, delay=delay)
-        return weights(MODEL, replace(here, data=data), there, way, readers=readers)
+        return weights_time(MODEL, replace(here, data=data), there, way, readers=readers)
 
     found = pulled()
     seconds(found)
@@ -331,7 +332,7 @@ def test_rows_go_over_as_many_ways_as_both_ends_have(
     size: float, senders: int, readers: int, messages: int
 ) -> None:
     way = Link(rate=1e9, delay=0.5)
-    found = rows(size, way, senders=senders, readers=readers, messages=messages)
+    found = rows_time(size, way, senders=senders, readers=readers, messages=messages)
     assert found.link * 1e9 * min(senders, readers) == pytest.approx(size)
     assert found.latency == messages * 0.5
     assert found.seconds == found.link + found.latency

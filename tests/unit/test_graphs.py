@@ -17,7 +17,7 @@ from engine.cli import main
 from engine.cli.graphs import shipped, summary
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
-from engine.plan.options import RunOptions, placing
+from engine.plan.options import RunOptions, make_placing
 from engine.plan.planner import make_plan
 from tests.kit import algorithms
 from tests.kit.processes import ROOT, call_python
@@ -58,7 +58,7 @@ def test_each_has_a_plan_on_any_number_of_devices(name: str, gpus: int, folder: 
     graph = algorithms.small(name, folder)
     cluster = Cluster(cores=2 * gpus, memory=256 * 2**30, gpus=(GPU,) * gpus)
     for workers in ("auto", "apart"):
-        asked = placing(RunOptions(workers=workers))
+        asked = make_placing(RunOptions(workers=workers))
         plan = make_plan(check(graph), seed=0, placing=asked, cluster=cluster)
         assert {node.name for node in plan.nodes} <= {node.name for node in graph.nodes}
         assert set(chain(*plan.devices.values())) <= set(range(gpus))

@@ -10,7 +10,7 @@ import pytest
 from dataflow.check import check
 from dataflow.errors import PlanError
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
-from engine.plan.options import RunOptions, placing
+from engine.plan.options import RunOptions, make_placing
 from engine.plan.placement import resolve_labels
 from engine.plan.planner import make_plan
 from engine.predict.cluster_scaling import scaled
@@ -140,7 +140,7 @@ def test_a_grown_plan_is_on_the_grown_hosts() -> None:
     pins = {"rollout": "g@gpu:L40S,h@gpu:L40S", "train_policy": "t@train-0,u@train-1"}
     graph = grpo_graph(max_lag=1, batch=64)
     options = with_devices(graph, RunOptions(pin=pins), before, after)
-    asked, cluster = resolve_labels(placing(options), after)
+    asked, cluster = resolve_labels(make_placing(options), after)
     plan = make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
     assert len(plan.node("train_policy").workers) == 4
     hosts = {plan.host_of(worker) for worker in plan.node("rollout").workers}

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from engine.plan.cost.devices import CPU, coefficients, device
-from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.machine import this_installation, this_machine
 from engine.plan.cost.profile import Profile, ProfiledNode, model_key
-from engine.plan.costs import kind_of_pass, plan_costs
+from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
+from engine.plan.profiled_passes import kind_of_pass
 from engine.predict.profile.run_slowdown import compared, with_functions
 from engine.predict.profile.short_run import ShortRun
 from engine.predict.row_statistics import SeenRows
@@ -21,7 +22,7 @@ from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 
 pytestmark = pytest.mark.usefixtures("tiny")
-ROWS = SeenRows(prompts=constant(20), answers=lognormal(10, 0.6, 32))
+ROWS = SeenRows(prompts=constant_length(20), answers=lognormal(10, 0.6, 32))
 SCORED = 1e-4
 
 

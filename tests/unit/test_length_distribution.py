@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from engine.plan.cost.distribution import LengthDistribution, constant, lognormal, of_lengths
+from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal, of_lengths
 
 DISTRIBUTIONS = st.one_of(
-    st.integers(1, 10**6).map(constant),
+    st.integers(1, 10**6).map(constant_length),
     st.builds(lognormal, st.floats(1, 1e5), st.floats(0, 3), st.integers(1, 10**6)),
     st.lists(st.integers(1, 10**5), min_size=1, max_size=50).map(
         lambda each: of_lengths(np.array(each))

@@ -14,9 +14,13 @@ import pytest
 from dataflow.errors import PlanError, RunError
 from engine.cli.resume import changed_options
 from engine.cli.target import UsageError
-from engine.plan.options import RunOptions, placing
-from engine.plan.options import from_json as from_text
-from engine.plan.options import to_json as to_text
+from engine.plan.options import (
+    RunOptions,
+    decode_options,
+    encode_options,
+    make_placing,
+)
+from engine.plan.placement import Placing
 
 
 @pytest.mark.parametrize("change,told", [
@@ -29,7 +33,7 @@ from engine.plan.options import to_json as to_text
 ])  # fmt: skip
 def test_options_that_no_run_can_have_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=re.escape(told)):
-        placing(dataclasses.replace(RunOptions(), **change))
+        make_placing(dataclasses.replace(RunOptions(), **change))
 
 
 def test_resume_changes_only_what_is_given() -> None:
@@ -90,18 +94,27 @@ def test_options_come_back_from_a_run_folder_as_they_were() -> None:
         together=(("a", "b"), ("c", "d")), pin={"rollout": "g0,g1"}, turns=(("x", "y"),),
         chunks={"rollout": 4}, ranks={"train": 2},
     )  # fmt: skip
-    text = to_text(options, path=["/somewhere"])
-    assert from_text(text, {}) == (options, ("/somewhere",))
-    changed, _ = from_text(text, {"workers": "one", "pin": {}, "steps": None})
+    text = encode_options(options, path=["/somewhere"])
+    assert decode_options(text, {}) == (options, ("/somewhere",))
+    changed, _ = decode_options(text, {"workers": "one", "pin": {}, "steps": None})
     assert changed == dataclasses.replace(options, workers="one", pin={})
     old = {name: json.loads(text)[name] for name in ("steps", "runs", "seed")}
-    assert from_text(json.dumps(old), {})[0] == RunOptions(steps=3, runs=Path("elsewhere"))
+    assert decode_options(json.dumps(old), {})[0] == RunOptions(steps=3, runs=Path("elsewhere"))
     with pytest.raises(RunError, match=r"'worker' is no option\. Fix: workers"):
-        from_text(text, {"worker": "one"})
+        decode_options(text, {"worker": "one"})
+
+
+def test_the_planner_gets_every_option_that_it_has_a_field_for() -> None:
+    options = {field.name for field in dataclasses.fields(RunOptions)}
+    shared = options & {field.name for field in dataclasses.fields(Placing)}
+    for name in sorted(shared - {"pin", "replicas"}):  # which come in parts
+        mark = object()
+        changed = dataclasses.replace(RunOptions(), **{name: mark})
+        assert getattr(make_placing(changed), name) is mark, name
 
 
 def test_the_planner_is_told_the_workers_of_a_pin_one_by_one() -> None:
     options = RunOptions(pin={"rollout": "g0, g1"}, inproc=True, replicas={"score": 2})
-    told = placing(options)
+    told = make_placing(options)
     assert told.pin == {"rollout": ("g0", "g1")}
     assert (told.workers, told.inproc, told.replicas) == ("auto", True, {"score": 2})

@@ -9,16 +9,17 @@ import pytest
 
 from dataflow.errors import PlanError
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
-from engine.plan.cost import decode as schedule
 from engine.plan.cost import training
-from engine.plan.cost.devices import Coefficients, coefficients, device, place
+from engine.plan.cost.decode import DecodeBatch, schedule_decode
+from engine.plan.cost.devices import Coefficients, catalogue_place, coefficients, device
 from engine.plan.cost.machine import this_installation, this_machine
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
-from engine.plan.costs import RowLengths, kind_of_pass, plan_costs
+from engine.plan.costs import RowLengths, plan_costs
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
+from engine.plan.profiled_passes import kind_of_pass
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import grpo_plan, placed, planned_on
 
@@ -59,10 +60,10 @@ def test_on_a_gpu_of_a_known_kind_seconds_are_those_of_the_formulas() -> None:
     where = costs.place("rollout")
     assert (where.device, where.cores) == (device("H100"), 1)
     rows, layout = lengths(64), plan.node("rollout").layout
-    batch = schedule.DecodeBatch(
+    batch = DecodeBatch(
         prompts=rows.prompts, answers=rows.answers, shared=8, slots=layout.slots, budget=16384
     )
-    by_hand = schedule.decode(sizes_of(plan), place(device("H100")), batch)
+    by_hand = schedule_decode(sizes_of(plan), catalogue_place(device("H100")), batch)
     assert costs.decode("rollout", rows).seconds == pytest.approx(by_hand.seconds)
     estimate = plan.node("rollout").estimate
     assert (estimate.bound, estimate.origin) == ("latency", "catalogue")
@@ -73,8 +74,8 @@ def test_training_is_that_of_one_rank_with_all_updates_of_the_step() -> None:
     costs, rows = plan_costs(plan), lengths(512)
     where = costs.place("train_policy")
     assert (where.data, where.cores) == (2, 2)
-    fed = training.packed(rows.prompts, rows.answers, budget=16384, shared=8, divisor=2)
-    by_hand = training.train(sizes_of(plan), where, fed, updates=4)
+    fed = training.pack_rows(rows.prompts, rows.answers, budget=16384, shared=8, divisor=2)
+    by_hand = training.train_time(sizes_of(plan), where, fed, updates=4)
     assert costs.train("train_policy", {"rows": rows}).seconds == pytest.approx(by_hand.seconds)
 
 

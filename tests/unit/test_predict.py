@@ -22,7 +22,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.settings import edited
 from engine.plan.cluster import Cluster
-from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.transfers import MESSAGE
 from engine.plan.costs import RowLengths, plan_costs
 from engine.plan.plan import Plan
@@ -46,7 +46,7 @@ def seconds(found: Prediction) -> list[float]:
 
 def test_a_step_of_one_worker_is_the_sum_of_its_nodes() -> None:
     plan = placed(grpo_graph(batch=8, n=4, max_tokens=32), workers="one")
-    found = predicted(plan, lengths=SeenLengths(constant(20), constant(16)))
+    found = predicted(plan, lengths=SeenLengths(constant_length(20), constant_length(16)))
     costs = plan_costs(plan)
     rows = RowLengths(np.full(32, 20), np.full(32, 16))
     wanted = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.transfers import START
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
@@ -20,7 +20,7 @@ from tests.kit.plans import placed
 from tests.kit.simulated_rows import SeenLengths, predicted
 
 pytestmark = pytest.mark.usefixtures("tiny")
-LONG_TAILED = SeenLengths(constant(20), lognormal(120, 0.9, 512))
+LONG_TAILED = SeenLengths(constant_length(20), lognormal(120, 0.9, 512))
 MOST = 4
 
 

@@ -12,7 +12,7 @@ import pytest
 from dataflow.errors import PlanError
 from engine.cli import main
 from engine.plan.cost.devices import Coefficients, device
-from engine.plan.cost.machine import Fingerprint, fingerprint, this_installation, this_machine
+from engine.plan.cost.machine import Fingerprint, make_fingerprint, this_installation, this_machine
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.profile import (
@@ -117,7 +117,7 @@ def test_damaged(tmp_path: Path, data: bytes, found: str) -> None:
     ("what", "here"), [("machine", this_machine()), ("installation", this_installation())]
 )
 def test_of_another_machine_or_installation(path: Path, what: str, here: Fingerprint) -> None:
-    write_profile(path, made(**{what: fingerprint("an abacus, 1 core")}))
+    write_profile(path, made(**{what: make_fingerprint("an abacus, 1 core")}))
     assert f"of this {what} ({here.words}), found an abacus, 1 core" in refused(path)
 
 

@@ -31,7 +31,7 @@ from benchmarks.published_schedules import (
 )
 from benchmarks.published_table import NOTHING, WITHIN, Row, ordered, summary, table
 from engine.plan.cost.devices import KINDS, catalogue
-from engine.plan.cost.distribution import constant, lognormal
+from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.model_passes import Sizes
 
 ROLLOUTS = Rollouts(rows=256, prompt=100, lengths=lognormal(2000, 0.8, 8000), microbatch=32768)
@@ -171,7 +171,7 @@ def test_only_the_exact_intake_bounds_the_lag(eta: int) -> None:
 
 
 def test_equal_lengths_leave_nothing_to_overtake() -> None:
-    rollouts = replace(ROLLOUTS, lengths=constant(1000))
+    rollouts = replace(ROLLOUTS, lengths=constant_length(1000))
     assert asynchronous(rollouts, *sides(), AdmissionRule(eta=1), steps=8, scale=1).lag <= 1
 
 

@@ -163,7 +163,7 @@ def test_a_cluster_file_that_cannot_be(tmp_path: Path, text: str, told: str) -> 
 
 def test_pins_with_hosts() -> None:
     pin = {"rollout": "g0@a, g1@gpu:H200", "score": "g1", "train_policy": "train"}
-    placing = run_options.placing(RunOptions(pin=pin))
+    placing = run_options.make_placing(RunOptions(pin=pin))
     assert placing.pin == {"rollout": ("g0", "g1"), "score": ("g1",), "train_policy": ("train",)}
     assert placing.hosts == {"g0": "a", "g1": "gpu:H200"}
 
@@ -182,7 +182,7 @@ THREE = with_first([
 
 def named(**pin: str) -> tuple[dict[str, str], Cluster]:
     """The host of each Worker, by these pins."""
-    placing, cluster = resolve_labels(run_options.placing(RunOptions(pin=pin)), THREE)
+    placing, cluster = resolve_labels(run_options.make_placing(RunOptions(pin=pin)), THREE)
     return dict(placing.hosts), cluster
 
 
@@ -210,14 +210,15 @@ def test_a_host_that_is_refused_is_not_the_first() -> None:
 
 @pytest.mark.parametrize("cluster", [None, "ray", "ray:local", "pair.toml"])
 def test_a_cluster_file_is_found_from_any_folder(cluster: str | None) -> None:
-    options = run_options.from_json(run_options.to_json(RunOptions(cluster=cluster)), {})[0]
+    text = run_options.encode_options(RunOptions(cluster=cluster))
+    options = run_options.decode_options(text, {})[0]
     assert options.cluster == (os.path.abspath(cluster) if cluster == "pair.toml" else cluster)
-    assert not run_options.on_ray(RunOptions(cluster="ray/pair.toml"))
+    assert not run_options.is_on_ray(RunOptions(cluster="ray/pair.toml"))
 
 
 def test_an_impossible_wait_is_refused() -> None:
     with pytest.raises(PlanError, match=r"options: --wait: expected 0 or more, found "):
-        run_options.placing(RunOptions(wait=-1.0))
+        run_options.make_placing(RunOptions(wait=-1.0))
 
 
 def test_a_run_with_a_cluster_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from dataflow.batch import Keys
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
-from engine.plan.cost.distribution import constant
+from engine.plan.cost.distribution import constant_length
 from engine.plan.explain import explain
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
@@ -104,7 +104,7 @@ def test_no_counted_prompt_is_longer_than_graph_and_model_allow(
 
 
 def test_prompts_of_a_flag_are_longer_than_any_guess_or_the_data() -> None:
-    given = SeenRows(prompts=constant(796))
+    given = SeenRows(prompts=constant_length(796))
     graph = grpo_graph(batch=4, n=2, max_tokens=10)
     prediction = predicted(placed(graph), lengths=given, steps=1)
     assert prediction.steps[0].tokens == 8 * 806, "not cut at a guess of 512"
@@ -158,7 +158,7 @@ def test_what_is_said_of_trained_prompts_is_not_said_of_counted_held_out_ones() 
     save_prompts([90])
     save_prompts([40], "held.parquet")
     graph = grpo_graph(batch=4, n=2, max_tokens=8, eval_data="held.parquet")
-    prediction = predicted(placed(graph), lengths=SeenRows(prompts=constant(700)), steps=1)
+    prediction = predicted(placed(graph), lengths=SeenRows(prompts=constant_length(700)), steps=1)
     assert "prompts of 700 tokens" in prediction.rows["prompts"]
     assert "1 rows; prompts of 40 tokens" in prediction.rows["eval_prompts"].replace(
         "1 row;", "1 rows;"
@@ -184,7 +184,7 @@ def best_two(score: Any) -> Any:
 
 def test_a_refill_generates_until_the_batch_is_full() -> None:
     plan = placed(selected(mixed_groups, refill=True), workers="one")
-    rows = SeenRows(prompts=constant(8), answers=constant(400))
+    rows = SeenRows(prompts=constant_length(8), answers=constant_length(400))
     whole, half = (predicted(plan, lengths=rows, kept={"chosen": kept}) for kept in (1.0, 0.5))
     assert [step.rows for step in half.steps] == [step.rows for step in whole.steps] == [256] * 3
     assert made(half)["rollout"] == pytest.approx(2 * made(whole)["rollout"], rel=0.2)

@@ -11,7 +11,7 @@ import pytest
 from dataflow.errors import PlanError
 from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
-from engine.plan.options import RunOptions, from_json, placing, to_json
+from engine.plan.options import RunOptions, decode_options, encode_options, make_placing
 from engine.plan.plan import Plan
 from engine.plan.replica_ranges import elastic_nodes, least_replicas, movable_workers
 from tests.kit.graphs import small_grpo
@@ -115,12 +115,12 @@ def test_on_several_hosts_a_spare_worker_has_a_host_of_its_own() -> None:
 ])  # fmt: skip
 def test_a_range_is_a_text_in_python_too(text: Any, most: Any, few: Any) -> None:
     options = RunOptions(replicas={"rollout": text})
-    assert (placing(options).replicas, placing(options).least) == (most, few)
-    assert from_json(to_json(options), {})[0].replicas == {"rollout": text}
+    assert (make_placing(options).replicas, make_placing(options).least) == (most, few)
+    assert decode_options(encode_options(options), {})[0].replicas == {"rollout": text}
 
 
 @pytest.mark.parametrize("text", ["2-8", "..8", "2..", "many", "-1"])
 def test_what_is_no_range_is_refused(text: str) -> None:
     told = rf"replicas: rollout: expected a number or a range such as 2..8, found '{text}'"
     with pytest.raises(PlanError, match=told):
-        placing(RunOptions(replicas={"rollout": text}))
+        make_placing(RunOptions(replicas={"rollout": text}))

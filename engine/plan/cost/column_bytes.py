@@ -29,7 +29,7 @@ _ANSWER_TEXT = ("completion",)
 
 
 def column_bytes(column: Column, lengths: Lengths) -> int:
-    """Bytes of one row's value of a declared column."""
+    """Bytes of one row in a declared column."""
     if column.axis is not None:
         counts = {"P": lengths.prompt, "T": lengths.completion, "K": TURNS}
         return _OFFSET + counts[column.axis] * value_bytes(column.type)
@@ -37,7 +37,7 @@ def column_bytes(column: Column, lengths: Lengths) -> int:
 
 
 def data_bytes(name: str, kind: pa.DataType, lengths: Lengths) -> int:
-    """Bytes of one row's value of a column of the data, or of a declared one without an axis."""
+    """Bytes of one row in a column of the data, or in a declared one without an axis."""
     if name in _PROMPT_TEXT:
         return _OFFSET + TOKEN_TEXT * lengths.prompt
     if name in _ANSWER_TEXT:
@@ -55,7 +55,9 @@ def value_bytes(kind: pa.DataType) -> int:
         return kind.list_size * value_bytes(kind.value_type)
     if pa.types.is_null(kind):
         return 0
-    return max(1, kind.bit_width // 8) if pa.types.is_primitive(kind) else _OFFSET + WORD
+    if pa.types.is_primitive(kind):
+        return max(1, kind.bit_width // 8)
+    return _OFFSET + WORD
 
 
 def row_bytes(columns: Mapping[str, int], names: tuple[str, ...]) -> int:

@@ -43,8 +43,8 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """float64 [rows]: seconds from the start to each row's begin and end. sent_back: how often the
-    cache was full. busiest: most tokens cached at once.
+    """When each row began and ended, float64 [rows]: seconds from the start. sent_back: how often
+    the cache was full. busiest: most tokens cached at once.
     """
 
     begins: np.ndarray
@@ -55,7 +55,7 @@ class Decoded:
     busiest: float = 0.0
 
     def times(self, factor: float) -> Decoded:
-        """So many times as long."""
+        """The same schedule, so many times as long."""
         if factor == 1.0:
             return self
         begins, ends = self.begins * factor, self.ends * factor
@@ -63,19 +63,19 @@ class Decoded:
 
     @property
     def seconds(self) -> float:
-        """Until the last row has ended."""
+        """Seconds until the last row has ended."""
         return float(self.ends.max(initial=0.0))
 
 
-def decode(model: Sizes, where: Place, batch: DecodeBatch) -> Decoded:
-    """Times of one replica's rows, in the order of their coming. Raises PlanError for a row that
+def schedule_decode(model: Sizes, where: Place, batch: DecodeBatch) -> Decoded:
+    """Schedule one replica's rows, in the order of their coming. Raises PlanError for a row that
     the cache cannot hold alone.
     """
     _require_room(batch)
     return _Schedule(model, where, batch).run()
 
 
-def room(model: Sizes, where: Place, memory: int) -> int:
+def cache_capacity(model: Sizes, where: Place, memory: int) -> int:
     """Tokens whose keys and values fit into so many bytes of each rank's memory; at least 1, which
     no row fits into, since a batch's 0 stands for no limit.
     """
@@ -83,12 +83,14 @@ def room(model: Sizes, where: Place, memory: int) -> int:
 
 
 def _require_room(batch: DecodeBatch) -> None:
-    """A row that is alone has its whole prompt in the cache, whoever shares it later."""
+    """Raise PlanError for a row that the cache cannot hold alone. Alone it has its whole prompt in
+    the cache, whoever shares it later.
+    """
     longest = int((batch.prompts + batch.answers).max(initial=0))
     if batch.room and longest > batch.room:
         problem = f"expected room for the longest row, {longest:,} tokens"
-        found = f"found a cache of {batch.room:,}"
-        raise PlanError(f"generate: {problem}, {found}. Fix: more tensor ranks, or shorter rows.")
+        problem = f"{problem}, found a cache of {batch.room:,}"
+        raise PlanError(f"generate: {problem}. Fix: more tensor ranks, or shorter rows.")
 
 
 class _Schedule:
@@ -99,26 +101,28 @@ class _Schedule:
         self._prefill = Passes(model, where, "prefill")
         self._batch = batch
         rows = len(batch.answers)
+        # Lists of Python ints: the schedule reads single elements, which NumPy boxes each time.
         self._prompts: list[int] = batch.prompts.tolist()
-        self._left: list[int] = batch.answers.tolist()
-        self._made = [0] * rows
-        self._kept = 1.0 / batch.shared
-        self._begins, self._ends = [-1.0] * rows, [0.0] * rows
-        self._waiting = list(range(rows - 1, -1, -1))
-        self._since: dict[int, int] = {}
-        """The pass before which each active row began."""
-        self._soonest: list[tuple[int, int]] = []
+        self._remaining: list[int] = batch.answers.tolist()
+        self._written = [0] * rows
+        self._prompt_share = 1.0 / batch.shared
+        self._begins = [-1.0] * rows  # below 0: it has not begun
+        self._ends = [0.0] * rows
+        self._queue = list(range(rows - 1, -1, -1))  # the next row is at its end
+        self._begin_pass: dict[int, int] = {}
+        """Active row -> the pass before which it began."""
+        self._last_passes: list[tuple[int, int]] = []
         """(the pass after which it has all its tokens, row), a heap. Rows that were sent back are
         still in it, under the pass that would have been their last.
         """
-        self._order: list[int] = []
+        self._begin_order: list[int] = []
         """Rows in the order of their begin; those that have ended are still in it."""
         self._now, self._pass, self._cached = 0.0, 0, 0.0
         self._compute = self._memory = self._link = self._latency = 0.0
         self._sent_back, self._busiest = 0, 0.0
 
     def run(self) -> Decoded:
-        while self._waiting or self._since:
+        while self._queue or self._begin_pass:
             self._admit()
             self._advance()
         return Decoded(
@@ -137,35 +141,40 @@ class _Schedule:
         )
 
     def _admit(self) -> None:
-        """Rows begin while there is a slot and room for their prompts."""
-        most, slots, fed, keys = self._batch.room, self._batch.slots, 0.0, 0.0
-        while self._waiting and len(self._since) < slots:
-            row = self._waiting[-1]
-            held = self._held(row)
+        """Begin rows while there is a slot and room for their prompts."""
+        capacity, slots = self._batch.room, self._batch.slots
+        fed = keys = 0.0
+        while self._queue and len(self._begin_pass) < slots:
+            row = self._queue[-1]
+            cached = self._cached_at_begin(row)
             # A token of each row's next pass has to find room, too.
-            if most and self._since and self._cached + held + len(self._since) + 1 > most:
+            needed = self._cached + cached + len(self._begin_pass) + 1
+            if capacity and self._begin_pass and needed > capacity:
                 break
-            self._waiting.pop()
-            self._since[row] = self._pass
-            heapq.heappush(self._soonest, (self._pass + self._left[row], row))
-            self._order.append(row)
-            self._cached += held
+            self._queue.pop()
+            self._begin_pass[row] = self._pass
+            heapq.heappush(self._last_passes, (self._pass + self._remaining[row], row))
+            self._begin_order.append(row)
+            self._cached += cached
             if self._begins[row] < 0:
                 self._begins[row] = self._now
-            prompt, made = self._prompts[row], self._made[row]
-            fed += held  # a shared prompt is fed once, too
-            keys += self._kept * prompt * prompt / 2.0 + made * (prompt + made / 2.0)
+            prompt, written = self._prompts[row], self._written[row]
+            fed += cached  # a shared prompt is fed once, too
+            keys += self._prompt_share * prompt * prompt / 2.0 + written * (prompt + written / 2.0)
         if fed:
             count = max(1, -(-int(fed) // self._batch.budget))
-            self._spend(self._prefill.at(fed / count, keys / count, predicted=0.0), count)
+            one_prefill = self._prefill.at(fed / count, keys / count, predicted=0.0)
+            self._spend(one_prefill, count)
 
-    def _held(self, row: int) -> float:
-        """Tokens of the cache that a row takes as it begins."""
-        return self._prompts[row] * self._kept + self._made[row]
+    def _cached_at_begin(self, row: int) -> float:
+        """Tokens of the cache that a row takes as it begins: its share of the prompt, and what it
+        had written before it was sent back.
+        """
+        return self._prompts[row] * self._prompt_share + self._written[row]
 
     def _advance(self) -> None:
-        """Passes until a row ends, the cache is full, or one pass no longer stands for them."""
-        rows = len(self._since)
+        """Run passes until a row ends, the cache is full, or one pass no longer stands for them."""
+        rows = len(self._begin_pass)
         passes = min(self._first_end() - self._pass, _STRETCH)
         if self._batch.room:
             free = int((self._batch.room - self._cached) // rows)
@@ -174,44 +183,46 @@ class _Schedule:
                 return
             passes = min(passes, max(free, 1))
         middle = self._cached + rows * (passes - 1) / 2.0
-        self._spend(self._passes.at(rows, middle + rows, cached=middle, rows=rows), passes)
+        one_pass = self._passes.at(rows, middle + rows, cached=middle, rows=rows)
+        self._spend(one_pass, passes)
         self._pass += passes
         self._cached += rows * passes
         self._busiest = max(self._busiest, self._cached)
-        while self._since and self._first_end() <= self._pass:
-            _, row = heapq.heappop(self._soonest)
+        while self._begin_pass and self._first_end() <= self._pass:
+            _, row = heapq.heappop(self._last_passes)
             self._ends[row] = self._now
             self._leave(row)
 
     def _first_end(self) -> int:
         """The pass after which the next row has all its tokens."""
-        soonest = self._soonest
         while True:
-            last, row = soonest[0]
-            since = self._since.get(row)
-            if since is not None and since + self._left[row] == last:
-                return last
-            heapq.heappop(soonest)
+            last_pass, row = self._last_passes[0]
+            begin_pass = self._begin_pass.get(row)
+            if begin_pass is not None and begin_pass + self._remaining[row] == last_pass:
+                return last_pass
+            heapq.heappop(self._last_passes)  # of a row that was sent back meanwhile
 
     def _leave(self, row: int) -> int:
-        """A row leaves its slot; returns its tokens since it began."""
-        made = self._pass - self._since.pop(row)
-        self._cached -= self._held(row) + made
-        return made
+        """Take a row out of its slot; return its tokens since it began."""
+        tokens = self._pass - self._begin_pass.pop(row)
+        self._cached -= self._cached_at_begin(row) + tokens
+        return tokens
 
     def _send_back(self) -> None:
-        """The row that began last begins again, with what it has as its prompt."""
-        while self._order[-1] not in self._since:
-            self._order.pop()
-        row = self._order.pop()
-        made = self._leave(row)
-        self._made[row] += made
-        self._left[row] -= made
-        self._waiting.append(row)
+        """Send the row that began last back to the queue: it begins again, and is fed its prompt
+        and what it has written.
+        """
+        while self._begin_order[-1] not in self._begin_pass:
+            self._begin_order.pop()
+        row = self._begin_order.pop()
+        tokens = self._leave(row)
+        self._written[row] += tokens
+        self._remaining[row] -= tokens
+        self._queue.append(row)
         self._sent_back += 1
 
     def _spend(self, one: Time, count: int) -> None:
-        """So many passes, one after another."""
+        """Add the time of so many passes, one after another."""
         self._now += one.seconds * count
         self._compute += one.compute * count
         self._memory += one.memory * count

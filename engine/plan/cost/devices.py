@@ -85,17 +85,17 @@ class Place:
 
     @property
     def devices(self) -> int:
-        """Of all ranks together."""
+        """Devices of all ranks together."""
         return self.data * self.tensor * self.context
 
     def operations(self, dtype: str) -> float:
         """Operations a second of one rank at best."""
-        found = self.device.operations.get(dtype)
-        if found is None:
-            known = nearest_or_all(dtype, list(self.device.operations))
+        rate = self.device.operations.get(dtype)
+        if rate is None:
+            fix = nearest_or_all(dtype, list(self.device.operations))
             problem = f"expected a dtype whose rate is known, found {dtype!r}"
-            raise PlanError(f"device {self.device.name}: {problem}. Fix: {known}.")
-        return found * self.cores
+            raise PlanError(f"device {self.device.name}: {problem}. Fix: {fix}.")
+        return rate * self.cores
 
     @property
     def between(self) -> float:
@@ -117,52 +117,77 @@ class Catalogue:
 
     devices: Mapping[str, Device] = field(default_factory=dict)
     coefficients: Mapping[str, Mapping[Kind, Coefficients]] = field(default_factory=dict)
-    """By `gpu` and `cpu`."""
+    """Family of devices, `gpu` or `cpu`, -> kind of pass -> what is reached."""
 
 
 @cache
 def catalogue() -> Catalogue:
-    """The catalogue that comes with the package."""
+    """Read the catalogue that comes with the package, once a process."""
     import tomllib  # both here: every Worker has this module, none reads the file
     from importlib.resources import files
 
     text = files("engine.plan.cost").joinpath("catalogue.toml").read_text(encoding="utf-8")
-    data: dict[str, Any] = tomllib.loads(text)
-    devices = {name: _device(name, said) for name, said in data["devices"].items()}
-    coefficients: dict[str, Mapping[Kind, Coefficients]] = {
-        family: {kind: Coefficients(**kinds[kind]) for kind in KINDS}
-        for family, kinds in data["coefficients"].items()
-    }
+    document: dict[str, Any] = tomllib.loads(text)
+    devices = {name: _read_device(name, keys) for name, keys in document["devices"].items()}
+    coefficients: dict[str, Mapping[Kind, Coefficients]] = {}
+    for family, kinds in document["coefficients"].items():
+        coefficients[family] = {kind: Coefficients(**kinds[kind]) for kind in KINDS}
     return Catalogue(devices=devices, coefficients=coefficients)
 
 
 def device(name: str) -> Device:
-    """The device of that name. Raises PlanError for one that is not in the catalogue."""
-    known = catalogue().devices
-    if name in known:
-        return known[name]
+    """Find the device of that name. Raises PlanError for one that is not in the catalogue."""
+    devices = catalogue().devices
+    if name in devices:
+        return devices[name]
     problem = f"expected a device of the catalogue, found {name!r}"
-    fix = f"{nearest_or_all(name, list(known))}, or measure it: dataflow profile GRAPH on it"
+    fix = f"{nearest_or_all(name, list(devices))}, or measure it: dataflow profile GRAPH on it"
     raise PlanError(f"device {name}: {problem}. Fix: {fix}.")
 
 
 def kind_of(name: str) -> str:
-    """The catalogue's name of a GPU that calls itself `NVIDIA A100-SXM4-80GB`; empty if unknown."""
+    """Find the catalogue's name of a GPU that calls itself `NVIDIA A100-SXM4-80GB`; empty if it has
+    none.
+    """
     words = re.split(r"[^A-Za-z0-9]+", name)
     return next((kind for kind in catalogue().devices if kind in words), "")
 
 
-def coefficients(of: Device) -> Mapping[Kind, Coefficients]:
+def coefficients(device_kind: Device) -> Mapping[Kind, Coefficients]:
     """What is reached of a device's rates, where nobody has measured it."""
-    return catalogue().coefficients["gpu" if of.is_gpu else "cpu"]
+    return catalogue().coefficients["gpu" if device_kind.is_gpu else "cpu"]
 
 
-def place(of: Device, **how: Any) -> Place:
-    """A place with the catalogue's coefficients. how: see Place."""
-    return Place(device=of, coefficients=coefficients(of), **how)
+def catalogue_place(
+    device_kind: Device,
+    *,
+    cores: int = 1,
+    data: int = 1,
+    tensor: int = 1,
+    context: int = 1,
+    shard: bool = False,
+    rate: float = 0.0,
+) -> Place:
+    """Make a place with the catalogue's coefficients. For the rest see Place."""
+    return Place(
+        device=device_kind,
+        coefficients=coefficients(device_kind),
+        cores=cores,
+        data=data,
+        tensor=tensor,
+        context=context,
+        shard=shard,
+        rate=rate,
+    )
 
 
-def _device(name: str, said: Mapping[str, Any]) -> Device:
-    memory = said.get("memory_mib", 0) * 2**20
-    rest = {key: value for key, value in said.items() if key != "memory_mib"}
-    return Device(name=name, memory=memory, **rest)
+def _read_device(name: str, keys: Mapping[str, Any]) -> Device:
+    return Device(
+        name=name,
+        operations=keys["operations"],
+        memory=keys.get("memory_mib", 0) * 2**20,
+        memory_rate=keys["memory_rate"],
+        link=keys["link"],
+        network=keys["network"],
+        source=keys["source"],
+    )

@@ -43,41 +43,55 @@ class LengthDistribution:
         return self.lengths[np.clip(index, 0, len(self.lengths) - 1)]
 
     def spread(self, rows: int) -> np.ndarray:
-        """int64 [rows]: lengths that stand for so many rows, in an order of no meaning, the same at
-        each call.
+        """Pick lengths that stand for so many rows, int64 [rows], in an order of no meaning, the
+        same at each call.
         """
         middle = (np.arange(rows) + 0.5) / rows
         # Long and short rows come mixed, as in a batch: a fixed permutation by the golden ratio.
-        order = np.argsort(np.modf(np.arange(rows) * 0.6180339887498949)[0], kind="stable")
+        fractions, _ = np.modf(np.arange(rows) * 0.6180339887498949)
+        order = np.argsort(fractions, kind="stable")
         return self.at(middle)[order]
 
     def capped(self, tokens: int) -> LengthDistribution:
-        """With every row cut at so many tokens."""
+        """Cut every row at so many tokens."""
         return LengthDistribution(np.minimum(self.lengths, tokens))
 
 
-def constant(tokens: int) -> LengthDistribution:
-    """Every row has so many tokens. Raises PlanError below 1."""
+def constant_length(tokens: int) -> LengthDistribution:
+    """Give every row so many tokens. Raises PlanError below 1."""
     return of_lengths(np.array([tokens]))
 
 
 def lognormal(median: float, sigma: float, longest: int) -> LengthDistribution:
-    """exp(N(ln median, sigma)), cut at `longest`. Raises PlanError for impossible values."""
+    """Represent exp(N(ln median, sigma)), cut at `longest`, by POINTS quantiles. Raises PlanError
+    for impossible values.
+    """
     if not (median >= 1 and sigma >= 0 and longest >= 1):
         problem = "expected a median and a greatest length of at least 1 and a sigma of at least 0"
-        found = f"found {median:g}, {longest}, {sigma:g}"
-        raise PlanError(f"lengths: {problem}, {found}. Fix: lognormal:3000,0.9,20000.")
-    normal = NormalDist(float(np.log(median)), sigma) if sigma else None
-    middle = (np.arange(POINTS) + 0.5) / POINTS
-    values = [normal.inv_cdf(q) for q in middle] if normal else [float(np.log(median))] * POINTS
-    tokens = np.clip(np.rint(np.exp(values)), 1, longest)
+        numbers = f"found {median:g}, {longest}, {sigma:g}"
+        raise PlanError(f"lengths: {problem}, {numbers}. Fix: lognormal:3000,0.9,20000.")
+    log_median = float(np.log(median))
+    if sigma:
+        normal = NormalDist(log_median, sigma)
+        quantiles = (np.arange(POINTS) + 0.5) / POINTS
+        logarithms = [normal.inv_cdf(quantile) for quantile in quantiles]
+    else:  # a normal distribution without a width has no quantiles
+        logarithms = [log_median] * POINTS
+    tokens = np.clip(np.rint(np.exp(logarithms)), 1, longest)
     return LengthDistribution(np.sort(tokens).astype(np.int64))
 
 
 def of_lengths(lengths: np.ndarray) -> LengthDistribution:
-    """That of rows that were seen. Raises PlanError where there are none, or one below 1."""
-    if len(lengths) == 0 or lengths.min() < 1:
-        found = "none" if len(lengths) == 0 else f"one of {lengths.min()}"
-        problem = f"expected lengths of at least 1 token, found {found}"
-        raise PlanError(f"lengths: {problem}. Fix: give those of a run with rows.")
+    """Make the distribution of rows that were seen. Raises PlanError where there are none, or one
+    below 1.
+    """
+    if len(lengths) == 0:
+        raise _lengths_error("none")
+    if lengths.min() < 1:
+        raise _lengths_error(f"one of {lengths.min()}")
     return LengthDistribution(np.sort(np.asarray(lengths, dtype=np.int64)))
+
+
+def _lengths_error(seen: str) -> PlanError:
+    problem = f"expected lengths of at least 1 token, found {seen}"
+    return PlanError(f"lengths: {problem}. Fix: give those of a run with rows.")

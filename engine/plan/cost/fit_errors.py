@@ -21,19 +21,21 @@ _NEAR = 0.1
 def measured_over_fitted(
     cells: Sequence[ProfileCell], rows: float, prompt: float, answer: float
 ) -> float:
-    """By what factor fitted seconds become those that the nearest sizes took; 1 without any. rows,
-    and mean tokens of their prompts and answers.
+    """Find the factor by which fitted seconds become those that the nearest sizes took; 1 without
+    any. rows, and mean tokens of their prompts and answers.
 
     The mean of the cells' logarithms, each weighted by its inverse squared distance (Shepard,
     Proc. 23rd ACM National Conference, 1968), in doublings of rows, prompts and answers.
     """
     total = weights = 0.0
     for cell in cells:
-        if cell.seconds is not None and cell.fitted:
-            sizes = ((rows, cell.rows), (prompt, cell.prompt), (answer, cell.answer))
-            weight = 1.0 / (_NEAR + sum(_doublings(*size) ** 2 for size in sizes))
-            total += weight * math.log(cell.seconds / cell.fitted)
-            weights += weight
+        if cell.seconds is None or not cell.fitted:
+            continue
+        sizes = ((rows, cell.rows), (prompt, cell.prompt), (answer, cell.answer))
+        squared_distance = sum(_doublings(*size) ** 2 for size in sizes)
+        weight = 1.0 / (_NEAR + squared_distance)
+        total += weight * math.log(cell.seconds / cell.fitted)
+        weights += weight
     return math.exp(total / weights) if weights else 1.0
 
 

@@ -29,11 +29,15 @@ how long it can be.
 
 
 def longest_row(lengths: Lengths, context: int, most_prompt: int | None = None) -> int:
-    """Tokens of a row. most_prompt: of its prompt; None if nobody knows how long it can be, for
-    which there is some room.
+    """Most tokens of a row. context: of the Model, 0 if unknown. most_prompt: tokens of its prompt;
+    None if nobody knows how long it can be, for which there is some room.
     """
-    prompt = max(lengths.prompt, UNSTATED_PROMPT) if lengths.bound else lengths.prompt
-    whole = (prompt if most_prompt is None else most_prompt) + lengths.completion
+    prompt = lengths.prompt
+    if most_prompt is not None:
+        prompt = most_prompt
+    elif lengths.bound:  # a guess
+        prompt = max(prompt, UNSTATED_PROMPT)
+    whole = prompt + lengths.completion
     return min(whole, context) if context else whole
 
 
@@ -45,16 +49,17 @@ def most_beside(weights: int, memory: int) -> int:
 def cache_bytes(
     shape: Shape, lengths: Lengths, *, rows: int, longest: int, dtype: str, most: int = MOST
 ) -> int:
-    """Of so many rows at once, in whole blocks: at least the longest, and all within `most`.
+    """Bytes for so many rows at once, in whole blocks: at least the longest, and all within `most`.
 
     A token has 2 * layers * key heads * head dim numbers (Pope et al., arXiv:2211.05102, section
     2); a block more a row, since blocks are given before they are needed.
     """
     token = 2 * shape.layers * shape.kv * WIDTHS[dtype]
-    usual = min(lengths.row, longest)
-    row, one = (_blocks(tokens) * BLOCK * token for tokens in (usual, longest))
-    return max(one, min(rows * row, most))
+    usual_row = _blocks(min(lengths.row, longest)) * BLOCK * token
+    longest_one = _blocks(longest) * BLOCK * token
+    return max(longest_one, min(rows * usual_row, most))
 
 
 def _blocks(tokens: int) -> int:
+    """Blocks that a row of so many tokens has, with the one that is given in advance."""
     return -(-tokens // BLOCK) + 1

@@ -39,28 +39,33 @@ class Lengths:
         return self.prompt + self.completion
 
     def continued(self, more: int) -> Lengths:
-        """Prompts made of whole rows, and of `more` characters, at most a token each."""
+        """Make prompts of whole rows and of `more` characters, at most a token each."""
         return Lengths(prompt=self.row + more, bound=self.bound, uncounted=self.uncounted)
 
     def asked(self, prompt: Lengths) -> Lengths:
-        """With prompts of known ids: theirs, if they are shorter than a stated bound."""
+        """Take the prompts' own lengths, where their ids are known, unless a stated bound is
+        shorter.
+        """
         if not self.bound and self.prompt <= prompt.prompt:
             return self
         return replace(self, prompt=prompt.prompt, bound=prompt.bound, uncounted=prompt.uncounted)
 
     def clipped(self, context: int) -> Lengths:
-        """Within what the completion leaves of the model's context, which is 0 if unknown: a
-        guessed prompt is cut to it.
+        """Limit prompts to what the completion leaves of the model's context, which is 0 if
+        unknown. A guessed prompt is cut to it.
         """
         room = context - self.completion
         if room <= 0:
             return self
-        limit = room if self.limit is None else min(self.limit, room)
-        prompt = min(self.prompt, room) if self.bound else self.prompt
+        limit, prompt = room, self.prompt
+        if self.limit is not None:
+            limit = min(self.limit, room)
+        if self.bound:
+            prompt = min(prompt, room)
         return replace(self, limit=limit, prompt=prompt)
 
     def counted(self, counts: TokenCounts | NotCounted, *, drops: bool) -> Lengths:
-        """With prompts as they were counted, within the limit. drops: longer ones are left out."""
+        """Take prompts as they were counted, within the limit. drops: longer ones are left out."""
         if isinstance(counts, NotCounted):
             return replace(self, uncounted=counts.why)
         if self.limit is not None:
@@ -68,20 +73,21 @@ class Lengths:
         return replace(self, prompt=counts.longest, counts=counts, bound="")
 
     def demonstrated(self, counts: TokenCounts | NotCounted, context: int) -> Lengths:
-        """With prompts and answers of the data as they were counted, no row longer than the model's
-        context, which is 0 if unknown: the longest row, and the longest answer in it.
+        """Take prompts and answers of the data as they were counted, no row longer than the model's
+        context, which is 0 if unknown. They are those of the longest row, with the longest answer.
         """
         if isinstance(counts, NotCounted):
             return replace(self, uncounted=counts.why)
         row = counts.longest_row
         if context > 1:
-            row, counts = min(row, context), counts.within(context - 1, drops=False)
+            row = min(row, context)
+            counts = counts.within(context - 1, drops=False)
         answer = min(counts.longest_answer, row - 1)
         return replace(self, prompt=row - answer, completion=answer, counts=counts, bound="")
 
 
 def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:
-    """Rows of `generate`."""
+    """Lengths of rows that `generate` makes."""
     if max_prompt_tokens is not None:
         limit = max_prompt_tokens
         return Lengths(prompt=limit, completion=max_tokens, limit=limit)
@@ -90,6 +96,6 @@ def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:
 
 
 def of_demonstration() -> Lengths:
-    """Rows of `demonstrations`."""
-    said = "nobody knows before the data is tokenised"
-    return Lengths(prompt=ASSUMED_PROMPT, completion=ASSUMED_ANSWER, bound=said)
+    """Lengths of rows that `demonstrations` makes, until they are counted."""
+    bound = "nobody knows before the data is tokenised"
+    return Lengths(prompt=ASSUMED_PROMPT, completion=ASSUMED_ANSWER, bound=bound)

@@ -39,76 +39,78 @@ class Fingerprint:
     words: str
 
 
-def fingerprint(words: str) -> Fingerprint:
-    """Of such words."""
+def make_fingerprint(words: str) -> Fingerprint:
+    """Make the fingerprint of these words."""
     return Fingerprint(digest=xxhash.xxh3_128_hexdigest(words.encode()), words=words)
 
 
 @cache
 def this_machine() -> Fingerprint:
-    """Processor, cores that this process may use, memory, GPUs with their driver. Raises PlanError
-    where nvidia-smi fails.
+    """Name the processor, the cores that this process may use, memory, and GPUs with their driver.
+    Raises PlanError where nvidia-smi fails.
     """
-    cores, memory = len(os.sched_getaffinity(0)), _memory()
-    own = f"{_processor()}, {cores} core{'s' * (cores != 1)}, {memory} GiB"
-    return fingerprint(", ".join([own, *gpus()]))
+    cores, memory = len(os.sched_getaffinity(0)), _read_memory()
+    host = f"{_read_processor()}, {cores} core{'s' * (cores != 1)}, {memory} GiB"
+    return make_fingerprint(", ".join([host, *gpus()]))
 
 
 @cache
 def this_installation() -> Fingerprint:
-    """Versions of Python and of PACKAGES, and of our formulas."""
-    versions = [f"{name} {version}" for name, version in _versions(PACKAGES)]
+    """Name the versions of Python, of those of PACKAGES that are installed, and of our formulas."""
+    versions = [f"{name} {version}" for name, version in _read_versions(PACKAGES)]
     python = f"python {platform.python_version()}"
-    return fingerprint(", ".join([python, *versions, f"cost format {COST_FORMAT}"]))
+    return make_fingerprint(", ".join([python, *versions, f"cost format {COST_FORMAT}"]))
 
 
 def gpus() -> list[str]:
-    """`NVIDIA H100 80GB HBM3 (driver 550.54)` for each GPU; none without nvidia-smi. Raises
+    """Name each GPU: `NVIDIA H100 80GB HBM3 (driver 550.54)`; none without nvidia-smi. Raises
     PlanError where it fails.
     """
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    asked = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=_PATIENCE, check=True)
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=_PATIENCE, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         problem = f"expected the names of GPUs, found: {error}"
         raise PlanError(f"nvidia-smi: {problem}. Fix: mend the driver, or hide it.") from error
-    pairs = (line.rsplit(",", 1) for line in said.stdout.splitlines() if "," in line)
+    pairs = (line.rsplit(",", 1) for line in answer.stdout.splitlines() if "," in line)
     return [f"{name.strip()} (driver {driver.strip()})" for name, driver in pairs]
 
 
-def _versions(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Of those that are installed."""
-    found: list[tuple[str, str]] = []
+def _read_versions(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Names and versions of those that are installed."""
+    versions: list[tuple[str, str]] = []
     for name in names:
         try:
-            found.append((name, metadata.version(name)))
+            versions.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def _processor() -> str:
-    """Its model's name; of machines that tell none (some ARM), the architecture."""
+def _read_processor() -> str:
+    """The name of its model; the architecture where the kernel tells none (some ARM)."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
+        key, _, text = line.partition(":")
         if key.strip() == "model name":
-            return value.strip()
+            return text.strip()
     return platform.machine()
 
 
 def proc_bytes(path: Path, name: str) -> int:
-    """A size that the kernel tells as `name: 123 kB`, in bytes. Raises KeyError without it."""
+    """Read a size that the kernel tells as `name: 123 kB`, in bytes. Raises KeyError without it."""
     for line in path.read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
+        key, _, size = line.partition(":")
         if key == name:
-            return int(value.split()[0]) << 10
+            return int(size.split()[0]) << 10
     raise KeyError(name)
 
 
-def _memory() -> int:
+def _read_memory() -> int:
     """GiB of the machine, rounded: kernels keep back a little that differs between their
     versions.
     """

@@ -50,5 +50,5 @@ class MachineLoad:
 
     @property
     def note(self) -> str:
-        """Of a machine that was not quiet, to whoever uses the profile."""
+        """What the user of a profile is told of a machine that was not quiet."""
         return f"the profile is of a busy machine: {self.words}"

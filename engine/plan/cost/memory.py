@@ -35,8 +35,16 @@ from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.models import Shape
 
 LASTING = (
-    *("weights", "optimizer", "engine", "cache"),
-    *("outbox", "device_columns", "snapshot", "copies", "fetched", "libraries"),
+    "weights",
+    "optimizer",
+    "engine",
+    "cache",
+    "outbox",
+    "device_columns",
+    "snapshot",
+    "copies",
+    "fetched",
+    "libraries",
 )
 """Parts that are held between the calls of a node."""
 
@@ -94,19 +102,27 @@ class Work:
         return min(self.at_once, self._part(self.rows * self.lengths.completion))
 
     def _part(self, tokens: int) -> int:
-        """Of so many tokens of all prompts, those of the largest minibatch."""
+        """Tokens of the largest minibatch, out of so many of all prompts."""
         prompts = max(1, self.prompts)
-        return -(-tokens * -(-prompts // self.minibatches) // prompts)
+        largest_minibatch = -(-prompts // self.minibatches)
+        return -(-tokens * largest_minibatch // prompts)
 
 
 def optimizer_bytes(parameters: int, dtype: str) -> int:
-    """AdamW: two float32 moments; narrow weights have a float32 copy (arXiv:1910.02054, 3.1)."""
-    return parameters * (2 * _FLOAT + (0 if dtype == "float32" else _FLOAT))
+    """Bytes of AdamW: two float32 moments; narrow weights have a float32 copy (arXiv:1910.02054,
+    3.1).
+    """
+    numbers = 2 if dtype == "float32" else 3
+    return parameters * numbers * _FLOAT
 
 
 def gradient_bytes(parameters: int, dtype: str) -> int:
-    """Float32 gradients; narrow weights add up in float32, with one more of their own width."""
-    return parameters * (_FLOAT + (0 if dtype == "float32" else WIDTHS[dtype]))
+    """Bytes of float32 gradients; narrow weights add up in float32, with one more of their own
+    width.
+    """
+    if dtype == "float32":
+        return parameters * _FLOAT
+    return parameters * (_FLOAT + WIDTHS[dtype])
 
 
 def gathered_keys(row: int) -> float:
@@ -134,8 +150,8 @@ def token_activations(shape: Shape, dtype: str, gathered: float = 1.0) -> int:
     """
     keys = (4 + 2 * gathered) * shape.kv
     layer = 5 * shape.hidden + 3 * shape.attention + keys + 4 * shape.intermediate
-    kept = WIDTHS[dtype] * (shape.layers * layer + 2 * shape.hidden)
-    return int(kept) + token_forward(shape, dtype, gathered)
+    saved = WIDTHS[dtype] * (shape.layers * layer + 2 * shape.hidden)
+    return int(saved) + token_forward(shape, dtype, gathered)
 
 
 def token_forward(shape: Shape, dtype: str, gathered: float = 1.0) -> int:
@@ -169,46 +185,49 @@ def _layer_numbers(shape: Shape, gathered: float) -> tuple[float, float]:
 
 
 def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = False) -> int:
-    """Float32 logits of predicted tokens, at most CHUNK_LOGITS of them at once. A backward
+    """Bytes of float32 logits of predicted tokens, at most CHUNK_LOGITS of them at once. A backward
     pass also holds, as large as they are, the gradient of the tokens that were read, the softmax
     that the normaliser's gradient is made of, that gradient, and the sum of both (measured: 5.0
     such tensors together); the entropy, its product.
     """
-    held = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
-    return held * _FLOAT * (1 + 4 * backward + 2 * entropy)
+    logits = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
+    return logits * _FLOAT * (1 + 4 * backward + 2 * entropy)
 
 
 def listed_bytes(work: Work, *, backward: bool) -> int:
-    """Ids and log-probs of further tokens in each predicted place, never in chunks; with a backward
-    pass also their probabilities, the other side's log-probs and a gradient.
+    """Bytes of ids and log-probs of further tokens in each predicted place, never in chunks; with a
+    backward pass also their probabilities, the other side's log-probs and a gradient.
     """
     return work.predicted * work.listed * (_ID + _FLOAT * (1 + 3 * backward))
 
 
 def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
-    """Keys and values of the rows decoded at once; a prompt's once for all of its completions.
+    """Bytes of keys and values of the rows decoded at once; a prompt's once for all of its
+    completions.
 
     2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2), with every
     row at max_tokens, for which the torch kernel has room in powers of two of 8 tokens.
     """
     slots = min(work.slots, work.rows)
+    # The rows in slots may begin and end amid those of a prompt: one prompt more than they fill.
     groups = min(work.prompts, -(-slots * work.prompts // max(1, work.rows)) + 1)
-    tokens = groups * work.lengths.prompt + slots * _room(work)
+    tokens = groups * work.lengths.prompt + slots * _answer_room(work)
     return 2 * shape.layers * shape.kv * WIDTHS[dtype] * tokens
 
 
 def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
-    """Of generation: the cache, a prefill's activations, the logits of a token for each slot.
+    """Parts of generation: the cache, a prefill's activations, the logits of a token for each slot.
 
     The rows' part of the cache grows after the prefill, but not in what that has left: a larger
     room is made before the smaller one is given back, and it fits into no block of a layer. Of a
     Qwen2 of 8 x 512, 16 prompts of 128 tokens and 128 answers of 64, the prefill took 191 MiB, the
     rest of the cache 263 more (by this formula 64 + 80, and 256 + 16).
     """
-    prefill = min(work.prompts * work.lengths.prompt, max(work.budget, work.lengths.prompt))
+    one_prefill = max(work.budget, work.lengths.prompt)
+    prefill = min(work.prompts * work.lengths.prompt, one_prefill)
     slots = min(work.slots, work.rows)
     # One layer's smaller room is there beside the larger one, whose half it is.
-    grown = shape.kv * WIDTHS[dtype] * slots * _room(work)
+    grown = shape.kv * WIDTHS[dtype] * slots * _answer_room(work)
     return {
         "kv_cache": kv_bytes(shape, work, dtype),
         "activations": max(prefill, slots) * token_pass(shape, dtype) + grown,
@@ -217,47 +236,53 @@ def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
     }
 
 
-def _room(work: Work) -> int:
-    """Tokens of an answer that the cache of the torch kernel has room for."""
-    return _FIRST_ROOM << max(0, (-(-work.lengths.completion // _FIRST_ROOM) - 1).bit_length())
+def _answer_room(work: Work) -> int:
+    """Tokens of an answer that the cache of the torch kernel has room for: _FIRST_ROOM, doubled
+    until it is enough.
+    """
+    rooms = -(-work.lengths.completion // _FIRST_ROOM)
+    doublings = max(0, (rooms - 1).bit_length())
+    return _FIRST_ROOM << doublings
 
 
 def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, int]:
-    """Of a forward pass without gradient over finished rows."""
+    """Parts of a forward pass without gradient over finished rows."""
     gathered = gathered_keys(work.lengths.row)
     parts = {"activations": work.at_once * token_pass(shape, dtype, gathered)}
     if head == "lm":
         # Logits and their float32 copy are made once the last layer's blocks are free: what these
         # took is theirs (tensors had 118 MiB at once with 43 of logits, and without).
         freed = work.at_once * sum(_layer_numbers(shape, gathered)) * WIDTHS[dtype]
-        held = 2 * logit_bytes(shape, work.predicted, backward=False)
-        parts["logits"] = max(0, held - int(freed)) + listed_bytes(work, backward=False)
+        logits = 2 * logit_bytes(shape, work.predicted, backward=False)
+        parts["logits"] = max(0, logits - int(freed)) + listed_bytes(work, backward=False)
     return parts
 
 
 def train_parts(
     parameters: int, shape: Shape | None, work: Work, dtype: str, head: str
 ) -> dict[str, int]:
-    """Of training: gradients, optimizer and, for a known shape, the largest micro-batch."""
+    """Parts of training: gradients, optimizer and, for a known shape, the largest micro-batch."""
     gradients, optimizer = gradient_bytes(parameters, dtype), optimizer_bytes(parameters, dtype)
     parts = {"gradients": gradients, "optimizer": optimizer}
     if shape is not None:
         token = token_activations(shape, dtype, gathered_keys(work.lengths.row))
         parts["activations"] = work.at_once * token
         if head == "lm":
-            held = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)
-            parts["logits"] = held + listed_bytes(work, backward=True)
+            logits = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)
+            parts["logits"] = logits + listed_bytes(work, backward=True)
     return parts
 
 
 def peak(nodes: Iterable[Mapping[str, int]], *, without: tuple[str, ...] = ()) -> int:
-    """The peak of nodes that take turns: all that lasts and the greatest of the rest."""
+    """The peak of nodes that take turns: all that lasts and the greatest of the rest. without:
+    parts that do not count.
+    """
     always, passing = 0, 0
     for parts in nodes:
-        kept = lasting(parts, without=without)
-        always += kept
+        lasting_bytes = lasting(parts, without=without)
+        always += lasting_bytes
         whole = sum(size for part, size in parts.items() if part not in without)
-        passing = max(passing, whole - kept)
+        passing = max(passing, whole - lasting_bytes)
     return always + passing
 
 
@@ -268,22 +293,23 @@ def host_peak(
     without: tuple[str, ...] = (),
     gives_back: bool = False,
 ) -> int:
-    """The peak of a host's Workers, each with its nodes' parts: a sum, but one of each turn group.
-    gives_back: whether Workers that sleep hold nothing, as on a GPU; else they keep what lasts.
+    """The peak of a host's Workers, each with its nodes' parts: the sum of all, of which in each
+    turn group one is awake. gives_back: whether Workers that sleep hold nothing, as on a GPU; else
+    they keep what lasts.
     """
-    peaks = {name: peak(parts, without=without) for name, parts in workers.items()}
-    kept = {
-        name: 0 if gives_back else sum(lasting(parts, without=without) for parts in nodes)
-        for name, nodes in workers.items()
-    }
+    peaks = {worker: peak(nodes, without=without) for worker, nodes in workers.items()}
+    asleep = dict.fromkeys(workers, 0)
+    if not gives_back:
+        for worker, nodes in workers.items():
+            asleep[worker] = sum(lasting(parts, without=without) for parts in nodes)
     total, alone = 0, set(workers)
     for group in turns:
         alone -= set(group)
-        total += sum(kept[name] for name in group)
-        total += max((peaks[name] - kept[name] for name in group), default=0)
-    return total + sum(peaks[name] for name in alone)
+        total += sum(asleep[worker] for worker in group)
+        total += max((peaks[worker] - asleep[worker] for worker in group), default=0)
+    return total + sum(peaks[worker] for worker in alone)
 
 
 def lasting(parts: Mapping[str, int], *, without: tuple[str, ...] = ()) -> int:
-    """What a node always holds."""
+    """Bytes that a node always holds."""
     return sum(size for part, size in parts.items() if part in LASTING and part not in without)

@@ -44,28 +44,30 @@ class Sizes:
         """Parameters that every token is multiplied with: no embedding, and no head of a language
         model.
         """
-        embedding = self.shape.vocabulary * self.shape.hidden
-        separate = self.head == "lm" and not self.shape.tied
-        return self.parameters - embedding * (2 if separate else 1)
+        tables = 1
+        if self.head == "lm" and not self.shape.tied:
+            tables = 2  # a head of its own, as large as the embedding
+        return self.parameters - tables * self.shape.vocabulary * self.shape.hidden
 
     @property
     def head_parameters(self) -> int:
         """Parameters that every predicted token is multiplied with."""
-        return self.shape.hidden * (self.shape.vocabulary if self.head == "lm" else 1)
+        outputs = self.shape.vocabulary if self.head == "lm" else 1
+        return self.shape.hidden * outputs
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.parameters * self.width
 
     @property
     def read_bytes(self) -> int:
-        """Of the weights that a pass reads: an embedding that is only looked up is not read."""
+        """Bytes of the weights that a pass reads: an embedding that is only looked up is not."""
         return (self.body + self.head_parameters) * self.width
 
     @property
     def cached_bytes(self) -> int:
-        """Keys and values of one token (Pope et al., arXiv:2211.05102, section 2)."""
+        """Bytes of keys and values of one token (Pope et al., arXiv:2211.05102, section 2)."""
         return 2 * self.shape.layers * self.shape.kv * self.width
 
 
@@ -89,7 +91,7 @@ class Time:
         )
 
     def times(self, count: float) -> Time:
-        """So many, one after another; or so many times as long."""
+        """The time of so many, one after another; or so many times as long."""
         return Time(
             seconds=self.seconds * count,
             compute=self.compute * count,
@@ -111,8 +113,8 @@ class Time:
 
 
 def operations(model: Sizes, tokens: float, keys: float, predicted: float) -> float:
-    """2 a parameter and token, and two products of attention, 4 * layers * width a token and key
-    (Kaplan et al., arXiv:2001.08361, section 2.1). keys: of all tokens together.
+    """Count 2 a parameter and token, and two products of attention, 4 * layers * width a token and
+    key (Kaplan et al., arXiv:2001.08361, section 2.1). keys: of all tokens together.
     """
     attention = 4.0 * model.shape.layers * model.shape.attention
     return 2.0 * model.body * tokens + 2.0 * model.head_parameters * predicted + attention * keys
@@ -125,29 +127,32 @@ class Passes:
     """
 
     def __init__(self, model: Sizes, where: Place, kind: Kind, *, times: float = 1.0) -> None:
-        c, shape = where.coefficients[kind], model.shape
-        rate = where.operations(model.dtype) * c.compute * where.tensor * where.context / times
-        reads = where.device.memory_rate * c.reads
+        reached, shape = where.coefficients[kind], model.shape
+        rate = where.operations(model.dtype) * reached.compute
+        rate = rate * where.tensor * where.context / times
+        reads = where.device.memory_rate * reached.reads
         if where.device.is_gpu:  # the memory of a host has one rate, however many read
             reads *= where.tensor
         self._token = 2.0 * model.body / rate
         self._predicted = 2.0 * model.head_parameters / rate
-        self._key = 4.0 * shape.layers * shape.attention / (rate * c.attention)
+        self._key = 4.0 * shape.layers * shape.attention / (rate * reached.attention)
         self._weights = times * model.read_bytes / reads
         self._cached = model.cached_bytes / reads
-        self._row = c.row
-        self._latency = times * (c.step + shape.layers * c.layer)
+        self._row = reached.row
+        self._latency = times * (reached.step + shape.layers * reached.layer)
         self._link = 0.0
         if where.tensor > 1:
             # Two all-reduces a layer, each of 2 (t - 1) / t of its bytes (Shoeybi et al.,
             # arXiv:1909.08053, section 3).
             moved = 4.0 * (where.tensor - 1) / where.tensor * shape.hidden * model.width
-            self._link = times * shape.layers * moved / (where.between * c.link * where.context)
-            self._latency += times * 2 * shape.layers * c.hop
-        if where.context > 1:  # keys and values go round the ring once a layer
+            link_rate = where.between * reached.link * where.context
+            self._link = times * shape.layers * moved / link_rate
+            self._latency += times * 2 * shape.layers * reached.hop
+        if where.context > 1:
+            # Keys and values go round the ring once a layer.
             moved = (where.context - 1) / where.context * model.cached_bytes
-            self._link += times * moved / (where.between * c.link)
-            self._latency += times * shape.layers * (where.context - 1) * c.hop
+            self._link += times * moved / (where.between * reached.link)
+            self._latency += times * shape.layers * (where.context - 1) * reached.hop
 
     def at(
         self,
@@ -162,10 +167,12 @@ class Passes:
         and values are read; predicted: tokens that get logits, all of them unless said; rows: whose
         bookkeeping it has.
         """
-        logits = tokens if predicted is None else predicted
-        compute = self._token * tokens + self._predicted * logits + self._key * keys
+        if predicted is None:
+            predicted = tokens
+        compute = self._token * tokens + self._predicted * predicted + self._key * keys
         memory = self._weights + self._cached * cached
-        link, latency = self._link * tokens, self._latency + self._row * rows
+        link = self._link * tokens
+        latency = self._latency + self._row * rows
         return Time(
             seconds=max(compute, memory) + link + latency,
             compute=compute,

@@ -76,15 +76,15 @@ class ModelCost:
         """The cost of one of so many tensor ranks; each has all embeddings, norms and head."""
         if tensor == 1 or self.shape is None:
             return self
-        part, held = self.shape.part(tensor), self.parameters
-        if held is not None:
-            held += part.matrices - self.shape.matrices
-        return replace(self, parameters=held, shape=part)
+        part, parameters = self.shape.part(tensor), self.parameters
+        if parameters is not None:
+            parameters += part.matrices - self.shape.matrices
+        return replace(self, parameters=parameters, shape=part)
 
 
 def model_cost(base: str, head: Head = "lm") -> ModelCost:
-    """Read config.json and the headers of *.safetensors. A scalar head is a linear [hidden, 1] with
-    bias. Raises PlanError for a damaged file.
+    """Count a Model's parameters, by config.json and the headers of *.safetensors. A scalar head is
+    a linear [hidden, 1] with bias. Raises PlanError for a damaged file.
     """
     folder = Path(base).expanduser()
     if not folder.is_dir():
@@ -92,24 +92,26 @@ def model_cost(base: str, head: Head = "lm") -> ModelCost:
     if not (folder / CONFIG).is_file():
         return ModelCost(why="no config.json in its base")
     try:
-        config, tensors = read_object(folder / CONFIG), _tensors(folder)
+        config, tensors = read_object(folder / CONFIG), _read_tensors(folder)
     except DataError as error:
         raise PlanError(str(error)) from error
-    shape, kind = _shape(config), config.get("model_type")
+    shape, kind = _read_shape(config), config.get("model_type")
     if tensors is not None:
-        counted = _counted(tensors, head, shape)
-        return ModelCost(parameters=counted, shape=shape, why="counted in its safetensors files")
+        parameters = _count_trained(tensors, head, shape)
+        return ModelCost(parameters=parameters, shape=shape, why="counted in its safetensors files")
     if shape is None or kind not in FAMILY:
         return ModelCost(why=f"no safetensors files, and no formula for model_type {kind!r}")
-    counted = formula(shape, config, head)
-    return ModelCost(parameters=counted, shape=shape, why="by formula from config.json")
+    parameters = formula(shape, config, head)
+    return ModelCost(parameters=parameters, shape=shape, why="by formula from config.json")
 
 
 def model_type(base: str) -> str | None:
     """The architecture that a base's config.json names; None where there is none to read."""
     path = Path(base).expanduser() / CONFIG
     try:
-        return read_object(path).get("model_type") if path.is_file() else None
+        if not path.is_file():
+            return None
+        return read_object(path).get("model_type")
     except DataError as error:
         raise PlanError(str(error)) from error
 
@@ -128,7 +130,7 @@ def some_windows(base: str) -> bool:
 
 
 def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
-    """Parameters of a dense decoder of the Llama family.
+    """Count the parameters of a dense decoder of the Llama family.
 
     vocabulary * hidden for the embedding, once more for a head that is not tied to it; a layer:
     query, key, value and output projections, three MLP matrices, two norms; a last norm (Touvron et
@@ -136,22 +138,39 @@ def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
     query, key and value (arXiv:2407.10671), Qwen3 norms of queries and keys in their place
     (arXiv:2505.09388).
     """
-    kind, d, inner = config.get("model_type"), shape.hidden, shape.intermediate
-    projections = 2 * d * shape.attention + 2 * d * shape.kv
-    qkv_bias = kind == "qwen2" or config.get("attention_bias", False)
-    biases = (shape.attention + 2 * shape.kv) * qkv_bias
-    biases += d * (kind != "qwen2" and config.get("attention_bias", False))
-    biases += (2 * inner + d) * bool(config.get("mlp_bias", False))
-    norms = 2 * d + 2 * shape.head_dim * (kind == "qwen3")
-    body = shape.layers * (projections + 3 * d * inner + biases + norms) + d
-    embedding = shape.vocabulary * d
-    return body + embedding + (d + 1 if head == "scalar" else 0 if shape.tied else embedding)
+    hidden, inner = shape.hidden, shape.intermediate
+    projections = 2 * hidden * shape.attention + 2 * hidden * shape.kv
+    norms = 2 * hidden
+    if config.get("model_type") == "qwen3":
+        norms += 2 * shape.head_dim
+    layer = projections + 3 * hidden * inner + _count_biases(shape, config) + norms
+    embedding = shape.vocabulary * hidden
+    body = shape.layers * layer + hidden + embedding
+    if head == "scalar":
+        return body + hidden + 1
+    return body if shape.tied else body + embedding
 
 
-def _shape(config: Mapping[str, Any]) -> Shape | None:
-    if any(not isinstance(config.get(key), int) for key in _NEEDED):
+def _count_biases(shape: Shape, config: Mapping[str, Any]) -> int:
+    """Biases of one layer."""
+    biases = 0
+    if config.get("model_type") == "qwen2":
+        # Whatever attention_bias says; the output projection has none.
+        biases += shape.attention + 2 * shape.kv
+    elif config.get("attention_bias", False):
+        biases += shape.attention + 2 * shape.kv + shape.hidden
+    if config.get("mlp_bias", False):
+        biases += 2 * shape.intermediate + shape.hidden
+    return biases
+
+
+def _read_shape(config: Mapping[str, Any]) -> Shape | None:
+    """The shape that a config.json names; None without all of its sizes."""
+    needed = [config.get(key) for key in _NEEDED]
+    if not all(isinstance(size, int) for size in needed):
         return None
     heads = config["num_attention_heads"]
+    usually_tied = config.get("model_type") not in FAMILY
     return Shape(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -161,25 +180,33 @@ def _shape(config: Mapping[str, Any]) -> Shape | None:
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         vocabulary=config["vocab_size"],
         context=config.get("max_position_embeddings") or 0,
-        tied=bool(config.get("tie_word_embeddings", config.get("model_type") not in FAMILY)),
+        tied=bool(config.get("tie_word_embeddings", usually_tied)),
     )
 
 
-def _tensors(folder: Path) -> dict[str, int] | None:
-    """Elements of each tensor; None without safetensors files."""
+def _read_tensors(folder: Path) -> dict[str, int] | None:
+    """Elements of each tensor, by the files' headers; None without safetensors files."""
     files = [path for path in folder.glob("*.safetensors") if path.is_file()]  # a pipe would block
-    sizes = {n: prod(t.shape) for path in sorted(files) for n, t in header(path).items()}
-    return sizes if files else None
+    if not files:
+        return None
+    sizes: dict[str, int] = {}
+    for path in sorted(files):
+        for name, tensor in header(path).items():
+            sizes[name] = prod(tensor.shape)
+    return sizes
 
 
-def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:
-    """Elements that the module trains: one of the two heads, no buffers of old files."""
+def _count_trained(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:
+    """Count the elements that the module trains: one of the two heads, no buffers of old files."""
     sizes: Counter[str] = Counter()
     for name, size in tensors.items():
+        if name.endswith(("rotary_emb.inv_freq", ".masked_bias")):
+            continue
         root = name.split(".")[0]
-        if not name.endswith(("rotary_emb.inv_freq", ".masked_bias")):
-            sizes[root if root in ("lm_head", "score") else "body"] += size
+        sizes[root if root in ("lm_head", "score") else "body"] += size
     if head == "lm":
         tied = shape is not None and shape.tied
-        return sizes["body"] + (0 if tied else sizes["lm_head"])
-    return sizes["body"] + (sizes["score"] or (shape.hidden + 1 if shape else 0))
+        return sizes["body"] if tied else sizes["body"] + sizes["lm_head"]
+    if not sizes["score"] and shape is not None:
+        return sizes["body"] + shape.hidden + 1  # a head that is still to be made
+    return sizes["body"] + sizes["score"]

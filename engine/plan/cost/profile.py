@@ -67,7 +67,7 @@ class ProfileCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakCorrection:
-    """Of predicted peak bytes: base + factor x what the formulas say."""
+    """How predicted peak bytes are corrected: base + factor x what the formulas say."""
 
     base: int = 0
     factor: float = 1.0
@@ -113,13 +113,14 @@ class ProfiledNode:
 
     @property
     def key(self) -> PassKey:
-        """By which it is told from other entries, with the cores."""
+        """What tells it from other entries, together with the cores."""
         return PassKey(model=self.model, kind=self.kind, kernel=self.kernel, samples=self.samples)
 
     @property
     def worst(self) -> float:
         """The greatest relative error of the fit, of all cells with a time."""
-        return max((abs(e) for c in self.cells if (e := c.error) is not None), default=0.0)
+        errors = (cell.error for cell in self.cells)
+        return max((abs(error) for error in errors if error is not None), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,69 +146,70 @@ class Profile:
     def node(
         self, model: str, kind: Kind, *, samples: int = 0, cores: int = 0, kernel: str = ""
     ) -> ProfiledNode | None:
-        """The entry of a Model (`model_key`) and kind of pass; None where it was not measured.
+        """Find the entry of a Model (`model_key`) and kind of pass; None where it was not measured.
         samples: of a prompt; of those that were measured the nearest counts, and of its entries
-        that of the nearest cores. cores: of one rank. kernel, samples: any, where none is said.
+        that of the nearest cores. cores: of one rank. kernel, samples: any, where they are empty.
         """
-        fitting = [
-            n
-            for n in self.nodes
-            if n.model == model and n.kind == kind and kernel in ("", n.kernel)
-        ]
+        entries = [n for n in self.nodes if (n.model, n.kind) == (model, kind)]
+        if kernel:
+            entries = [n for n in entries if n.kernel == kernel]
 
         def distance(entry: ProfiledNode) -> tuple[float, float]:
             of_samples = abs(math.log(entry.samples / samples)) if samples else 0.0
             return of_samples, abs(math.log(entry.cores / (cores or 1)))
 
-        return min(fitting, key=distance, default=None)
+        return min(entries, key=distance, default=None)
 
 
 def model_key(model: Sizes) -> str:
-    """What counts of a Model for its times: shape, dtype, head; in words."""
-    shape = ", ".join(f"{f.name} {getattr(model.shape, f.name)}" for f in fields(model.shape))
-    return f"{shape}, {model.parameters} parameters, {model.dtype}, {model.head}"
+    """Name what counts of a Model for its times: shape, dtype, head."""
+    sizes = [f"{f.name} {getattr(model.shape, f.name)}" for f in fields(model.shape)]
+    return f"{', '.join(sizes)}, {model.parameters} parameters, {model.dtype}, {model.head}"
 
 
 def read_profile(path: Path, *, here: bool = True) -> Profile:
-    """The profile in a file. here: whether it is for this machine. Raises PlanError for one that is
-    missing, damaged, of another format, or, if it is for here, stale: measured on another machine,
-    or with another installation.
+    """Read the profile in a file. here: whether it is for this machine. Raises PlanError for one
+    that is missing, damaged, of another format, or, if it is for here, stale: measured on another
+    machine, or with another installation.
     """
-    profile = _read(path)
-    if not here:
-        return profile
-    for what, this, there in (
-        ("machine", this_machine(), profile.machine),
-        ("installation", this_installation(), profile.installation),
-    ):
-        if this.digest != there.digest:
-            problem = f"expected a profile of this {what} ({this.words}), found {there.words}"
-            raise _refused(path, problem)
+    profile = _read_any_profile(path)
+    if here:
+        _require_same(path, "machine", this_machine(), profile.machine)
+        _require_same(path, "installation", this_installation(), profile.installation)
     return profile
 
 
+def _require_same(path: Path, what: str, here: Fingerprint, profiled: Fingerprint) -> None:
+    if here.digest != profiled.digest:
+        problem = f"expected a profile of this {what} ({here.words}), found {profiled.words}"
+        raise _profile_error(path, problem)
+
+
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write it as JSON. Raises OSError."""
+    """Write a profile as JSON. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = msgspec.json.format(msgspec.json.encode(profile), indent=1)
-    path.write_bytes(data + b"\n")
+    document = msgspec.json.format(msgspec.json.encode(profile), indent=1)
+    path.write_bytes(document + b"\n")
 
 
-def _read(path: Path) -> Profile:
-    """Whatever machine it is of."""
+def _read_any_profile(path: Path) -> Profile:
+    """Read a profile, whatever machine it is of. Raises PlanError."""
     try:
-        data = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
-        raise _refused(path, f"expected a profile, found {error.strerror}") from error
+        raise _profile_error(path, f"expected a profile, found {error.strerror}") from error
     try:
-        found = msgspec.json.decode(data, type=_Begin).format
-        if found != FORMAT:
-            raise _refused(path, f"expected format {FORMAT}, found {found}")
-        profile = msgspec.json.decode(data, type=Profile)
+        # First the format alone: a file of another one may lack what a Profile needs.
+        version = msgspec.json.decode(content, type=_Begin).format
+        if version != FORMAT:
+            raise _profile_error(path, f"expected format {FORMAT}, found {version}")
+        profile = msgspec.json.decode(content, type=Profile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _refused(path, f"expected what dataflow profile writes, found: {error}") from error
-    for problem in _impossible(profile):
-        raise _refused(path, problem)
+        raise _profile_error(
+            path, f"expected what dataflow profile writes, found: {error}"
+        ) from error
+    for problem in _check_numbers(profile):
+        raise _profile_error(path, problem)
     return profile
 
 
@@ -218,22 +220,22 @@ class _Begin:
     format: int
 
 
-def _impossible(profile: Profile) -> Iterator[str]:
-    """Numbers that no measurement gives."""
+def _check_numbers(profile: Profile) -> Iterator[str]:
+    """Name the numbers that no measurement gives."""
     rates = (*profile.device.operations.values(), profile.device.memory_rate)
     if min(rates) <= 0:
         yield f"expected rates above 0, found {min(rates):g}"
     for entry in profile.nodes:
-        yield from _impossible_node(entry)
+        yield from _check_node(entry)
     if not 0 <= profile.load.share <= 1:
         yield f"expected others to have a share of cores, found {profile.load.share:g}"
-    yield from _impossible_of_all(profile)
+    yield from _check_processes_and_functions(profile)
 
 
-def _impossible_node(entry: ProfiledNode) -> Iterator[str]:
-    c = entry.coefficients
-    parts = (c.step, c.layer, c.row, c.hop, float(entry.peak.base))
-    shares = (c.compute, c.reads, c.link, c.attention, entry.peak.factor, entry.cores)
+def _check_node(entry: ProfiledNode) -> Iterator[str]:
+    fit = entry.coefficients
+    parts = (fit.step, fit.layer, fit.row, fit.hop, float(entry.peak.base))
+    shares = (fit.compute, fit.reads, fit.link, fit.attention, entry.peak.factor, entry.cores)
     counts = (entry.samples, *(cell.samples for cell in entry.cells))
     if min(shares) <= 0 or min(parts) < 0:
         yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
@@ -250,10 +252,10 @@ def _impossible_node(entry: ProfiledNode) -> Iterator[str]:
         yield f"{where}: expected more than 0 times as long, found {entry.in_run:g}"
 
 
-def _impossible_of_all(profile: Profile) -> Iterator[str]:
-    """The same, of what belongs to no node's passes."""
-    sizes = profile.process.plain, profile.process.torch
-    if min(min(each.anonymous, each.files) for each in sizes) < 0:
+def _check_processes_and_functions(profile: Profile) -> Iterator[str]:
+    """Name those that belong to no node's passes."""
+    plain, torch = profile.process.plain, profile.process.torch
+    if min(plain.anonymous, plain.files, torch.anonymous, torch.files) < 0:
         yield "expected bytes of processes of 0 or more"
     if not profile.message >= 0:
         yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
@@ -264,5 +266,5 @@ def _impossible_of_all(profile: Profile) -> Iterator[str]:
             yield f"{name}: expected a share of CPU from 0 to 1, found {share:g}"
 
 
-def _refused(path: Path, problem: str) -> PlanError:
+def _profile_error(path: Path, problem: str) -> PlanError:
     return PlanError(f"profile {path}: {problem}. Fix: dataflow profile GRAPH --out {path}.")

@@ -7,7 +7,7 @@ generation (decode.py).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,42 +32,46 @@ class Microbatches:
     rows: int = 0
 
 
-def packed(
+def pack_rows(
     prompts: np.ndarray, answers: np.ndarray, *, budget: int, shared: int = 1, divisor: int = 1
 ) -> Microbatches:
-    """Rows (int64 [rows]: tokens of each prompt and answer) in micro-batches of at most `budget`
-    tokens, or of one larger row; as few as there can be, since no two rows above half of the budget
-    are in one. shared: rows that share a prompt, which is fed once. divisor: ranks among which the
-    rows are divided evenly; the result is one rank's.
+    """Pack rows (int64 [rows]: tokens of each prompt and answer) into micro-batches of at most
+    `budget` tokens, or of one larger row; as few as there can be, since no two rows above half of
+    the budget are in one. shared: rows that share a prompt, which is fed once. divisor: ranks among
+    which the rows are divided evenly; the micro-batches are those of one rank.
     """
     tokens = float(prompts.sum()) / shared + float(answers.sum())
     lengths = prompts + answers
-    keys = float((lengths.astype(np.float64) ** 2).sum() / 2.0)
-    keys -= float((prompts.astype(np.float64) ** 2).sum() / 2.0) * (1 - 1 / shared)
-    mine = tokens / divisor
-    alone = answers if shared > 1 else lengths
-    over = float(
-        np.maximum(alone - budget, 0).sum()
-    )  # a larger row is one micro-batch all the same
-    filled = math.ceil((mine - over / divisor) / max(budget, 1))
-    large = math.ceil(int((2 * alone > budget).sum()) / divisor)
-    passes = max(1, filled, large)
+    keys = _attended_keys(lengths) - _attended_keys(prompts) * (1 - 1 / shared)
+    rank_tokens = tokens / divisor
+    rank_rows = math.ceil(len(answers) / divisor)
+    unshared = answers if shared > 1 else lengths
+    # A row above the budget is one micro-batch all the same: what it has too much fills no other.
+    excess = float(np.maximum(unshared - budget, 0).sum())
+    filled = math.ceil((rank_tokens - excess / divisor) / max(budget, 1))
+    large_rows = int((2 * unshared > budget).sum())
+    passes = max(1, filled, math.ceil(large_rows / divisor))
     return Microbatches(
-        tokens=mine,
+        tokens=rank_tokens,
         keys=keys / divisor,
         predicted=float(answers.sum()) / divisor,
-        passes=min(passes, max(1, math.ceil(len(answers) / divisor))),
-        rows=math.ceil(len(answers) / divisor),
+        passes=min(passes, max(1, rank_rows)),
+        rows=rank_rows,
     )
 
 
-def forward(model: Sizes, where: Place, rows: Microbatches) -> Time:
-    """Passes without gradient over one rank's rows."""
-    whole = _each(Passes(model, where, "forward"), rows)
-    return whole + _gathered(model, where, rows.passes, 1)
+def _attended_keys(lengths: np.ndarray) -> float:
+    """Keys that the tokens of rows of these lengths attend to: half of each length squared."""
+    return float((lengths.astype(np.float64) ** 2).sum() / 2.0)
 
 
-def train(
+def forward_time(model: Sizes, where: Place, rows: Microbatches) -> Time:
+    """Time of passes without gradient over one rank's rows."""
+    whole = _passes_time(Passes(model, where, "forward"), rows)
+    return whole + _gathering_time(model, where, rows.passes, 1)
+
+
+def train_time(
     model: Sizes,
     where: Place,
     rows: Microbatches,
@@ -76,56 +80,55 @@ def train(
     epochs: int = 1,
     recomputed: bool = False,
 ) -> Time:
-    """Passes with gradient over one rank's rows, in each epoch, and the updates of all epochs.
-    recomputed: whether the backward pass makes the activations again, a forward pass more.
+    """Time of passes with gradient over one rank's rows, in each epoch, and of the updates of all
+    epochs. recomputed: whether the backward pass makes the activations again, a forward pass more.
     """
     passes = Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
-    rows = Microbatches(
-        tokens=rows.tokens,
-        keys=rows.keys,
-        predicted=rows.predicted,
-        passes=count,
-        rows=rows.rows,
-    )
-    whole = _each(passes, rows) + _gathered(model, where, count, 2 + recomputed)
-    return whole.times(epochs) + update(model, where).times(updates)
+    rows = replace(rows, passes=count)
+    epoch = _passes_time(passes, rows) + _gathering_time(model, where, count, 2 + recomputed)
+    return epoch.times(epochs) + update_time(model, where).times(updates)
 
 
-def update(model: Sizes, where: Place) -> Time:
-    """Of the optimizer, which reads and writes all that it keeps, and the gradients' all-reduce
-    among data ranks, 2 (d - 1) / d of their bytes (Rajbhandari et al., arXiv:1910.02054).
+def update_time(model: Sizes, where: Place) -> Time:
+    """Time of one update: the optimizer reads and writes all that it keeps, and data ranks
+    all-reduce the gradients, 2 (d - 1) / d of their bytes (Rajbhandari et al., arXiv:1910.02054).
     """
-    c = where.coefficients["train"]
-    held = model.parameters // where.tensor
-    state = optimizer_bytes(held, model.dtype) + gradient_bytes(held, model.dtype)
-    touched = 2.0 * state + 2.0 * held * model.width
+    reached = where.coefficients["train"]
+    parameters = model.parameters // where.tensor
+    gradients = gradient_bytes(parameters, model.dtype)
+    state = optimizer_bytes(parameters, model.dtype) + gradients
+    touched = 2.0 * state + 2.0 * parameters * model.width
     if where.shard:
         touched /= where.data
-    memory = touched / (where.device.memory_rate * c.reads)
+    memory = touched / (where.device.memory_rate * reached.reads)
     ranks = where.data * where.context
     link = hops = 0.0
     if ranks > 1:
-        moved = 2.0 * (ranks - 1) / ranks * gradient_bytes(held, model.dtype)
-        link, hops = moved / (where.between * c.link), 2.0 * math.log2(ranks) * c.hop
+        moved = 2.0 * (ranks - 1) / ranks * gradients
+        link = moved / (where.between * reached.link)
+        hops = 2.0 * math.log2(ranks) * reached.hop
     return Time(seconds=memory + link + hops, memory=memory, link=link, latency=hops)
 
 
-def _each(passes: Passes, rows: Microbatches) -> Time:
-    """All passes, each with an equal part."""
-    n = rows.passes
-    one = passes.at(
-        rows.tokens / n, rows.keys / n, predicted=rows.predicted / n, rows=rows.rows / n
+def _passes_time(passes: Passes, rows: Microbatches) -> Time:
+    """Time of all passes, each with an equal part of the rows."""
+    count = rows.passes
+    one_pass = passes.at(
+        rows.tokens / count,
+        rows.keys / count,
+        predicted=rows.predicted / count,
+        rows=rows.rows / count,
     )
-    return one.times(n)
+    return one_pass.times(count)
 
 
-def _gathered(model: Sizes, where: Place, passes: int, times: int) -> Time:
-    """Of the gathering of sharded weights before each pass, which nothing overlaps here."""
+def _gathering_time(model: Sizes, where: Place, passes: int, times: int) -> Time:
+    """Time of gathering sharded weights, so many times a pass, which nothing overlaps here."""
     if not where.shard or where.data == 1:
         return Time()
-    c = where.coefficients["train"]
+    reached = where.coefficients["train"]
     moved = (where.data - 1) / where.data * model.weight_bytes / where.tensor
-    link = passes * times * moved / (where.between * c.link)
-    hops = passes * times * model.shape.layers * c.hop
+    link = passes * times * moved / (where.between * reached.link)
+    hops = passes * times * model.shape.layers * reached.hop
     return Time(seconds=link + hops, link=link, latency=hops)

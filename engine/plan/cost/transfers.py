@@ -37,8 +37,11 @@ COLUMN_RATE = 2e8
 """Bytes of columns a second that NumPy expressions go through: some ten passes over memory."""
 
 
-def weights(model: Sizes, writer: Place, reader: Place, way: Link, *, readers: int = 1) -> Time:
-    """Until so many replicas have a version: taken out of the writer, over the way, put into each.
+def weights_time(
+    model: Sizes, writer: Place, reader: Place, way: Link, *, readers: int = 1
+) -> Time:
+    """Time until so many replicas have a version: taken out of the writer, over the way, put into
+    each.
 
     Each reader fetches by itself (a pull), each of its ranks its part of the tensors. The writer's
     ranks serve in parallel; one that serves several reader ranks serves them in turn.
@@ -52,19 +55,24 @@ def weights(model: Sizes, writer: Place, reader: Place, way: Link, *, readers: i
     return Time(seconds=copied + link + way.delay, memory=copied, link=link, latency=way.delay)
 
 
-def opening(model: Sizes, device: Device) -> float:
+def opening_seconds(model: Sizes, device: Device) -> float:
     """Seconds until a kernel has read a Model's weights, without what an engine does besides."""
     size = float(model.weight_bytes)
-    return size / DISK_RATE + (size / device.link if device.is_gpu else 0.0)
+    seconds = size / DISK_RATE
+    if device.is_gpu:
+        seconds += size / device.link
+    return seconds
 
 
-def rows(size: float, way: Link, *, senders: int = 1, readers: int = 1, messages: int = 1) -> Time:
-    """Of so many bytes of rows, which senders and readers divide among them evenly."""
+def rows_time(
+    size: float, way: Link, *, senders: int = 1, readers: int = 1, messages: int = 1
+) -> Time:
+    """Time of so many bytes of rows, which senders and readers divide among them evenly."""
     link = size / (way.rate * max(1, min(senders, readers)))
     latency = way.delay * messages
     return Time(seconds=link + latency, link=link, latency=latency)
 
 
-def columns(size: float) -> Time:
-    """A column function of the vocabulary over its inputs of so many bytes."""
+def columns_time(size: float) -> Time:
+    """Time of a column function of the vocabulary over its inputs of so many bytes."""
     return Time(seconds=size / COLUMN_RATE, memory=size / COLUMN_RATE)

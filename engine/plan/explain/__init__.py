@@ -6,18 +6,18 @@ Owns: the sections and their order, in ASCII, 120 columns wide or fewer. Does no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 
 from dataflow.dialect import spoken
 from dataflow.program import beginnings
 from dataflow.shown import one_line, printable
 from dataflow.width import folded
-from engine.plan.explain.edges import edges, weights
+from engine.plan.explain.edges import edge_lines, weight_lines
 from engine.plan.explain.layout import WIDTH as WIDTH
-from engine.plan.explain.layout import Line, count, laid, wrapped
-from engine.plan.explain.measurements import MeasuredRun, compared
-from engine.plan.explain.nodes import cut, nodes, workers
-from engine.plan.explain.summary import program, summary
+from engine.plan.explain.layout import Line, count, lay_out, wrap_line
+from engine.plan.explain.measurements import MeasuredRun, compare_with_run
+from engine.plan.explain.nodes import cut_lines, node_lines, worker_lines
+from engine.plan.explain.planned_graph import planned_graph
+from engine.plan.explain.summary import summary_lines
 from engine.plan.plan import Plan
 from engine.plan.program_plan import ProgramPlan
 
@@ -28,67 +28,85 @@ def explain(
     measured: Mapping[int, MeasuredRun] | None = None,
     width: int = WIDTH,
 ) -> str:
-    """The plan as text; a Program's phase by phase. measured: by phase, shown beside what was
+    """Write the plan as text; a Program's phase by phase. measured: by phase, shown beside what was
     predicted; 0 is a graph alone. width: of its lines; words that are longer stay whole.
     """
     if isinstance(plan, Plan):
-        return _explained(plan, None if measured is None else measured.get(0, MeasuredRun()), width)
+        return _explain_graph(plan, _run_of_phase(measured, 0), width)
     parts = [f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"]
-    own = _section("warnings (errors with --strict)", _texts(map(str, plan.own)), width)
-    parts += ["\n".join(own) + "\n"] if own else []
+    warnings = _section(_WARNINGS, _text_lines(map(str, plan.own)), width)
+    if warnings:
+        parts.append("\n".join(warnings) + "\n")
     for number, phase in enumerate(plan.phases, start=1):
-        found = None if measured is None else measured.get(number, MeasuredRun())
-        head = [plan.program.title(number), *beginnings(plan.program, number)]
-        lines = "\n".join([head[0], *(f"  {line}" for line in head[1:])])
-        parts.append(f"{lines}\n\n{_explained(phase, found, width)}")
+        lines = [plan.program.title(number)]
+        lines += [f"  {line}" for line in beginnings(plan.program, number)]
+        head = "\n".join(lines)
+        parts.append(f"{head}\n\n{_explain_graph(phase, _run_of_phase(measured, number), width)}")
     return printable("\n".join(parts))
 
 
-def _explained(plan: Plan, found: MeasuredRun | None, width: int) -> str:
+_WARNINGS = "warnings (errors with --strict)"
+
+
+def _run_of_phase(measured: Mapping[int, MeasuredRun] | None, number: int) -> MeasuredRun | None:
+    """What was measured of a phase; None where no run is shown."""
+    if measured is None:
+        return None
+    return measured.get(number, MeasuredRun())
+
+
+def _explain_graph(plan: Plan, run: MeasuredRun | None, width: int) -> str:
+    sections = [summary_lines(plan, width)]
+    sections += [_section(title, lines, width) for title, lines in _sections(plan, run)]
+    texts = ["\n".join(lines) for lines in sections if lines]
+    return printable("\n\n".join(texts) + "\n")
+
+
+def _sections(plan: Plan, run: MeasuredRun | None) -> Iterator[tuple[str, Iterable[Line]]]:
+    """Each section's title and lines, those without lines, too."""
+    yield _WARNINGS, _text_lines(map(str, plan.warnings))
+    yield "workers, each a process that does one thing after another", worker_lines(plan)
+    yield "nodes, in the order in which they can run", node_lines(plan)
+    yield "where streaming ends", cut_lines(plan)
     saved = "saved: of columns that stay, nobody there reads them"
-    section = partial(_section, width=width)
-    sections = [
-        summary(plan, width),
-        section("warnings (errors with --strict)", _texts(map(str, plan.warnings))),
-        section("workers, each a process that does one thing after another", workers(plan)),
-        section("nodes, in the order in which they can run", nodes(plan)),
-        section("where streaming ends", cut(plan)),
-        section(f"edges: bytes a Step at the greatest lengths; {saved}", edges(plan)),
-        section("weights", weights(plan)),
-        section(f"measured{_of(found)}", compared(plan, found) if found else ()),
-        section("conventions that peers do not share", _dialects(plan)),
-        section("recorded of each Step", _recorded(plan)),
-        section("notes", _texts(plan.notes)),
-    ]
-    return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
-
-
-def _of(found: MeasuredRun | None) -> str:
-    return f" in {count(found.steps, 'Step')}" if found and found.steps else ""
+    yield f"edges: bytes a Step at the greatest lengths; {saved}", edge_lines(plan)
+    yield "weights", weight_lines(plan)
+    if run is not None:
+        title = f"measured in {count(run.steps, 'Step')}" if run.steps else "measured"
+        yield title, compare_with_run(plan, run)
+    yield "conventions that peers do not share", _dialect_lines(plan)
+    yield "recorded of each Step", _recorded_lines(plan)
+    yield "notes", _text_lines(plan.notes)
 
 
 def _section(title: str, lines: Iterable[Line], width: int) -> list[str]:
-    """A title and its lines, if there are any."""
-    body = [f"  {text}".rstrip() for line in lines for text in laid(line, width - 2)]
-    return [*folded(title, width).split("\n"), *body] if body else []
+    """A title and its lines; nothing without lines."""
+    body: list[str] = []
+    for line in lines:
+        body += [f"  {text}".rstrip() for text in lay_out(line, width - 2)]
+    if not body:
+        return []
+    return [*folded(title, width).split("\n"), *body]
 
 
-def _dialects(plan: Plan) -> Iterator[Line]:
-    for use in spoken(program(plan)):
-        way = f"{use.what} as {use.dialect} does it (dialect={use.dialect!r})"
-        yield from wrapped(f"{use.where}: {way}{f': {use.says}' if use.says else ''}", after=2)
-        for text in use.unanswered():
-            yield from wrapped(f"  {text}", after=2)
+def _dialect_lines(plan: Plan) -> Iterator[Line]:
+    for use in spoken(planned_graph(plan)):
+        text = f"{use.where}: {use.what} as {use.dialect} does it (dialect={use.dialect!r})"
+        if use.says:
+            text = f"{text}: {use.says}"
+        yield from wrap_line(text, after=2)
+        for question in use.unanswered():
+            yield from wrap_line(f"  {question}", after=2)
 
 
-def _recorded(plan: Plan) -> Iterator[Line]:
-    for i in plan.recorded:
+def _recorded_lines(plan: Plan) -> Iterator[Line]:
+    for intake in plan.recorded:
         if len(plan.recorded) > 1:
-            yield f"{i.name}:"
-        for fetch in i.fetches:
-            yield from wrapped(f"{fetch.producer}: {', '.join(fetch.columns)}", after=2)
+            yield f"{intake.name}:"
+        for fetch in intake.fetches:
+            yield from wrap_line(f"{fetch.producer}: {', '.join(fetch.columns)}", after=2)
 
 
-def _texts(texts: Iterable[str]) -> Iterator[Line]:
+def _text_lines(texts: Iterable[str]) -> Iterator[Line]:
     for text in texts:
-        yield from wrapped(text, after=2)
+        yield from wrap_line(text, after=2)

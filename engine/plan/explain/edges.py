@@ -8,45 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dataflow.model import Model
 from dataflow.shown import shown_bytes
-from engine.plan.explain.layout import Line, count, duration, named, side_by_side, widest, wrapped
+from engine.plan.explain.layout import (
+    Line,
+    count,
+    duration,
+    name_line,
+    side_by_side,
+    widest,
+    wrap_line,
+)
+from engine.plan.explain.planned_graph import planned_model
 from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode
 
+_WIDTHS = (10, 10, 7, len("inproc"))
 
-def edges(plan: Plan) -> Iterator[Line]:
+
+def edge_lines(plan: Plan) -> Iterator[Line]:
     """What moves along each edge in a Step, and what stays."""
     if not plan.edges:
         return
-    shown = [f"{e.producer} -> {e.consumer}" for e in plan.edges]
-    width, evaluated = widest(shown, 44), {n.name for n in plan.nodes if n.region == "evaluation"}
-    widths = [10, 10, 7, len("inproc")]
-    yield side_by_side(["", "moved", "saved", "seconds", "route", "columns"], [width, *widths, 7])
-    for name, edge in zip(shown, plan.edges, strict=True):
-        moved = [shown_bytes(edge.bytes), shown_bytes(edge.saved), _seconds(edge)]
-        moved = ["evaluation", "", ""] if edge.consumer in evaluated else moved
-        first = side_by_side([*moved, edge.route], widths)
-        first = first.ljust(sum(widths) + 2 * (len(widths) - 1))
-        yield from named(name, width, first, tail=", ".join(edge.columns))
-    moved, saved = sum(e.bytes for e in plan.edges), sum(e.saved for e in plan.edges)
-    yield side_by_side(["all", shown_bytes(moved), shown_bytes(saved)], [width, 10, 10])
+    names = [f"{edge.producer} -> {edge.consumer}" for edge in plan.edges]
+    width = widest(names, 44)
+    heads = ["", "moved", "saved", "seconds", "route", "columns"]
+    yield side_by_side(heads, [width, *_WIDTHS, len("columns")])
+    evaluated = {node.name for node in plan.nodes if node.region == "evaluation"}
+    # Padded to all columns, since `side_by_side` strips, and columns' names follow.
+    cells_width = sum(_WIDTHS) + 2 * (len(_WIDTHS) - 1)
+    for name, edge in zip(names, plan.edges, strict=True):
+        cells = ["evaluation", "", ""] if edge.consumer in evaluated else _moved(edge)
+        text = side_by_side([*cells, edge.route], _WIDTHS).ljust(cells_width)
+        yield from name_line(name, width, text, tail=", ".join(edge.columns))
+    moved = sum(edge.bytes for edge in plan.edges)
+    saved = sum(edge.saved for edge in plan.edges)
+    yield side_by_side(["all", shown_bytes(moved), shown_bytes(saved)], [width, *_WIDTHS[:2]])
 
 
-def _seconds(edge: PlannedEdge) -> str:
-    """Nothing within a Worker, where values are passed as they are."""
-    return duration(edge.seconds) if edge.seconds else "-"
+def _moved(edge: PlannedEdge) -> list[str]:
+    """Bytes and seconds; no seconds within a Worker, where values are passed as they are."""
+    seconds = duration(edge.seconds) if edge.seconds else "-"
+    return [shown_bytes(edge.bytes), shown_bytes(edge.saved), seconds]
 
 
-def weights(plan: Plan) -> Iterator[Line]:
+def weight_lines(plan: Plan) -> Iterator[Line]:
     """Each Model, and how its versions get from the writer to each reader."""
     width = widest(m.name for m in plan.models)
     for model in plan.models:
         size = "parameters unknown"
         if model.parameters is not None:
             size = count(model.parameters, "parameter")
-        yield from named(model.name, width, f"{size}, from {model.base}", tail="")
+        yield from name_line(model.name, width, f"{size}, from {model.base}", tail="")
         for line in _versions(plan, model):
-            yield from wrapped(line, indent=width + 2, after=2)
+            yield from wrap_line(line, indent=width + 2, after=2)
 
 
 _ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
@@ -54,40 +67,45 @@ _ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
 
 def _versions(plan: Plan, model: PlannedModel) -> Iterator[str]:
     if model.follows:
-        way = "a copy of it" if model.rate == 1.0 else f"{model.rate:g} of the way to it"
-        yield f"follows {model.follows}: {way}, every {count(model.every, 'Step')}"
+        distance = f"{model.rate:g} of the way to it"
+        if model.rate == 1.0:
+            distance = "a copy of it"
+        yield f"follows {model.follows}: {distance}, every {count(model.every, 'Step')}"
     if not model.writer:
         if model.readers:
             yield f"{_frozen(plan, model)}read by {', '.join(model.readers)}"
     elif model.readers:
-        writer = plan.node(model.writer)
-        yield from (_way(plan, model, plan.node(r), writer) for r in model.readers)
+        for reader in model.readers:
+            yield _weight_edge(plan, model, plan.node(reader), plan.node(model.writer))
     else:
-        followers = [m.name for m in plan.models if m.follows == model.name]
-        yield f"written by {model.writer}, {_followed(followers)}"
+        followers = [each.name for each in plan.models if each.follows == model.name]
+        readers = "read by nobody"
+        if followers:
+            readers = f"followed by {', '.join(followers)}"
+        yield f"written by {model.writer}, {readers}"
 
 
 def _frozen(plan: Plan, model: PlannedModel) -> str:
     """What stays as it is: a Model that nobody trains, or the copy of one as it begins."""
     if model.follows:
         return ""
-    states = plan.program.states if plan.program is not None else ()
-    leader = next((s.copies for s in states if isinstance(s, Model) and s.name == model.name), None)
-    return f"frozen copy of {leader.name} as it begins, " if leader else "frozen, "
+    state = planned_model(plan, model.name)
+    if state is not None and state.copies:
+        return f"frozen copy of {state.copies.name} as it begins, "
+    return "frozen, "
 
 
-def _followed(followers: Sequence[str]) -> str:
-    return f"followed by {', '.join(followers)}" if followers else "read by nobody"
-
-
-def _way(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
+def _weight_edge(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
+    """`train -> rollout: copy in gen, pulled from train; lag 1; 2.1 s a version`."""
+    text = f"{writer.name} -> {reader.name}: {_carried(model, reader, writer)}"
+    hosts = {plan.host_of(worker) for worker in (*reader.workers, *writer.workers)}
+    if model.route == "pull" and len(hosts) > 1:
+        text = f"{text} by zmq"
     lag = reader.max_lag if reader.region == "stream" else 0
-    hosts = {plan.host_of(w) for w in (*reader.workers, *writer.workers)}
-    far = model.route == "pull" and len(hosts) > 1
-    carried = f"{_carried(model, reader, writer)}{' by zmq' if far else ''}"
-    moves = model.seconds is not None and set(reader.workers) - {writer.workers[0]}
-    took = f"; {duration(model.seconds)} a version" if moves else ""
-    return f"{writer.name} -> {reader.name}: {carried}; lag {lag}{took}"
+    text = f"{text}; lag {lag}"
+    if model.seconds is not None and set(reader.workers) - {writer.workers[0]}:
+        text = f"{text}; {duration(model.seconds)} a version"
+    return text
 
 
 def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
@@ -96,10 +114,11 @@ def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> s
         return "alias, they take turns with one module"
     if set(reader.workers) <= {writer.workers[0]}:
         return "copy"
-    return f"copy in {_among(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"
+    return f"copy in {_names(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"
 
 
-def _among(workers: Sequence[str]) -> str:
+def _names(workers: Sequence[str]) -> str:
+    """Up to three names; of more Workers the first, the last and their number."""
     if len(workers) < 4:
         return ", ".join(workers)
     return f"{workers[0]} ... {workers[-1]} ({len(workers)})"

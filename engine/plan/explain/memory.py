@@ -16,43 +16,46 @@ from engine.plan.worker_index import nodes_by_worker, workers_by_host
 from engine.plan.worker_peaks import process_bytes, shared_process_bytes, worker_peak
 
 
-def totals(plan: Plan) -> Iterator[str]:
+def total_lines(plan: Plan) -> Iterator[str]:
     """Totals against each host's memory; several Workers have lines in their own section."""
     if len(plan.workers) == 1:
-        told = holds(plan, plan.workers[0], plan.nodes, alone=True)
-        yield from (f"{plan.workers[0]}: {text}" for text in told)
+        worker = plan.workers[0]
+        for text in worker_memory_lines(plan, worker, plan.nodes, alone=True):
+            yield f"{worker}: {text}"
         return
-    if names := unknown(plan, plan.nodes):
+    if names := unknown_models(plan, plan.nodes):
         yield f"all workers: memory unknown, since the parameters of {', '.join(names)} are"
     elif plan.cluster:
-        on = nodes_by_worker(plan.nodes)
+        nodes_of = nodes_by_worker(plan.nodes)
         for host, workers in workers_by_host(plan, plan.workers).items():
-            here = {worker: on[worker] for worker in workers}
-            yield from _host_memory(plan, plan.cluster.on(host), host, here)
+            hardware = plan.cluster.on(host)
+            if not hardware.gpus:
+                most = _host_peak(plan, {worker: nodes_of[worker] for worker in workers})
+                needs = f"all workers: {most} on this host"
+                if host:
+                    needs = f"{host}: {', '.join(workers)}, {most}"
+                yield f"{needs}, of {shown_bytes(hardware.memory)}"
 
 
-def _host_memory(
-    plan: Plan, cluster: Cluster, host: str, workers: Mapping[str, Sequence[PlannedNode]]
-) -> Iterator[str]:
+def _host_peak(plan: Plan, workers: Mapping[str, Sequence[PlannedNode]]) -> str:
     """What the Workers of one host, with their nodes, need together."""
-    if cluster.gpus:
-        return
-    parts = {w: [n.estimate.bytes for n in nodes] for w, nodes in workers.items()}
+    parts_by_worker: dict[str, list[Mapping[str, int]]] = {}
+    for worker, nodes in workers.items():
+        parts_by_worker[worker] = [node.estimate.bytes for node in nodes]
     turns = [group for group in plan.turns if group[0] in workers]
-    most = f"at most {shown_bytes(host_peak(parts, turns) + shared_process_bytes(plan, workers))}"
-    told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
-    yield f"{told}, of {shown_bytes(cluster.memory)}"
+    size = host_peak(parts_by_worker, turns) + shared_process_bytes(plan, workers)
+    return f"at most {shown_bytes(size)}"
 
 
-def holds(
+def worker_memory_lines(
     plan: Plan, worker: str, nodes: Sequence[PlannedNode], *, alone: bool = False
 ) -> Iterator[str]:
     """What a Worker with these nodes needs at most. alone: there is no other."""
-    if names := unknown(plan, nodes):
+    if names := unknown_models(plan, nodes):
         without = f"without them {shown_bytes(worker_peak(plan, worker, nodes))}"
         yield f"memory unknown, since the parameters of {', '.join(names)} are; {without}"
     elif plan.cluster and plan.cluster.on(plan.host_of(worker)).gpus:
-        yield from _on_gpu(plan, plan.cluster, worker, nodes)
+        yield from _gpu_lines(plan, plan.cluster, worker, nodes)
     elif plan.cluster and alone:
         capacity = shown_bytes(plan.cluster.memory)
         yield f"{_peak(nodes, process=process_bytes(plan, worker))}, of {capacity}"
@@ -60,29 +63,48 @@ def holds(
         yield _peak(nodes, process=process_bytes(plan, worker))
 
 
-def _on_gpu(
+def _gpu_lines(
     plan: Plan, cluster: Cluster, worker: str, nodes: Sequence[PlannedNode]
 ) -> Iterator[str]:
-    there = cluster.on(plan.host_of(worker))
-    host, numbers = plan.host_of(worker), list(plan.devices.get(worker, (0,)))
-    each = f"each of GPU {', '.join(map(str, numbers))}" if len(numbers) > 1 else ""
-    gpu = each or ("the GPU" if len(there.gpus) == 1 else f"GPU {numbers[0]}")
-    parts = [replace(n, estimate=n.estimate.on_each(len(numbers))) for n in nodes]
-    yield f"{_peak(parts, HOST_PARTS)}, of {shown_bytes(there.gpus[numbers[0]])} on {gpu}"
-    held = sum(n.estimate.bytes.get(part, 0) for n in nodes for part in HOST_PARTS)
-    room = f"{shown_bytes(there.memory)} on {host or 'this host'}"
-    yield f"{shown_bytes(held)} of rows, of {room}"
+    """What a Worker needs of each of its GPUs, and of its host."""
+    host = plan.host_of(worker)
+    hardware, numbers = cluster.on(host), list(plan.devices.get(worker, (0,)))
+    gpu = f"GPU {', '.join(str(number) for number in numbers)}"
+    if len(numbers) > 1:
+        gpu = f"each of {gpu}"
+    elif len(hardware.gpus) == 1:
+        gpu = "the GPU"
+    shares: list[PlannedNode] = []
+    for node in nodes:
+        shares.append(replace(node, estimate=node.estimate.on_each(len(numbers))))
+    capacity = shown_bytes(hardware.gpus[numbers[0]])
+    yield f"{_peak(shares, HOST_PARTS)}, of {capacity} on {gpu}"
+    room = f"{shown_bytes(hardware.memory)} on {host or 'this host'}"
+    yield f"{shown_bytes(host_bytes(nodes))} of rows, of {room}"
 
 
-def unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
+def host_bytes(nodes: Sequence[PlannedNode]) -> int:
+    """Bytes of nodes on a GPU that are in the memory of its host."""
+    total = 0
+    for node in nodes:
+        total += sum(node.estimate.bytes.get(part, 0) for part in HOST_PARTS)
+    return total
+
+
+def unknown_models(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
     """The Models of these nodes whose size is unknown."""
-    models = {m.name for m in plan.models if m.parameters is None}
-    used = (u.model for n in nodes if n.traits.computes for u in n.models)
-    return [name for name in dict.fromkeys(used) if name in models]
+    unknown = {model.name for model in plan.models if model.parameters is None}
+    read: dict[str, None] = {}  # an ordered set
+    for node in nodes:
+        if node.traits.computes:
+            read |= dict.fromkeys(use.model for use in node.models)
+    return [name for name in read if name in unknown]
 
 
 def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...] = (), *, process: int = 0) -> str:
-    """process: of the Worker's own process, which is there always."""
+    """The most that nodes need which take turns, and what of it is there always. without: parts
+    that do not count. process: bytes of the Worker's own process, which is there always.
+    """
     total = process + peak((n.estimate.bytes for n in nodes), without=without)
     last = process + sum(lasting(n.estimate.bytes, without=without) for n in nodes)
     most = max(nodes, key=lambda n: n.estimate.total - lasting(n.estimate.bytes))

@@ -6,52 +6,72 @@ Owns: these lines. Does not own: what single nodes need (nodes.py, memory.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
+from dataflow.node import Node
 from dataflow.rows import Domains
 from dataflow.width import folded
+from engine.plan.cluster import Cluster
 from engine.plan.explain import memory
-from engine.plan.explain.layout import count, duration, laid, wrapped
+from engine.plan.explain.layout import count, duration, lay_out, wrap_line
+from engine.plan.explain.planned_graph import planned_graph
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
 from engine.plan.warnings import step_seconds
 
 
-def summary(plan: Plan, width: int) -> list[str]:
+def summary_lines(plan: Plan, width: int) -> list[str]:
     """The first lines: the Step, staleness, memory and time, this many columns wide."""
-    where = f" on {_machines(plan)}" if plan.cluster else ""
-    lines = [f"{plan.graph}{where}; seed {plan.seed}; graph {plan.digest[:8]}"]
-    said = [*_steps(plan), *_staleness(plan), *memory.totals(plan), *_time(plan)]
-    laid_out = (laid(line, width - 2) for text in said for line in wrapped(text, after=2))
-    return [
-        *folded(lines[0], width).split("\n"),
-        *(f"  {line}" for each in laid_out for line in each),
-    ]
+    graph = str(plan.graph)
+    if plan.cluster:
+        graph = f"{graph} on {_hardware(plan, plan.cluster)}"
+    title = f"{graph}; seed {plan.seed}; graph {plan.digest[:8]}"
+    lines = folded(title, width).split("\n")
+    for text in chain(_steps(plan), _staleness(plan), memory.total_lines(plan), _time(plan)):
+        for line in wrap_line(text, after=2):
+            lines += [f"  {part}" for part in lay_out(line, width - 2)]
+    return lines
 
 
-def _machines(plan: Plan) -> str:
-    assert plan.cluster is not None
-    hosts = [h for h in dict.fromkeys(plan.hosts.values()) if h not in plan.spare]
-    shown = [f"{host}: {plan.cluster.on(host).describe()}" for host in hosts]
-    return "; ".join(shown) or plan.cluster.describe()
+def _hardware(plan: Plan, cluster: Cluster) -> str:
+    """Each host of the plan; the cluster where its Workers have none."""
+    hosts = [host for host in dict.fromkeys(plan.hosts.values()) if host not in plan.spare]
+    descriptions = [f"{host}: {cluster.on(host).describe()}" for host in hosts]
+    return "; ".join(descriptions) or cluster.describe()
 
 
 def _steps(plan: Plan) -> Iterator[str]:
     """`64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)`."""
-    graph = program(plan)
+    graph = planned_graph(plan)
     domains = Domains(graph)
     for source in plan.sources:
-        line = [n for n in plan.nodes if n.source == source.name]
-        limit = "at most " if any(_may_shrink(graph, domains, n) for n in line) else ""
-        for train in (n for n in plan.nodes if n.work == "train"):
-            node, of = graph.node(train.name), plan.sources_of(train)
-            for name in (name for name in of if of[name] == source.name):
-                domain = domains.of(node.inputs[name])
-                group = domain.group_size if domain else train.inner
-                parts, epochs = node.params["minibatches"], node.params["epochs"]
-                updates = f"{count(epochs * parts, 'update')} of {source.batch * group // parts:,}"
-                where = train.name if name == ROWS else f"{train.name}, {name}"
-                yield f"{limit}{_rows(source.batch, group)} a Step, {updates} ({where})"
+        nodes = [node for node in plan.nodes if node.source == source.name]
+        may_shrink = any(_may_shrink(graph, domains, node) for node in nodes)
+        for train, row_set in _trained_row_sets(plan, source):
+            node = graph.node(train.name)
+            domain = domains.of(node.inputs[row_set])
+            group = domain.group_size if domain else train.inner
+            rows = f"{_rows(source.batch, group)} a Step"
+            if may_shrink:
+                rows = f"at most {rows}"
+            where = train.name if row_set == ROWS else f"{train.name}, {row_set}"
+            yield f"{rows}, {_updates(node, source.batch * group)} ({where})"
+
+
+def _trained_row_sets(plan: Plan, source: PlannedSource) -> Iterator[tuple[PlannedNode, str]]:
+    """Train nodes, with the name of each of their row sets that comes from a source."""
+    for node in plan.nodes:
+        if node.work == "train":
+            for row_set, its_source in plan.sources_of(node).items():
+                if its_source == source.name:
+                    yield node, row_set
+
+
+def _updates(train: Node, rows: int) -> str:
+    """`4 updates of 128`."""
+    parts, epochs = train.params["minibatches"], train.params["epochs"]
+    return f"{count(epochs * parts, 'update')} of {rows // parts:,}"
 
 
 def _rows(batch: int, group: int) -> str:
@@ -70,13 +90,19 @@ def _may_shrink(graph: Graph, domains: Domains, select: PlannedNode) -> bool:
 
 def _staleness(plan: Plan) -> Iterator[str]:
     for source in plan.sources:
-        line = [n for n in plan.nodes if n.source == source.name and n.region == "stream"]
-        if not any(u.trained and u.param != "tokenizer" for n in line for u in n.models):
+        if not _reads_trained(plan, source):
             yield f"{source.name}: no row depends on a Model that is trained"
         elif not source.max_lag:
             yield f"{source.name}: synchronous, each row is trained by the version that made it"
         else:
             yield f"{source.name}: {_bound(source)}"
+
+
+def _reads_trained(plan: Plan, source: PlannedSource) -> bool:
+    """Whether a node of the source's stream computes with a Model that is trained."""
+    nodes = [n for n in plan.nodes if n.source == source.name and n.region == "stream"]
+    uses = chain.from_iterable(node.models for node in nodes)
+    return any(use.trained and use.param != "tokenizer" for use in uses)
 
 
 def _bound(source: PlannedSource) -> str:
@@ -91,29 +117,26 @@ def _bound(source: PlannedSource) -> str:
 
 
 def _time(plan: Plan) -> Iterator[str]:
-    found = step_seconds(plan)
-    if found is None:
+    predicted = step_seconds(plan)
+    if predicted is None:
         return
-    seconds, slowest = found
-    whose = f", those of {slowest} while others overlap" if slowest else ""
-    yield f"at most about {duration(seconds)} a Step{whose}, {_rates(plan)}"
+    seconds, slowest = predicted
+    text = f"at most about {duration(seconds)} a Step"
+    if slowest:
+        text = f"{text}, those of {slowest} while others overlap"
+    yield f"{text}, {_rates(plan)}"
 
 
 def _rates(plan: Plan) -> str:
-    """Where they come from, and what they leave out."""
-    timed = [n for n in plan.nodes if n.estimate.seconds is not None]
-    models = {n.estimate.origin for n in timed if n.traits.computes}
+    """Where the rates come from, and what they leave out."""
+    timed = [node for node in plan.nodes if node.estimate.seconds is not None]
+    origins = {node.estimate.origin for node in timed if node.traits.computes}
     text = "by rates of a profile, of the catalogue where it has none"
-    if models == {"fitted"}:
+    if origins == {"fitted"}:
         text = "by rates fitted to a profile"
-    elif models <= {"catalogue"}:
+    elif origins <= {"catalogue"}:
         text = "by the catalogue's rates, good for comparing nodes"
-    users = (n for n in plan.nodes if n.estimate.seconds is None and not n.traits.computes)
-    left = any(n.region != "evaluation" for n in users)
-    return f"{text}; users' functions not counted" if left else text
-
-
-def program(plan: Plan) -> Graph:
-    """The graph of a plan that the planner has made."""
-    assert plan.program is not None
-    return plan.program
+    functions = [n for n in plan.nodes if n.estimate.seconds is None and not n.traits.computes]
+    if any(node.region != "evaluation" for node in functions):
+        return f"{text}; users' functions not counted"
+    return text

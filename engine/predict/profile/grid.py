@@ -19,9 +19,9 @@ from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.models import model_cost
 from engine.plan.cost.profile import PassKey, ProfileCell
-from engine.plan.costs import kernel_family, kind_of_pass, samples_of
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.profiled_passes import kernel_family, kind_of_pass, samples_of
 from engine.predict.profile.predictions import ProfiledWork, as_planned, peak_bytes, seconds
 
 LENGTHS = ((1 / 8, 1 / 8), (1 / 2, 1 / 2), (1 / 8, 1.0), (1.0, 1.0))

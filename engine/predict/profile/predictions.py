@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.plan.cost import memory, training
-from engine.plan.cost.decode import DecodeBatch, decode
+from engine.plan.cost.decode import DecodeBatch, schedule_decode
 from engine.plan.cost.devices import Coefficients, Device, Kind, Place
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
@@ -77,12 +77,12 @@ def seconds(
         batch = DecodeBatch(
             prompts=prompts, answers=answers, shared=said.samples, slots=slots, budget=budget
         )
-        return decode(work.model, where, batch).seconds
-    rows = training.packed(prompts, answers, budget=said.budget, shared=said.samples)
+        return schedule_decode(work.model, where, batch).seconds
+    rows = training.pack_rows(prompts, answers, budget=said.budget, shared=said.samples)
     if work.kind == "train":
         updates, epochs = work.updates, work.epochs
-        return training.train(work.model, where, rows, updates=updates, epochs=epochs).seconds
-    return training.forward(work.model, where, rows).seconds
+        return training.train_time(work.model, where, rows, updates=updates, epochs=epochs).seconds
+    return training.forward_time(work.model, where, rows).seconds
 
 
 def as_planned(cell: ProfileCell) -> MeasuredCell:

@@ -15,7 +15,7 @@ from dataflow.draw.chart import Points, charts
 from dataflow.shown import one_line, printable, shown_bytes, shown_number
 from dataflow.width import folded
 from engine.plan.checks.memory import find_memory_rooms
-from engine.plan.explain.layout import WIDTH, Line, count, laid, wrapped
+from engine.plan.explain.layout import WIDTH, Line, count, lay_out, wrap_line
 from engine.plan.plan import Plan
 from engine.predict.simulation.report import exact, percent
 from engine.predict.simulation.summary import PredictionSummary, as_data
@@ -48,13 +48,13 @@ def table(plans: Sequence[ComparedPlan], *, width: int = WIDTH) -> str:
     for plan, cells in rows:
         found, why = _line(cells, widths), one_line(plan.why)
         told = "the same" if why == before else why
-        lines += wrapped(f"{found}  {told}", after=4) if why else [found]
+        lines += wrap_line(f"{found}  {told}", after=4) if why else [found]
         before = why
     if first is not None and not first.load.quiet:
-        lines += wrapped(first.load.note, after=2)
+        lines += wrap_line(first.load.note, after=2)
     same = "" if "seed" in plans[0].values else ", all with the same rows"
     title = f"{_title(plans)}{same}; speedup over the first that fits"
-    body = [f"  {text}" for line in lines for text in laid(line, width - 2)]
+    body = [f"  {text}" for line in lines for text in lay_out(line, width - 2)]
     return printable("\n".join([*folded(title, width).split("\n"), *body]) + "\n")
 
 

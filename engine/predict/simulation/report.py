@@ -17,11 +17,11 @@ from engine.plan.explain.layout import (
     WIDTH,
     Line,
     count,
-    laid,
-    named,
+    lay_out,
+    name_line,
     side_by_side,
     widest,
-    wrapped,
+    wrap_line,
 )
 from engine.plan.plan import Plan
 from engine.plan.replica_ranges import least_replicas
@@ -61,7 +61,7 @@ def report(
 
 def _section(title: str, lines: Iterable[Line], width: int) -> list[str]:
     """A title and its lines, if there are any."""
-    body = [f"  {text}".rstrip() for line in lines for text in laid(line, width - 2)]
+    body = [f"  {text}".rstrip() for line in lines for text in lay_out(line, width - 2)]
     return [*folded(title, width).split("\n"), *body] if body else []
 
 
@@ -100,16 +100,16 @@ def _steps(found: PredictionSummary) -> Iterator[Line]:
     """Seconds, speed, cost."""
     first, *rest = found.seconds
     width, each = 7, found.between
-    yield from named("first", width, f"{exact(first)}, with nothing to overlap with")
+    yield from name_line("first", width, f"{exact(first)}, with nothing to overlap with")
     if rest:
         least, most = exact(min(each)), exact(max(each))
         spread = f" ({least} to {most})" if least != most else ""
-        yield from named("then", width, f"{exact(found.step)} a Step{spread}")
+        yield from name_line("then", width, f"{exact(found.step)} a Step{spread}")
         if 1 < len(rest) <= _FEW:
-            yield from named("", width, ", ".join(exact(seconds) for seconds in rest))
-    yield from named("rows", width, f"{found.rows:,.0f} of {found.tokens:,.0f} tokens a Step")
-    yield from named("speed", width, f"{found.rate:,.0f} tokens/s")
-    yield from named("cost", width, cost(found))
+            yield from name_line("", width, ", ".join(exact(seconds) for seconds in rest))
+    yield from name_line("rows", width, f"{found.rows:,.0f} of {found.tokens:,.0f} tokens a Step")
+    yield from name_line("speed", width, f"{found.rate:,.0f} tokens/s")
+    yield from name_line("cost", width, cost(found))
 
 
 def exact(seconds: float) -> str:
@@ -136,7 +136,7 @@ def _nodes(found: PredictionSummary) -> Iterator[Line]:
     yield side_by_side(["", _row(["Workers", *_HEADS], _CELLS)], [width, 0])
     for use in found.nodes:
         cells = [_workers(use.workers), *_shares(use.shares)]
-        yield from named(use.node, width, _row(cells, _CELLS))
+        yield from name_line(use.node, width, _row(cells, _CELLS))
 
 
 def _workers(mean: float) -> str:
@@ -182,7 +182,9 @@ def _devices(found: PredictionSummary) -> Iterator[Line]:
         spread = f"{100 * min(each):.1f} to {100 * max(each):.1f} %"
         rest = (percent(mean.rows), percent(mean.weights), percent(mean.idle))
         cells = [percent(mean.busy), spread, *rest]
-        yield from named(f"{len(uses):,} {kind}", width, _row(cells, widths), tail=", ".join(nodes))
+        yield from name_line(
+            f"{len(uses):,} {kind}", width, _row(cells, widths), tail=", ".join(nodes)
+        )
 
 
 def _replicas(found: PredictionSummary) -> Iterator[Line]:
@@ -196,14 +198,14 @@ def _replicas(found: PredictionSummary) -> Iterator[Line]:
         planned = found.plan.node(node)
         least, most = least_replicas(found.plan, planned), len(planned.workers)
         text = f"{', '.join(changes)}; {least} to {most} may be"
-        yield from named(node, width, text)
+        yield from name_line(node, width, text)
 
 
 def _lag(found: PredictionSummary) -> Iterator[Line]:
     width = widest(found.lag)
     for reader, lag in found.lag.items():
         text = f"{lag.mean:.2f} in the mean, {lag.greatest:.2f} in the Step with most"
-        yield from named(reader, width, text)
+        yield from name_line(reader, width, text)
 
 
 def _path(found: PredictionSummary) -> Iterator[Line]:
@@ -213,7 +215,7 @@ def _path(found: PredictionSummary) -> Iterator[Line]:
     for part in (part for part in found.path if part in shown):
         share = percent(part.seconds / whole) if whole else "-"
         text = side_by_side([exact(part.seconds).rjust(8), share.rjust(7)], [8, 7])
-        yield from named(_part_name(part), width, text, tail=_part_tail(part))
+        yield from name_line(_part_name(part), width, text, tail=_part_tail(part))
     if len(found.path) > len(shown):
         rest = whole - sum(part.seconds for part in shown)
         yield f"and {count(len(found.path) - len(shown), 'other')}: {exact(rest)}"
@@ -240,13 +242,13 @@ def _coordinator(found: PredictionSummary) -> Iterator[Line]:
     each = f"{1e6 * per_event(load):.0f} us an event"
     told = f"{count(load.events, 'event')}, {count(load.instructions, 'instruction')}"
     busy = f"{exact(load.seconds)} of CPU measured here: {each}"
-    yield from wrapped(f"{told}; {busy}, {share} of the simulated time", after=2)
+    yield from wrap_line(f"{told}; {busy}, {share} of the simulated time", after=2)
 
 
 def _origins(found: PredictionSummary) -> Iterator[Line]:
     width = widest(found.origins)
     for node, text in found.origins.items():
-        yield from named(node, width, text)
+        yield from name_line(node, width, text)
 
 
 def _rates(found: PredictionSummary, told: Mapping[str, str]) -> Iterator[Line]:
@@ -258,9 +260,9 @@ def _rates(found: PredictionSummary, told: Mapping[str, str]) -> Iterator[Line]:
     }
     width = max(map(len, words.values()))
     for origin, nodes in rates(found.plan, told).items():
-        yield from named(words[origin], width, "", tail=_names(nodes))
+        yield from name_line(words[origin], width, "", tail=_names(nodes))
     if not found.load.quiet:
-        yield from wrapped(found.load.note, after=2)
+        yield from wrap_line(found.load.note, after=2)
 
 
 def _names(nodes: Sequence[str]) -> str:

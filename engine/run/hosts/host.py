@@ -94,7 +94,7 @@ class HostedRun:
         folder = self._folder(begin)
         import_from(begin.path)
         plan = cloudpickle.loads(begin.plan)
-        options, _ = run_options.from_json(begin.options, {})
+        options, _ = run_options.decode_options(begin.options, {})
         networks = (replace(network, address=self._address) for network in begin.networks)
         share = HostShare(
             workers={network.worker: network for network in networks},

@@ -155,7 +155,7 @@ class HostsWorkers:
             networks=tuple(self._networks[w] for w in workers),
             absent={w: self._next[w] for w in absent if w in workers},
             lease=lease,
-            options=run_options.to_json(self._options),
+            options=run_options.encode_options(self._options),
         )
         remote.send(begin)
 
