@@ -1,4 +1,4 @@
-"""All training sources of a run: their tables and their credit, as one.
+"""The stream region: all training sources of a run, their tables and their credit, as one.
 
 Owns: what is asked of every source at once: is there a Step, what is lost, what goes into a
 checkpoint, how much was dropped. Does not own: one source's prompts (prompt_table.py) or credit
@@ -20,9 +20,9 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
 from engine.coordinator.settings import Restored, Settings
 from engine.plan.lag import lag_metrics
-from engine.plan.plan import Plan, PlannedSource
-from engine.protocol.messages import Checkpoint, Tombstoned
-from engine.protocol.refs import Gather
+from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.protocol.messages import Checkpoint, Task, Tombstoned
+from engine.protocol.refs import Gather, Key, Ref
 
 
 class Sources:
@@ -86,10 +86,20 @@ class Sources:
             "data/admitted": float(sum(a.admitted for a in admissions)),
         }
 
-    # --- failures and losses ----------------------------------------------------------------------
+    # --- the verbs of a region --------------------------------------------------------------------
 
-    def drop(self, source: str, event: Tombstoned) -> str:
+    def produced(self, chunk: NodeChunk, ref: Ref) -> int:
+        """As in RunRegion."""
+        node = chunk.node
+        return self.tables[node.source].produced(node.name, ref)
+
+    def closed(self, chunk: NodeChunk) -> Key | None:
+        """As in RunRegion."""
+        return self.tables[chunk.node.source].closed(chunk.node, chunk.keys)
+
+    def drop(self, node: PlannedNode, event: Tombstoned) -> str:
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
+        source = node.source
         if not self.tables[source].drop(event.node, event.key[0], event.key[2]):
             return ""
         first = f"{self._plan.place(event.node)} row {event.key}: {event.error}"
@@ -125,6 +135,14 @@ class Sources:
         what = f"{given_up} of {admitted} prompts were given up; the first: {self._first_dropped}"
         return f"the data has ended without a Step: {what}"
 
+    def undone(self, task: Task) -> None:
+        """Nothing is told again: the stream has no task but its chunks."""
+        del task
+
+    def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
+        """As in RunRegion."""
+        return self.tables[chunk.node.source].unissue(chunk.node, chunk.keys)
+
     def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """These blocks are gone. Prompts with lost rows of a trained Model begin again, as its
         weights have changed; other rows are made again. Returns the sources' chunks.
@@ -137,7 +155,7 @@ class Sources:
         return found
 
     def abandon(self) -> None:
-        """The run is over: give up all prompts."""
+        """As in RunRegion."""
         for admission in self.admissions.values():
             admission.abandon()
 

@@ -1,4 +1,4 @@
-"""The Step under way, from its rows to its last update.
+"""The step region: the Step under way, from its rows to its last update.
 
     told          waits for                                              ends with
     Record        every row of the Step to be there, its worker          Recorded
@@ -14,7 +14,7 @@ may have written is written again with the Step, or deleted at the run's end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -24,11 +24,13 @@ from engine.coordinator import run_warnings as doubtful
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.run_region import undroppable
+from engine.coordinator.sources import Sources
 from engine.coordinator.step import StepRun
 from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
-from engine.protocol.messages import OwnRows, Record, Task, TrainStep, Warn
+from engine.protocol.messages import OwnRows, Record, Task, Tombstoned, TrainStep, Warn
+from engine.protocol.refs import Key, Ref
 
 There = Callable[[str], bool]
 """Whether a Worker can be told something."""
@@ -43,13 +45,14 @@ class Training:
         blocks: Blocks,
         dispatch: Dispatch,
         outstanding: Outstanding,
-        prompts: Mapping[str, PromptTable],
+        sources: Sources,
     ) -> None:
         self._plan = plan
         self._blocks = blocks
         self._dispatch = dispatch
         self._outstanding = outstanding
-        self._prompts = prompts
+        self._prompts = sources.tables
+        self._late = sources.late
         self._nodes = [n for n in plan.nodes if n.region == "step"]
         self.run: StepRun | None = None
         self._unrecorded = False
@@ -66,24 +69,6 @@ class Training:
         self.run = StepRun(step, self._nodes, self._prompts, taken, self._blocks)
         self._unrecorded = bool(self._plan.recorded)
         self._moved = False
-
-    def lacks(self, sources: Iterable[str], blocks: frozenset[int]) -> bool:
-        """Whether rows of the Step that these sources gave lie in these blocks."""
-        taken = self.run.taken if self.run is not None else {}
-        return any(
-            self._prompts[name].reads(taken[name], blocks) for name in sources if name in taken
-        )
-
-    def undo(self) -> bool:
-        """Give its prompts back, as rows of it are gone; False where it is too late for that."""
-        recorded = self._plan.recorded and not self._unrecorded
-        if self.run is None or self._dispatch.moved_on or recorded:
-            return False
-        for name, slots in self.run.taken.items():
-            self._prompts[name].give_back(slots)
-        self._dispatch.abandon(lambda node: node.region == "step")
-        self._leave()
-        return True
 
     def retire(self) -> None:
         """It is over: release its rows."""
@@ -176,13 +161,23 @@ class Training:
         self._outstanding.ask(task, self._blocks.places(holds))
         return task
 
-    # --- what comes of it -------------------------------------------------------------------------
+    # --- the verbs of a region --------------------------------------------------------------------
 
-    def stepped(self) -> None:
-        """The train node whose turn it was is done."""
+    def produced(self, chunk: NodeChunk, ref: Ref) -> int:
+        """As in RunRegion."""
         assert self.run is not None
-        self.run.trained()
-        self._moved = True
+        fresh = self._dispatch.fresh(chunk, ref.keys)
+        return self.run.produced(chunk.node.name, ref, fresh)
+
+    def closed(self, chunk: NodeChunk) -> Key | None:
+        """As in RunRegion."""
+        assert self.run is not None
+        return self.run.closed(chunk.node)
+
+    def drop(self, node: PlannedNode, event: Tombstoned) -> str:
+        """A Step has the groups that it was formed of: any failure ends the run."""
+        del node
+        return undroppable(self._plan, event)
 
     def undone(self, task: Task) -> None:
         """The train node did not begin, or the recorder did not end: it is told again."""
@@ -190,6 +185,55 @@ class Training:
             self._unrecorded = True
         elif isinstance(task, TrainStep):
             self._dispatch.moved_on = self._moved
+
+    def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
+        """Never asked: a chunk below the cut is not given up while its Step is wanted, but runs
+        again whole (dispatch.py, decision 0009).
+        """
+        raise AssertionError(f"a chunk of {chunk.node.name} below the cut was given up")
+
+    def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
+        """Undo the Step if it lacks rows that begin again with other weights, and it is not too
+        late for that. `run` is None then; no chunk follows.
+        """
+        if self._lacks(blocks) and not self._is_begun:
+            self._undo()
+        return []
+
+    def _lacks(self, blocks: frozenset[int]) -> bool:
+        """Whether rows of the Step that a source with a lag gave lie in these blocks. All others
+        are made again by the chunks that made them.
+        """
+        taken = self.run.taken if self.run is not None else {}
+        late = [name for name in self._late if name in taken]
+        return any(self._prompts[name].reads(taken[name], blocks) for name in late)
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether the Step's updates or its samples are told, or done."""
+        is_recorded = bool(self._plan.recorded) and not self._unrecorded
+        return self._dispatch.moved_on or is_recorded or self.complete
+
+    def _undo(self) -> None:
+        """Give the Step's prompts back."""
+        assert self.run is not None
+        for name, slots in self.run.taken.items():
+            self._prompts[name].give_back(slots)
+        self._dispatch.abandon(lambda node: node.region == "step")
+        self._leave()
+
+    def abandon(self) -> None:
+        """As in RunRegion."""
+        if self.run is not None:
+            self.retire()
+
+    # --- what comes of it -------------------------------------------------------------------------
+
+    def stepped(self) -> None:
+        """The train node whose turn it was is done."""
+        assert self.run is not None
+        self.run.trained()
+        self._moved = True
 
     @property
     def complete(self) -> bool:
