@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from engine.coordinator import run_warnings as doubtful
 from engine.coordinator.course import Course, Moment
 from engine.coordinator.device_turns import DeviceTurns
 from engine.coordinator.livelock import Livelock
 from engine.coordinator.losses import Losses
 from engine.coordinator.parts import make_parts
 from engine.coordinator.ranks import RankGroups
+from engine.coordinator.run_warnings import warn_of_small_data
 from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.task_ledger import Pending
 from engine.plan.plan import Plan
@@ -194,13 +194,13 @@ class Coordinator:
             case m.Produced():
                 self._blocks.add(event.ref, 0)
             case m.ChunkDone() if asked is not None:
-                self._dispatch.done(asked)
+                self._dispatch.finish(asked)
             case m.FetchFailed() if asked is not None:
-                self._dispatch.undone(asked)
+                self._dispatch.take_back(asked)
             case m.Loaded() | m.Offered() if asked is not None:
                 self._weights_moved(event, asked)
             case m.WorkerLost():
-                self._losses.lost_at_the_end(event.worker)
+                self._losses.lose_at_the_end(event.worker)
 
     def waiting(self) -> list[str]:
         """Who waits for whom, in words; for the watchdog and for a run that has stopped moving."""
@@ -229,7 +229,7 @@ class Coordinator:
             case _ if asked is not None and isinstance(event, m.TaskEnd):
                 self._ended(event, asked)
             case m.WorkerLost():
-                self._losses.lost(event)
+                self._losses.lose_worker(event)
             case m.WorkerOpened() if self._recovery.opened(event):
                 self._versions.opened(event.worker)
                 self._replicas.opened(event.worker)
@@ -258,7 +258,7 @@ class Coordinator:
             case m.ChunkDone():
                 self._chunk_done(event, asked)
             case m.FetchFailed():
-                self._losses.unfetched(event, asked)
+                self._losses.tell_unfetched_again(event, asked)
             case m.Stepped():
                 self._training.stepped()
             case m.Loaded() | m.Offered():
@@ -277,7 +277,7 @@ class Coordinator:
         self._evaluation.rows_of[event.node] = event.rows
         if event.node in self.sources.admissions:
             self.sources.admissions[event.node].rows = event.rows
-            self._course.out += doubtful.opened(self.plan, event.node, event.rows)
+            self._course.out += warn_of_small_data(self.plan, event.node, event.rows)
 
     def _produced(self, event: m.Produced, asked: Pending | None) -> None:
         if asked is None or not asked.wanted:  # it was given up: let its rows go
@@ -285,14 +285,14 @@ class Coordinator:
             return
         chunk = asked.chunk
         assert chunk is not None
-        number = self._regions[chunk.node.region].produced(chunk, event.ref)
-        self._dispatch.made(chunk, number, event.ref)
+        number = self._regions[chunk.node.region].take_rows(chunk, event.ref)
+        self._dispatch.note_rows(chunk, number, event.ref)
 
     def _chunk_done(self, event: m.ChunkDone, asked: Pending) -> None:
         self._recovery.finished(asked.task.worker)
         chunk = asked.chunk
         assert chunk is not None
-        difference = self._dispatch.done(asked)
+        difference = self._dispatch.finish(asked)
         if difference:
             self._course.fail(difference)
             return
@@ -300,14 +300,14 @@ class Coordinator:
         if not asked.wanted or chunk.closed:
             return
         chunk.closed = True
-        missing = self._regions[chunk.node.region].closed(chunk)
+        missing = self._regions[chunk.node.region].close_chunk(chunk)
         if missing is not None:
             problem = "its kernel ended a chunk without row (position, sample, attempt)"
             self._course.fail(f"{self.plan.place(event.node)}: {problem} {missing}")
 
     def _tombstoned(self, event: m.Tombstoned) -> None:
         node = self.plan.node(event.node)
-        why = self._regions[node.region].drop(node, event)
+        why = self._regions[node.region].drop_group(node, event)
         if why:
             self._course.fail(why)
 

@@ -80,17 +80,17 @@ class Evaluation:
 
     # --- the verbs of a region --------------------------------------------------------------------
 
-    def produced(self, chunk: NodeChunk, ref: Ref) -> int:
+    def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
         """As in RunRegion."""
         assert self.round is not None
         return self.round.produced(chunk.node, ref)
 
-    def closed(self, chunk: NodeChunk) -> Key | None:
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """As in RunRegion."""
         assert self.round is not None
         return self.round.closed(chunk)
 
-    def drop(self, node: PlannedNode, event: Tombstoned) -> str:
+    def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """Leave the group out of the round if a node's own policy gave the row up. A failure ends
         the run.
         """
@@ -99,7 +99,7 @@ class Evaluation:
         self.round.drop(node, event)
         return ""
 
-    def undone(self, task: Task) -> None:
+    def tell_again(self, task: Task) -> None:
         """As in RunRegion."""
         if self.round is not None:
             self.round.undone(task)
@@ -109,7 +109,7 @@ class Evaluation:
         assert self.round is not None
         return self.round.reissue(chunk)
 
-    def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
+    def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """Nothing follows: a round has one version, so its chunks run again whole as soon as
         somebody reads what they made (dispatch.py, decision 0009).
         """

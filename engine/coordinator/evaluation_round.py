@@ -43,24 +43,25 @@ class EvaluationRound:
         self._nodes = {n.name: n for n in due}
         self._waiting = list(due)
         self._given_up: dict[str, str] = {}
-        needed = plan.with_ancestors(n.name for n in due)
-        nodes = [n for n in plan.nodes if n.name in needed and n.work != "evaluate"]
+        """Source -> the first of its rows that a node's own policy gave up, and why."""
+        ancestors = plan.with_ancestors(n.name for n in due)
+        nodes = [n for n in plan.nodes if n.name in ancestors and n.work != "evaluate"]
         cut: dict[str, list[str]] = {}
         for node in due:
             cut.setdefault(node.source, []).extend(node.gates)
-        self._prompts = {
-            source: PromptTable(source, [n for n in nodes if n.source == source], gates, blocks)
-            for source, gates in cut.items()
-        }
+        self._prompts: dict[str, PromptTable] = {}
+        for source, gates in cut.items():
+            of_source = [n for n in nodes if n.source == source]
+            self._prompts[source] = PromptTable(source, of_source, gates, blocks)
 
     def begin(self) -> list[NodeChunk]:
         """The first chunks: all prompts of each source, as one cohort."""
-        found = []
+        chunks = []
         for source, table in self._prompts.items():
             rows = self._rows_of[source]
             if rows:
-                found.append(table.admit(range(rows), [0] * rows, self._version))
-        return found
+                chunks.append(table.admit(range(rows), [0] * rows, self._version))
+        return chunks
 
     def produced(self, node: PlannedNode, ref: Ref) -> int:
         """Rows have come; returns the block's number."""
@@ -84,8 +85,8 @@ class EvaluationRound:
         """Why an evaluate node has no row to evaluate; empty if each has, or may get one."""
         for node in self._waiting:
             prompts = self._prompts[node.source].prompts
-            left = prompts.running or prompts.count[FINISHED]
-            if node.source in self._given_up and not left:
+            has_rows = prompts.running or prompts.count[FINISHED]
+            if node.source in self._given_up and not has_rows:
                 first = self._given_up[node.source]
                 return (
                     f"{node.name}: every prompt of {node.source} was given up; the first: {first}"
@@ -94,32 +95,42 @@ class EvaluationRound:
 
     def pump(self) -> list[NodeChunk]:
         """What can run now."""
-        return [ready for table in self._prompts.values() for ready in table.pump()]
+        chunks: list[NodeChunk] = []
+        for table in self._prompts.values():
+            chunks += table.pump()
+        return chunks
 
-    def tell(self, there: Callable[[str], bool]) -> list[Evaluate]:
+    def tell(self, can_be_told: Callable[[str], bool]) -> list[Evaluate]:
         """The evaluate nodes of which every row has come, and whose Worker can be told."""
-        found = []
-        for node in [n for n in self._waiting if there(n.workers[0])]:
+        tasks: list[Evaluate] = []
+        for node in [n for n in self._waiting if can_be_told(n.workers[0])]:
             table = self._prompts[node.source]
             if table.prompts.running:
                 continue
-            slots: Mapping[str, np.ndarray] = {node.source: table.prompts.slots(FINISHED)}
-            rows = StepRun(self._version, [], {node.source: table}, slots, self._blocks)
-            keys = rows.keys(node.inputs)
-            inputs, holds = rows.inputs(node.inputs, keys)
-            if self._dispatch.there(holds):
+            task = self._tell(node, table)
+            if task is not None:
                 self._waiting.remove(node)
-                task = Evaluate(
-                    id=self._outstanding.new_id(),
-                    node=node.name,
-                    worker=node.workers[0],
-                    version=self._version,
-                    keys=keys,
-                    inputs=self._blocks.gathers(inputs),
-                )
-                self._outstanding.ask(task, self._blocks.places(holds))
-                found.append(task)
-        return found
+                tasks.append(task)
+        return tasks
+
+    def _tell(self, node: PlannedNode, table: PromptTable) -> Evaluate | None:
+        """None where rows that it reads have to be made again first."""
+        slots: Mapping[str, np.ndarray] = {node.source: table.prompts.slots(FINISHED)}
+        rows = StepRun(self._version, [], {node.source: table}, slots, self._blocks)
+        keys = rows.keys(node.inputs)
+        inputs, holds = rows.inputs(node.inputs, keys)
+        if not self._dispatch.there(holds):
+            return None
+        task = Evaluate(
+            id=self._outstanding.new_id(),
+            node=node.name,
+            worker=node.workers[0],
+            version=self._version,
+            keys=keys,
+            inputs=self._blocks.gathers(inputs),
+        )
+        self._outstanding.ask(task, self._blocks.places(holds))
+        return task
 
     def undone(self, task: Task) -> None:
         """An evaluate node did not end: tell it again."""
@@ -134,6 +145,7 @@ class EvaluationRound:
     @property
     def done(self) -> bool:
         """Whether every due node has its numbers, and every chunk of the round has ended."""
+        # What a chunk measured comes after its last rows, and counts (decision 0024).
         return not (self._waiting or self.under_way or self._dispatch.unended("evaluation"))
 
     def release(self) -> None:
@@ -143,11 +155,9 @@ class EvaluationRound:
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lines = [
-            line
-            for table in self._prompts.values()
-            if len(table.prompts.slots(RUNNING))
-            for line in table.waiting()
-        ]
+        lines: list[str] = []
+        for table in self._prompts.values():
+            if table.prompts.running:
+                lines += table.waiting()
         running = sorted(task.node for task in self._outstanding.tasks(Evaluate))
         return lines + [f"{name}: evaluates version {self._version}" for name in running]

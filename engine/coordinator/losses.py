@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.coordinator import run_warnings as doubtful
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.course import Course
 from engine.coordinator.parts import CoordinatorParts
 from engine.coordinator.ranks import RankGroups
+from engine.coordinator.run_warnings import warn_of_given_up
 from engine.coordinator.task_ledger import Pending
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
@@ -47,7 +47,7 @@ class Losses:
 
     # --- Workers ----------------------------------------------------------------------------------
 
-    def lost(self, event: m.WorkerLost) -> None:
+    def lose_worker(self, event: m.WorkerLost) -> None:
         """Do what follows where a Worker is gone, with all rows that it kept and all that it was
         doing.
         """
@@ -61,7 +61,7 @@ class Losses:
             return
         most = self._replicas.give_up(worker) if hopeless else None
         if most is not None:
-            self._course.out.append(doubtful.given_up(self._plan, worker, hopeless, most))
+            self._course.out.append(warn_of_given_up(self._plan, worker, hopeless, most))
             self._recovery.stay_away(worker)
             self._lose(worker, self.owed)
             return
@@ -71,10 +71,10 @@ class Losses:
         self._course.out.append(m.Respawn(workers=(worker,)))
         self._lose(worker, self.owed)
 
-    def lost_at_the_end(self, worker: str) -> None:
+    def lose_at_the_end(self, worker: str) -> None:
         """Note that a Worker is gone where nobody needs its rows any more."""
         lost_blocks = self._blocks.lose(worker)
-        self._dispatch.lost(worker, self.owed, lost_blocks)
+        self._dispatch.lose(worker, self.owed, lost_blocks)
         self._versions.lost(worker)
 
     def move_replicas(self) -> None:
@@ -105,25 +105,25 @@ class Losses:
         for asked in owed:
             self._undo(asked)
         # First, so that chunks that run again come before those that a region begins anew.
-        given_up = self._dispatch.lost(worker, owed, lost_blocks)
+        given_up = self._dispatch.lose(worker, owed, lost_blocks)
         for region in self._regions.values():
-            self._course.assign(region.lose(lost_blocks), 0)
+            self._course.assign(region.lose_blocks(lost_blocks), 0)
         self._reissue(given_up)
         # Rows of the checkpoint that is to be written may be among the lost: it is told once more.
         self._checkpoints.wanted = self._course.at == "checkpoint"
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    def unfetched(self, event: m.FetchFailed, asked: Pending) -> None:
+    def tell_unfetched_again(self, event: m.FetchFailed, asked: Pending) -> None:
         """Have a task done later whose Worker could not read its rows."""
         self._dispatch.suspect(event.peer, asked.reads)
-        self._reissue(self._dispatch.undone(asked))
+        self._reissue(self._dispatch.take_back(asked))
         self._undo(asked)
 
     def _undo(self, asked: Pending) -> None:
         """A task came to nothing: its region tells it again."""
         for region in self._regions.values():
-            region.undone(asked.task)
+            region.tell_again(asked.task)
 
     def _reissue(self, chunks: Iterable[NodeChunk]) -> None:
         """Chunks were given up: others make their rows."""

@@ -25,19 +25,19 @@ from engine.protocol.refs import Key, Ref
 class RunRegion(Protocol):
     """Where rows belong once they have come, and what their loss means."""
 
-    def produced(self, chunk: NodeChunk, ref: Ref) -> int:
+    def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
         """Take in rows of a chunk that have come; returns the block's number."""
         ...
 
-    def closed(self, chunk: NodeChunk) -> Key | None:
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """Note the first end of a chunk; returns a row that never came, if any."""
         ...
 
-    def drop(self, node: PlannedNode, event: Tombstoned) -> str:
+    def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
         ...
 
-    def undone(self, task: Task) -> None:
+    def tell_again(self, task: Task) -> None:
         """Tell a task once more that came to nothing, if it is of this region. Chunks come back by
         themselves (dispatch.py).
         """
@@ -49,7 +49,7 @@ class RunRegion(Protocol):
         """
         ...
 
-    def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
+    def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """Do what follows where rows in these blocks are gone; returns the chunks that can run at
         once.
         """

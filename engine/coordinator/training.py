@@ -5,7 +5,7 @@
     TrainStep     the same, Record to be told, the one before to end     Stepped
 
 Owns: what the recorder and the train nodes are told, again if rows were gone. Does not own: the
-nodes between the cut and them (step.py), nor what follows (coordinator.py).
+nodes between the cut and them (step.py), nor what follows (course.py).
 
 The Step can be undone while neither it nor its samples are begun. If the recorder has died, what it
 may have written is written again with the Step, or deleted at the run's end
@@ -20,11 +20,11 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
-from engine.coordinator import run_warnings as doubtful
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.run_region import undroppable
+from engine.coordinator.run_warnings import warn_of_empty_step
 from engine.coordinator.sources import Sources
 from engine.coordinator.step import StepRun
 from engine.coordinator.task_ledger import Outstanding
@@ -32,7 +32,7 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import OwnRows, Record, Task, Tombstoned, TrainStep, Warn
 from engine.protocol.refs import Key, Ref
 
-There = Callable[[str], bool]
+CanBeTold = Callable[[str], bool]
 """Whether a Worker can be told something."""
 
 
@@ -89,39 +89,40 @@ class Training:
         assert self.run is not None
         return self.run.ready()
 
-    def tell(self, there: There) -> list[Record | TrainStep | Warn]:
+    def tell(self, can_be_told: CanBeTold) -> list[Record | TrainStep | Warn]:
         """What the recorder and the train node whose turn it is can be told now."""
         assert self.run is not None
-        found: list[Record | TrainStep | Warn] = []
+        instructions: list[Record | TrainStep | Warn] = []
         if not self.run.settled:
-            return found
+            return instructions
         if self._unrecorded:
-            found += self._tell_recorder(self.run, there)
+            instructions += self._tell_recorder(self.run, can_be_told)
         while not self._unrecorded and not self._outstanding.of(TrainStep):
             node = self.run.next_train()
             if node is None:
                 break
-            sets = {name: self.run.keys(i) for name, i in node.row_sets.items()}
-            full = {name: keys for name, keys in sets.items() if len(keys)}
-            gone = [self._empty(self.run, node, name) for name in sets if name not in full]
-            if not full:
+            keys_of = {name: self.run.keys(inputs) for name, inputs in node.row_sets.items()}
+            full_sets = {name: keys for name, keys in keys_of.items() if len(keys)}
+            empty_sets = [name for name in keys_of if name not in full_sets]
+            warnings = [self._empty(self.run, node, name) for name in empty_sets]
+            if not full_sets:
                 self.run.trained()
-                found += gone
+                instructions += warnings
                 continue
-            message = self._tell(self.run, node, full)
-            if message is None:  # this is asked again
+            message = self._tell(self.run, node, full_sets)
+            if message is None:  # rows are being made again: this is asked once more
                 break
-            found += [*gone, message]
-        return found
+            instructions += [*warnings, message]
+        return instructions
 
-    def _tell_recorder(self, run: StepRun, there: There) -> list[Record]:
+    def _tell_recorder(self, run: StepRun, can_be_told: CanBeTold) -> list[Record]:
         keys, inputs, holds = {}, {}, frozenset[int]()
         for recorded in self._plan.recorded:
             keys[recorded.name] = run.keys((recorded,))
             readings, blocks = run.inputs((recorded,), keys[recorded.name])
             inputs |= readings
             holds |= blocks
-        if not there(self._plan.recorder) or not self._dispatch.there(holds):
+        if not can_be_told(self._plan.recorder) or not self._dispatch.there(holds):
             return []
         self._unrecorded = False
         task = Record(
@@ -137,7 +138,7 @@ class Training:
     def _empty(self, run: StepRun, node: PlannedNode, row_set: str) -> Warn:
         """The Step has no row of this set."""
         taken = run.taken[self._plan.sources_of(node)[row_set]]
-        return doubtful.empty(self._plan, node, run.step, len(taken), row_set)
+        return warn_of_empty_step(self._plan, node, run.step, len(taken), row_set)
 
     def _tell(self, run: StepRun, node: PlannedNode, sets: Mapping[str, Keys]) -> TrainStep | None:
         """sets: the keys of each row set that has rows."""
@@ -163,23 +164,23 @@ class Training:
 
     # --- the verbs of a region --------------------------------------------------------------------
 
-    def produced(self, chunk: NodeChunk, ref: Ref) -> int:
+    def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
         """As in RunRegion."""
         assert self.run is not None
-        fresh = self._dispatch.fresh(chunk, ref.keys)
+        fresh = self._dispatch.find_fresh(chunk, ref.keys)
         return self.run.produced(chunk.node.name, ref, fresh)
 
-    def closed(self, chunk: NodeChunk) -> Key | None:
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """As in RunRegion."""
         assert self.run is not None
         return self.run.closed(chunk.node)
 
-    def drop(self, node: PlannedNode, event: Tombstoned) -> str:
+    def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """A Step has the groups that it was formed of: any failure ends the run."""
         del node
         return undroppable(self._plan, event)
 
-    def undone(self, task: Task) -> None:
+    def tell_again(self, task: Task) -> None:
         """The train node did not begin, or the recorder did not end: it is told again."""
         if isinstance(task, Record):
             self._unrecorded = True
@@ -192,7 +193,7 @@ class Training:
         """
         raise AssertionError(f"a chunk of {chunk.node.name} below the cut was given up")
 
-    def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
+    def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """Undo the Step if it lacks rows that begin again with other weights, and it is not too
         late for that. `run` is None then; no chunk follows.
         """
