@@ -7,6 +7,7 @@ has (prompt_table.py), nor where the blocks are (blocks.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -46,8 +47,6 @@ def table_readings(
 
 def held(inputs: Readings) -> frozenset[int]:
     """The numbers of the blocks that are read."""
-    numbers: set[int] = set()
-    for readings in inputs.values():
-        for reading in readings:
-            numbers.update(reading.numbers)
-    return frozenset(numbers)
+    # One by one: blocks are let go in this set's order, which depends on how it was filled.
+    readings = chain.from_iterable(inputs.values())
+    return frozenset(chain.from_iterable(reading.numbers for reading in readings))
