@@ -2,7 +2,7 @@
 
 Owns: the bound on outstanding prompts, what is admitted next, the intake, the bound on how much a
 refilling select may reject. Does not own: the policies' formulas (intake.py), where the prompts
-stand (prompt_table.py), nor the moments that decide when any of this happens (coordinator.py).
+stand (prompt_table.py), nor the moments that decide when any of this happens (course.py).
 
 Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the
 remaining Steps can train. While some outbox spills to files, none is admitted beyond one batch: a
@@ -72,7 +72,7 @@ class Admission:
         """Admit all that the credit allows, in cohorts; returns the source's chunks. sparing: no
         more than one batch is to be outstanding.
         """
-        found = []
+        chunks = []
         room = self._room(version, 0 if sparing else self.source.max_lag)
         while room > 0:
             chosen = self._next_prompts(min(room, self.source.cohort or room))
@@ -80,8 +80,10 @@ class Admission:
                 break
             room -= len(chosen)
             self.admitted += len(chosen)
-            found.append(self.table.admit([p for p, _ in chosen], [a for _, a in chosen], version))
-        return found
+            positions = [position for position, _ in chosen]
+            attempts = [attempt for _, attempt in chosen]
+            chunks.append(self.table.admit(positions, attempts, version))
+        return chunks
 
     def give_back(self) -> bool:
         """Retire what was rejected or dropped, which returns its credit. Whether there was any."""
@@ -96,10 +98,10 @@ class Admission:
         """Why no attempt is left to fill a Step; empty while one is, or a row is on its way."""
         if not self._spent() or self.table.prompts.running:
             return ""
-        kept = self.table.prompts.count[FINISHED]
+        finished = self.table.prompts.count[FINISHED]
         most, name = min((n.max_attempts, n.name) for n in self.table.nodes if n.refill)
         return (
-            f"step {step}: {place(name)} kept {kept} of {kept + self._rejected} groups, and"
+            f"step {step}: {place(name)} kept {finished} of {finished + self._rejected} groups, and"
             f" {self.source.batch} are wanted; max_attempts is {most}: the data is too easy or too"
             " hard, or the reward constant"
         )
@@ -116,13 +118,14 @@ class Admission:
         if not self._rejected:
             return False
         most = min(n.max_attempts for n in self.table.nodes if n.refill)
-        kept = self.table.prompts.count[FINISHED]
-        return kept < self.source.batch and kept + self._rejected >= most * self.source.batch
+        finished, batch = self.table.prompts.count[FINISHED], self.source.batch
+        return finished < batch and finished + self._rejected >= most * batch
 
     def _next_prompts(self, most: int) -> list[tuple[int, int]]:
         chosen, self._again = self._again[:most], self._again[most:]
         first = self.table.prompts.next
-        return chosen + [(p, 0) for p in range(first, min(first + most - len(chosen), self._end))]
+        end = min(first + most - len(chosen), self._end)
+        return chosen + [(position, 0) for position in range(first, end)]
 
     @property
     def _end(self) -> int:
@@ -144,21 +147,24 @@ class Admission:
         if table.prompts.count[FINISHED] < source.batch and not last:
             return table.prompts.slots()
         finished = table.prompts.slots(FINISHED)
-        begun, batch, most = table.prompts.begun[finished], source.batch, source.max_lag
-        if source.intake == "exact":
-            running = table.prompts.begun[table.prompts.slots(RUNNING)]
-            chosen = intake.exact(
-                begun, running, batch=batch, max_lag=most, version=version, last=last
-            )
-        else:
-            chosen = intake.oldest(begun, batch=batch, last=last)
+        begun = table.prompts.begun[finished]
+        if source.intake != "exact":
+            return finished[intake.choose_oldest(begun, batch=source.batch, last=last)]
+        chosen = intake.choose_exact(
+            begun,
+            table.prompts.begun[table.prompts.slots(RUNNING)],
+            batch=source.batch,
+            max_lag=source.max_lag,
+            version=version,
+            last=last,
+        )
         return finished[chosen]
 
     def _give_up_old(self, version: int) -> None:
         prompts = self.table.prompts
         finished = prompts.slots(FINISHED)
-        most = self.source.max_lag
-        old = finished[intake.too_old(prompts.begun[finished], max_lag=most, version=version)]
+        begun = prompts.begun[finished]
+        old = finished[intake.find_too_old(begun, max_lag=self.source.max_lag, version=version)]
         vain = old[prompts.order[old] >= self._formed_at]
         if len(vain):
             self.vain = Vain(self.vain.prompts + len(vain), version, *self.table.oldest(vain))

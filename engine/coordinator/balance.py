@@ -23,7 +23,7 @@ _Tree = int | tuple["_Tree", "_Tree", np.ndarray]
 """An index into the first partitions; or two merged ones, and the order of the merged parts."""
 
 
-def balanced(
+def split_evenly(
     weights: np.ndarray | Sequence[int], parts: int, *, equal_counts: bool = False
 ) -> np.ndarray:
     """int64 [items]: the part of each item, with the heaviest part as light as was found.
@@ -38,23 +38,24 @@ def balanced(
         )
     if parts == 1 or not len(items):
         return np.zeros(len(items), dtype=np.int64)
-    greedy = longest_first(items, parts, equal_counts=equal_counts)
+    greedy = split_longest_first(items, parts, equal_counts=equal_counts)
     if len(items) * parts > MOST_DIFFERENCED:
         return greedy
     order = np.argsort(-items, kind="stable")
-    found = [_differenced(items, order, parts, equal_counts), greedy]
-    return min(found, key=lambda part: int(totals(items, part, parts).max()))
+    # The first of equal ones, so that the split depends on nothing else.
+    splits = [_differenced(items, order, parts, equal_counts), greedy]
+    return min(splits, key=lambda part: int(sum_by_part(items, part, parts).max()))
 
 
-def totals(weights: np.ndarray, part: np.ndarray, parts: int) -> np.ndarray:
+def sum_by_part(weights: np.ndarray, part: np.ndarray, parts: int) -> np.ndarray:
     """int64 [parts]: the weight of each part."""
-    found = np.zeros(parts, dtype=np.int64)
-    np.add.at(found, part, weights)
-    return found
+    sums = np.zeros(parts, dtype=np.int64)
+    np.add.at(sums, part, weights)
+    return sums
 
 
-def longest_first(items: np.ndarray, parts: int, *, equal_counts: bool = False) -> np.ndarray:
-    """As `balanced`, by one rule: the heaviest item left goes to the lightest part (for equal
+def split_longest_first(items: np.ndarray, parts: int, *, equal_counts: bool = False) -> np.ndarray:
+    """As `split_evenly`, by one rule: the heaviest item left goes to the lightest part (for equal
     counts, to one of those with the fewest items).
     """
     part = np.zeros(len(items), dtype=np.int64)
@@ -79,34 +80,41 @@ def _differenced(
         # Ascending, as every partition stands: its heaviest item is its last part.
         sums[number, parts - len(some) :] = items[some][::-1]
     heap: list[tuple[int, int, np.ndarray, _Tree]] = [
-        (int(s[0] - s[-1]), number, s, number) for number, s in enumerate(sums)
+        (_minus_spread(part_sums), number, part_sums, number)
+        for number, part_sums in enumerate(sums)
     ]
     heapq.heapify(heap)
-    number = len(heap)
+    number = len(heap)  # of equal spreads, the older partition comes first
     while len(heap) > 1:
         _, _, one, left = heapq.heappop(heap)
         _, _, other, right = heap[0]
-        together = one + other[::-1]
-        stand = together.argsort(kind="stable")
-        together = together[stand]
-        heapq.heapreplace(
-            heap, (int(together[0] - together[-1]), number, together, (left, right, stand))
-        )
+        merged = one + other[::-1]
+        stand = merged.argsort(kind="stable")
+        merged = merged[stand]
+        tree = (left, right, stand)
+        heapq.heapreplace(heap, (_minus_spread(merged), number, merged, tree))
         number += 1
     return _resolved(heap[0][3], first, len(items), parts)
+
+
+def _minus_spread(sums: np.ndarray) -> int:
+    """The lightest part less the heaviest, of ascending sums: of a heap of these, the partition
+    whose parts differ most comes first.
+    """
+    return int(sums[0] - sums[-1])
 
 
 def _resolved(tree: _Tree, first: list[np.ndarray], items: int, parts: int) -> np.ndarray:
     """Where each item ended up: follow the merges back from the last one."""
     part = np.zeros(items, dtype=np.int64)
-    open_: list[tuple[_Tree, np.ndarray]] = [(tree, np.arange(parts))]
-    while open_:
-        node, place = open_.pop()
+    unresolved: list[tuple[_Tree, np.ndarray]] = [(tree, np.arange(parts))]
+    while unresolved:
+        node, place = unresolved.pop()
         if isinstance(node, int):
             part[first[node]] = place[parts - len(first[node]) :][::-1]
             continue
         left, right, stand = node
         before = np.empty(parts, dtype=np.int64)
         before[stand] = place  # of the merged part that stood there, before they were sorted
-        open_ += [(left, before), (right, before[::-1])]
+        unresolved += [(left, before), (right, before[::-1])]
     return part

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -107,19 +108,21 @@ class Blocks:
 
     def drain(self) -> dict[str, tuple[int, ...]]:
         """The blocks that nothing needs, by worker; they are forgotten."""
-        found: dict[str, list[int]] = {}
+        released: dict[str, list[int]] = {}
+        # A block that is forgotten may be the last that needs another: so more than one round.
         while self._done:
-            done, self._done = self._done, []
-            for number in done:
+            numbers, self._done = self._done, []
+            for number in numbers:
                 if self._needed.get(number, 1) <= 0:
-                    self._forget(number, found)
-        return {worker: tuple(blocks) for worker, blocks in found.items()}
+                    self._forget(number, released)
+        return {worker: tuple(blocks) for worker, blocks in released.items()}
 
-    def _forget(self, number: int, found: dict[str, list[int]]) -> None:
+    def _forget(self, number: int, released: dict[str, list[int]]) -> None:
         del self._needed[number]
         ref = self._refs.pop(number, None)
         if ref is not None:
-            found.setdefault(ref[0], []).append(ref[1])
+            worker, block = ref
+            released.setdefault(worker, []).append(block)
         self._lost.pop(number, None)
         self._tokens.pop(number, None)
         if number in self._moved:
@@ -144,12 +147,14 @@ class Blocks:
         """int64 [rows]: tokens of each row, the most that any input says; 0 where none does. Inputs
         with rows of their own do not count.
         """
-        found = np.zeros(rows, dtype=np.int64)
-        readings = [each for many in inputs.values() for each in many if each.keys is None]
-        for reading in readings if self._weigh else ():
-            blocks = [self._tokens[number] for number in reading.numbers]
-            np.maximum(found, values_at(blocks, reading.block, reading.row), out=found)
-        return found
+        tokens = np.zeros(rows, dtype=np.int64)
+        if not self._weigh:
+            return tokens
+        for reading in chain.from_iterable(inputs.values()):
+            if reading.keys is None:
+                blocks = [self._tokens[number] for number in reading.numbers]
+                np.maximum(tokens, values_at(blocks, reading.block, reading.row), out=tokens)
+        return tokens
 
     def gather(self, reading: Reading) -> Gather:
         """Where these rows lie now, with the blocks numbered from 0. All have to be there."""
@@ -167,7 +172,10 @@ class Blocks:
 
     def gathers(self, inputs: Readings) -> dict[str, tuple[Gather, ...]]:
         """The same for every input."""
-        return {name: tuple(self.gather(each) for each in many) for name, many in inputs.items()}
+        gathers: dict[str, tuple[Gather, ...]] = {}
+        for name, readings in inputs.items():
+            gathers[name] = tuple(self.gather(reading) for reading in readings)
+        return gathers
 
     def _followed(self, reading: Reading) -> Reading:
         """The same rows in the blocks that have them now."""
@@ -188,11 +196,13 @@ class Blocks:
 
     def lose(self, worker: str) -> frozenset[int]:
         """A Worker is gone, and its blocks with it; returns their numbers."""
-        gone = frozenset(number for number, (at, _) in self._refs.items() if at == worker)
-        for number in gone:
+        at_worker = (number for number, (at, _) in self._refs.items() if at == worker)
+        lost = frozenset(at_worker)
+        # Their counts stay: they say whether anybody still needs the rows, to be made again.
+        for number in lost:
             del self._refs[number]
             self._lost[number] = worker
-        return gone
+        return lost
 
     def move(self, number: int, numbers: np.ndarray, rows: np.ndarray) -> None:
         """The rows of a lost block have been made again, and lie there now."""
@@ -214,14 +224,15 @@ class Blocks:
         """The blocks that have the rows of these now."""
         if not self._moved:
             return frozenset(numbers)
-        found, left = set(), list(numbers)
-        while left:
-            number = left.pop()
+        places: set[int] = set()
+        waiting = list(numbers)
+        while waiting:
+            number = waiting.pop()
             if number in self._moved:
-                left += np.unique(self._moved[number][0]).tolist()
+                waiting += np.unique(self._moved[number][0]).tolist()
             else:
-                found.add(number)
-        return frozenset(found)
+                places.add(number)
+        return frozenset(places)
 
     def any_at(self, worker: str) -> bool:
         """Whether a Worker keeps a block."""
@@ -259,7 +270,7 @@ def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
     if last - first > _SPARSE * len(blocks):
         numbers, index = np.unique(blocks, return_inverse=True)
         return numbers.tolist(), index.astype(np.int32)
-    there = np.zeros(last - first + 1, dtype=bool)
-    there[blocks - first] = True
-    index = np.cumsum(there, dtype=np.int32) - np.int32(1)
-    return (np.flatnonzero(there) + first).tolist(), index[blocks - first]
+    occurs = np.zeros(last - first + 1, dtype=bool)
+    occurs[blocks - first] = True
+    index = np.cumsum(occurs, dtype=np.int32) - np.int32(1)
+    return (np.flatnonzero(occurs) + first).tolist(), index[blocks - first]

@@ -2,7 +2,7 @@
 for one, at the end.
 
 Owns: which Step's end gets a checkpoint, and of which kind. Does not own: what is in one
-(sources.py), when it can be told (coordinator.py), which of them are kept
+(sources.py), when it can be told (course.py), which of them are kept
 (engine/keep/checkpoint/store.py).
 
 A timed one waits for the end of a Step as any other does, so that it never decides what a Step is
@@ -42,6 +42,7 @@ class CheckpointDue:
         settings, seconds = self._settings, self._settings.checkpoint_seconds
         every = (settings.checkpoint_every, settings.keep_every)
         regular = self.asked or any(steps and not step % steps for steps in every)
+        # The clock decides only whether one is written here, never what a Step is made of.
         late = seconds > 0 and self.at is not None and self._now - self.at >= seconds
         if self.step == step or not (regular or late):
             return False

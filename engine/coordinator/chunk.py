@@ -31,7 +31,7 @@ class NodeChunk:
     closed: bool = False
     """Whether it has ended once."""
     runs: int = 0
-    made: dict[int, tuple[Keys, np.ndarray]] = field(default_factory=dict)
+    blocks_made: dict[int, tuple[Keys, np.ndarray]] = field(default_factory=dict)
     """Keys and digests of each block of its output that is still needed."""
-    remade: list[int] = field(default_factory=list)
+    blocks_remade: list[int] = field(default_factory=list)
     """Blocks of a further run, kept until it has ended."""

@@ -7,12 +7,13 @@ has (prompt_table.py), nor where the blocks are (blocks.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading, Readings
-from engine.coordinator.reduced_rows import descendants
+from engine.coordinator.reduced_rows import find_descendants
 from engine.coordinator.tables import RowTable
 from engine.plan.plan import PlannedNode
 
@@ -30,24 +31,22 @@ def table_readings(
     for i in node.inputs:
         slots, below, keys = at, samples, None
         if i.fan_in:
-            owner, below = descendants(tables[i.gate], i.fan_in, at, samples)
+            owner, below = find_descendants(tables[i.gate], i.fan_in, at, samples)
             slots, keys = at[owner], keys_of(at[owner], samples[owner])
         elif i.width:
             mine = i.within(samples)
             slots, below = at[mine], samples[mine] - i.offset
             keys = keys_of(slots, samples[mine])
-        found = []
+        readings = []
         for fetch in i.fetches:
-            table = tables[fetch.producer]
-            entry = table.entries(slots, below // fetch.ratio if fetch.ratio > 1 else below)
-            block, row = table.block.reshape(-1)[entry], table.row.reshape(-1)[entry]
-            found.append(blocks.reading(fetch.producer, fetch.columns, block, row, keys))
-        inputs[i.name] = tuple(found)
+            block, row = tables[fetch.producer].where(slots, below, fetch.ratio)
+            readings.append(blocks.reading(fetch.producer, fetch.columns, block, row, keys))
+        inputs[i.name] = tuple(readings)
     return inputs
 
 
 def held(inputs: Readings) -> frozenset[int]:
     """The numbers of the blocks that are read."""
-    return frozenset(
-        number for many in inputs.values() for reading in many for number in reading.numbers
-    )
+    # One by one: blocks are let go in this set's order, which depends on how it was filled.
+    readings = chain.from_iterable(inputs.values())
+    return frozenset(chain.from_iterable(reading.numbers for reading in readings))

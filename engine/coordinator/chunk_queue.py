@@ -53,22 +53,25 @@ class Parked:
 
     def take(self) -> list[NodeChunk]:
         """Take all, in order."""
-        found = list(self)
+        chunks = list(self)
         self._of.clear()
-        return found
+        return chunks
 
-    def take_if(self, wanted: Callable[[NodeChunk], bool]) -> list[NodeChunk]:
+    def take_if(self, is_taken: Callable[[NodeChunk], bool]) -> list[NodeChunk]:
         """Take those for which this holds, in order; the others stay where they are."""
-        found: list[_Place] = []
+        taken: list[_Place] = []
         for node, places in list(self._of.items()):
-            left: deque[_Place] = deque()
+            others: deque[_Place] = deque()
             for place in places:
-                (found if wanted(place[1]) else left).append(place)
-            if left:
-                self._of[node] = left
+                if is_taken(place[1]):
+                    taken.append(place)
+                else:
+                    others.append(place)
+            if others:
+                self._of[node] = others
             else:
                 del self._of[node]
-        return [chunk for _, chunk in sorted(found, key=_number)]
+        return [chunk for _, chunk in sorted(taken, key=_number)]
 
     def _in_order(self) -> Iterator[_Place]:
         return merge(*self._of.values(), key=_number)

@@ -10,7 +10,7 @@ reduced_rows.py, this does not depend on what came first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,10 +34,12 @@ def joined_state(
     parts = []
     for i in node.inputs:
         state = tables[i.gate].state[slots]
-        parts.append(with_bytes(state, i.fetches, tables, slots) if unmade else state)
-    found = np.concatenate(parts, axis=1)
+        if unmade:
+            state = with_bytes(state, i.fetches, tables, slots)
+        parts.append(state)
+    joined = np.concatenate(parts, axis=1)
     gone = dropped(tables, slots, above)
-    return np.where(gone[:, None] & (found == PRESENT), np.uint8(ABSENT), found)
+    return np.where(gone[:, None] & (joined == PRESENT), np.uint8(ABSENT), joined)
 
 
 def keys_beside(inputs: Sequence[PlannedInput], keys_of: Mapping[str, Keys]) -> Keys:
@@ -54,13 +56,10 @@ def shifted(keys: Keys, offset: int) -> Keys:
 
 def parts_of_concats(nodes: Sequence[PlannedNode]) -> frozenset[str]:
     """The nodes with more than a row a prompt that a concat stands on, directly or not."""
-    named = {n.name: n for n in nodes}
-    found: set[str] = set()
+    by_name = {n.name: n for n in nodes}
+    parts: set[str] = set()
     for node in reversed(nodes):
-        if node.relation == "concat" or node.name in found:
-            found.update(_wider(node, named))
-    return frozenset(found)
-
-
-def _wider(node: PlannedNode, named: Mapping[str, PlannedNode]) -> Iterator[str]:
-    return (gate for gate in node.gates if gate in named and named[gate].rows > 1)
+        if node.relation == "concat" or node.name in parts:
+            gates = (gate for gate in node.gates if gate in by_name)
+            parts.update(gate for gate in gates if by_name[gate].rows > 1)
+    return frozenset(parts)

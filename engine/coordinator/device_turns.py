@@ -84,7 +84,10 @@ class DeviceTurns:
 
     def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
         """What may go out now, in order; within a Worker only Go and Release overtake."""
-        return [each for instruction in instructions for each in self._told(instruction)]
+        out: list[m.Instruction] = []
+        for instruction in instructions:
+            out += self._told(instruction)
+        return out
 
     def _told(self, instruction: m.Instruction) -> list[m.Instruction]:
         if isinstance(instruction, m.Respawn):
@@ -105,12 +108,15 @@ class DeviceTurns:
     def _turn(self, devices: _SharedDevices, instruction: m.Task) -> _Turn:
         """This Worker's last turn; for a task of several ranks only if that is the last of all."""
         together = _node_of(instruction) in self._in_lock_step
-        among = list(devices.turns)[-1:] if together else devices.turns
-        found = next((turn for turn in reversed(among) if turn.worker == instruction.worker), None)
-        if found is None:
-            found = _Turn(instruction.worker)
-            devices.turns.append(found)
-        return found
+        # What ranks do together begins when all have their devices: in a turn that others wait
+        # behind, two sets of devices could wait for each other.
+        turns = list(devices.turns)[-1:] if together else devices.turns
+        for turn in reversed(turns):
+            if turn.worker == instruction.worker:
+                return turn
+        new_turn = _Turn(instruction.worker)
+        devices.turns.append(new_turn)
+        return new_turn
 
     # --- what the world says ----------------------------------------------------------------------
 
@@ -133,13 +139,16 @@ class DeviceTurns:
         """
         if not self._shared:
             return []
-        eased = self._outstanding.eased()
-        found = {
-            devices.place: devices
-            for worker in eased.union(workers)
-            if (devices := self._devices_of.get(worker)) is not None
-        }
-        return [each for place in sorted(found) for each in self._moved(found[place])]
+        moved: dict[int, _SharedDevices] = {}
+        for worker in self._outstanding.eased().union(workers):
+            devices = self._devices_of.get(worker)
+            if devices is not None:
+                moved[devices.place] = devices
+        out: list[m.Instruction] = []
+        # By place, as a set of Workers has no order: the same events give the same instructions.
+        for place in sorted(moved):
+            out += self._moved(moved[place])
+        return out
 
     def _lost(self, worker: str) -> None:
         """A Worker is gone, and waits for nothing: the core asks again for what it still wants."""

@@ -10,7 +10,7 @@
 Owns: which chunk is next; keeping what a chunk reads until it has ended; and the lineage, by which
 rows that died with a Worker are made again. Does not own: the choice of a replica
 (replica_choice.py), which rows make a chunk (readiness.py, step.py), what becomes of its output
-(coordinator.py), nor who is alive (recovery.py).
+(run_region.py), nor who is alive (recovery.py).
 
 A chunk runs again whole, with the same keys, where that gives the same rows: above the cut of a
 synchronous source, below the cut, and in an evaluation; if it reads a trained Model, only until the
@@ -96,34 +96,35 @@ class Dispatch:
         if not (self._news or self._idlest.changed):
             return []
         self._news = False
-        found: list[RunChunk] = []
-        full: set[str] = set()
-        while (chunk := self._parked.first(but=full)) is not None:
+        tasks: list[RunChunk] = []
+        full_nodes: set[str] = set()
+        while (chunk := self._parked.first(but=full_nodes)) is not None:
             worker = self._idlest_of(chunk.node, able)
             if worker is None:
-                full.add(chunk.node.name)
+                full_nodes.add(chunk.node.name)
             else:
-                found.append(self._tell(self._parked.pop(chunk.node.name), worker))
-        return found
+                tasks.append(self._tell(self._parked.pop(chunk.node.name), worker))
+        return tasks
 
     def _tell_readable(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
         """The same where a chunk may have to wait for what it reads, and later ones need not."""
-        found: list[RunChunk] = []
-        left: list[NodeChunk] = []
+        tasks: list[RunChunk] = []
+        waiting: list[NodeChunk] = []
         chunks = deque(self._parked.take())
         while chunks:
             chunk = chunks.popleft()
-            there = self.there(chunk.holds)
-            worker = self._idlest_of(chunk.node, able) if there else None
+            is_readable = self.there(chunk.holds)
+            worker = self._idlest_of(chunk.node, able) if is_readable else None
             if worker is None:
-                left.append(chunk)
+                waiting.append(chunk)
             else:
-                found.append(self._tell(chunk, worker))
+                tasks.append(self._tell(chunk, worker))
             chunks.extend(self._parked.take())  # what has to be made again
-        for chunk in left:
+        for chunk in waiting:
             self._parked.add(chunk)
+        # Whether a block can be read may change without a chunk or a Worker that says so.
         self._news = True
-        return found
+        return tasks
 
     def _idlest_of(self, node: PlannedNode, able: Callable[[PlannedNode, str], bool]) -> str | None:
         if node.name not in self._elastic:
@@ -166,6 +167,7 @@ class Dispatch:
 
     def _make_again(self, number: int) -> None:
         chunk = self._maker.get(number)
+        # A chunk that reads a trained Model gives other rows once the Step has begun to train.
         if chunk is None or (chunk.node.name in self._readers and self.moved_on):
             self.beyond = number
         elif chunk.state == "ended":
@@ -180,41 +182,41 @@ class Dispatch:
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def fresh(self, chunk: NodeChunk, keys: Keys) -> np.ndarray | None:
+    def find_fresh(self, chunk: NodeChunk, keys: Keys) -> np.ndarray | None:
         """Boolean [rows]: which of the rows come for the first time; None where all do."""
-        if chunk.runs == 1 or not chunk.made:
+        if chunk.runs == 1 or not chunk.blocks_made:
             return None
-        came = np.concatenate([codes(k.position, k.sample) for k, _ in chunk.made.values()])
-        return ~np.isin(codes(keys.position, keys.sample), came)
+        earlier = [codes(came.position, came.sample) for came, _ in chunk.blocks_made.values()]
+        return ~np.isin(codes(keys.position, keys.sample), np.concatenate(earlier))
 
-    def made(self, chunk: NodeChunk, number: int, ref: Ref) -> None:
+    def note_rows(self, chunk: NodeChunk, number: int, ref: Ref) -> None:
         """Rows of a chunk have come, as this block."""
         if not chunk.again:
             return
         self._maker[number] = chunk
-        chunk.made[number] = (ref.keys, ref.digest)
+        chunk.blocks_made[number] = (ref.keys, ref.digest)
         if chunk.runs > 1:
             self._blocks.hold((number,))
-            chunk.remade.append(number)
+            chunk.blocks_remade.append(number)
 
-    def done(self, asked: Pending) -> str:
+    def finish(self, asked: Pending) -> str:
         """A chunk has ended: release what it read. Returns what differs from an earlier run."""
         chunk = asked.chunk
         assert chunk is not None
-        wrong = self._moves(chunk) if asked.wanted and chunk.runs > 1 else ""
+        difference = self._moves(chunk) if asked.wanted and chunk.runs > 1 else ""
         self._end(chunk)
-        return wrong
+        return difference
 
     def _end(self, chunk: NodeChunk) -> None:
         chunk.state = "ended"
         self._never_ends(chunk)
-        self._blocks.let_go(chunk.remade)
-        chunk.remade.clear()
+        self._blocks.let_go(chunk.blocks_remade)
+        chunk.blocks_remade.clear()
         self._forget(chunk)
 
     def _forget(self, chunk: NodeChunk) -> None:
         """What a chunk read may go once its rows cannot be asked for again."""
-        if not chunk.made and chunk.state == "ended":
+        if not chunk.blocks_made and chunk.state == "ended":
             self._blocks.let_go(chunk.holds)
             chunk.holds = frozenset()
 
@@ -222,34 +224,41 @@ class Dispatch:
         self._lost.discard(number)
         chunk = self._maker.pop(number, None)
         if chunk is not None:
-            del chunk.made[number]
+            del chunk.blocks_made[number]
             self._forget(chunk)
 
     def _moves(self, chunk: NodeChunk) -> str:
-        """Find the rows of its lost blocks in the new ones; says which is missing or differs."""
-        lost = [number for number in chunk.made if self._blocks.lost_with(number)]
+        """Find the rows of its lost blocks in the new ones; says which is missing or differs.
+
+        The chunk ran again whole, as the last bits of a batched product depend on what shares the
+        batch (decision 0009); so its rows have to be the same to the bit.
+        """
+        lost = [number for number in chunk.blocks_made if self._blocks.lost_with(number)]
         if not lost:
             return ""
         code, numbers, rows, digests = _remade(chunk)
         for number in lost:
-            keys, digest = chunk.made[number]
-            want = codes(keys.position, keys.sample)
-            at = np.searchsorted(code, want)
-            there = np.isin(want, code)
-            same = there.copy()
+            keys, digest = chunk.blocks_made[number]
+            lost_code = codes(keys.position, keys.sample)
+            at = np.searchsorted(code, lost_code)
+            came = np.isin(lost_code, code)
+            is_same = came.copy()
             if len(digest) and len(digests):
-                same[there] = digest[there] == digests[at[there]]
-            if not all_true(same):
-                what = "is another" if there.all() else "did not come"
-                key = keys.take(~(same if there.all() else there)).rows()[0]
-                return (
-                    f"{self._place(chunk.node.name)}: its chunk was run again as its rows were"
-                    f" lost, and row {key} {what}: its kernel is not deterministic. Fix: let it"
-                    " depend on nothing but its rows and the draws of its session."
-                )
+                is_same[came] = digest[came] == digests[at[came]]
+            if not all_true(came):
+                return self._not_the_same(chunk, keys.take(~came), "did not come")
+            if not all_true(is_same):
+                return self._not_the_same(chunk, keys.take(~is_same), "is another")
             self._blocks.move(number, numbers[at], rows[at])
             self._lost.discard(number)
         return ""
+
+    def _not_the_same(self, chunk: NodeChunk, rows: Keys, how: str) -> str:
+        return (
+            f"{self._place(chunk.node.name)}: its chunk was run again as its rows were lost, and"
+            f" row {rows.rows()[0]} {how}: its kernel is not deterministic. Fix: let it depend on"
+            " nothing but its rows and the draws of its session."
+        )
 
     def unended(self, region: str) -> bool:
         """Whether a chunk of this region, of a node without lag, has never ended, so that metrics
@@ -263,29 +272,31 @@ class Dispatch:
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def lost(self, worker: str, owed: Iterable[Pending], blocks: frozenset[int]) -> list[NodeChunk]:
+    def lose(self, worker: str, owed: Iterable[Pending], blocks: frozenset[int]) -> list[NodeChunk]:
         """A Worker is gone, with what it owed and these blocks. Returns the given-up chunks."""
         self._suspects.discard(worker)
         self._lost |= blocks
         self._news = True
-        found = [chunk for asked in owed for chunk in self.undone(asked)]
-        short = self._parked.take_if(lambda c: not (c.again or blocks.isdisjoint(c.holds)))
-        for chunk in short:
+        given_up: list[NodeChunk] = []
+        for asked in owed:
+            given_up += self.take_back(asked)
+        unreadable = self._parked.take_if(lambda c: not (c.again or blocks.isdisjoint(c.holds)))
+        for chunk in unreadable:
             self._end(chunk)
-        return found + short
+        return given_up + unreadable
 
     def suspect(self, peer: str, reads: Iterable[int]) -> None:
         """Someone could not read these blocks: if `peer` has some, wait until its loss is told."""
         if self._blocks.some_at(reads, (peer,)):
             self._suspects.add(peer)
 
-    def undone(self, asked: Pending) -> list[NodeChunk]:
+    def take_back(self, asked: Pending) -> list[NodeChunk]:
         """What was asked came to nothing; returns its chunk if that is given up."""
         chunk = asked.chunk
         if chunk is None:
             return []
-        self._blocks.let_go(chunk.remade)
-        chunk.remade.clear()
+        self._blocks.let_go(chunk.blocks_remade)
+        chunk.blocks_remade.clear()
         if chunk.again and asked.wanted:
             self._park(chunk)
             return []
@@ -313,24 +324,37 @@ class Dispatch:
             for peer in sorted(self._suspects)
         ]
         for chunk in self._parked:
-            lost = sorted({self._blocks.lost_with(n) for n in self._blocks.missing(chunk.holds)})
-            replicas = f"one of {', '.join(chunk.node.workers)}"
-            what = f"rows that {', '.join(lost)} had" if lost else replicas
-            lines.append(f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows waits for {what}")
-        return lines + [
-            f"{node}: chunks under way at {worker}: {count}"
-            for (node, worker), count in self._outstanding.under_way.items()
-        ]
+            rows = f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows"
+            lines.append(f"{rows} waits for {self._what_lacks(chunk)}")
+        for (node, worker), count in self._outstanding.under_way.items():
+            lines.append(f"{node}: chunks under way at {worker}: {count}")
+        return lines
+
+    def _what_lacks(self, chunk: NodeChunk) -> str:
+        lost_with = {self._blocks.lost_with(n) for n in self._blocks.missing(chunk.holds)}
+        if lost_with:
+            return f"rows that {', '.join(sorted(lost_with))} had"
+        return f"one of {', '.join(chunk.node.workers)}"
 
 
 def _remade(chunk: NodeChunk) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Code, block, row and digest (if there are any) of each row of a further run, by code."""
-    blocks = [(number, *chunk.made[number]) for number in chunk.remade]
-    none = np.zeros(0, dtype=np.int64)
-    code = np.concatenate([none, *(codes(keys.position, keys.sample) for _, keys, _ in blocks)])
-    numbers = np.concatenate([none, *(np.full(len(keys), number) for number, keys, _ in blocks)])
-    rows = np.concatenate([none, *(np.arange(len(keys)) for _, keys, _ in blocks)])
-    digests = np.concatenate([np.zeros(0, np.uint64), *(digest for _, _, digest in blocks)])
+    # Each begins with no row, as no block at all may have come.
+    code_parts = [np.zeros(0, dtype=np.int64)]
+    number_parts = [np.zeros(0, dtype=np.int64)]
+    row_parts = [np.zeros(0, dtype=np.int64)]
+    digest_parts = [np.zeros(0, dtype=np.uint64)]
+    for number in chunk.blocks_remade:
+        keys, digest = chunk.blocks_made[number]
+        code_parts.append(codes(keys.position, keys.sample))
+        number_parts.append(np.full(len(keys), number))
+        row_parts.append(np.arange(len(keys)))
+        digest_parts.append(digest)
+    code = np.concatenate(code_parts)
+    numbers = np.concatenate(number_parts)
+    rows = np.concatenate(row_parts).astype(np.int32)
+    digests = np.concatenate(digest_parts)
     order = np.argsort(code)
-    digests = digests[order] if len(digests) else digests
-    return code[order], numbers[order], rows[order].astype(np.int32), digests
+    if len(digests):
+        digests = digests[order]
+    return code[order], numbers[order], rows[order], digests

@@ -1,149 +1,126 @@
-"""One round of evaluation: all rows of finite sources, at one version, outside of admission.
+"""The evaluation region: which evaluate nodes are due, and the round of them that is under way.
 
-Owns: the evaluation region's rows for the evaluate nodes that are due. Does not own: when
-a round begins (coordinator.py).
+Owns: the version at which each evaluate node ran last, and the round. Does not own: what a round
+does (evaluation_round.py), nor when one begins (course.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.prompt_table import PromptTable
-from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
-from engine.coordinator.step import StepRun
+from engine.coordinator.evaluation_round import EvaluationRound
+from engine.coordinator.run_region import undroppable
+from engine.coordinator.settings import Restored
 from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
-from engine.protocol.messages import Evaluate, Task, Tombstoned
+from engine.protocol.messages import Task, Tombstoned
 from engine.protocol.refs import Key, Ref
 
 
-class EvaluationRound:
-    """The nodes above some due evaluate nodes, each run once over its source."""
+class Evaluation:
+    """`round` is the one under way. evaluated: evaluate node -> the version at which it ran last.
+    rows_of: rows of each source in one pass, once it has opened.
+    """
 
     def __init__(
-        self,
-        plan: Plan,
-        due: Sequence[PlannedNode],
-        rows_of: Mapping[str, int],
-        version: int,
-        blocks: Blocks,
-        dispatch: Dispatch,
-        outstanding: Outstanding,
+        self, plan: Plan, blocks: Blocks, dispatch: Dispatch, outstanding: Outstanding
     ) -> None:
-        self._outstanding = outstanding
-        self._rows_of = rows_of
-        self._version = version
+        self._plan = plan
         self._blocks = blocks
         self._dispatch = dispatch
-        self._nodes = {n.name: n for n in due}
-        self._waiting = list(due)
-        self._given_up: dict[str, str] = {}
-        needed = plan.with_ancestors(n.name for n in due)
-        nodes = [n for n in plan.nodes if n.name in needed and n.work != "evaluate"]
-        cut: dict[str, list[str]] = {}
-        for node in due:
-            cut.setdefault(node.source, []).extend(node.gates)
-        self._prompts = {
-            source: PromptTable(source, [n for n in nodes if n.source == source], gates, blocks)
-            for source, gates in cut.items()
-        }
+        self._outstanding = outstanding
+        self.nodes = [n for n in plan.nodes if n.work == "evaluate"]
+        self.rows_of: dict[str, int] = {}
+        self.evaluated: dict[str, int] = {}
+        self.round: EvaluationRound | None = None
 
-    def begin(self) -> list[NodeChunk]:
-        """The first chunks: all prompts of each source, as one cohort."""
-        found = []
-        for source, table in self._prompts.items():
-            rows = self._rows_of[source]
-            if rows:
-                found.append(table.admit(range(rows), [0] * rows, self._version))
-        return found
+    # --- when -------------------------------------------------------------------------------------
 
-    def produced(self, node: PlannedNode, ref: Ref) -> int:
-        """Rows have come; returns the block's number."""
-        return self._prompts[node.source].produced(node.name, ref)
+    def restore(self, restored: Restored, *, last: bool) -> None:
+        """Take up what a checkpoint says. last: whether it was written after the last Step."""
+        if restored.evaluated is not None:
+            self.evaluated = dict(restored.evaluated)
+            return
+        # A checkpoint is written after the evaluations of its Step.
+        due = self.due(restored.step, last=last)
+        self.evaluated = {node.name: restored.step for node in due}
 
-    def closed(self, chunk: NodeChunk) -> Key | None:
-        """A chunk is done; returns a row that never came, if any."""
-        return self._prompts[chunk.node.source].closed(chunk.node, chunk.keys)
+    def due(self, version: int, *, last: bool) -> list[PlannedNode]:
+        """Evaluate nodes that have to run at this version; at the last one all of them."""
+        waiting = [n for n in self.nodes if self.evaluated.get(n.name) != version]
+        return [n for n in waiting if last or version % n.every == 0]
 
-    def drop(self, node: PlannedNode, event: Tombstoned) -> None:
-        """A node's own policy gave a row up: leave its group out of the evaluation."""
-        self._prompts[node.source].drop(node.name, event.key[0], event.key[2])
-        self._given_up.setdefault(node.source, f"{event.node} row {event.key}: {event.error}")
+    def begin(self, due: Sequence[PlannedNode], version: int) -> list[NodeChunk]:
+        """Begin a round of these nodes; returns its first chunks."""
+        self.round = EvaluationRound(
+            self._plan,
+            due,
+            self.rows_of,
+            version,
+            self._blocks,
+            self._dispatch,
+            self._outstanding,
+        )
+        return self.round.begin()
 
-    @property
-    def fruitless(self) -> str:
-        """Why an evaluate node has no row to evaluate; empty if each has, or may get one."""
-        for node in self._waiting:
-            prompts = self._prompts[node.source].prompts
-            left = prompts.running or prompts.count[FINISHED]
-            if node.source in self._given_up and not left:
-                first = self._given_up[node.source]
-                return (
-                    f"{node.name}: every prompt of {node.source} was given up; the first: {first}"
-                )
-        return ""
-
-    def pump(self) -> list[NodeChunk]:
-        """What can run now."""
-        return [ready for table in self._prompts.values() for ready in table.pump()]
-
-    def tell(self, there: Callable[[str], bool]) -> list[Evaluate]:
-        """The evaluate nodes of which every row has come, and whose Worker can be told."""
-        found = []
-        for node in [n for n in self._waiting if there(n.workers[0])]:
-            table = self._prompts[node.source]
-            if table.prompts.running:
-                continue
-            slots: Mapping[str, np.ndarray] = {node.source: table.prompts.slots(FINISHED)}
-            rows = StepRun(self._version, [], {node.source: table}, slots, self._blocks)
-            keys = rows.keys(node.inputs)
-            inputs, holds = rows.inputs(node.inputs, keys)
-            if self._dispatch.there(holds):
-                self._waiting.remove(node)
-                task = Evaluate(
-                    id=self._outstanding.new_id(),
-                    node=node.name,
-                    worker=node.workers[0],
-                    version=self._version,
-                    keys=keys,
-                    inputs=self._blocks.gathers(inputs),
-                )
-                self._outstanding.ask(task, self._blocks.places(holds))
-                found.append(task)
-        return found
-
-    def undone(self, task: Task) -> None:
-        """An evaluate node did not end: tell it again."""
-        if isinstance(task, Evaluate):
-            self._waiting.append(self._nodes[task.node])
+    def end(self) -> None:
+        """End the round: every due node has its numbers."""
+        assert self.round is not None
+        self.round.release()
+        self._dispatch.abandon(lambda node: node.region == "evaluation")
+        self.round = None
 
     @property
     def under_way(self) -> bool:
         """Whether an evaluate node was told and has not ended."""
-        return bool(self._outstanding.of(Evaluate))
+        return self.round is not None and self.round.under_way
 
-    @property
-    def done(self) -> bool:
-        """Whether every due node has its numbers, and every chunk of the round has ended."""
-        return not (self._waiting or self.under_way or self._dispatch.unended("evaluation"))
+    # --- the verbs of a region --------------------------------------------------------------------
 
-    def release(self) -> None:
-        """Release the rows."""
-        for table in self._prompts.values():
-            table.retire(table.prompts.slots(RUNNING, FINISHED, REJECTED, DROPPED))
+    def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
+        """As in RunRegion."""
+        assert self.round is not None
+        return self.round.produced(chunk.node, ref)
+
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
+        """As in RunRegion."""
+        assert self.round is not None
+        return self.round.closed(chunk)
+
+    def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
+        """Leave the group out of the round if a node's own policy gave the row up. A failure ends
+        the run.
+        """
+        if event.failed or self.round is None:
+            return undroppable(self._plan, event)
+        self.round.drop(node, event)
+        return ""
+
+    def tell_again(self, task: Task) -> None:
+        """As in RunRegion."""
+        if self.round is not None:
+            self.round.undone(task)
+
+    def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
+        """As in RunRegion."""
+        assert self.round is not None
+        return self.round.reissue(chunk)
+
+    def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
+        """Nothing follows: a round has one version, so its chunks run again whole as soon as
+        somebody reads what they made (dispatch.py, decision 0009).
+        """
+        del blocks
+        return []
+
+    def abandon(self) -> None:
+        """As in RunRegion."""
+        if self.round is not None:
+            self.round.release()
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lines = [
-            line
-            for table in self._prompts.values()
-            if len(table.prompts.slots(RUNNING))
-            for line in table.waiting()
-        ]
-        running = sorted(task.node for task in self._outstanding.tasks(Evaluate))
-        return lines + [f"{name}: evaluates version {self._version}" for name in running]
+        return [] if self.round is None else self.round.waiting()

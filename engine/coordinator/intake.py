@@ -14,7 +14,7 @@ import numpy as np
 from dataflow.arrays import all_true
 
 
-def exact(
+def choose_exact(
     begun: np.ndarray, running: np.ndarray, *, batch: int, max_lag: int, version: int, last: bool
 ) -> np.ndarray:
     """Indices into `begun` (finished groups, in admission order) to train now; none means wait.
@@ -27,16 +27,16 @@ def exact(
     if len(begun) < batch and not last:
         return np.zeros(0, dtype=np.int64)
     taken = np.lexsort((np.arange(len(begun)), begun))[:batch]
-    left = np.ones(len(begun), dtype=bool)
-    left[taken] = False
-    untrained = np.sort(np.concatenate([begun[left], running]))
+    stays = np.ones(len(begun), dtype=bool)
+    stays[taken] = False
+    untrained = np.sort(np.concatenate([begun[stays], running]))
     allowed = batch * (untrained.astype(np.int64) + max_lag - version)
     # Sorted, the i-th entry stands for s = its age; of equal ages the last one counts them all.
     counted = np.searchsorted(untrained, untrained, side="right")
     return np.sort(taken) if all_true(counted <= allowed) else np.zeros(0, dtype=np.int64)
 
 
-def oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:
+def choose_oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:
     """The oldest finished groups by admission, of any age (arXiv:2505.24298, equation 3).
     last: nothing else is on its way or to come, so a short batch is taken as it is.
     """
@@ -45,6 +45,6 @@ def oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:
     return np.arange(min(batch, len(begun)))
 
 
-def too_old(begun: np.ndarray, *, max_lag: int, version: int) -> np.ndarray:
+def find_too_old(begun: np.ndarray, *, max_lag: int, version: int) -> np.ndarray:
     """Boolean: groups that the `drop` policy gives up and submits again."""
     return version - begun > max_lag

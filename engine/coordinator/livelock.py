@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.coordinator.admission import Admission
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, PlannedSource
 
 
 class Livelock:
@@ -28,30 +28,31 @@ class Livelock:
 
     def seen(self, now: float) -> str:
         """Why the run will complete no Step; empty while it may. To be called at each event."""
-        found = [a for a in self._admissions.values() if a.vain.prompts]
-        if not found or self._patience <= 0:
+        in_vain = [a for a in self._admissions.values() if a.vain.prompts]
+        if not in_vain or self._patience <= 0:
             self._since = None
-        elif self._since is None:
+            return ""
+        if self._since is None:
             self._since = now
-        elif now - self._since >= self._patience:
-            told = "; ".join(map(self._told, found))
-            return (
-                f"no Step was completed for {now - self._since:.0f} s, though prompts are admitted:"
-                f" {told}"
-            )
-        return ""
+        seconds = now - self._since
+        if seconds < self._patience:
+            return ""
+        reasons = "; ".join(map(self._reason, in_vain))
+        return f"no Step was completed for {seconds:.0f} s, though prompts are admitted: {reasons}"
 
-    def _told(self, admission: Admission) -> str:
+    def _reason(self, admission: Admission) -> str:
         source, vain = admission.source, admission.vain
-        trains = [
-            n.name
-            for n in self._plan.nodes
-            if n.work == "train" and source.name in self._plan.sources_of(n).values()
-        ]
-        by = f"{self._plan.place(trains[0]) if trains else source.name}: intake={source.intake!r}"
-        made = f"{self._plan.place(vain.node)} made rows" if vain.node else "rows were begun"
+        rows = f"{self._plan.place(vain.node)} made rows" if vain.node else "rows were begun"
         return (
-            f"{by} gave up {vain.prompts} prompts of {source.name!r} since step {vain.version} as"
-            f" older than max_lag={source.max_lag}: {made} of version {vain.oldest}. Fix:"
-            " intake='exact', or a greater max_lag."
+            f"{self._trainer_of(source)}: intake={source.intake!r} gave up {vain.prompts} prompts"
+            f" of {source.name!r} since step {vain.version} as older than"
+            f" max_lag={source.max_lag}: {rows} of version {vain.oldest}. Fix: intake='exact', or a"
+            " greater max_lag."
         )
+
+    def _trainer_of(self, source: PlannedSource) -> str:
+        """The place of the first train node with rows of a source; else the source's name."""
+        for node in self._plan.nodes:
+            if node.work == "train" and source.name in self._plan.sources_of(node).values():
+                return self._plan.place(node.name)
+        return source.name

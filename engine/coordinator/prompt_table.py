@@ -90,13 +90,14 @@ class PromptTable:
         table = self._tables[node]
         slots = self.prompts.find(ref.keys)
         samples = ref.keys.sample
-        wanted = (slots >= 0) & (samples < table.rows)
+        is_awaited = (slots >= 0) & (samples < table.rows)
         states = table.state.reshape(-1)
-        if all_true(wanted):
-            wanted = states[table.entries(slots, samples)] == PENDING
+        if all_true(is_awaited):
+            is_awaited = states[table.entries(slots, samples)] == PENDING
         else:
-            wanted[wanted] = states[table.entries(slots[wanted], samples[wanted])] == PENDING
-        rows = wanted.nonzero()[0]
+            entries = table.entries(slots[is_awaited], samples[is_awaited])
+            is_awaited[is_awaited] = states[entries] == PENDING
+        rows = is_awaited.nonzero()[0]
         number = self.blocks.add(ref, len(rows))
         if len(rows) < len(samples):
             slots, samples = slots[rows], samples[rows]
@@ -155,29 +156,30 @@ class PromptTable:
         """Everything that can run now and could not before."""
         if not self._readiness.has_changes:
             return []
-        slots, found = self._readiness.pump()
+        slots, chunks = self._readiness.pump()
         if len(slots):
             self._settle(slots)
-        return found
+        return chunks
 
     # --- at the cut -------------------------------------------------------------------------------
 
     def _settle(self, slots: np.ndarray) -> None:
         """Finish, reject or drop the prompts of which every row has come or never will."""
-        done = slots
+        decided = slots
         for node in reversed(self.nodes):  # the last ones are the last to be decided
-            state = self._tables[node.name].state[done]
+            state = self._tables[node.name].state[decided]
             if PENDING in states_in(state):
-                done = done[(state != PENDING).all(axis=1)]
-            if not len(done):
+                decided = decided[(state != PENDING).all(axis=1)]
+            if not len(decided):
                 return
-        self.prompts.move(done, FINISHED)
+        self.prompts.move(decided, FINISHED)
         for node in self.nodes:
             if node.refill:
-                kept = (self._tables[node.name].state[done] == PRESENT).any(axis=1)
-                self.prompts.move(done[~kept], REJECTED)
-        self.prompts.move(done[self.prompts.failed[done]], DROPPED)
-        self._date(done)
+                has_rows = (self._tables[node.name].state[decided] == PRESENT).any(axis=1)
+                self.prompts.move(decided[~has_rows], REJECTED)
+        # After the refilling selects: a prompt that failed counts as dropped, whatever they kept.
+        self.prompts.move(decided[self.prompts.failed[decided]], DROPPED)
+        self._date(decided)
 
     def _date(self, slots: np.ndarray) -> None:
         """Set `begun` to the oldest version that rows of a prompt were made with, if any."""
@@ -186,16 +188,16 @@ class PromptTable:
             if not table.dated:
                 continue
             version = table.version[slots]
-            oldest = np.minimum(
-                oldest, np.where(version == NO_VERSION, _NEWEST, version).min(axis=1)
-            )
+            of_rows = np.where(version == NO_VERSION, _NEWEST, version)
+            oldest = np.minimum(oldest, of_rows.min(axis=1))
         known = oldest != _NEWEST
         self.prompts.begun[slots[known]] = oldest[known]
 
     def oldest(self, slots: np.ndarray) -> tuple[str, int]:
         """The node and version of these prompts' oldest row; ("", NO_VERSION) if none has one."""
-        made = [(table.oldest(slots), name) for name, table in self._tables.items()]
-        version, name = min((m for m in made if m[0] != NO_VERSION), default=(NO_VERSION, ""))
+        oldest = [(table.oldest(slots), name) for name, table in self._tables.items()]
+        dated = [(version, name) for version, name in oldest if version != NO_VERSION]
+        version, name = min(dated, default=(NO_VERSION, ""))
         return name, version
 
     def take(self, slots: np.ndarray) -> None:
@@ -211,8 +213,7 @@ class PromptTable:
         table, slots = self._tables[node], self.prompts.sorted(slots)
         where, samples = (table.state[slots] == PRESENT).nonzero()
         at = slots[where]
-        entry = table.entries(at, samples)
-        block, row = table.block.reshape(-1)[entry], table.row.reshape(-1)[entry]
+        block, row = table.where(at, samples)
         return StepRows(self.prompts.keys(at, samples), block, row)
 
     def versions(self, slots: np.ndarray) -> np.ndarray:
@@ -225,11 +226,12 @@ class PromptTable:
         """
         cut = [name for name in self.cut if name not in self._parts] or self.cut
         widths = {self._tables[name].rows for name in cut}
-        widest = sorted(
-            w for w in widths if not any(other > w and other % w == 0 for other in widths)
-        )
+        narrower = {w for w in widths if any(other > w and other % w == 0 for other in widths)}
         lines = self._lines(slots)
-        return np.concatenate([self._versions_at(slots, width, cut, lines) for width in widest])
+        versions = [
+            self._versions_at(slots, width, cut, lines) for width in sorted(widths - narrower)
+        ]
+        return np.concatenate(versions)
 
     def _lines(self, slots: np.ndarray) -> dict[str, np.ndarray]:
         """int32 [slots, rows] for each node: the oldest version of a row and all it comes from."""
@@ -263,15 +265,15 @@ class PromptTable:
         self, slots: np.ndarray, width: int, cut: Sequence[str], lines: Mapping[str, np.ndarray]
     ) -> np.ndarray:
         """The same, of the nodes at the cut with so many rows a prompt."""
-        there = np.zeros((len(slots), width), dtype=bool)
+        is_there = np.zeros((len(slots), width), dtype=bool)
         oldest = np.full((len(slots), width), _NEWEST, dtype=np.int32)
         for name in cut:
             table, line = self._tables[name], lines[name]
             if table.rows == width:
-                there |= table.state[slots] == PRESENT
+                is_there |= table.state[slots] == PRESENT
             if width % table.rows == 0:
                 oldest = np.minimum(oldest, np.repeat(line, width // table.rows, axis=1))
-        return oldest[there & (oldest != _NEWEST)]
+        return oldest[is_there & (oldest != _NEWEST)]
 
     def retire(self, slots: np.ndarray) -> None:
         """Forget these prompts for good, and release their rows."""
@@ -304,17 +306,17 @@ class PromptTable:
         again. All other rows are made again: returns the source's chunks; `pump` finds the rest.
         """
         slots = self.prompts.slots(RUNNING, FINISHED)
-        gone = {name: table.lies_in(slots, blocks) for name, table in self._tables.items()}
-        harmed = np.zeros(len(slots), dtype=bool)
-        for name in trained & gone.keys():
-            harmed |= gone[name].any(axis=1)
-        found: list[NodeChunk] = []
+        lost = {name: table.lies_in(slots, blocks) for name, table in self._tables.items()}
+        is_harmed = np.zeros(len(slots), dtype=bool)
+        for name in trained & lost.keys():
+            is_harmed |= lost[name].any(axis=1)
+        chunks: list[NodeChunk] = []
         for node in self.nodes:
-            where, samples = np.nonzero(gone[node.name] & ~harmed[:, None])
+            where, samples = np.nonzero(lost[node.name] & ~is_harmed[:, None])
             if len(where):
-                found += self._unmake(node, slots[where], samples)
+                chunks += self._unmake(node, slots[where], samples)
         self._readiness.changed_all()
-        return slots[harmed], found
+        return slots[is_harmed], chunks
 
     def _unmake(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[NodeChunk]:
         table = self._tables[node.name]
@@ -334,8 +336,8 @@ class PromptTable:
         at, samples = slots[slots >= 0], keys.sample[slots >= 0]
         factor = node.rows // node.inner
         state = self._tables[node.name].state[at].reshape(len(at), node.inner, factor)
-        left = (state[np.arange(len(at)), samples] == PENDING).any(axis=1)
-        return self._readiness.reopen(node, at[left], samples[left])
+        is_unmade = (state[np.arange(len(at)), samples] == PENDING).any(axis=1)
+        return self._readiness.reopen(node, at[is_unmade], samples[is_unmade])
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -345,7 +347,9 @@ class PromptTable:
         """Take up a cut; returns (position, attempt) of the prompts that begin again."""
         self.prompts.restore(cut)
         if cut.finished:
-            self.admit([p for p, _, _ in cut.finished], [a for _, _, a in cut.finished], version)
+            positions = [position for position, _, _ in cut.finished]
+            attempts = [attempt for _, _, attempt in cut.finished]
+            self.admit(positions, attempts, version)
             for name, ref in rows.items():
                 self.produced(name, ref)
             slots = self.prompts.slots(RUNNING)
@@ -356,7 +360,7 @@ class PromptTable:
             self.prompts.move(slots, FINISHED)
             self._readiness.settled()
         self.prompts.next = cut.next
-        return [(p, a + 1) for p, _, a in cut.running]
+        return [(position, attempt + 1) for position, _, attempt in cut.running]
 
     def stored(self, node: str) -> StepRows:
         """The rows of a node that belong to finished prompts."""

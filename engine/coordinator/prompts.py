@@ -18,8 +18,8 @@ import numpy as np
 
 from dataflow.arrays import all_true
 from dataflow.batch import Keys
-from engine.coordinator.tables import longer
-from engine.protocol.refs import SourceCut
+from engine.coordinator.tables import lengthen
+from engine.protocol.refs import Key, SourceCut
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
 FIRST_SLOTS = 64
@@ -80,21 +80,21 @@ class PromptStates:
 
     def slots(self, *states: int) -> np.ndarray:
         """Slots in one of these states, in the order of their admission."""
-        some = [state for state in states if self.count[state]]
-        if not some:
+        nonempty = [state for state in states if self.count[state]]
+        if not nonempty:
             return np.zeros(0, dtype=np.int64)
-        there = self.status == some[0]
-        for state in some[1:]:
-            there |= self.status == state
-        slots = there.nonzero()[0]
+        is_in_one = self.status == nonempty[0]
+        for state in nonempty[1:]:
+            is_in_one |= self.status == state
+        slots = is_in_one.nonzero()[0]
         return slots[self.order[slots].argsort(kind="stable")]
 
     def move(self, slots: np.ndarray, state: int) -> None:
         """Put these in another state."""
         self._asked = None
-        left = np.bincount(self.status[slots], minlength=len(self.count))
-        for old, count in enumerate(left.tolist()):
-            self.count[old] -= count
+        counts = np.bincount(self.status[slots], minlength=len(self.count))
+        for old_state, count in enumerate(counts.tolist()):
+            self.count[old_state] -= count
         self.status[slots] = state
         self.count[state] += len(slots)
 
@@ -154,29 +154,32 @@ class PromptStates:
 
     def cut_state(self, again: Sequence[tuple[int, int]]) -> SourceCut:
         """Every position's fate. again: (position, attempt) that wait to be admitted again."""
-        running = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(RUNNING)]
-        waiting = [(p, 0, a - 1) for p, a in again]
-        finished = [(int(self.position[s]), 0, int(self.attempt[s])) for s in self.slots(FINISHED)]
+        # A cut says the last attempt that was admitted: whoever takes it up admits the next one.
+        waiting = [(position, 0, attempt - 1) for position, attempt in again]
         return SourceCut(
             next=self.next,
             watermark=self.watermark,
             retired=tuple(sorted(self._retired)),
-            running=tuple(running + waiting),
-            finished=tuple(finished),
+            running=tuple(self._keys_in(RUNNING) + waiting),
+            finished=tuple(self._keys_in(FINISHED)),
         )
+
+    def _keys_in(self, state: int) -> list[Key]:
+        slots = self.slots(state)
+        positions, attempts = self.position[slots].tolist(), self.attempt[slots].tolist()
+        pairs = zip(positions, attempts, strict=True)
+        return [(position, 0, attempt) for position, attempt in pairs]
 
     def restore(self, cut: SourceCut) -> None:
         """Take up what a cut says of the positions."""
         self.watermark, self._retired = cut.watermark, set(cut.retired)
 
     def _free_slots(self, count: int) -> np.ndarray:
-        found = np.flatnonzero(self.status == FREE)
-        while len(found) < count:
+        while self.count[FREE] < count:
             self._grow(2 * len(self.status))
-            found = np.flatnonzero(self.status == FREE)
-        return found[:count]
+        return np.flatnonzero(self.status == FREE)[:count]
 
     def _grow(self, slots: int) -> None:
         self.count[FREE] += slots - len(self.status)
         for name in ("status", "position", "attempt", "begun", "cohort", "order", "failed"):
-            setattr(self, name, longer(getattr(self, name), slots))
+            setattr(self, name, lengthen(getattr(self, name), slots))

@@ -4,7 +4,7 @@
     heard(event, asked) -> events, instructions    the ranks', as the core has to hear them
 
 Owns: which rank is given which rows, by whom, and when all may begin. Does not own: who is a rank
-(the plan), what becomes of a Step whose rows are lost (coordinator.py). The core knows nothing of
+(the plan), what becomes of a Step whose rows are lost (training.py). The core knows nothing of
 ranks: it tells the first Worker of a node, and hears one Stepped and one Offered from there.
 
 An assignment of a node with ranks goes through these states:
@@ -31,8 +31,9 @@ with rows x ranks, and neither does the work here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import TypeGuard
 
 import numpy as np
@@ -68,10 +69,13 @@ class RankGroups:
     # --- what the core says -----------------------------------------------------------------------
 
     def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
-        """The same, with every m.TrainStep and m.Offer to a rank group made into one a rank."""
+        """Make every TrainStep and Offer to a rank group into one a rank; all else passes."""
         if not self._groups:
             return list(instructions)
-        return [each for instruction in instructions for each in self._told(instruction)]
+        out: list[m.Instruction] = []
+        for instruction in instructions:
+            out += self._told(instruction)
+        return out
 
     def _told(self, instruction: m.Instruction) -> list[m.Instruction]:
         match instruction:
@@ -90,58 +94,66 @@ class RankGroups:
     def _assigned(self, message: m.TrainStep) -> list[m.Instruction]:
         group = self._groups[message.node]
         self._outstanding.ask_all(message, group.workers)
-        of_share = self._shares(message, group)
-        told: list[m.TrainStep] = []
+        rows_by_share = self._shares(message, group)
+        messages: list[m.TrainStep] = []
         for share, ranks in enumerate(group.shares):
-            rows = {name: every[share] for name, every in of_share.items()}
-            own = _share(message, ranks[0], group, rows)
-            told += [own] if len(ranks) == 1 else _given(own, ranks)
-        for each in told:
+            rows = {name: rows_of[share] for name, rows_of in rows_by_share.items()}
+            to_first = _share(message, ranks[0], group, rows)
+            messages += _to_ranks_of_share(to_first, ranks)
+        for each in messages:
             self._await(each)
-        return [*told]
+        return [*messages]
 
     def _await(self, message: m.TrainStep) -> None:
         """A rank may fetch these rows until it has answered."""
-        every = (gather for gathers in message.inputs.values() for gather in gathers)
-        refs = frozenset(ref for gather in every for ref in gather.refs)
-        self._fetching[message.id, message.worker] = refs
+        refs: set[tuple[str, int]] = set()
+        for gather in _gathers(message.inputs):
+            refs.update(gather.refs)
+        self._fetching[message.id, message.worker] = frozenset(refs)
         self._awaited.update(refs)
 
     def _released(self, message: m.Release) -> list[m.Instruction]:
-        """Release what no rank may still fetch."""
-        refs = ((message.worker, block) for block in message.blocks)
-        self._free.update(ref for ref in refs if ref in self._awaited)
-        now = tuple(block for block in message.blocks if (message.worker, block) not in self._free)
-        return [replace(message, blocks=now)] if now else []
+        """Release what no rank may still fetch; the rest once it has answered."""
+        worker = message.worker
+        released: list[int] = []
+        for block in message.blocks:
+            if (worker, block) in self._awaited:
+                self._free.add((worker, block))
+            elif (worker, block) not in self._free:
+                released.append(block)
+        return [replace(message, blocks=tuple(released))] if released else []
 
     def _shares(self, message: m.TrainStep, group: PlannedNode) -> dict[str, list[np.ndarray]]:
         """For each row set, the rows of each share, ascending. Each set is split by itself."""
-        keys = {ROWS: message.keys} | {name: own.keys for name, own in message.others.items()}
-        count, found = len(group.shares), dict[str, list[np.ndarray]]()
+        keys_of = {ROWS: message.keys}
+        keys_of |= {name: own_rows.keys for name, own_rows in message.others.items()}
+        count = len(group.shares)
+        rows_by_share: dict[str, list[np.ndarray]] = {}
         for name, inputs in group.row_sets.items():
-            if name in keys:
-                there = (i.name for i in inputs if i.name in message.inputs)
-                gathers = {i: message.inputs[i] for i in there}
-                found[name] = grouped(self._split(keys[name], gathers, count), count)
-        return found
+            if name not in keys_of:
+                continue
+            gathers = {i.name: message.inputs[i.name] for i in inputs if i.name in message.inputs}
+            share = self._split(keys_of[name], gathers, count)
+            rows_by_share[name] = grouped(share, count)
+        return rows_by_share
 
     def _split(
         self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], count: int
     ) -> np.ndarray:
         """int64 [rows]: the share of each row."""
         tokens = np.zeros(len(keys), dtype=np.int64)
-        for gather in (g for gathers in inputs.values() for g in gathers):
+        for gather in _gathers(inputs):
             np.maximum(tokens, self._tokens(gather), out=tokens)
         return shares(keys.position, tokens, count)
 
     def _tokens(self, gather: Gather) -> np.ndarray:
         """int64 [rows]: tokens of each row that is gathered; 0 in a block that nobody weighed."""
-        found = np.zeros(len(gather.block), dtype=np.int64)
-        known = np.array([ref in self._lengths for ref in gather.refs], dtype=bool)
-        blocks = [self._lengths.get(ref, found[:0]) for ref in gather.refs]
-        there = known[gather.block]
-        found[there] = values_at(blocks, gather.block[there], gather.row[there])
-        return found
+        tokens = np.zeros(len(gather.block), dtype=np.int64)
+        is_weighed = np.array([ref in self._lengths for ref in gather.refs], dtype=bool)
+        lengths = [self._lengths.get(ref, tokens[:0]) for ref in gather.refs]
+        weighed = is_weighed[gather.block]
+        tokens[weighed] = values_at(lengths, gather.block[weighed], gather.row[weighed])
+        return tokens
 
     # --- what the world says ----------------------------------------------------------------------
 
@@ -159,34 +171,37 @@ class RankGroups:
                 if isinstance(event, m.Produced) and event.node in self._weighed:
                     self.kept((event.ref,))
             case m.Prepared():
-                return [], [*self._answered(event), *self._prepared(asked)]
+                released = self._answered(event)
+                return [], released + self._prepared(asked)
             case m.Stepped() if event.node in self._groups:
                 return self._stepped(event, asked), []
             case m.FetchFailed() if asked is not None and self._is_group(asked.task):
                 return self._dropped(event, asked), self._answered(event)
             case m.Offered() if asked is not None and event.worker != asked.task.worker:
                 # All ranks took part, but only the first one's block counts.
-                spare: list[m.Instruction] = [m.Release(worker=event.worker, blocks=(event.block,))]
-                return [], spare if event.block >= 0 else []
+                if event.block < 0:
+                    return [], []
+                return [], [m.Release(worker=event.worker, blocks=(event.block,))]
             case m.WorkerLost():
                 self.lost(event.worker)
         return [event], []
 
     def _dropped(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
         """A rank cannot fetch its rows: the core hears the first one that says so."""
-        first = asked.wanted
+        is_first = asked.wanted
         self._lacking.pop(event.id, None)
         self._outstanding.give_up(asked)
-        return [event] if first else []
+        return [event] if is_first else []
 
     def _stepped(self, event: m.Stepped, asked: Pending | None) -> list[m.Event]:
         """The core hears of the last one, as if the first rank said it."""
-        ended = asked is not None and not asked.parts
-        return [replace(event, worker=self._groups[event.node].workers[0])] if ended else []
+        if asked is None or asked.parts:
+            return []
+        return [replace(event, worker=self._groups[event.node].workers[0])]
 
     def lost(self, worker: str) -> None:
         """A Worker is gone, with its blocks."""
-        self._lengths = {at: found for at, found in self._lengths.items() if at[0] != worker}
+        self._lengths = {ref: tokens for ref, tokens in self._lengths.items() if ref[0] != worker}
         self._free = {ref for ref in self._free if ref[0] != worker}
 
     def _is_group(self, task: m.Task) -> TypeGuard[m.TrainStep]:
@@ -196,12 +211,12 @@ class RankGroups:
         """A rank has fetched its rows, or dropped them: release the blocks that only it kept."""
         refs = self._fetching.pop((event.id, event.worker), frozenset())
         self._awaited.subtract(refs)
-        gone = {ref for ref in refs if not self._awaited[ref]}
-        for ref in gone:
+        unread = {ref for ref in refs if not self._awaited[ref]}
+        for ref in unread:
             del self._awaited[ref]
-        done = self._free & gone
-        self._free -= done
-        return [m.Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
+        released = self._free & unread
+        self._free -= released
+        return [m.Release(worker=worker, blocks=(block,)) for worker, block in sorted(released)]
 
     def _prepared(self, asked: Pending | None) -> list[m.Instruction]:
         """Once all ranks are prepared, they begin."""
@@ -217,26 +232,40 @@ class RankGroups:
         """Whether a rank is not prepared yet. All are looked at only when the one that was seen
         last has become so: ranks answer in about the order in which they are told.
         """
-        parts, seen = asked.parts, self._lacking.get(asked.task.id, "")
-        if parts.get(seen, "prepared") == "prepared":
-            seen = next((rank for rank in reversed(parts) if parts[rank] != "prepared"), "")
-            self._lacking[asked.task.id] = seen
-        return bool(seen)
+        parts = asked.parts
+        late_rank = self._lacking.get(asked.task.id, "")
+        if parts.get(late_rank, "prepared") == "prepared":
+            late_ranks = (rank for rank in reversed(parts) if parts[rank] != "prepared")
+            late_rank = next(late_ranks, "")
+            self._lacking[asked.task.id] = late_rank
+        return bool(late_rank)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
         lines = []
         for asked in self._outstanding.of(m.TrainStep):
             if self._is_group(asked.task):
-                begun = "begun" in asked.parts.values()
-                lacks = "ended their updates" if begun else "fetched their rows"
-                left = sorted(rank for rank, part in asked.parts.items() if part != "prepared")
-                lines.append(f"{asked.task.node}: ranks {', '.join(left)} have not {lacks} yet")
+                lines.append(f"{asked.task.node}: {_what_ranks_lack(asked)}")
         return lines
 
 
+def _what_ranks_lack(asked: Pending) -> str:
+    late = sorted(rank for rank, part in asked.parts.items() if part != "prepared")
+    have_begun = "begun" in asked.parts.values()
+    lacking = "ended their updates" if have_begun else "fetched their rows"
+    return f"ranks {', '.join(late)} have not {lacking} yet"
+
+
 def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:
-    return frozenset(fetch.producer for node in nodes for i in node.inputs for fetch in i.fetches)
+    producers: set[str] = set()
+    for node in nodes:
+        for i in node.inputs:
+            producers.update(fetch.producer for fetch in i.fetches)
+    return frozenset(producers)
+
+
+def _gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> Iterator[Gather]:
+    return chain.from_iterable(inputs.values())
 
 
 def _share(
@@ -245,34 +274,38 @@ def _share(
     """What one rank is told: the keys and gathers of its own rows of each set, and where these are
     among how many.
     """
-    sets = {i.name: i.row_set for i in group.inputs}
-    inputs = {
-        name: tuple(_part(gather, rows[sets.get(name, ROWS)]) for gather in gathers)
-        for name, gathers in message.inputs.items()
-    }
-    others = {name: _own(own.keys, rows[name]) for name, own in message.others.items()}
-    own = _own(message.keys, rows[ROWS])
+    row_set_of = {i.name: i.row_set for i in group.inputs}
+    inputs: dict[str, tuple[Gather, ...]] = {}
+    for name, gathers in message.inputs.items():
+        rows_of_input = rows[row_set_of.get(name, ROWS)]
+        inputs[name] = tuple(_part(gather, rows_of_input) for gather in gathers)
+    node_rows = _own_rows(message.keys, rows[ROWS])
     return replace(
         message,
         worker=worker,
-        keys=own.keys,
-        mine=own.mine,
-        total=own.total,
+        keys=node_rows.keys,
+        mine=node_rows.mine,
+        total=node_rows.total,
         inputs=inputs,
-        others=others,
+        others={name: _own_rows(rest.keys, rows[name]) for name, rest in message.others.items()},
     )
 
 
-def _own(keys: Keys, rows: np.ndarray) -> OwnRows:
+def _own_rows(keys: Keys, rows: np.ndarray) -> OwnRows:
     """These rows of a set with all of these keys."""
     return OwnRows(keys=keys.take(rows), mine=rows, total=len(keys))
 
 
-def _given(message: m.TrainStep, ranks: tuple[str, ...]) -> list[m.TrainStep]:
-    """What the ranks of one share are told: the first fetches, and gives the others its rows."""
-    message = replace(message, giver=message.worker)
-    nothing: dict[str, tuple[Gather, ...]] = dict.fromkeys(message.inputs, ())
-    return [message, *(replace(message, worker=rank, inputs=nothing) for rank in ranks[1:])]
+def _to_ranks_of_share(message: m.TrainStep, ranks: tuple[str, ...]) -> list[m.TrainStep]:
+    """What the ranks of one share are told: the first fetches, and gives the others its rows.
+    message: the first one's, as if it were alone.
+    """
+    if len(ranks) == 1:
+        return [message]
+    to_first = replace(message, giver=message.worker)
+    no_gathers: dict[str, tuple[Gather, ...]] = dict.fromkeys(message.inputs, ())
+    to_others = (replace(to_first, worker=rank, inputs=no_gathers) for rank in ranks[1:])
+    return [to_first, *to_others]
 
 
 def _part(gather: Gather, rows: np.ndarray) -> Gather:

@@ -24,10 +24,10 @@ from engine.coordinator.tables import (
     PENDING,
     PRESENT,
     RowTable,
-    by_prompt,
     input_state,
-    longer,
+    lengthen,
     read_by,
+    split_by_prompt,
     states_in,
 )
 from engine.plan.plan import PlannedNode
@@ -94,10 +94,10 @@ class Readiness:
         """Another chunk is to make these rows: returns the source's; `pump` finds the others."""
         if node.relation == "source":
             prompts = self._prompts.sorted(np.unique(at))
-            ready = NodeChunk(
-                node, self._prompts.keys(prompts, np.zeros(len(prompts), dtype=np.int64)), {}
-            )
-            return [ready] if len(prompts) else []
+            if not len(prompts):
+                return []
+            samples = np.zeros(len(prompts), dtype=np.int64)
+            return [NodeChunk(node, self._prompts.keys(prompts, samples), {})]
         self._issued[node.name][at, samples] = False
         self._dirty.update(at.tolist())
         self._touched.update(node.gates)
@@ -111,11 +111,12 @@ class Readiness:
             self._dirty.difference_update(slots.tolist())
         if self._waits:
             gone = set(slots.tolist())
-            self._waits = {k: slot for k, slot in self._waits.items() if slot not in gone}
+            waits = ((cohort, slot) for cohort, slot in self._waits.items() if slot not in gone)
+            self._waits = dict(waits)
 
     def grow(self, slots: int) -> None:
         """Room for this many slots."""
-        self._issued = {name: longer(old, slots) for name, old in self._issued.items()}
+        self._issued = {name: lengthen(old, slots) for name, old in self._issued.items()}
 
     # --- what can begin ---------------------------------------------------------------------------
 
@@ -125,12 +126,14 @@ class Readiness:
         """
         slots = np.array([*self._dirty], dtype=np.int64)
         slots = self._prompts.sorted(slots[self._prompts.status[slots] == RUNNING])
-        found: list[NodeChunk] = []
-        for node in self._nodes[1:] if len(slots) else ():
+        chunks: list[NodeChunk] = []
+        nodes = self._nodes[1:] if len(slots) else ()
+        # In running order: a node that passes absent rows on touches itself, for those below it.
+        for node in nodes:
             if not self._touched.isdisjoint(self._gates[node.name]):
-                found += self._ready(node, slots)
+                chunks += self._ready(node, slots)
         self.settled()
-        return slots, found
+        return slots, chunks
 
     @property
     def has_changes(self) -> bool:
@@ -140,11 +143,11 @@ class Readiness:
     def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
         """The chunks of a node that can begin, now that rows of these prompts are decided."""
         state = self._input_state(node, slots)
-        there = states_in(state)
-        if ABSENT in there:
+        states = states_in(state)
+        if ABSENT in states:
             self._pass_on_absent(node, slots, state)
         cohorts = node.chunking == "cohort"
-        if PENDING in there and (cohorts or node.scope == "group"):
+        if PENDING in states and (cohorts or node.scope == "group"):
             decided = (state != PENDING).all(axis=1)
             slots, state = slots[decided], state[decided]
         if not len(slots):
@@ -215,7 +218,7 @@ class Readiness:
             yield self._chunk(node, at, samples)
             return
         tokens = self._blocks.tokens(self._chunk(node, at, samples).inputs, len(at))
-        for rows in by_prompt(self._prompts.position[at], tokens, node.chunks):
+        for rows in split_by_prompt(self._prompts.position[at], tokens, node.chunks):
             yield self._chunk(node, at[rows], samples[rows])
 
     def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> NodeChunk:

@@ -48,17 +48,24 @@ class Recovery:
             return
         inbox = self._inboxes[event.worker]
         for each in inbox.take(event.epoch, event.number, event.event):
+            # The event before may have ended its sender: then the rest counts no more (0036).
             if not self.counts(event):
                 return
             if isinstance(each, Spilled):
-                (self._spilling.add if each.nbytes else self._spilling.discard)(each.worker)
+                self._note_spilled(each)
             yield each
+
+    def _note_spilled(self, event: Spilled) -> None:
+        if event.nbytes:
+            self._spilling.add(event.worker)
+        else:
+            self._spilling.discard(event.worker)
 
     def counts(self, message: Event | From) -> bool:
         """Whether the process that says this has not been ended meanwhile."""
-        return not isinstance(message, From) or (
-            self._inboxes[message.worker].epoch == message.epoch
-        )
+        if not isinstance(message, From):
+            return True
+        return self._inboxes[message.worker].epoch == message.epoch
 
     @property
     def spilling(self) -> bool:
@@ -68,6 +75,7 @@ class Recovery:
     def lost(self, event: WorkerLost) -> bool:
         """A Worker is gone; False if that is known, or a later incarnation is there."""
         inbox = self._inboxes[event.worker]
+        # The same end may be told twice, or once the next incarnation has begun.
         if event.epoch != inbox.epoch:
             return False
         inbox.close()

@@ -21,17 +21,23 @@ from engine.plan.plan import PlannedInput, PlannedNode
 
 def uppers(nodes: Sequence[PlannedNode]) -> dict[str, tuple[PlannedNode, ...]]:
     """For each node that reduces or concatenates: the nodes that those rows come from."""
-    named = {n.name: n for n in nodes}
+    by_name = {n.name: n for n in nodes}
     above: dict[str, frozenset[str]] = {}
-    found = {}
+    """Node -> all nodes that it stands on."""
+    uppers_of: dict[str, tuple[PlannedNode, ...]] = {}
     for node in nodes:
-        gates = [g for g in node.gates if g in named]
-        above[node.name] = frozenset(gates).union(*(above[g] for g in gates))
-        of = [i.gate for i in node.inputs if i.fan_in or i.width]
-        if of:
-            uppers_of = frozenset(of).union(*(above[gate] for gate in of))
-            found[node.name] = tuple(named[name] for name in sorted(uppers_of))
-    return found
+        gates = [gate for gate in node.gates if gate in by_name]
+        above[node.name] = _with_above(gates, above)
+        own_rows_from = [i.gate for i in node.inputs if i.fan_in or i.width]
+        if own_rows_from:
+            names = sorted(_with_above(own_rows_from, above))
+            uppers_of[node.name] = tuple(by_name[name] for name in names)
+    return uppers_of
+
+
+def _with_above(gates: Sequence[str], above: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """These nodes, and all that they stand on."""
+    return frozenset(gates).union(*(above[gate] for gate in gates))
 
 
 def reduced_state(
@@ -46,36 +52,40 @@ def reduced_state(
     if none is left; ABSENT where the prompt is dropped. unmade: as in `tables.input_state`.
     """
     gate = tables[i.gate].state[slots]
-    found = _each(np.where(gate == PENDING, PENDING, PRESENT), i.fan_in)
-    for fetch in i.fetches if unmade else ():
-        held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
-        lacks = (gate == PRESENT) & (held == PENDING)
-        found = np.minimum(found, _each(np.where(lacks, PENDING, PRESENT), i.fan_in))
+    state = _least_below(np.where(gate == PENDING, PENDING, PRESENT), i.fan_in)
+    fetches = i.fetches if unmade else ()
+    for fetch in fetches:
+        fetched = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
+        lacks_bytes = (gate == PRESENT) & (fetched == PENDING)
+        bytes_state = np.where(lacks_bytes, PENDING, PRESENT)
+        state = np.minimum(state, _least_below(bytes_state, i.fan_in))
     gone = dropped(tables, slots, above)
-    return np.where(gone[:, None] & (found == PRESENT), np.uint8(ABSENT), found)
+    return np.where(gone[:, None] & (state == PRESENT), np.uint8(ABSENT), state)
 
 
 def dropped(
     tables: Mapping[str, RowTable], slots: np.ndarray, above: Sequence[PlannedNode]
 ) -> np.ndarray:
     """Boolean [slots]: prompts that one of these nodes gave up, or kept nothing of and refills."""
-    found = np.zeros(len(slots), dtype=bool)
+    is_dropped = np.zeros(len(slots), dtype=bool)
     for node in above:
-        found |= tables[node.name].given_up[slots]
+        table = tables[node.name]
+        is_dropped |= table.given_up[slots]
         if node.refill:
-            found |= (tables[node.name].state[slots] == ABSENT).all(axis=1)
-    return found
+            is_dropped |= (table.state[slots] == ABSENT).all(axis=1)
+    return is_dropped
 
 
-def _each(state: np.ndarray, fan_in: int) -> np.ndarray:
+def _least_below(state: np.ndarray, fan_in: int) -> np.ndarray:
     """The least state of the descendants of each row."""
     return state.reshape(len(state), -1, fan_in).min(axis=2).astype(np.uint8)
 
 
-def descendants(
+def find_descendants(
     table: RowTable, fan_in: int, at: np.ndarray, samples: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(row, sample) of each descendant that is there: the index of its row, and its sample."""
     below = samples[:, None] * fan_in + np.arange(fan_in)
-    owner, which = np.nonzero(table.state[at[:, None], below] == PRESENT)
+    is_there = table.state[at[:, None], below] == PRESENT
+    owner, which = is_there.nonzero()
     return owner, below[owner, which]

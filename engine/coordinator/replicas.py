@@ -14,7 +14,7 @@
     given up       -                                          -
 
 Owns: how many are wanted, and these states. Does not own: what a Worker that ends takes with it
-(coordinator.py), weights of one that has opened (versions.py), the rule for more or fewer
+(losses.py), weights of one that has opened (versions.py), the rule for more or fewer
 (replica_scaling.py).
 
 A replica that leaves gets no further chunk, and has `grace` seconds: what it still does or keeps
@@ -133,8 +133,9 @@ class Replicas:
         self._trained = 0.0
         """Seconds of this Step below the cut."""
         self._now: float | None = None
-        for group in self.groups if settings.scaling == "most" else ():
-            group.scale(len(group.workers))
+        if settings.scaling == "most":
+            for group in self.groups:
+                group.scale(len(group.workers))
 
     # --- what is wanted ---------------------------------------------------------------------------
 
@@ -228,11 +229,11 @@ class Replicas:
         more = group.coming - group.wanted
         if more <= 0:
             return
-        may = [w for w in reversed(group.workers) if w in group.movable]
-        coming = [w for w in may if group.state[w] == "joining"]
-        there = [w for w in may if group.state[w] == "present"]
-        for worker in (*coming, *there)[:more]:
-            if worker in coming:
+        may_leave = [w for w in reversed(group.workers) if w in group.movable]
+        joining = [w for w in may_leave if group.state[w] == "joining"]
+        present = [w for w in may_leave if group.state[w] == "present"]
+        for worker in (joining + present)[:more]:
+            if worker in joining:
                 group.end(worker)
                 yield worker
             else:
@@ -243,7 +244,8 @@ class Replicas:
         short = group.wanted - group.coming
         if short <= 0:
             return
-        for worker in [w for w in group.are("leaving") if w not in group.going][:short]:
+        may_stay = [w for w in group.are("leaving") if w not in group.going]
+        for worker in may_stay[:short]:
             group.moves(worker, "present")
             del group.ends[worker]
             short -= 1
@@ -260,11 +262,12 @@ class Replicas:
 
     def passes(self, now: float) -> None:
         """Note the time, and what it was spent on."""
-        seconds = now - (now if self._now is None else self._now)
+        seconds = 0.0 if self._now is None else now - self._now
         self._now = now
         for group in self.groups:
             group.work += seconds * group.working
-        self._trained += seconds if self.training else 0.0
+        if self.training:
+            self._trained += seconds
 
     def runs(self, node: str, worker: str, more: int) -> None:
         """A Worker has a chunk of this node more (1), or less (-1)."""
@@ -278,20 +281,20 @@ class Replicas:
         """A Step is trained: decide whether there should be more or fewer. Returns its metrics."""
         for group in self.groups:
             if self._settings.scaling == "balance" and group.steady:
-                there = group.wanted
-                more = group.rule.after_step(there, group.work / there, self._trained)
-                group.scale(there + more)
-            group.work, group.changed = 0.0, bool(group.count["joining"] or group.count["leaving"])
+                count = group.wanted
+                more = group.rule.after_step(count, group.work / count, self._trained)
+                group.scale(count + more)
+            group.work = 0.0
+            group.changed = bool(group.count["joining"] or group.count["leaving"])
         self._trained = 0.0
         return {METRIC + node: float(group.count["present"]) for node, group in self._node.items()}
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
-        lines = [
-            f"{group.nodes[0].name}: no replica of it is there"
-            for group in self.groups
-            if not (group.count["present"] or group.count["leaving"])
-        ]
+        lines = []
+        for group in self.groups:
+            if not (group.count["present"] or group.count["leaving"]):
+                lines.append(f"{group.nodes[0].name}: no replica of it is there")
         for worker, group in self._of.items():
             if group.state[worker] == "joining":
                 lines.append(f"worker {worker}: is to join, and has not opened yet")
@@ -305,16 +308,19 @@ def _groups(plan: Plan, on_able: Callable[[str], None]) -> list[_Replicas]:
     by_workers: dict[tuple[str, ...], list[PlannedNode]] = {}
     for node in elastic_nodes(plan):
         by_workers.setdefault(node.workers, []).append(node)
-    may, spare = movable_workers(plan), frozenset(plan.spare)
-    return [
-        _Replicas(
+    may_move = movable_workers(plan)
+    groups = []
+    for workers, nodes in by_workers.items():
+        state: dict[str, _State] = dict.fromkeys(workers, "present")
+        state |= dict.fromkeys(state.keys() & plan.spare, "absent")
+        group = _Replicas(
             nodes=nodes,
             workers=workers,
             least=least_replicas(plan, nodes[0]),
-            movable=may.intersection(workers),
+            movable=may_move.intersection(workers),
             wanted=least_replicas(plan, nodes[0]),
-            state={w: "absent" if w in spare else "present" for w in workers},
+            state=state,
             on_able=on_able,
         )
-        for workers, nodes in by_workers.items()
-    ]
+        groups.append(group)
+    return groups

@@ -1,8 +1,8 @@
-"""All training sources of a run: their tables and their credit, as one.
+"""The stream region: all training sources of a run, their tables and their credit, as one.
 
 Owns: what is asked of every source at once: is there a Step, what is lost, what goes into a
 checkpoint, how much was dropped. Does not own: one source's prompts (prompt_table.py) or credit
-(admission.py), nor when any of this is asked (coordinator.py).
+(admission.py), nor when any of this is asked (course.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
 from engine.coordinator.settings import Restored, Settings
 from engine.plan.lag import lag_metrics
-from engine.plan.plan import Plan, PlannedSource
-from engine.protocol.messages import Checkpoint, Tombstoned
-from engine.protocol.refs import Gather
+from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.protocol.messages import Checkpoint, Task, Tombstoned
+from engine.protocol.refs import Gather, Key, Ref
 
 
 class Sources:
@@ -32,9 +32,8 @@ class Sources:
         self._plan = plan
         self._settings = settings
         self._blocks = blocks
-        self._trained = frozenset(
-            n.name for n in plan.nodes if any(use.trained for use in n.models)
-        )
+        trained = (n.name for n in plan.nodes if any(use.trained for use in n.models))
+        self._trained = frozenset(trained)
         """Nodes whose rows change with the weights."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
         self.tables = {s.name: _table(plan, s, blocks) for s in plan.sources}
@@ -76,20 +75,30 @@ class Sources:
 
     def metrics(self, taken: Mapping[str, np.ndarray], version: int) -> dict[str, float]:
         """Of a Step that starts from this version, with these slots."""
-        made = np.concatenate([self.tables[name].versions(slots) for name, slots in taken.items()])
+        versions = [self.tables[name].versions(slots) for name, slots in taken.items()]
         admissions = self.admissions.values()
         return {
-            **lag_metrics(version, made),
-            "data/prompts": float(sum(len(s) for s in taken.values())),
+            **lag_metrics(version, np.concatenate(versions)),
+            "data/prompts": float(sum(len(slots) for slots in taken.values())),
             "data/dropped": float(sum(a.dropped for a in admissions)),
             "data/overlong": float(sum(a.overlong for a in admissions)),
             "data/admitted": float(sum(a.admitted for a in admissions)),
         }
 
-    # --- failures and losses ----------------------------------------------------------------------
+    # --- the verbs of a region --------------------------------------------------------------------
 
-    def drop(self, source: str, event: Tombstoned) -> str:
+    def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
+        """As in RunRegion."""
+        node = chunk.node
+        return self.tables[node.source].produced(node.name, ref)
+
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
+        """As in RunRegion."""
+        return self.tables[chunk.node.source].closed(chunk.node, chunk.keys)
+
+    def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
+        source = node.source
         if not self.tables[source].drop(event.node, event.key[0], event.key[2]):
             return ""
         first = f"{self._plan.place(event.node)} row {event.key}: {event.error}"
@@ -125,19 +134,29 @@ class Sources:
         what = f"{given_up} of {admitted} prompts were given up; the first: {self._first_dropped}"
         return f"the data has ended without a Step: {what}"
 
-    def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
+    def tell_again(self, task: Task) -> None:
+        """Nothing is told again: the stream has no task but its chunks."""
+        del task
+
+    def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
+        """As in RunRegion."""
+        return self.tables[chunk.node.source].unissue(chunk.node, chunk.keys)
+
+    def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """These blocks are gone. Prompts with lost rows of a trained Model begin again, as its
         weights have changed; other rows are made again. Returns the sources' chunks.
         """
-        found: list[NodeChunk] = []
+        chunks: list[NodeChunk] = []
+        # Those of a synchronous source are made again by the chunks that made them: its weights
+        # have not moved on since (decision 0009).
         for name in self.late:
             slots, ready = self.tables[name].lose(blocks, trained=self._trained)
             self.admissions[name].begin_again(slots)
-            found += ready
-        return found
+            chunks += ready
+        return chunks
 
     def abandon(self) -> None:
-        """The run is over: give up all prompts."""
+        """As in RunRegion."""
         for admission in self.admissions.values():
             admission.abandon()
 
@@ -147,7 +166,9 @@ class Sources:
         """The cut as of now; None while a row that goes into it is missing."""
         rows: dict[str, tuple[Keys, Gather]] = {}
         for table in self.tables.values():
-            for node in table.nodes if table.prompts.count[FINISHED] else ():
+            if not table.prompts.count[FINISHED]:
+                continue
+            for node in table.nodes:
                 stored = table.stored(node.name)
                 reading = self._blocks.reading(node.name, (), stored.block, stored.row)
                 if not dispatch.there(reading.numbers):
@@ -172,5 +193,8 @@ class Sources:
 def _table(plan: Plan, source: PlannedSource, blocks: Blocks) -> PromptTable:
     nodes = [n for n in plan.nodes if n.region == "stream" and n.source == source.name]
     above = {n.name for n in nodes}
-    cut = [gate for n in plan.nodes if n.region == "step" for gate in n.gates if gate in above]
+    cut: list[str] = []
+    for node in plan.nodes:
+        if node.region == "step":
+            cut += [gate for gate in node.gates if gate in above]
     return PromptTable(source.name, nodes, cut, blocks)

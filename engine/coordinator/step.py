@@ -1,7 +1,7 @@
 """One Step under way: the rows that the intake took, and the nodes below the cut.
 
 Owns: which step-region node may run on them next, and the order of the train nodes. Does
-not own: what comes before (prompt_table.py) or after (coordinator.py).
+not own: what comes before (prompt_table.py) or after (course.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.coordinator.blocks import Blocks, Reading
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.concat_rows import keys_beside, shifted
 from engine.coordinator.prompt_table import PromptTable
-from engine.coordinator.tables import StepRows, by_prompt
+from engine.coordinator.tables import StepRows, split_by_prompt
 from engine.plan.plan import PlannedInput, PlannedNode
 from engine.protocol.refs import Key, Ref
 
@@ -51,17 +51,18 @@ class StepRun:
 
     def ready(self) -> list[NodeChunk]:
         """Nodes that can newly run; one without any row is done at once."""
-        found: list[NodeChunk] = []
+        chunks: list[NodeChunk] = []
         moved = True
         while moved:
             moved = False
             for node in list(self._waiting.values()):
                 if all(self._known(i.gate) for i in node.inputs):
-                    moved |= self._start(node, found)
-        return found
+                    moved |= self._start(node, chunks)
+        return chunks
 
-    def _start(self, node: PlannedNode, found: list[NodeChunk]) -> bool:
-        """Start a node whose inputs are there; returns whether it is done already, having no row.
+    def _start(self, node: PlannedNode, chunks: list[NodeChunk]) -> bool:
+        """Start a node whose inputs are there: its chunks join `chunks`. Returns whether it is done
+        already, having no row.
 
         Its rows are cut into as many chunks of whole prompts as the plan says, of about as many
         tokens; a node of batch scope sees them all at once.
@@ -76,14 +77,16 @@ class StepRun:
         self._parts[node.name] = []
         self._expected[node.name] = keys
         for part in parts:
-            found.append(NodeChunk(node, part, *self.inputs(node.inputs, part)))
+            inputs, holds = self.inputs(node.inputs, part)
+            chunks.append(NodeChunk(node, part, inputs, holds))
         return False
 
     def _parted(self, node: PlannedNode, keys: Keys) -> list[Keys]:
         if node.scope == "batch" or node.chunks == 1:
             return [keys]
-        tokens = self._blocks.tokens(self.inputs(node.inputs, keys)[0], len(keys))
-        return [keys.take(rows) for rows in by_prompt(keys.position, tokens, node.chunks)]
+        inputs, _ = self.inputs(node.inputs, keys)
+        tokens = self._blocks.tokens(inputs, len(keys))
+        return [keys.take(rows) for rows in split_by_prompt(keys.position, tokens, node.chunks)]
 
     def next_train(self) -> PlannedNode | None:
         """The train node whose turn it is; None while others run, or when all are trained."""
@@ -107,6 +110,8 @@ class StepRun:
         """Rows of a step-region node have come; returns the block's number. fresh: which of them
         come for the first time (None: all).
         """
+        # Of a chunk that runs again, the rows that came before count where they first lay: the
+        # blocks move to where they are now (dispatch.py).
         rows = np.arange(len(ref.keys)) if fresh is None else np.flatnonzero(fresh)
         number = self._blocks.add(ref, len(rows))
         if len(rows):
@@ -124,8 +129,8 @@ class StepRun:
         expected = self._expected.pop(node.name)
         if node.relation == "subset" or len(rows.keys) == len(expected):
             return None
-        came = set(rows.keys.rows())
-        return next((key for key in expected.rows() if key not in came), None)
+        arrived = set(rows.keys.rows())
+        return next((key for key in expected.rows() if key not in arrived), None)
 
     def keys(self, inputs: Sequence[PlannedInput]) -> Keys:
         """The rows that every input has, sorted; of a parent input, the ancestor counts. Reduced
@@ -133,9 +138,10 @@ class StepRun:
         """
         if any(i.width for i in inputs):
             return keys_beside(inputs, {i.gate: self.rows(i.gate).keys for i in inputs})
-        own = [i for i in inputs if not i.fan_in]
-        keys = self.rows(next(i.gate for i in own if i.ratio == 1)).keys
-        for i in own:
+        unreduced = [i for i in inputs if not i.fan_in]
+        own_gate = next(i.gate for i in unreduced if i.ratio == 1)
+        keys = self.rows(own_gate).keys
+        for i in unreduced:
             keys = self.rows(i.gate).having(keys, i.ratio)
         return keys
 
@@ -143,18 +149,18 @@ class StepRun:
         self, inputs: Sequence[PlannedInput], keys: Keys
     ) -> tuple[dict[str, tuple[Reading, ...]], frozenset[int]]:
         """What to gather for each input for these rows, and the numbers of the blocks read."""
-        found: dict[str, tuple[Reading, ...]] = {}
+        readings_of: dict[str, tuple[Reading, ...]] = {}
         holds: set[int] = set()
         for i in inputs:
             readings = []
-            wanted, owners = self._rows_for(i, keys)
+            input_keys, owners = self._rows_for(i, keys)
             for fetch in i.fetches:
-                block, row = self.rows(fetch.producer).find(wanted, fetch.ratio)
+                block, row = self.rows(fetch.producer).find(input_keys, fetch.ratio)
                 reading = self._blocks.reading(fetch.producer, fetch.columns, block, row, owners)
                 readings.append(reading)
                 holds.update(reading.numbers)
-            found[i.name] = tuple(readings)
-        return found, frozenset(holds)
+            readings_of[i.name] = tuple(readings)
+        return readings_of, frozenset(holds)
 
     def _rows_for(self, i: PlannedInput, keys: Keys) -> tuple[Keys, Keys | None]:
         """The rows of an input for these keys; where it has rows of its own, the key that each is
@@ -163,7 +169,9 @@ class StepRun:
         if i.width:
             mine = keys.take(i.within(keys.sample))
             return shifted(mine, -i.offset), mine
-        return self.rows(i.gate).below(keys, i.fan_in) if i.fan_in else (keys, None)
+        if i.fan_in:
+            return self.rows(i.gate).below(keys, i.fan_in)
+        return keys, None
 
     def rows(self, node: str) -> StepRows:
         """The rows of any node within this Step."""
@@ -174,9 +182,12 @@ class StepRun:
 
     def release(self) -> None:
         """Release the rows that the step-region nodes made."""
-        made = [rows for name, rows in self._rows.items() if name not in self._table_of]
-        for rows in [*made, *(part for parts in self._parts.values() for part in parts)]:
-            self._blocks.drop(rows.block)
+        for name, rows in self._rows.items():
+            if name not in self._table_of:  # those of the stream are the prompts'
+                self._blocks.drop(rows.block)
+        for parts in self._parts.values():
+            for rows in parts:
+                self._blocks.drop(rows.block)
 
     def waiting(self) -> list[str]:
         """For the watchdog: what the Step still waits for, in words."""

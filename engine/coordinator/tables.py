@@ -15,7 +15,7 @@ import numpy as np
 
 from dataflow.arrays import all_true, any_true, same_array
 from dataflow.batch import Keys
-from engine.coordinator.balance import balanced
+from engine.coordinator.balance import split_evenly
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 from engine.protocol.grouping import grouped
@@ -75,6 +75,13 @@ class RowTable:
         """
         return slots * self.rows + samples
 
+    def where(
+        self, slots: np.ndarray, samples: np.ndarray, ratio: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(block, row) of each of these rows; with a ratio, of its ancestor row."""
+        entry = self.entries(slots, samples // ratio if ratio > 1 else samples)
+        return self.block.reshape(-1)[entry], self.row.reshape(-1)[entry]
+
     def put_one(self, slot: int, sample: int, number: int, version: int) -> bool:
         """The one row of a block has come; False, and nothing changes, where it is not awaited."""
         if self.state[slot, sample] != PENDING:
@@ -97,12 +104,12 @@ class RowTable:
 
     def clear(self, slots: np.ndarray) -> np.ndarray:
         """Forget these slots; returns the blocks of the rows that had come, one entry a row."""
-        had = self.block[slots]
+        blocks = self.block[slots]
         self.state[slots] = PENDING
         self.block[slots] = NO_BLOCK
         self.version[slots] = NO_VERSION
         self.given_up[slots] = False
-        return had[had != NO_BLOCK]
+        return blocks[blocks != NO_BLOCK]
 
 
 def states_in(state: np.ndarray) -> bytes:
@@ -128,22 +135,27 @@ def input_state(
     input that is reduced (reduced_rows.py).
     """
     first, rest = (PENDING, np.maximum) if node.chunking == "cohort" else (ABSENT, np.minimum)
-    found: np.ndarray | None = None
+    state: np.ndarray | None = None
     for i in node.inputs:
         if i.fan_in:
             wide = reduced(i)
         else:
             gate = tables[i.gate].state[slots]
             wide = np.repeat(gate, i.ratio, axis=1) if i.ratio > 1 else gate
-        if found is None:
-            found = wide
-        elif ABSENT not in states_in(wide) and ABSENT not in states_in(found):
-            found = np.minimum(found, wide)
+        if state is None:
+            state = wide
+        elif ABSENT not in states_in(wide) and ABSENT not in states_in(state):
+            state = np.minimum(state, wide)
         else:
-            found = np.where((wide == first) | (found == first), first, rest(found, wide))
-    assert found is not None  # only a source has no input, and a source is never asked
-    fetches = [fetch for i in node.inputs if not i.fan_in for fetch in i.fetches]
-    return with_bytes(found, fetches, tables, slots) if unmade else found
+            is_first = (wide == first) | (state == first)
+            state = np.where(is_first, first, rest(state, wide))
+    assert state is not None  # only a source has no input, and a source is never asked
+    if not unmade:
+        return state
+    for i in node.inputs:
+        if not i.fan_in:
+            state = with_bytes(state, i.fetches, tables, slots)
+    return state
 
 
 def with_bytes(
@@ -151,14 +163,18 @@ def with_bytes(
 ) -> np.ndarray:
     """The same, with the state of a row that is fetched wherever that is not PRESENT."""
     for fetch in fetches:
-        held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
-        state = np.where((held != PRESENT) & (state == PRESENT), held, state)
+        fetched = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
+        lacks_bytes = (fetched != PRESENT) & (state == PRESENT)
+        state = np.where(lacks_bytes, fetched, state)
     return state
 
 
 def read_by(node: PlannedNode) -> frozenset[str]:
     """The nodes whose rows a node waits for or reads."""
-    return frozenset(node.gates).union(fetch.producer for i in node.inputs for fetch in i.fetches)
+    nodes = set(node.gates)
+    for i in node.inputs:
+        nodes.update(fetch.producer for fetch in i.fetches)
+    return frozenset(nodes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,10 +197,9 @@ class StepRows:
         """Those of the keys whose row (with a ratio, whose ancestor's) is among these."""
         if ratio == 1 and self._same(keys):
             return keys
-        there = np.isin(
-            codes(keys.position, keys.sample // ratio), codes(self.keys.position, self.keys.sample)
-        )
-        return keys if all_true(there) else keys.take(there)
+        ancestors = codes(keys.position, keys.sample // ratio)
+        is_there = np.isin(ancestors, codes(self.keys.position, self.keys.sample))
+        return keys if all_true(is_there) else keys.take(is_there)
 
     def below(self, keys: Keys, fan_in: int) -> tuple[Keys, Keys]:
         """The rows that descend from one of the keys (at most fan_in from each), and their keys."""
@@ -203,7 +218,8 @@ class StepRows:
         """All rows of the parts, sorted."""
         parts = list(parts)
         if not parts:
-            return StepRows(Keys.of([]), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
+            no_block, no_row = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+            return StepRows(Keys.of([]), no_block, no_row)
         keys = Keys.concat([p.keys for p in parts])
         order = keys.order()
         block = np.concatenate([p.block for p in parts])
@@ -216,17 +232,17 @@ def codes(position: np.ndarray, sample: np.ndarray) -> np.ndarray:
     return (position << _SAMPLE_BITS) | sample.astype(np.int64)
 
 
-def by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.ndarray]:
+def split_by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.ndarray]:
     """Indices into sorted positions, ascending, in at most `parts` parts of whole prompts: with
     about equal tokens if any row has some, else runs of about equally many prompts.
 
     tokens: of each row. The result depends on nothing else.
     """
     if parts == 1 or not tokens.any():
-        return prompt_runs(positions, parts)
+        return split_in_runs(positions, parts)
     share = shares(positions, tokens, parts)
-    found = grouped(share, parts)
-    return sorted((rows for rows in found if len(rows)), key=lambda rows: int(rows[0]))
+    full_parts = (rows for rows in grouped(share, parts) if len(rows))
+    return sorted(full_parts, key=lambda rows: int(rows[0]))
 
 
 def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
@@ -234,17 +250,18 @@ def shares(positions: np.ndarray, tokens: np.ndarray, parts: int) -> np.ndarray:
     _, prompt = np.unique(positions, return_inverse=True)
     weights = np.zeros(prompt.max(initial=-1) + 1, dtype=np.int64)
     np.add.at(weights, prompt, tokens + 1)
-    return balanced(weights, parts)[prompt]
+    return split_evenly(weights, parts)[prompt]
 
 
-def prompt_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
+def split_in_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
     """Indices into sorted positions, in at most so many runs of about as many prompts each."""
     starts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 1))
-    edges = [int(starts[len(starts) * i // parts]) for i in range(parts)] + [len(positions)]
-    return [np.arange(a, b) for a, b in pairwise(edges) if a < b]
+    edges = [int(starts[len(starts) * i // parts]) for i in range(parts)]
+    edges.append(len(positions))
+    return [np.arange(start, end) for start, end in pairwise(edges) if start < end]
 
 
-def longer(old: np.ndarray, rows: int) -> np.ndarray:
+def lengthen(old: np.ndarray, rows: int) -> np.ndarray:
     """The same array with so many rows, the new ones 0."""
     new = np.zeros((rows, *old.shape[1:]), dtype=old.dtype)
     new[: len(old)] = old

@@ -126,7 +126,9 @@ class Outstanding:
         """What this answers, once that is noted; None for no task, or one that is forgotten."""
         if isinstance(event, _NO_END):  # most events
             return self._asked.get(event.id)
-        asked = self._asked.get(event.id) if isinstance(event, m.TaskEvent) else None
+        if not isinstance(event, m.TaskEvent):
+            return None
+        asked = self._asked.get(event.id)
         match event:
             case m.Prepared() if asked is not None and asked.wanted:
                 self._set(asked, event.worker, "prepared")
@@ -149,6 +151,7 @@ class Outstanding:
 
     def lost(self, worker: str) -> list[Pending]:
         """A Worker is gone; returns what it owed, in the order in which it was asked."""
+        # Sorted, as the parts of a task of several ranks are entered after it was asked.
         owed = [asked for _, asked in sorted(self._owed.get(worker, {}).items())]
         for asked in owed:
             self._answered(asked, worker)

@@ -1,11 +1,11 @@
-"""The Step under way, from its rows to its last update.
+"""The step region: the Step under way, from its rows to its last update.
 
     told          waits for                                              ends with
     Record        every row of the Step to be there, its worker          Recorded
     TrainStep     the same, Record to be told, the one before to end     Stepped
 
 Owns: what the recorder and the train nodes are told, again if rows were gone. Does not own: the
-nodes between the cut and them (step.py), nor what follows (coordinator.py).
+nodes between the cut and them (step.py), nor what follows (course.py).
 
 The Step can be undone while neither it nor its samples are begun. If the recorder has died, what it
 may have written is written again with the Step, or deleted at the run's end
@@ -14,23 +14,25 @@ may have written is written again with the Step, or deleted at the run's end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
-from engine.coordinator import run_warnings as doubtful
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.run_region import undroppable
+from engine.coordinator.run_warnings import warn_of_empty_step
+from engine.coordinator.sources import Sources
 from engine.coordinator.step import StepRun
 from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
-from engine.protocol.messages import OwnRows, Record, Task, TrainStep, Warn
+from engine.protocol.messages import OwnRows, Record, Task, Tombstoned, TrainStep, Warn
+from engine.protocol.refs import Key, Ref
 
-There = Callable[[str], bool]
+CanBeTold = Callable[[str], bool]
 """Whether a Worker can be told something."""
 
 
@@ -43,13 +45,14 @@ class Training:
         blocks: Blocks,
         dispatch: Dispatch,
         outstanding: Outstanding,
-        prompts: Mapping[str, PromptTable],
+        sources: Sources,
     ) -> None:
         self._plan = plan
         self._blocks = blocks
         self._dispatch = dispatch
         self._outstanding = outstanding
-        self._prompts = prompts
+        self._prompts = sources.tables
+        self._late = sources.late
         self._nodes = [n for n in plan.nodes if n.region == "step"]
         self.run: StepRun | None = None
         self._unrecorded = False
@@ -66,24 +69,6 @@ class Training:
         self.run = StepRun(step, self._nodes, self._prompts, taken, self._blocks)
         self._unrecorded = bool(self._plan.recorded)
         self._moved = False
-
-    def lacks(self, sources: Iterable[str], blocks: frozenset[int]) -> bool:
-        """Whether rows of the Step that these sources gave lie in these blocks."""
-        taken = self.run.taken if self.run is not None else {}
-        return any(
-            self._prompts[name].reads(taken[name], blocks) for name in sources if name in taken
-        )
-
-    def undo(self) -> bool:
-        """Give its prompts back, as rows of it are gone; False where it is too late for that."""
-        recorded = self._plan.recorded and not self._unrecorded
-        if self.run is None or self._dispatch.moved_on or recorded:
-            return False
-        for name, slots in self.run.taken.items():
-            self._prompts[name].give_back(slots)
-        self._dispatch.abandon(lambda node: node.region == "step")
-        self._leave()
-        return True
 
     def retire(self) -> None:
         """It is over: release its rows."""
@@ -104,39 +89,40 @@ class Training:
         assert self.run is not None
         return self.run.ready()
 
-    def tell(self, there: There) -> list[Record | TrainStep | Warn]:
+    def tell(self, can_be_told: CanBeTold) -> list[Record | TrainStep | Warn]:
         """What the recorder and the train node whose turn it is can be told now."""
         assert self.run is not None
-        found: list[Record | TrainStep | Warn] = []
+        instructions: list[Record | TrainStep | Warn] = []
         if not self.run.settled:
-            return found
+            return instructions
         if self._unrecorded:
-            found += self._tell_recorder(self.run, there)
+            instructions += self._tell_recorder(self.run, can_be_told)
         while not self._unrecorded and not self._outstanding.of(TrainStep):
             node = self.run.next_train()
             if node is None:
                 break
-            sets = {name: self.run.keys(i) for name, i in node.row_sets.items()}
-            full = {name: keys for name, keys in sets.items() if len(keys)}
-            gone = [self._empty(self.run, node, name) for name in sets if name not in full]
-            if not full:
+            keys_of = {name: self.run.keys(inputs) for name, inputs in node.row_sets.items()}
+            full_sets = {name: keys for name, keys in keys_of.items() if len(keys)}
+            empty_sets = [name for name in keys_of if name not in full_sets]
+            warnings = [self._empty(self.run, node, name) for name in empty_sets]
+            if not full_sets:
                 self.run.trained()
-                found += gone
+                instructions += warnings
                 continue
-            message = self._tell(self.run, node, full)
-            if message is None:  # this is asked again
+            message = self._tell(self.run, node, full_sets)
+            if message is None:  # rows are being made again: this is asked once more
                 break
-            found += [*gone, message]
-        return found
+            instructions += [*warnings, message]
+        return instructions
 
-    def _tell_recorder(self, run: StepRun, there: There) -> list[Record]:
+    def _tell_recorder(self, run: StepRun, can_be_told: CanBeTold) -> list[Record]:
         keys, inputs, holds = {}, {}, frozenset[int]()
         for recorded in self._plan.recorded:
             keys[recorded.name] = run.keys((recorded,))
             readings, blocks = run.inputs((recorded,), keys[recorded.name])
             inputs |= readings
             holds |= blocks
-        if not there(self._plan.recorder) or not self._dispatch.there(holds):
+        if not can_be_told(self._plan.recorder) or not self._dispatch.there(holds):
             return []
         self._unrecorded = False
         task = Record(
@@ -152,7 +138,7 @@ class Training:
     def _empty(self, run: StepRun, node: PlannedNode, row_set: str) -> Warn:
         """The Step has no row of this set."""
         taken = run.taken[self._plan.sources_of(node)[row_set]]
-        return doubtful.empty(self._plan, node, run.step, len(taken), row_set)
+        return warn_of_empty_step(self._plan, node, run.step, len(taken), row_set)
 
     def _tell(self, run: StepRun, node: PlannedNode, sets: Mapping[str, Keys]) -> TrainStep | None:
         """sets: the keys of each row set that has rows."""
@@ -176,6 +162,72 @@ class Training:
         self._outstanding.ask(task, self._blocks.places(holds))
         return task
 
+    # --- the verbs of a region --------------------------------------------------------------------
+
+    def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
+        """As in RunRegion."""
+        assert self.run is not None
+        fresh = self._dispatch.find_fresh(chunk, ref.keys)
+        return self.run.produced(chunk.node.name, ref, fresh)
+
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
+        """As in RunRegion."""
+        assert self.run is not None
+        return self.run.closed(chunk.node)
+
+    def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
+        """A Step has the groups that it was formed of: any failure ends the run."""
+        del node
+        return undroppable(self._plan, event)
+
+    def tell_again(self, task: Task) -> None:
+        """The train node did not begin, or the recorder did not end: it is told again."""
+        if isinstance(task, Record):
+            self._unrecorded = True
+        elif isinstance(task, TrainStep):
+            self._dispatch.moved_on = self._moved
+
+    def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
+        """Never asked: a chunk below the cut is not given up while its Step is wanted, but runs
+        again whole (dispatch.py, decision 0009).
+        """
+        raise AssertionError(f"a chunk of {chunk.node.name} below the cut was given up")
+
+    def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
+        """Undo the Step if it lacks rows that begin again with other weights, and it is not too
+        late for that. `run` is None then; no chunk follows.
+        """
+        if self._lacks(blocks) and not self._is_begun:
+            self._undo()
+        return []
+
+    def _lacks(self, blocks: frozenset[int]) -> bool:
+        """Whether rows of the Step that a source with a lag gave lie in these blocks. All others
+        are made again by the chunks that made them.
+        """
+        taken = self.run.taken if self.run is not None else {}
+        late = [name for name in self._late if name in taken]
+        return any(self._prompts[name].reads(taken[name], blocks) for name in late)
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether the Step's updates or its samples are told, or done."""
+        is_recorded = bool(self._plan.recorded) and not self._unrecorded
+        return self._dispatch.moved_on or is_recorded or self.complete
+
+    def _undo(self) -> None:
+        """Give the Step's prompts back."""
+        assert self.run is not None
+        for name, slots in self.run.taken.items():
+            self._prompts[name].give_back(slots)
+        self._dispatch.abandon(lambda node: node.region == "step")
+        self._leave()
+
+    def abandon(self) -> None:
+        """As in RunRegion."""
+        if self.run is not None:
+            self.retire()
+
     # --- what comes of it -------------------------------------------------------------------------
 
     def stepped(self) -> None:
@@ -183,13 +235,6 @@ class Training:
         assert self.run is not None
         self.run.trained()
         self._moved = True
-
-    def undone(self, task: Task) -> None:
-        """The train node did not begin, or the recorder did not end: it is told again."""
-        if isinstance(task, Record):
-            self._unrecorded = True
-        elif isinstance(task, TrainStep):
-            self._dispatch.moved_on = self._moved
 
     @property
     def complete(self) -> bool:

@@ -9,7 +9,7 @@
                   the writer not to be training
 
 Owns: what a publish tells each Worker of each reader, and the blocks that weights travel in. Does
-not own: when a version is published (coordinator.py), who has not loaded it yet
+not own: when a version is published (course.py), who has not loaded it yet
 (weight_readers.py), nor how the bytes travel.
 
 A reader loads straight from a writer of one rank in its own Worker; for all others the writer's
@@ -175,12 +175,14 @@ class Versions:
             self._gone.append((event.worker, event.block))
             return []
         weights.offered = event
-        told = [self._addressed(message, event) for message in weights.held]
+        loads = [self._addressed(message, event) for message in weights.held]
+        # Only now that each of these loads, which is a reason to wait, too: in between nobody
+        # counts as having the version.
         for message in weights.held:
             self._loading.drop(_place(message))
         weights.held = []
         self._let_go()
-        return told
+        return loads
 
     # --- losses -----------------------------------------------------------------------------------
 
@@ -195,7 +197,8 @@ class Versions:
             self._loading.has_none(place)
             self._owe(place)
         for weights in self._weights.values():
-            for message in [message for message in weights.held if message.worker == worker]:
+            of_worker = [message for message in weights.held if message.worker == worker]
+            for message in of_worker:
                 weights.held.remove(message)
                 self._loading.drop(_place(message))
         self._let_go()
@@ -218,22 +221,25 @@ class Versions:
         others get the next one. That suffices: while a Step trains, nobody reads at lag 0, and
         later readers do not need this very version.
         """
-        found: list[Offer | Load] = []
+        tasks: list[Offer | Load] = []
         if not self._due:
-            return found
-        for place in sorted(place for worker in self._due for place in self._owed[worker]):
+            return tasks
+        places: list[Place] = []
+        for worker in self._due:
+            places += self._owed[worker]
+        for place in sorted(places):
             model = place[1]
             if may_offer or (model, self._published) in self._weights:
-                found += self._bring(model, [self._load(place, self._published)])
-        return found
+                tasks += self._bring(model, [self._load(place, self._published)])
+        return tasks
 
     def _let_go(self) -> None:
         for key, weights in [*self._weights.items()]:
-            found = weights.offered
-            if found is None or weights.held or self._reads[found.worker, found.block]:
+            offered = weights.offered
+            if offered is None or weights.held or self._reads[offered.worker, offered.block]:
                 continue
             del self._weights[key]
-            self._gone.append((found.worker, found.block))
+            self._gone.append((offered.worker, offered.block))
 
     def drain(self) -> list[tuple[str, int]]:
         """(worker, block) of weights that everybody has loaded; each is returned once."""
@@ -263,7 +269,10 @@ class Versions:
 
     def _moved(self, load: Load, more: int) -> None:
         """One is loading more (1), or less (-1)."""
-        (self._loading.add if more > 0 else self._loading.drop)(_place(load))
+        if more > 0:
+            self._loading.add(_place(load))
+        else:
+            self._loading.drop(_place(load))
         self._reads[load.source, load.block] += more
         if not self._reads[load.source, load.block]:
             del self._reads[load.source, load.block]
@@ -310,9 +319,11 @@ def _place(message: Load) -> Place:
 def _readers(plan: Plan) -> dict[str, list[tuple[str, str]]]:
     """Worker -> (reader, model) of each Model with a writer that is read there."""
     nodes = {n.name: n for n in plan.nodes}
-    found: dict[str, list[tuple[str, str]]] = {}
+    readers: dict[str, list[tuple[str, str]]] = {}
     for model in plan.models:
-        for reader in model.readers if model.writer else ():
+        if not model.writer:
+            continue
+        for reader in model.readers:
             for worker in dict.fromkeys(nodes[reader].workers):
-                found.setdefault(worker, []).append((reader, model.name))
-    return found
+                readers.setdefault(worker, []).append((reader, model.name))
+    return readers

@@ -1,13 +1,17 @@
 """What a run does, as one stream of typed events.
 
-    event                   emitted by the loop Opened                  once, when every Worker is
-    open and knows where it begins InstructionTold         for each instruction, before it is
-    carried out EventHeard              for each event, before the coordinator takes note of it
-    WorkersMeasured         before all that a Step's numbers depend on, and about once a second
-    WritingBegan,           before a checkpoint, or a version that may be among the best
-    WritingEnded or Failed  after it StepEnded               (by
-    engine/keep/metrics/step_accounts.py) when a Step's line is in metrics.jsonl FailingSilently (by
-    engine/session/silent_failures.py) after a Step: the last ones taught nothing
+    event                    emitted
+    Opened                   once, when every Worker is open and the loop knows where it begins
+    InstructionTold          for each instruction, before it is carried out
+    EventHeard               for each event, before the coordinator takes note of it
+    WorkersMeasured          before all that a Step's numbers depend on, and about once a second
+    WritingBegan             before a checkpoint, or a version that may be among the best
+    WritingEnded or -Failed  after it
+    StepEnded                when a Step's line is in metrics.jsonl
+    FailingSilently          after a Step: the last ones taught nothing
+
+The loop emits them, but StepEnded (engine/keep/metrics/step_accounts.py) and FailingSilently
+(engine/session/silent_failures.py).
 
 Owns: the closed set of events, and who takes which. Does not own: what a subscriber makes of one.
 Times are seconds of the loop's clock. An event that nobody takes costs a look into a table.

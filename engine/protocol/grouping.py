@@ -39,7 +39,7 @@ def values_at(blocks: Sequence[np.ndarray], block: np.ndarray, row: np.ndarray) 
     if sum(sizes) <= _SPARSE * len(row):
         starts = np.cumsum([0, *sizes], dtype=np.int64)
         return np.concatenate(blocks).astype(np.int64)[starts[block] + row]
-    found = np.zeros(len(row), dtype=np.int64)
+    gathered = np.zeros(len(row), dtype=np.int64)
     for values, mine in zip(blocks, grouped(block, len(blocks)), strict=True):
-        found[mine] = values[row[mine]]
-    return found
+        gathered[mine] = values[row[mine]]
+    return gathered

@@ -24,14 +24,16 @@ class OrderedInbox(Generic[T]):
         """The messages that can be acted on now, in order. Duplicates and other epochs are dropped;
         early messages are kept until all before them have come.
         """
+        # A message may come twice, and a process that was ended may still be heard: what it did is
+        # lost with it, and is done again by the next incarnation.
         if epoch != self.epoch or number < self._next:
             return []
         self._early.setdefault(number, message)
-        found = []
+        in_turn = []
         while self._next in self._early:
-            found.append(self._early.pop(self._next))
+            in_turn.append(self._early.pop(self._next))
             self._next += 1
-        return found
+        return in_turn
 
     def close(self) -> None:
         """This incarnation is over: the next one's messages count, from its first."""

@@ -17,7 +17,7 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
-from engine.coordinator.tables import StepRows, by_prompt
+from engine.coordinator.tables import StepRows, split_by_prompt
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
 from engine.protocol import messages as m
@@ -42,7 +42,7 @@ def test_exact_is_the_rule_as_it_is_written(
     begun: list[int], running: list[int], batch: int, max_lag: int
 ) -> None:
     bounds = {"batch": batch, "max_lag": max_lag, "version": VERSION}
-    chosen = intake.exact(ages(begun), ages(running), **bounds, last=False)
+    chosen = intake.choose_exact(ages(begun), ages(running), **bounds, last=False)
     oldest = sorted(range(len(begun)), key=lambda i: (begun[i], i))[:batch]
     left = [begun[i] for i in range(len(begun)) if i not in oldest] + running
     fits = all(
@@ -56,12 +56,14 @@ def test_exact_is_the_rule_as_it_is_written(
 @pytest.mark.parametrize(("last", "taken"), [(False, []), (True, [0, 1])])
 def test_a_short_batch_is_taken_only_at_the_end(last: bool, taken: list[int]) -> None:
     begun = ages([3, 3])
-    assert intake.exact(begun, ages([]), batch=4, max_lag=0, version=3, last=last).tolist() == taken
-    assert intake.oldest(begun, batch=4, last=last).tolist() == taken
+    exact = intake.choose_exact(begun, ages([]), batch=4, max_lag=0, version=3, last=last)
+    assert exact.tolist() == taken
+    assert intake.choose_oldest(begun, batch=4, last=last).tolist() == taken
 
 
 def test_too_old_counts_from_the_version_that_the_step_starts_from() -> None:
-    assert intake.too_old(ages([2, 3, 5]), max_lag=2, version=5).tolist() == [True, False, False]
+    too_old = intake.find_too_old(ages([2, 3, 5]), max_lag=2, version=5)
+    assert too_old.tolist() == [True, False, False]
 
 
 @given(st.lists(st.integers(0, 40) | st.integers(0, 4000), max_size=30))
@@ -105,7 +107,7 @@ TOKENS = st.sampled_from([st.integers(0, 50), st.just(0)]).flatmap(
 def test_chunks_are_whole_prompts_of_balanced_tokens(tokens: list[list[int]], parts: int) -> None:
     positions = np.repeat(np.arange(len(tokens)), [len(rows) for rows in tokens])
     each = np.concatenate(tokens).astype(np.int64)
-    chunks = by_prompt(positions, each, parts)
+    chunks = split_by_prompt(positions, each, parts)
     rows = np.concatenate(chunks).tolist()
     assert sorted(rows) == list(range(len(positions)))
     assert all((np.diff(chunk) > 0).all() for chunk in chunks)

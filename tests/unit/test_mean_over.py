@@ -19,7 +19,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED
-from engine.coordinator.reduced_rows import descendants
+from engine.coordinator.reduced_rows import find_descendants
 from engine.coordinator.tables import PRESENT, RowTable, StepRows
 from engine.run.worker.kernel_session import NodeSession
 from operators.kernels.mean_over import MeanOver
@@ -82,7 +82,7 @@ def test_descendants_are_those_of_a_plain_loop(
     table = RowTable(width * fan_in, slots)
     table.state[:] = data.draw(arrays(np.uint8, table.state.shape, elements=st.integers(0, 2)))
     at, samples = np.nonzero(data.draw(arrays(np.bool_, (slots, width))))
-    owner, below = descendants(table, fan_in, at, samples)
+    owner, below = find_descendants(table, fan_in, at, samples)
     below_each = list(zip(at[owner].tolist(), samples[owner].tolist(), below.tolist(), strict=True))
     assert below_each == [
         (slot, sample, low)

@@ -1,0 +1,132 @@
+"""What is lost with a Worker, and what follows for its rows, its tasks and its place.
+
+    a Worker ends            what follows
+    with state               Rollback: only a checkpoint has what it had
+    as a replica that left   nobody takes its place
+    again and again          a replica that can be done without is given up, else the run fails
+    in any other way         Respawn, with its next epoch
+
+Owns: that order, also where a replica ends on purpose. Does not own: who is alive (recovery.py),
+how many replicas there are (replicas.py), nor how a region makes its rows again (run_region.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.course import Course
+from engine.coordinator.parts import CoordinatorParts
+from engine.coordinator.ranks import RankGroups
+from engine.coordinator.run_warnings import warn_of_given_up
+from engine.coordinator.task_ledger import Pending
+from engine.plan.plan import Plan
+from engine.protocol import messages as m
+
+
+class Losses:
+    """Workers that end, and tasks that come to nothing. owed: what the Worker that was lost last
+    had not answered.
+    """
+
+    def __init__(
+        self, plan: Plan, parts: CoordinatorParts, course: Course, ranks: RankGroups
+    ) -> None:
+        self._plan = plan
+        self._course = course
+        self._ranks = ranks
+        self._outstanding = parts.outstanding
+        self._blocks = parts.blocks
+        self._dispatch = parts.dispatch
+        self._versions = parts.versions
+        self._recovery = parts.recovery
+        self._replicas = parts.replicas
+        self._checkpoints = parts.checkpoints
+        self._regions = parts.regions
+        self.owed: list[Pending] = []
+
+    # --- Workers ----------------------------------------------------------------------------------
+
+    def lose_worker(self, event: m.WorkerLost) -> None:
+        """Do what follows where a Worker is gone, with all rows that it kept and all that it was
+        doing.
+        """
+        worker, hopeless = event.worker, self._recovery.hopeless(event.worker)
+        if worker in self._plan.stateful:
+            self._course.go_back(worker, event.error)
+            return
+        if self._replicas.lost(worker):
+            self._recovery.stay_away(worker)
+            self._lose(worker, self.owed)
+            return
+        most = self._replicas.give_up(worker) if hopeless else None
+        if most is not None:
+            self._course.out.append(warn_of_given_up(self._plan, worker, hopeless, most))
+            self._recovery.stay_away(worker)
+            self._lose(worker, self.owed)
+            return
+        if hopeless:
+            self._course.fail(hopeless)
+            return
+        self._course.out.append(m.Respawn(workers=(worker,)))
+        self._lose(worker, self.owed)
+
+    def lose_at_the_end(self, worker: str) -> None:
+        """Note that a Worker is gone where nobody needs its rows any more."""
+        lost_blocks = self._blocks.lose(worker)
+        self._dispatch.lose(worker, self.owed, lost_blocks)
+        self._versions.lost(worker)
+
+    def move_replicas(self) -> None:
+        """Have replicas end and begin as is wanted now."""
+        ended, begun = self._replicas.moves(self._outstanding.owes, self._blocks.any_at)
+        for worker in ended:
+            owed = self._outstanding.lost(worker)
+            self._ranks.lost(worker)
+            self._recovery.retire(worker)
+            self._course.out.append(m.Retire(workers=(worker,)))
+            self._lose(worker, owed)
+        for worker in begun:
+            self._recovery.begin(worker)
+        if begun:
+            self._course.out.append(m.Respawn(workers=tuple(begun)))
+
+    def leave(self, workers: Iterable[str], now: float) -> None:
+        """Have these Workers end soon, as their machines are taken away. With one that has state
+        the run will go back: a checkpoint is written first, so that it is not far.
+        """
+        stay = self._replicas.leave(workers, now)
+        self._checkpoints.asked |= not self._plan.stateful.isdisjoint(stay)
+
+    def _lose(self, worker: str, owed: list[Pending]) -> None:
+        """Have what a Worker without state had and did made or done again, where it is needed."""
+        lost_blocks = self._blocks.lose(worker)
+        self._versions.lost(worker)
+        for asked in owed:
+            self._undo(asked)
+        # First, so that chunks that run again come before those that a region begins anew.
+        given_up = self._dispatch.lose(worker, owed, lost_blocks)
+        for region in self._regions.values():
+            self._course.assign(region.lose_blocks(lost_blocks), 0)
+        self._reissue(given_up)
+        # Rows of the checkpoint that is to be written may be among the lost: it is told once more.
+        self._checkpoints.wanted = self._course.at == "checkpoint"
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def tell_unfetched_again(self, event: m.FetchFailed, asked: Pending) -> None:
+        """Have a task done later whose Worker could not read its rows."""
+        self._dispatch.suspect(event.peer, asked.reads)
+        self._reissue(self._dispatch.take_back(asked))
+        self._undo(asked)
+
+    def _undo(self, asked: Pending) -> None:
+        """A task came to nothing: its region tells it again."""
+        for region in self._regions.values():
+            region.tell_again(asked.task)
+
+    def _reissue(self, chunks: Iterable[NodeChunk]) -> None:
+        """Chunks were given up: others make their rows."""
+        for chunk in chunks:
+            region = self._regions[chunk.node.region]
+            self._course.assign(region.reissue(chunk), 0)
