@@ -8,8 +8,8 @@ return the same object for what did not change. Does not own: any rule about val
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataflow.calls import call_site, require
 from dataflow.convention import DIALECT_LIMIT, Dialect
@@ -18,6 +18,9 @@ from dataflow.errors import Fault, GraphError, Origin, nearest
 from dataflow.model import Buffer, State
 from dataflow.node import Node, Port
 from dataflow.schema import Schema
+
+if TYPE_CHECKING:
+    from dataflow.program import Carried, Phase
 
 S = TypeVar("S", bound=Schema)
 Inputs = Mapping[str, Port[Any]]
@@ -122,6 +125,28 @@ class Graph(Displayed):
                 for known in reversed(line):
                     found.setdefault(known)
         return tuple(found)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """A graph alone is a Program of one phase, which has no number and no end of its own."""
+        from dataflow.program import Phase  # here: a Phase holds a Graph
+
+        return (Phase(self, origin=self.origin),)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its phases: 0, as its one phase has none."""
+        return (0,)
+
+    @property
+    def begins(self) -> tuple[Mapping[str, Carried], ...]:
+        """For its one phase, the Models that do not begin with their base: none."""
+        return ({},)
+
+    def with_graphs(self, graphs: Sequence[Graph]) -> Graph:
+        """The one graph in the place of its own, as `Program.with_graphs`."""
+        (graph,) = graphs
+        return graph
 
     def users(self, node: Node) -> tuple[Node, ...]:
         """The nodes with an input from this one."""

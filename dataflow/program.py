@@ -1,15 +1,19 @@
 """Programs: graphs that one run goes through, one after another.
 
-Owns: the values (Program, Phase, Threshold), and with whose weights each Model of a phase begins.
-Does not own: what is wrong with a Program (rules/programs.py), running it (engine).
+Owns: the values (Program, Phase, Threshold), how the names of a phase's nodes are told from those
+of other phases, and with whose weights each Model of a phase begins. Does not own: what is wrong
+with a Program (rules/programs.py), running it (engine).
 
     Program((sft(base, demos), 200), (grpo(base, data, fn), 1000))
+
+A graph alone is a Program of one phase whose number is 0: `AnyGraph` is either, and both have
+`name`, `origin`, `phases`, `numbers`, `begins`, `with_graphs` and `in_dialect`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,17 +155,46 @@ class Program(Displayed):
 
     def in_dialect(self, dialect: Dialect) -> Program:
         """The same Program with another peer's conventions in every phase."""
-        phases = (replace(p, graph=p.graph.in_dialect(dialect)) for p in self.phases)
+        return self.with_graphs([phase.graph.in_dialect(dialect) for phase in self.phases])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its phases, from 1."""
+        return tuple(range(1, len(self.phases) + 1))
+
+    def with_graphs(self, graphs: Sequence[Graph]) -> Program:
+        """The same Program with another graph in each phase."""
+        pairs = zip(self.phases, graphs, strict=True)
+        phases = (replace(phase, graph=graph) for phase, graph in pairs)
         return Program(*phases, name=self.name, origin=self.origin)
 
     def label(self, number: int) -> str:
         """`phase 2 'grpo'`: a phase, counted from 1, as messages name it."""
-        return f"phase {number} {self.phases[number - 1].graph.name!r}"
+        return phase_label(number, self.phases[number - 1])
 
     def title(self, number: int) -> str:
         """`phase 2 of 2: grpo, 1,000 Steps`: its heading."""
         phase = self.phases[number - 1]
         return f"phase {number} of {len(self.phases)}: {phase.graph.name}, {phase.length}"
+
+
+AnyGraph = Graph | Program
+"""What check, plan, draw, run, diff and snapshots take: one phase, or several."""
+
+
+def numbered_phases(graph: AnyGraph) -> Iterator[tuple[int, Phase]]:
+    """Each phase after its number: from 1 in a Program, 0 for a graph alone."""
+    return zip(graph.numbers, graph.phases, strict=True)
+
+
+def phase_label(number: int, phase: Phase) -> str:
+    """`phase 2 'grpo'`: a phase, counted from 1, as messages name it."""
+    return f"phase {number} {phase.graph.name!r}"
+
+
+def numbered_name(number: int, name: str) -> str:
+    """`2/rollout`: what a phase has, told from other phases; of a graph alone (0) the name."""
+    return f"{number}/{name}" if number else name
 
 
 def _phase(given: Any) -> Phase:
