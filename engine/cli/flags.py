@@ -22,10 +22,9 @@ import tyro
 
 from dataflow.convention import Dialect
 from dataflow.draw.picture import shown_value
-from dataflow.graph import Graph
 from dataflow.model import Schedule
 from dataflow.names import Known, peer_name
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.settings import settable
 from engine.cli.flag_values import FUNCTION, gathered, number_or_schedule, registry, takes_function
 from engine.cli.screen import read_flags, say
@@ -59,9 +58,7 @@ class LanguageOptions:
     """The peer whose conventions operators and losses follow that name no other."""
 
 
-def graph_and(
-    options: type[O1], command: str, arguments: Sequence[str]
-) -> tuple[Graph | Program, O1]:
+def graph_and(options: type[O1], command: str, arguments: Sequence[str]) -> tuple[AnyGraph, O1]:
     """What TARGET makes with its flags, edited by --set, and the command's options; SystemExit(2)
     if wrong. A function with a parameter `dialect` of its own gets that flag.
     """

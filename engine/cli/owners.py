@@ -11,19 +11,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dataflow.errors import DataflowError
-from dataflow.graph import Graph
 from dataflow.model import Model, Schedule
 from dataflow.node import Node, content
-from dataflow.program import Program
+from dataflow.program import AnyGraph, numbered_name, numbered_phases
 from dataflow.settings import settable
 from engine.cli.target import Target
 
-Made = Graph | Program
 _TRIED: Mapping[type[Any], Any] = {int: 3, float: 0.625, str: "another", bool: True}
 """A value of each kind of parameter whose default is None."""
 
 
-def owners(target: Target, values: Mapping[str, Any], made: Made) -> dict[str, str]:
+def owners(target: Target, values: Mapping[str, Any], made: AnyGraph) -> dict[str, str]:
     """`NODE.PARAM` -> the graph function's parameter on which that value depends. values: the
     arguments with which it made the graph.
 
@@ -51,7 +49,7 @@ def owners(target: Target, values: Mapping[str, Any], made: Made) -> dict[str, s
     return found
 
 
-def _made(target: Target, values: Mapping[str, Any], name: str, value: Any) -> Made | None:
+def _made(target: Target, values: Mapping[str, Any], name: str, value: Any) -> AnyGraph | None:
     """The graph with another argument; None where the function refuses it."""
     try:
         return target.graph(**{**values, name: value})
@@ -59,7 +57,7 @@ def _made(target: Target, values: Mapping[str, Any], name: str, value: Any) -> M
         return None
 
 
-def _contents(made: Made) -> dict[str, str]:
+def _contents(made: AnyGraph) -> dict[str, str]:
     """`NODE.PARAM` -> its content, of all that can be set."""
     return {
         f"{node.name}.{parameter.name}": content(parameter.value)
@@ -92,16 +90,15 @@ def _names(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
-def _by_object(made: Made, values: Mapping[str, Any]) -> dict[str, str]:
+def _by_object(made: AnyGraph, values: Mapping[str, Any]) -> dict[str, str]:
     """`NODE.fn` and `NODE.STATE` -> the argument that is that function, or that Model's base."""
-    graphs = [made] if isinstance(made, Graph) else [phase.graph for phase in made.phases]
-    found: dict[str, str] = {}
-    for i, graph in enumerate(graphs, 1):
-        for node in graph.nodes:
-            where = node.name if isinstance(made, Graph) else f"{i}/{node.name}"
+    owners_by_path: dict[str, str] = {}
+    for number, phase in numbered_phases(made):
+        for node in phase.graph.nodes:
+            where = numbered_name(number, node.name)
             for name, value in values.items():
-                found |= {f"{where}.{key}": name for key in _uses(node, value)}
-    return found
+                owners_by_path |= {f"{where}.{key}": name for key in _uses(node, value)}
+    return owners_by_path
 
 
 def _uses(node: Node, value: Any) -> Iterator[str]:

@@ -47,12 +47,10 @@ def main(arguments: Sequence[str]) -> int:
     graph, options = graph_and(ProfileOptions, "profile", arguments)
     _refuse_absurd(options)
     from engine.plan.cost.profile import write_profile
-    from engine.plan.program_plan import ProgramPlan
     from engine.predict.profile.profiler import ProfileRequest, profiled
     from engine.session.planning import plan  # here: not every command plans
 
-    planned = plan(graph, options)
-    plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
+    plans = plan(graph, options).phases
     repeats = 3 if options.quick else 5
     request = ProfileRequest(
         quick=options.quick,

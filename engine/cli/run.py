@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
-from dataflow.check import CheckedGraph, CheckedProgram, check
-from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.check import AnyChecked, check
+from dataflow.program import AnyGraph
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import is_received, run_folder
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
             return ended(run(checked(graph, arguments[0]) if received else graph, options))
 
 
-def checked(graph: Graph | Program, text: str) -> CheckedGraph | CheckedProgram:
+def checked(graph: AnyGraph, text: str) -> AnyChecked:
     """Check what a file says. Raises GraphError with every fault."""
     with reading(text):
         return check(graph)

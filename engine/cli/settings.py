@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from dataflow.errors import GraphError
-from dataflow.graph import Graph
 from dataflow.parameters import NodeParameter
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.settings import edited, settable
 from dataflow.width import screen_width
 from engine.cli.flag_values import FUNCTION, Settings, takes_function
@@ -34,8 +33,8 @@ class NodeOptions:
 
 
 def with_settings(
-    target: Target, values: Mapping[str, Any], made: Graph | Program, settings: Sequence[str]
-) -> Graph | Program:
+    target: Target, values: Mapping[str, Any], made: AnyGraph, settings: Sequence[str]
+) -> AnyGraph:
     """What the target made, edited. Raises UsageError for a setting that cannot be."""
     if not settings:
         return made
@@ -51,7 +50,7 @@ def refused(error: GraphError) -> UsageError:
     return UsageError(fault.where.replace("setting ", "--set ", 1), fault.problem, fault.fix)
 
 
-def nodes_page(target: Target, values: Mapping[str, Any], made: Graph | Program) -> str:
+def nodes_page(target: Target, values: Mapping[str, Any], made: AnyGraph) -> str:
     """The nodes with what --set may change of each: value, what it may be, and what it means; or
     the flag that gives it.
     """

@@ -19,9 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from dataflow.errors import DataflowError, nearest
-from dataflow.graph import Graph
 from dataflow.importing import import_from, located
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.program_snapshot import named_modules, read
 from dataflow.shown import one_line
 from engine.keep.run_folder import is_run
@@ -55,13 +54,13 @@ class Target:
     text: str
     function: Callable[..., Any]
 
-    def graph(self, **arguments: Any) -> Graph | Program:
+    def graph(self, **arguments: Any) -> AnyGraph:
         """Call it. Raises UsageError if it makes no Graph and no Program, SourceError if user code
         raises.
         """
         with _users_own(self.text):
             made = self.function(**arguments)
-        if not isinstance(made, Graph | Program):
+        if not isinstance(made, AnyGraph):
             found = f"{type(made).__name__} {made!r:.60}"
             problem = f"expected a function that returns a Graph or a Program, found {found}"
             raise UsageError(self.text, problem, "return Graph(...)")
@@ -104,8 +103,8 @@ def run_folder(text: str) -> Path | None:
     return path.parent if path.name == GRAPH and is_run(path.parent) else None
 
 
-def _snapshot(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], Graph | Program]:
-    def snapshot() -> Graph | Program:
+def _snapshot(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], AnyGraph]:
+    def snapshot() -> AnyGraph:
         if runs:
             further = kept_options(folder)[1] if folder else ()
             import_from([str(Path.cwd())])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.errors import DataError
+from dataflow.program import numbered_name
 from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
 from engine.plan.explain.measurements import MeasuredRun, MeasuredWeights
@@ -42,8 +43,8 @@ def node_seconds(folder: Path) -> dict[str, float]:
     """
     means: dict[str, float] = {}
     for phase, steps in seconds_by_step(folder).items():
-        prefix = f"{phase}/" if phase else ""
-        means |= {prefix + name: seconds for name, seconds in _means(steps).items()}
+        for name, seconds in _means(steps).items():
+            means[numbered_name(phase, name)] = seconds
     return means
 
 

@@ -7,7 +7,7 @@ plan (planner.py), running one (engine/session/phases.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -48,6 +48,10 @@ class ProgramPlan(Displayed):
         """Its name, as a graph's."""
         return self.program.name
 
+    def with_phases(self, phases: Sequence[Plan]) -> ProgramPlan:
+        """The same with other plans of its phases."""
+        return replace(self, phases=tuple(phases))
+
     @property
     def warnings(self) -> tuple[GraphWarning, ...]:
         """Of all phases, and of what they are to each other."""
@@ -58,6 +62,12 @@ class ProgramPlan(Displayed):
         phases = [json.loads(plan.to_json()) for plan in self.phases]
         head = {"format": FORMAT, "program": self.program.name, "seed": self.seed}
         return json.dumps(head | {"phases": phases}, indent=1)
+
+
+AnyPlan = Plan | ProgramPlan
+"""What explain, draw and run take. Both have `graph`, `seed`, `program`, `phases`, `left`,
+`warnings`, `with_phases` and `to_json`.
+"""
 
 
 def make_program_plan(
@@ -97,7 +107,8 @@ def make_program_plan(
             )
         except PlanError as error:
             raise PlanError(f"{program.label(number)}: {error}") from error
-        warnings = tuple(of_phase(program, number, w) for w in plan.warnings)
+        written = program.phases[number - 1]
+        warnings = tuple(of_phase(number, written, warning) for warning in plan.warnings)
         plans.append(replace(plan, warnings=warnings))
         assert plan.program is not None
         left.append(lineage.end(number, plan.program))

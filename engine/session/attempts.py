@@ -145,18 +145,7 @@ class RunFrame:
             _log.warning("%s", notice)
 
 
-def attempts(
-    plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, begins: Beginning
-) -> Result:
-    """Run to the end, in as many attempts as it takes; the first begins as `begins` says. Raises
-    what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
-    """
-    with ExitStack() as stack:
-        frame = RunFrame([plan], options, folder, stack, notice=begins.notice)
-        return attempts_within(frame, plan, options, folder, hooks, begins)[0]
-
-
-def attempts_within(
+def run_phase(
     frame: RunFrame,
     plan: Plan,
     options: RunOptions,
@@ -164,7 +153,10 @@ def attempts_within(
     hooks: StepHooks,
     begins: Beginning,
 ) -> tuple[Result, bool]:
-    """The same for one phase. Also returns whether the phase came to its end, not only the run."""
+    """Run a phase, or a graph alone, to its end, in as many attempts as it takes; the first begins
+    as `begins` says. Also returns whether the phase came to its end, not only the run. Raises what
+    a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
+    """
     with ExitStack() as stack:
         run = _Run(frame, plan, options, folder, hooks, stack)
         latest = begins.checkpoint
@@ -203,7 +195,7 @@ class _Run:
         self._options = options
         self._folder = folder
         self._hooks = hooks
-        self._phase = plan.phase.number if plan.phase else 0
+        self._phase = plan.phase_number
         pinned = plan.phase.pinned if plan.phase else ()
         self.store = CheckpointStore(folder.checkpoints, keep=options.keep, pinned=pinned)
         self._best = best_versions(plan, folder)
@@ -417,8 +409,7 @@ def trained_in(plan: Plan, checkpoint: Path) -> dict[str, Path]:
 
 def best_versions(plan: Plan, folder: RunFolder) -> BestVersions:
     """The best versions that evaluate nodes of this plan keep."""
-    phase = plan.phase.number if plan.phase else 0
-    return BestVersions(folder.checkpoints, _kept_best(plan), phase=phase)
+    return BestVersions(folder.checkpoints, _kept_best(plan), phase=plan.phase_number)
 
 
 def _kept_best(plan: Plan) -> dict[str, int]:

@@ -14,10 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
-from dataflow.errors import Fault, GraphError, RunError, nearest_or_all
-from dataflow.graph import Graph
+from dataflow.errors import Fault, GraphError, RunError
 from dataflow.node import Port
-from dataflow.program import Program
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.tables import codes
@@ -51,24 +49,6 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
         prompts = small.sources[0].batch
         raise RunError(f"peek {node}: no row came out of it for the first {prompts} prompts")
     return _table(Batch.concat(made[node]).sorted(), Batch.concat(made[shown]).sorted(), rows)
-
-
-def phase_with(program: Program, node: str) -> tuple[Graph, str]:
-    """The graph of the only phase that has this node, or of the one that is named before it: by its
-    graph's name or its number. Raises GraphError.
-    """
-    named, slash, name = node.rpartition("/")
-    numbered = list(enumerate(program.phases, start=1))
-    wanted = [p for n, p in numbered if not slash or named in (str(n), p.graph.name)]
-    found = [p.graph for p in wanted if any(each.name == name for each in p.graph.nodes)]
-    if len(found) == 1:
-        return found[0], name
-    phases = found or [phase.graph for phase in program.phases]
-    nodes = [f"{n}/{each.name}" for n, p in numbered if p.graph in phases for each in p.graph.nodes]
-    problem = f"expected a node of one phase, found {'several' if found else 'none'} of this name"
-    alike = [each for each in nodes if each.endswith(f"/{name}")]
-    fix = alike[0] if alike else nearest_or_all(f"1/{name}", nodes)
-    raise GraphError(Fault(rule="peek", where=f"peek {node!r}", problem=problem, fix=fix))
 
 
 def _physical(plan: Plan, target: PlannedNode) -> str:

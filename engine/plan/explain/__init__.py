@@ -19,11 +19,11 @@ from engine.plan.explain.measurements import MeasuredRun, compared
 from engine.plan.explain.nodes import cut, nodes, workers
 from engine.plan.explain.summary import program, summary
 from engine.plan.plan import Plan
-from engine.plan.program_plan import ProgramPlan
+from engine.plan.program_plan import AnyPlan, ProgramPlan
 
 
 def explain(
-    plan: Plan | ProgramPlan,
+    plan: AnyPlan,
     *,
     measured: Mapping[int, MeasuredRun] | None = None,
     width: int = WIDTH,
@@ -31,17 +31,25 @@ def explain(
     """The plan as text; a Program's phase by phase. measured: by phase, shown beside what was
     predicted; 0 is a graph alone. width: of its lines; words that are longer stay whole.
     """
-    if isinstance(plan, Plan):
-        return _explained(plan, None if measured is None else measured.get(0, MeasuredRun()), width)
-    parts = [f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"]
+    texts: list[str] = []
+    for phase in plan.phases:
+        run = None if measured is None else measured.get(phase.phase_number, MeasuredRun())
+        texts.append(_explained(phase, run, width))
+    if isinstance(plan, ProgramPlan):
+        texts = list(_with_headings(plan, texts, width))
+    return printable("\n".join(texts))
+
+
+def _with_headings(plan: ProgramPlan, texts: Iterable[str], width: int) -> Iterator[str]:
+    """What is above the phases' texts, then each below its heading and what it begins with."""
+    yield f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"
     own = _section("warnings (errors with --strict)", _texts(map(str, plan.own)), width)
-    parts += ["\n".join(own) + "\n"] if own else []
-    for number, phase in enumerate(plan.phases, start=1):
-        found = None if measured is None else measured.get(number, MeasuredRun())
-        head = [plan.program.title(number), *beginnings(plan.program, number)]
-        lines = "\n".join([head[0], *(f"  {line}" for line in head[1:])])
-        parts.append(f"{lines}\n\n{_explained(phase, found, width)}")
-    return printable("\n".join(parts))
+    if own:
+        yield "\n".join(own) + "\n"
+    program = plan.program
+    for number, text in zip(program.numbers, texts, strict=True):
+        begins = "".join(f"\n  {line}" for line in beginnings(program, number))
+        yield f"{program.title(number)}{begins}\n\n{text}"
 
 
 def _explained(plan: Plan, found: MeasuredRun | None, width: int) -> str:
