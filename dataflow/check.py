@@ -16,17 +16,10 @@ import pyarrow as pa
 from dataflow.dialect import spoken, with_dialects
 from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, GraphWarning
-from dataflow.graph import Graph
+from dataflow.graph import Graph, Phase
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
-from dataflow.program import (
-    AnyGraph,
-    Phase,
-    Program,
-    beginnings,
-    numbered_phases,
-    phase_label,
-)
+from dataflow.program import AnyGraph, Program, beginnings, numbered_phases, phase_label
 from dataflow.regions import Regions
 from dataflow.rows import Domain, Domains
 from dataflow.rules import RULES, WARNINGS, unused

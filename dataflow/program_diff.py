@@ -12,8 +12,8 @@ from itertools import zip_longest
 from typing import Any
 
 from dataflow.diff import Change, Difference, diff
-from dataflow.graph import Graph
-from dataflow.program import AnyGraph, Phase
+from dataflow.graph import Graph, Phase
+from dataflow.program import AnyGraph
 from dataflow.shown import one_line
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dataflow.errors import Fault, GraphError
-from dataflow.graph import Graph
-from dataflow.program import AnyGraph, Phase, Program, Threshold
+from dataflow.graph import Graph, Phase, Threshold
+from dataflow.program import AnyGraph, Program
 from dataflow.snapshot import (
     digest_of,
     fingerprint,

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from dataflow.declaring import remade, remade_term
 from dataflow.errors import Fault, GraphError, nearest
-from dataflow.graph import Graph, Inputs, States
+from dataflow.graph import Graph, Inputs, Phase, States
 from dataflow.loss import Loss
 from dataflow.names import Known, peer_name
 from dataflow.node import Node
 from dataflow.parameters import NodeParameter, parameters_of, unsettable
-from dataflow.program import AnyGraph, Phase, Program, numbered_name, numbered_phases
+from dataflow.program import AnyGraph, Program, numbered_name, numbered_phases
 
 Source = TypeVar("Source", Graph, Program, AnyGraph)
 _NOBODY: Mapping[str, str] = {}

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from dataflow.display import Displayed
 from dataflow.errors import RunError, StorageError
-from dataflow.program import Threshold
+from dataflow.graph import Threshold
 from dataflow.storage import writing
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.keep.checkpoint.best_versions import BestVersions

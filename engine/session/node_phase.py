@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dataflow.errors import Fault, GraphError, nearest_or_all
-from dataflow.graph import Graph
-from dataflow.program import AnyGraph, Phase, numbered_name, numbered_phases
+from dataflow.graph import Graph, Phase
+from dataflow.program import AnyGraph, numbered_name, numbered_phases
 
 
 def find_phase(graph: AnyGraph, node: str) -> tuple[Graph, str]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dataflow.errors import CheckpointError
-from dataflow.program import Phase, Program, Threshold
+from dataflow.graph import Phase, Threshold
+from dataflow.program import Program
 from engine.api import plan
 from engine.keep.checkpoint.provenance import Provenance, differences, provenance
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint

@@ -33,10 +33,10 @@ class Edit:
 
 def edits(before: AnyGraph, after: AnyGraph) -> tuple[Edit, ...]:
     """The parameters that differ between a graph and its edited version, which has its phases."""
-    found: list[Edit] = []
+    all_edits: list[Edit] = []
     for (number, old), new in zip(numbered_phases(before), after.phases, strict=True):
-        found += _of_graphs(old.graph, new.graph, number)
-    return tuple(found)
+        all_edits += _of_graphs(old.graph, new.graph, number)
+    return tuple(all_edits)
 
 
 def _of_graphs(before: Graph, after: Graph, phase: int) -> Iterator[Edit]:

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dataflow.dialect import with_dialects
-from dataflow.graph import Graph
+from dataflow.graph import Graph, Phase
 from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.program import AnyGraph, Phase, numbered_name, numbered_phases
+from dataflow.program import AnyGraph, numbered_name, numbered_phases
 from dataflow.scripts import MAIN
 from dataflow.snapshot import encode
 from dataflow.written import LOST
