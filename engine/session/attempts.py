@@ -195,7 +195,6 @@ class _Run:
         self._options = options
         self._folder = folder
         self._hooks = hooks
-        self._phase = plan.phase_number
         pinned = plan.phase.pinned if plan.phase else ()
         self.store = CheckpointStore(folder.checkpoints, keep=options.keep, pinned=pinned)
         self._best = best_versions(plan, folder)
@@ -208,9 +207,10 @@ class _Run:
             self._log.warn(warning)
         warn_of_room(plan, folder.checkpoints, options)
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
-        file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
-        title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
-        trace = Trace(folder.trace / file, process=title, first=plan.first)
+        file, title = f"run_{number}", "dataflow"
+        if plan.phase is not None:
+            file, title = f"{file}_phase_{plan.phase_number}", f"{title}, {plan.phase.title}"
+        trace = Trace(folder.trace / f"{file}.json", process=title, first=plan.first)
         self._trace = stack.enter_context(_closed(trace))
         self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
         if options.progress:
@@ -230,9 +230,10 @@ class _Run:
             recording = recorded(plan, self._folder, self._options, begun, stack)
             workers, lines = self._workers(stack), self._lines(begun, stack)
             stream = EventStream(self._log, self._trace, Probes(plan.seed))
-            told: dict[str, Any] = {"first": plan.first, "phase": self._phase}
-            told["evaluates"] = self._options.steps == 0
-            metrics = RunMetrics(plan.workers, lines, stream, **told)
+            first, phase, evaluates = plan.first, plan.phase_number, self._options.steps == 0
+            metrics = RunMetrics(
+                plan.workers, lines, stream, first=first, phase=phase, evaluates=evaluates
+            )
             for subscriber in (metrics, *self._views(stack)):
                 stream.add(subscriber)
             for take in self._on_step:
@@ -276,8 +277,8 @@ class _Run:
 
     def latest(self) -> StoredCheckpoint | None:
         """The newest intact checkpoint of this run, or phase."""
-        found = self.store.latest()
-        return found if found is not None and found.step > self._plan.first else None
+        newest = self.store.latest()
+        return newest if newest is not None and newest.step > self._plan.first else None
 
     def is_through(self, finish: Finish) -> bool:
         """Whether this phase came to its end, and was not stopped on its way."""
@@ -342,7 +343,7 @@ class _Run:
         """What flows, for whoever looks at the run's folder."""
         writer = FlowWriter(self._folder.events, after=begun)
         stack.callback(writer.close)
-        flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._phase)
+        flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._plan.phase_number)
         stack.enter_context(told_meanwhile(flow, workers.doing))
         return flow
 
@@ -387,19 +388,24 @@ def _closed(thing: C1) -> Iterator[C1]:
 
 
 def _config(plan: Plan, options: RunOptions) -> dict[str, Any]:
-    return {"graph": plan.phase.program if plan.phase else plan.graph, "seed": options.seed}
+    name = plan.phase.program if plan.phase else plan.graph
+    return {"graph": name, "seed": options.seed}
 
 
 def _progress(plan: Plan, options: RunOptions) -> Progress:
     """The display, of which a phase shows only its own Steps."""
-    lag = any(source.max_lag for source in plan.sources)
-    told: dict[str, Any] = {"every": options.log_every, "lag": lag}
-    if plan.phase is None:
-        return Progress(options.steps, title=plan.graph, **told)
-    phase, steps = plan.phase, options.steps
-    last = None if steps is None else phase.first + steps
-    named = f"phase {phase.number}/{phase.count} {plan.graph}"
-    return Progress(last, title=phase.program, phase=named, first=phase.first, **told)
+    title, label = plan.graph, ""
+    if plan.phase is not None:
+        title = plan.phase.program
+        label = f"phase {plan.phase.number}/{plan.phase.count} {plan.graph}"
+    return Progress(
+        None if options.steps is None else plan.first + options.steps,
+        title=title,
+        phase=label,
+        first=plan.first,
+        every=options.log_every,
+        lag=any(source.max_lag for source in plan.sources),
+    )
 
 
 def trained_in(plan: Plan, checkpoint: Path) -> dict[str, Path]:

@@ -74,8 +74,9 @@ def _ended(plan: Plan, steps: int | None, cut: Cut) -> str:
         return ""
     if steps is not None:
         return f"all {steps} steps are done" if done >= steps else ""
-    exhausted = any(_is_exhausted(plan, source.name, cut) for source in plan.sources)
-    return "the data has ended" if exhausted else ""
+    if any(_is_exhausted(plan, source.name, cut) for source in plan.sources):
+        return "the data has ended"
+    return ""
 
 
 def _is_exhausted(plan: Plan, source: str, cut: Cut) -> bool:
@@ -89,13 +90,13 @@ def _is_exhausted(plan: Plan, source: str, cut: Cut) -> bool:
 
 
 def _result(plan: Plan, folder: RunFolder, latest: StoredCheckpoint, ended: str) -> Result:
-    metrics = recorded_row(folder.metrics, latest.step)
-    told: Mapping[str, float] = {k: v for k, v in metrics.items() if v is not None}
+    row = recorded_row(folder.metrics, latest.step)
+    metrics: Mapping[str, float] = {name: v for name, v in row.items() if v is not None}
     return Result(
         folder=folder.path,
         reason=f"{NOTHING}, as {ended}",
         step=latest.step,
-        metrics=told,
+        metrics=metrics,
         checkpoint=latest.path,
         trained=trained_in(plan, latest.path),
         best=best_versions(plan, folder).paths(),

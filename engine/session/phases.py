@@ -66,12 +66,12 @@ def run_phases(
             frame.log.warn(warning)
         while True:
             plan = begun(planned, place, folder)
-            own_options = replace(options, steps=steps_of(planned, place.number, options))
-            own_hooks = replace(hooks, threshold=phase_of(planned, place.number).until)
-            starts = replace(begins, checkpoint=place.checkpoint)
-            result, through = run_phase(frame, plan, own_options, folder, own_hooks, starts)
+            phase_options = replace(options, steps=steps_of(planned, place.number, options))
+            phase_hooks = replace(hooks, threshold=phase_of(planned, place.number).until)
+            start = replace(begins, checkpoint=place.checkpoint)
+            result, is_through = run_phase(frame, plan, phase_options, folder, phase_hooks, start)
             best |= result.best
-            if not through or place.number == len(planned.phases):
+            if not is_through or place.number == len(planned.phases):
                 return _whole(result, best, plan, frame)
             _require_seen(planned, place, folder)
             place = place.after(result.step)
