@@ -42,14 +42,14 @@ class WatchedRunOptions(RunOptions):
 def main(arguments: Sequence[str]) -> int:
     """Run; raises what made the run fail."""
     with ending_command():
-        graph, given = graph_and(WatchedRunOptions, "run", arguments)
-        options = given.of_run()
+        graph, watched_options = graph_and(WatchedRunOptions, "run", arguments)
+        options = watched_options.of_run()
         from engine.session.calls import run  # here: it imports what runs kernels
 
         received = is_received(arguments[0])
         if folder := run_folder(arguments[0]):
             say(f"a new run; dataflow resume {folder} goes on with the old one")
-        with watching(options.runs, options.name or graph.name, wanted=given.watch):
+        with watching(options.runs, options.name or graph.name, wanted=watched_options.watch):
             return ended(run(checked(graph, arguments[0]) if received else graph, options))
 
 
