@@ -43,7 +43,7 @@ from engine.session.edit_trial import TriedEdit
 from engine.session.finished_run import finished
 from engine.session.node_phase import find_phase
 from engine.session.peek import first_rows
-from engine.session.phases import place_of, run_phases
+from engine.session.phases import find_place, run_phases
 from engine.session.planning import Runnable, plan, source_of
 from engine.session.run_beginning import Beginning, WantedRun, beginning, keep_changes
 
@@ -225,7 +225,7 @@ def _layouts(folder: RunFolder, planned: AnyPlan) -> list[ProvenanceDifference]:
 
 def _ended(planned: AnyPlan, folder: RunFolder, latest: StoredCheckpoint | None) -> int:
     """How many phases are over."""
-    return place_of(planned, folder, latest).number - 1
+    return find_place(planned, folder, latest).number - 1
 
 
 def peek(graph: AnyGraph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:

@@ -20,7 +20,7 @@ from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
 from engine.plan.source_rows import rows_in_data
 from engine.session.attempts import Result, best_versions, has_passed, trained_in
-from engine.session.phases import begun, phase_of, place_of, steps_of
+from engine.session.phases import begun, find_place, phase_of, phase_steps
 
 NOTHING = "nothing to do"
 """How the reason of such a Result begins."""
@@ -38,12 +38,12 @@ def finished(
     if latest is None:
         return None
     _require_more(folder, options, latest.step)
-    place = place_of(planned, folder, latest)
+    place = find_place(planned, folder, latest)
     if place.checkpoint is None or place.number < len(planned.phases):
         return None
     last = begun(planned, place, folder)
     until = phase_of(planned, place.number).until
-    steps = steps_of(planned, place.number, options)
+    steps = phase_steps(planned, place.number, options)
     cut = read_cut(latest.path, latest.step)
     passed = has_passed(until, folder, latest.step)
     cause = "" if passed else _ended(last, steps, cut)

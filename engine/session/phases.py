@@ -59,14 +59,14 @@ def run_phases(
     also for a phase whose Steps lack the metric of its threshold, or KeyboardInterrupt if a signal
     ends the run at once.
     """
-    place, best = place_of(planned, folder, begins.checkpoint), {}
+    place, best = find_place(planned, folder, begins.checkpoint), {}
     with ExitStack() as stack:
         frame = RunFrame(planned.phases, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
         while True:
             plan = begun(planned, place, folder)
-            phase_options = replace(options, steps=steps_of(planned, place.number, options))
+            phase_options = replace(options, steps=phase_steps(planned, place.number, options))
             phase_hooks = replace(hooks, threshold=phase_of(planned, place.number).until)
             start = replace(begins, checkpoint=place.checkpoint)
             result, is_through = run_phase(frame, plan, phase_options, folder, phase_hooks, start)
@@ -95,13 +95,15 @@ def phase_of(planned: AnyPlan, number: int) -> Phase:
     return planned.program.phases[number - 1]
 
 
-def steps_of(planned: AnyPlan, number: int, options: RunOptions) -> int | None:
+def phase_steps(planned: AnyPlan, number: int, options: RunOptions) -> int | None:
     """The Steps of a phase. Those of the options are for a graph alone: a Program refuses them."""
     steps = phase_of(planned, number).steps
     return options.steps if steps is None else steps
 
 
-def place_of(planned: AnyPlan, folder: RunFolder, checkpoint: StoredCheckpoint | None) -> Standing:
+def find_place(
+    planned: AnyPlan, folder: RunFolder, checkpoint: StoredCheckpoint | None
+) -> Standing:
     """The place of a checkpoint: within its phase, or the start of the next one if it had ended."""
     if checkpoint is None:
         return Standing()
