@@ -24,12 +24,12 @@ from dataflow.errors import (
     RunError,
     StorageError,
 )
-from dataflow.graph import Graph
+from dataflow.graph import Graph, Phase, Threshold
 from dataflow.importing import packages_hidden
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Buffer, Model, Number, Schedule, Table, cosine, linear, warmup
 from dataflow.node import Node, Port
-from dataflow.program import Phase, Program, Threshold
+from dataflow.program import Program
 from dataflow.schema import (
     Advantage,
     Completion,

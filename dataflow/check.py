@@ -7,7 +7,7 @@ rule (rules/), any decision about devices (the planner).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar, overload
 
@@ -16,10 +16,10 @@ import pyarrow as pa
 from dataflow.dialect import spoken, with_dialects
 from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, GraphWarning
-from dataflow.graph import Graph
+from dataflow.graph import Graph, Phase
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
-from dataflow.program import Program, beginnings
+from dataflow.program import AnyGraph, Program, beginnings, numbered_phases, phase_label
 from dataflow.regions import Regions
 from dataflow.rows import Domain, Domains
 from dataflow.rules import RULES, WARNINGS, unused
@@ -113,6 +113,11 @@ class CheckedGraph(Displayed):
     def __repr__(self) -> str:
         return f"CheckedGraph({self.graph.name!r}, {counted(len(self.warnings), 'warning')})"
 
+    @property
+    def source(self) -> Graph:
+        """What was checked, as a CheckedProgram has it too."""
+        return self.graph
+
     def describe(self) -> str:
         """A few lines for a person: sizes, staleness, where streaming ends, dialects, notes,
         warnings.
@@ -135,41 +140,60 @@ class CheckedProgram(Displayed):
         return f"CheckedProgram({self.program.name!r}, {counted(len(self.warnings), 'warning')})"
 
     @property
+    def source(self) -> Program:
+        """What was checked, as a CheckedGraph has it too."""
+        return self.program
+
+    @property
     def warnings(self) -> tuple[GraphWarning, ...]:
         """Those of each phase, with its name, and its own."""
-        numbered = enumerate(self.phases, start=1)
-        found = [(n, warning) for n, phase in numbered for warning in phase.warnings]
-        return (*(of_phase(self.program, n, warning) for n, warning in found), *self.own)
+        warnings: list[GraphWarning] = []
+        pairs = zip(numbered_phases(self.program), self.phases, strict=True)
+        for (number, phase), checked in pairs:
+            warnings += [of_phase(number, phase, warning) for warning in checked.warnings]
+        return (*warnings, *self.own)
 
     def describe(self) -> str:
         """Each phase's heading and few lines, then the warnings."""
         return "\n".join(_described_program(self))
 
 
+AnyChecked = CheckedGraph | CheckedProgram
+"""What `check` makes of either."""
+
+
 @overload
 def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph: ...
 @overload
 def check(graph: Program, columns_of: ColumnReader | None = None) -> CheckedProgram: ...
-@overload
-def check(
-    graph: Graph | Program, columns_of: ColumnReader | None = None
-) -> CheckedGraph | CheckedProgram: ...
-def check(
-    graph: Graph | Program, columns_of: ColumnReader | None = None
-) -> CheckedGraph | CheckedProgram:
+def check(graph: AnyGraph, columns_of: ColumnReader | None = None) -> AnyChecked:
     """Prove what the design calls a checked graph, or that of each phase of a Program. Reads only
     headers of data files, no weights, no torch.
 
     columns_of: returns the columns of a source's data, instead of the reader that its operator
     names. Raises GraphError with every fault, ordered by source line; by phase.
     """
-    if isinstance(graph, Program):
-        return _check_program(graph, columns_of)
-    context = context_of(with_dialects(graph), columns_of)
-    faults = _faults(context)
+    if isinstance(graph, Graph):
+        return _check_phases(graph, columns_of)[0]
+    phases = _check_phases(graph, columns_of, program_faults(graph))
+    own = tuple(program_warnings(graph))
+    return CheckedProgram(program=graph, phases=phases, own=own)
+
+
+def _check_phases(
+    graph: AnyGraph, columns_of: ColumnReader | None, known: Iterable[Fault] = ()
+) -> tuple[CheckedGraph, ...]:
+    """Apply every rule to every phase. Raises GraphError with the known faults and all others."""
+    faults = list(known)
+    phases: list[CheckedGraph] = []
+    for (number, phase), carried in zip(numbered_phases(graph), graph.begins, strict=True):
+        context = context_of(with_dialects(phase.graph), columns_of, carried)
+        faults += [of_phase(number, phase, fault) for fault in _faults(context)]
+        if not faults:
+            phases.append(_checked(context))
     if faults:
         raise GraphError(faults)
-    return _checked(context)
+    return tuple(phases)
 
 
 def _faults(context: Context) -> list[Fault]:
@@ -177,26 +201,16 @@ def _faults(context: Context) -> list[Fault]:
     return sorted(dict.fromkeys(faults), key=_line)
 
 
-def _check_program(program: Program, columns_of: ColumnReader | None) -> CheckedProgram:
-    faults, phases = list(program_faults(program)), []
-    for number, phase in enumerate(program.phases, start=1):
-        graph, carried = with_dialects(phase.graph), program.begins[number - 1]
-        context = context_of(graph, columns_of, carried)
-        found = _faults(context)
-        faults += [of_phase(program, number, fault) for fault in found]
-        phases += [] if faults else [_checked(context)]
-    if faults:
-        raise GraphError(faults)
-    own = tuple(program_warnings(program))
-    return CheckedProgram(program=program, phases=tuple(phases), own=own)
-
-
 F1 = TypeVar("F1", bound=Fault)
 
 
-def of_phase(program: Program, number: int, fault: F1) -> F1:
-    """The same, with its phase before its place: two phases may be made by one line."""
-    return replace(fault, where=f"{program.label(number)}, {fault.where}")
+def of_phase(number: int, phase: Phase, fault: F1) -> F1:
+    """The same, with its phase before its place: two phases may be made by one line. Of a graph
+    alone (0) as it is.
+    """
+    if number == 0:
+        return fault
+    return replace(fault, where=f"{phase_label(number, phase)}, {fault.where}")
 
 
 def _described_program(checked: CheckedProgram) -> Iterator[str]:

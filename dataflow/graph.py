@@ -1,27 +1,35 @@
-"""Graphs: the nodes reachable from their sinks, and rewrites of them.
+"""Graphs: the nodes reachable from their sinks, rewrites of them, and how long one runs.
 
-Owns: reachability, order, look-up by name, and the two rewrites `replace` and `extend`, which
-return the same object for what did not change. Does not own: any rule about valid graphs
-(check.py); a Graph may be wrong.
+Owns: reachability, order, look-up by name, the two rewrites `replace` and `extend`, which return
+the same object for what did not change, and a phase: a graph with its end. Does not own: any rule
+about valid graphs (check.py), several phases (program.py); a Graph may be wrong.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataflow.calls import call_site, require
+from dataflow.calls import call_site, constructs, refused, require
 from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, Origin, nearest
+from dataflow.limits import number, text, whole
 from dataflow.model import Buffer, State
 from dataflow.node import Node, Port
 from dataflow.schema import Schema
 
+if TYPE_CHECKING:
+    from dataflow.program import Carried
+
 S = TypeVar("S", bound=Schema)
 Inputs = Mapping[str, Port[Any]]
 States = Mapping[str, State]
+_STEPS = whole(1, like=1000, optional=True)
+_BOUND = number(like=0.5, optional=True)
+_METRIC = text(like="eval/exact_match")
 
 
 class Graph(Displayed):
@@ -123,6 +131,26 @@ class Graph(Displayed):
                     found.setdefault(known)
         return tuple(found)
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """A graph alone is a Program of one phase, which has no number and no end of its own."""
+        return (Phase(self, origin=self.origin),)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its phases: 0, as its one phase has none."""
+        return (0,)
+
+    @property
+    def begins(self) -> tuple[Mapping[str, Carried], ...]:
+        """For its one phase, the Models that do not begin with their base: none."""
+        return ({},)
+
+    def with_graphs(self, graphs: Sequence[Graph]) -> Graph:
+        """The one graph in the place of its own, as `Program.with_graphs`."""
+        (graph,) = graphs
+        return graph
+
     def users(self, node: Node) -> tuple[Node, ...]:
         """The nodes with an input from this one."""
         return tuple(n for n in self.nodes if any(p.node is node for p in n.inputs.values()))
@@ -218,6 +246,83 @@ class Graph(Displayed):
         where = f"{what} {name!r}" if what == "node" else what
         problem = f"no node {name!r}; nodes: {', '.join(known)}"
         return Fault(rule="name", where=where, problem=problem, fix=fix, origin=call_site())
+
+
+@constructs
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Ends a phase at the end of the first Step whose `metric` is at least, or at most, a value."""
+
+    metric: str
+    at_least: float | None = field(default=None, kw_only=True)
+    at_most: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        where, fix = "Threshold", 'Threshold("eval/exact_match", at_least=0.5)'
+        fits = _METRIC.accepts(self.metric) and bool(self.metric)
+        require(where, "metric", self.metric, fits=fits, expected="a metric's name", fix=fix)
+        for name, value in (("at_least", self.at_least), ("at_most", self.at_most)):
+            fits = _BOUND.accepts(value)
+            require(where, name, value, fits=fits, expected=_BOUND.expected(value), fix=fix)
+        if (self.at_least is None) == (self.at_most is None):
+            raise refused(where, "expected one of at_least and at_most", fix)
+
+    def __str__(self) -> str:
+        low = self.at_least is not None
+        return f"{self.metric} {'>=' if low else '<='} {self.at_least if low else self.at_most}"
+
+    def reached(self, metrics: Mapping[str, float | None]) -> bool:
+        """Whether a Step's metrics meet it; not where the metric is absent or not a number."""
+        found = metrics.get(self.metric)
+        if found is None:
+            return False
+        if self.at_least is not None:
+            return found >= self.at_least
+        return self.at_most is not None and found <= self.at_most
+
+
+@constructs
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One graph of a Program, and how long it runs.
+
+    steps: of this phase, by which its schedules, start= and every= count; None: one pass over its
+    data. until: ends it earlier. optimizers: names of Models whose optimizer goes on where their
+    last training in an earlier phase ended; all others begin anew, since moments of another loss
+    are seldom wanted.
+    """
+
+    graph: Graph
+    steps: int | None = None
+    until: Threshold | None = field(default=None, kw_only=True)
+    optimizers: tuple[str, ...] = field(default=(), kw_only=True)
+    origin: Origin | None = field(default=None, kw_only=True, compare=False, repr=False)
+    """Where it was made; by default the line of the call."""
+
+    def __post_init__(self) -> None:
+        if self.origin is None:
+            object.__setattr__(self, "origin", call_site())
+        where, graph, until = "Phase", self.graph, self.until
+        fits = isinstance(graph, Graph)
+        require(where, "graph", graph, fits=fits, expected="a Graph", fix="Phase(sft(...), 200)")
+        fits, expected = _STEPS.accepts(self.steps), _STEPS.expected()
+        require(where, "steps", self.steps, fits=fits, expected=expected, fix="steps=1000")
+        fits, fix = (
+            until is None or isinstance(until, Threshold),
+            'until=Threshold("eval/x", at_least=0.5)',
+        )
+        require(where, "until", until, fits=fits, expected="a Threshold or None", fix=fix)
+        named = self.optimizers
+        fits = isinstance(named, tuple | list) and all(isinstance(n, str) and n for n in named)
+        expected, fix = "names of Models", 'optimizers=("policy",)'
+        require(where, "optimizers", named, fits=fits, expected=expected, fix=fix)
+        object.__setattr__(self, "optimizers", tuple(named))
+
+    @property
+    def length(self) -> str:
+        """`200 Steps, or until eval/exact_match >= 0.5`."""
+        steps = "1 Step" if self.steps == 1 else f"{self.steps:,} Steps" if self.steps else ""
+        return (steps or "one pass over its data") + (f", or until {self.until}" * bool(self.until))
 
 
 def _moved(state: State, new: Mapping[int, Node]) -> State:

@@ -1,108 +1,31 @@
 """Programs: graphs that one run goes through, one after another.
 
-Owns: the values (Program, Phase, Threshold), and with whose weights each Model of a phase begins.
-Does not own: what is wrong with a Program (rules/programs.py), running it (engine).
+Owns: the value, how the names of a phase's nodes are told from those of other phases, and with
+whose weights each Model of a phase begins. Does not own: one phase (graph.py), what is wrong with a
+Program (rules/programs.py), running it (engine).
 
     Program((sft(base, demos), 200), (grpo(base, data, fn), 1000))
+
+A graph alone is a Program of one phase whose number is 0: `AnyGraph` is either, and both have
+`name`, `origin`, `phases`, `numbers`, `begins`, `with_graphs` and `in_dialect`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dataflow.calls import call_site, constructs, refused, require
+from dataflow.calls import call_site, refused, require
 from dataflow.convention import Dialect
 from dataflow.display import Displayed
 from dataflow.errors import Origin
-from dataflow.graph import Graph
-from dataflow.limits import number, text, whole
+from dataflow.graph import Graph, Phase
 from dataflow.model import Model
 from dataflow.regions import trained_models
 
-_STEPS = whole(1, like=1000, optional=True)
-_BOUND = number(like=0.5, optional=True)
-_METRIC = text(like="eval/exact_match")
 _PAIR = "Program((sft(...), 200), (grpo(...), 1000))"
-
-
-@constructs
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """Ends a phase at the end of the first Step whose `metric` is at least, or at most, a value."""
-
-    metric: str
-    at_least: float | None = field(default=None, kw_only=True)
-    at_most: float | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        where, fix = "Threshold", 'Threshold("eval/exact_match", at_least=0.5)'
-        fits = _METRIC.accepts(self.metric) and bool(self.metric)
-        require(where, "metric", self.metric, fits=fits, expected="a metric's name", fix=fix)
-        for name, value in (("at_least", self.at_least), ("at_most", self.at_most)):
-            fits = _BOUND.accepts(value)
-            require(where, name, value, fits=fits, expected=_BOUND.expected(value), fix=fix)
-        if (self.at_least is None) == (self.at_most is None):
-            raise refused(where, "expected one of at_least and at_most", fix)
-
-    def __str__(self) -> str:
-        low = self.at_least is not None
-        return f"{self.metric} {'>=' if low else '<='} {self.at_least if low else self.at_most}"
-
-    def reached(self, metrics: Mapping[str, float | None]) -> bool:
-        """Whether a Step's metrics meet it; not where the metric is absent or not a number."""
-        found = metrics.get(self.metric)
-        if found is None:
-            return False
-        if self.at_least is not None:
-            return found >= self.at_least
-        return self.at_most is not None and found <= self.at_most
-
-
-@constructs
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One graph of a Program, and how long it runs.
-
-    steps: of this phase, by which its schedules, start= and every= count; None: one pass over its
-    data. until: ends it earlier. optimizers: names of Models whose optimizer goes on where their
-    last training in an earlier phase ended; all others begin anew, since moments of another loss
-    are seldom wanted.
-    """
-
-    graph: Graph
-    steps: int | None = None
-    until: Threshold | None = field(default=None, kw_only=True)
-    optimizers: tuple[str, ...] = field(default=(), kw_only=True)
-    origin: Origin | None = field(default=None, kw_only=True, compare=False, repr=False)
-    """Where it was made; by default the line of the call."""
-
-    def __post_init__(self) -> None:
-        if self.origin is None:
-            object.__setattr__(self, "origin", call_site())
-        where, graph, until = "Phase", self.graph, self.until
-        fits = isinstance(graph, Graph)
-        require(where, "graph", graph, fits=fits, expected="a Graph", fix="Phase(sft(...), 200)")
-        fits, expected = _STEPS.accepts(self.steps), _STEPS.expected()
-        require(where, "steps", self.steps, fits=fits, expected=expected, fix="steps=1000")
-        fits, fix = (
-            until is None or isinstance(until, Threshold),
-            'until=Threshold("eval/x", at_least=0.5)',
-        )
-        require(where, "until", until, fits=fits, expected="a Threshold or None", fix=fix)
-        named = self.optimizers
-        fits = isinstance(named, tuple | list) and all(isinstance(n, str) and n for n in named)
-        expected, fix = "names of Models", 'optimizers=("policy",)'
-        require(where, "optimizers", named, fits=fits, expected=expected, fix=fix)
-        object.__setattr__(self, "optimizers", tuple(named))
-
-    @property
-    def length(self) -> str:
-        """`200 Steps, or until eval/exact_match >= 0.5`."""
-        steps = "1 Step" if self.steps == 1 else f"{self.steps:,} Steps" if self.steps else ""
-        return (steps or "one pass over its data") + (f", or until {self.until}" * bool(self.until))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,17 +74,46 @@ class Program(Displayed):
 
     def in_dialect(self, dialect: Dialect) -> Program:
         """The same Program with another peer's conventions in every phase."""
-        phases = (replace(p, graph=p.graph.in_dialect(dialect)) for p in self.phases)
+        return self.with_graphs([phase.graph.in_dialect(dialect) for phase in self.phases])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its phases, from 1."""
+        return tuple(range(1, len(self.phases) + 1))
+
+    def with_graphs(self, graphs: Sequence[Graph]) -> Program:
+        """The same Program with another graph in each phase."""
+        pairs = zip(self.phases, graphs, strict=True)
+        phases = (replace(phase, graph=graph) for phase, graph in pairs)
         return Program(*phases, name=self.name, origin=self.origin)
 
     def label(self, number: int) -> str:
         """`phase 2 'grpo'`: a phase, counted from 1, as messages name it."""
-        return f"phase {number} {self.phases[number - 1].graph.name!r}"
+        return phase_label(number, self.phases[number - 1])
 
     def title(self, number: int) -> str:
         """`phase 2 of 2: grpo, 1,000 Steps`: its heading."""
         phase = self.phases[number - 1]
         return f"phase {number} of {len(self.phases)}: {phase.graph.name}, {phase.length}"
+
+
+AnyGraph = Graph | Program
+"""What check, plan, draw, run, diff and snapshots take: one phase, or several."""
+
+
+def numbered_phases(graph: AnyGraph) -> Iterator[tuple[int, Phase]]:
+    """Each phase after its number: from 1 in a Program, 0 for a graph alone."""
+    return zip(graph.numbers, graph.phases, strict=True)
+
+
+def phase_label(number: int, phase: Phase) -> str:
+    """`phase 2 'grpo'`: a phase, counted from 1, as messages name it."""
+    return f"phase {number} {phase.graph.name!r}"
+
+
+def numbered_name(number: int, name: str) -> str:
+    """`2/rollout`: what a phase has, told from other phases; of a graph alone (0) the name."""
+    return f"{number}/{name}" if number else name
 
 
 def _phase(given: Any) -> Phase:

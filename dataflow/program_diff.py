@@ -12,8 +12,8 @@ from itertools import zip_longest
 from typing import Any
 
 from dataflow.diff import Change, Difference, diff
-from dataflow.graph import Graph
-from dataflow.program import Phase, Program
+from dataflow.graph import Graph, Phase
+from dataflow.program import AnyGraph
 from dataflow.shown import one_line
 
 
@@ -63,17 +63,13 @@ class ProgramDifference:
         return "\n\n".join([one_line(names), *parts]) + "\n"
 
 
-def compare(a: Graph | Program, b: Graph | Program) -> Difference | ProgramDifference:
+def compare(a: AnyGraph, b: AnyGraph) -> Difference | ProgramDifference:
     """What turns a into b. A graph is compared with a Program as one phase without an end."""
-    if isinstance(a, Graph) and isinstance(b, Graph):
+    if isinstance(a, Graph) and isinstance(b, Graph):  # two graphs alone have no headings
         return diff(a, b)
-    pairs = enumerate(zip_longest(_phases(a), _phases(b)), start=1)
-    found = tuple(_compared(number, old, new) for number, (old, new) in pairs)
-    return ProgramDifference(before=a.name, after=b.name, phases=found)
-
-
-def _phases(target: Graph | Program) -> tuple[Phase, ...]:
-    return target.phases if isinstance(target, Program) else (Phase(target),)
+    pairs = enumerate(zip_longest(a.phases, b.phases), start=1)
+    phases = tuple(_compared(number, old, new) for number, (old, new) in pairs)
+    return ProgramDifference(before=a.name, after=b.name, phases=phases)
 
 
 def _compared(number: int, old: Phase | None, new: Phase | None) -> PhaseDifference:

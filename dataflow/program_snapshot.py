@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dataflow.errors import Fault, GraphError
-from dataflow.graph import Graph
-from dataflow.program import Phase, Program, Threshold
+from dataflow.graph import Graph, Phase, Threshold
+from dataflow.program import AnyGraph, Program
 from dataflow.snapshot import (
     digest_of,
     fingerprint,
@@ -35,9 +35,9 @@ PROGRAM_FORMAT = 1
 _FIX = "give the graph.json of a run folder"
 
 
-def written(target: Graph | Program) -> str:
+def written(target: AnyGraph) -> str:
     """A graph or a Program as JSON text. Raises GraphError as `dataflow.snapshot.to_json`."""
-    if isinstance(target, Graph):
+    if isinstance(target, Graph):  # a graph alone has a format of its own
         return to_json(target)
     document = {"format": PROGRAM_FORMAT, **_document(target, graph_document)}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -70,7 +70,7 @@ def _threshold(threshold: Threshold | None) -> dict[str, Any] | None:
     }
 
 
-def read(text: str, where: str = "snapshot", *, imports: bool = True) -> Graph | Program:
+def read(text: str, where: str = "snapshot", *, imports: bool = True) -> AnyGraph:
     """What was written, with its origins. where: the text's name in errors; imports: as of
     `dataflow.snapshot.from_json`, which it raises like; all phases' faults at once.
     """
@@ -114,9 +114,9 @@ def _phase(entry: Any, where: str, *, imports: bool) -> Phase:
     return made(Phase, fields, where)
 
 
-def identity(target: Graph | Program) -> str:
+def identity(target: AnyGraph) -> str:
     """A digest that another process computes, too; of a graph its `fingerprint`."""
-    if isinstance(target, Graph):
+    if isinstance(target, Graph):  # checkpoints have it as it was before there were Programs
         return fingerprint(target)
     return digest_of(_document(target, fingerprint))
 

@@ -24,9 +24,8 @@ from typing import Any
 
 from dataflow.by_name import MAIN, Declaration, at_name
 from dataflow.declared import strangers
-from dataflow.graph import Graph
 from dataflow.importing import import_path, located
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.program_snapshot import written
 from dataflow.schema import Schema
 from dataflow.written import LOST, place_of
@@ -113,7 +112,7 @@ def _guards(text: str) -> Iterator[ast.If]:
             yield each
 
 
-def kept(source: Graph | Program) -> tuple[str, Script, str]:
+def kept(source: AnyGraph) -> tuple[str, Script, str]:
     """The text of a snapshot, with names that other processes find, as far as there are any. Also
     returns the script, and one line about what they do not find; empty if that is nothing.
     """
@@ -128,9 +127,8 @@ def kept(source: Graph | Program) -> tuple[str, Script, str]:
     return again, of, _notice(lost, of) if lost else ""
 
 
-def _strangers(source: Graph | Program) -> set[str]:
-    graphs = [source] if isinstance(source, Graph) else [phase.graph for phase in source.phases]
-    return {key for graph in graphs for key in strangers(graph)}
+def _strangers(source: AnyGraph) -> set[str]:
+    return {key for phase in source.phases for key in strangers(phase.graph)}
 
 
 class _Renaming:

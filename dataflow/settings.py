@@ -12,18 +12,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from dataflow.declaring import remade, remade_term
 from dataflow.errors import Fault, GraphError, nearest
-from dataflow.graph import Graph, Inputs, States
+from dataflow.graph import Graph, Inputs, Phase, States
 from dataflow.loss import Loss
 from dataflow.names import Known, peer_name
 from dataflow.node import Node
 from dataflow.parameters import NodeParameter, parameters_of, unsettable
-from dataflow.program import Program
+from dataflow.program import AnyGraph, Program, numbered_name, numbered_phases
 
-Source = TypeVar("Source", Graph, Program)
+Source = TypeVar("Source", Graph, Program, AnyGraph)
 _NOBODY: Mapping[str, str] = {}
 
 
@@ -40,7 +40,7 @@ class SettableNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """One text, taken apart. phase: counted from 0."""
+    """One text, taken apart. phase: its number."""
 
     text: str
     phase: int
@@ -53,19 +53,9 @@ class _Setting:
         return self.phase, self.node, self.name
 
 
-@overload
-def edited(source: Graph, settings: Sequence[str], *, flags: Mapping[str, str] = ...) -> Graph: ...
-@overload
 def edited(
-    source: Program, settings: Sequence[str], *, flags: Mapping[str, str] = ...
-) -> Program: ...
-@overload
-def edited(
-    source: Graph | Program, settings: Sequence[str], *, flags: Mapping[str, str] = ...
-) -> Graph | Program: ...
-def edited(
-    source: Graph | Program, settings: Sequence[str], *, flags: Mapping[str, str] = _NOBODY
-) -> Graph | Program:
+    source: Source, settings: Sequence[str], *, flags: Mapping[str, str] = _NOBODY
+) -> Source:
     """The graph that its functions would have made with these values; the same one if they change
     nothing. Raises GraphError for a text that names nothing that can be set, and for a value that
     the parameter does not take, alone or beside the others.
@@ -73,45 +63,40 @@ def edited(
     flags: `NODE.PARAM` (`PHASE/NODE.PARAM` in a Program, by number) -> the parameter of the graph's
     own function that gives that value; such a setting is refused, and the flag named.
     """
-    graphs = _graphs(source)
-    given: dict[tuple[int, str, str], _Setting] = {}
+    settings_by_path: dict[tuple[int, str, str], _Setting] = {}
     for text in settings:
-        setting = _read(source, graphs, text, flags)
-        if setting.path in given:
+        setting = _read(source, text, flags)
+        if setting.path in settings_by_path:
             raise refused(text, f"{setting.node}.{setting.name} is set twice", "leave one out")
-        given[setting.path] = setting
-    new = [
-        _edited(graph, [s for s in given.values() if s.phase == i])
-        for i, graph in enumerate(graphs)
-    ]
-    if all(a is b for a, b in zip(new, graphs, strict=True)):
-        return source
-    if isinstance(source, Graph):
-        return new[0]
-    phases = (replace(p, graph=g) for p, g in zip(source.phases, new, strict=True))
-    return Program(*phases, name=source.name, origin=source.origin)
+        settings_by_path[setting.path] = setting
+    graphs: list[Graph] = []
+    changed = False
+    for number, phase in numbered_phases(source):
+        phase_settings = [each for each in settings_by_path.values() if each.phase == number]
+        graph = _edited(phase.graph, phase_settings)
+        changed = changed or graph is not phase.graph
+        graphs.append(graph)
+    return source.with_graphs(graphs) if changed else source
 
 
-def settable(source: Graph | Program) -> list[SettableNode]:
+def settable(source: AnyGraph) -> list[SettableNode]:
     """Every node with the parameters that a setting may change, in the order of the graph."""
-    several = isinstance(source, Program)
-    return [
-        SettableNode(
-            name=f"{i}/{node.name}" if several else node.name,
-            operator=node.operator.name,
-            parameters=tuple(parameters_of(node)),
-        )
-        for i, graph in enumerate(_graphs(source), 1)
-        for node in graph.nodes
-    ]
+    nodes: list[SettableNode] = []
+    for number, phase in numbered_phases(source):
+        for node in phase.graph.nodes:
+            name, parameters = numbered_name(number, node.name), tuple(parameters_of(node))
+            nodes.append(
+                SettableNode(name=name, operator=node.operator.name, parameters=parameters)
+            )
+    return nodes
 
 
-def target_of(source: Graph | Program, text: str) -> str:
+def target_of(source: AnyGraph, text: str) -> str:
     """`NODE.PARAM` that a setting's text names, or what it would name if that could be set; in a
     Program with the phase's number. Raises GraphError where it names no node.
     """
-    phase, node, name = _place(source, _graphs(source), text)
-    return _path(source, phase, node.name, name)
+    number, node, name = _place(source, text)
+    return numbered_name(number, f"{node.name}.{name}")
 
 
 def refused(text: str, problem: str, fix: str) -> GraphError:
@@ -121,20 +106,10 @@ def refused(text: str, problem: str, fix: str) -> GraphError:
     )
 
 
-def _graphs(source: Graph | Program) -> list[Graph]:
-    return [source] if isinstance(source, Graph) else [phase.graph for phase in source.phases]
-
-
-def _path(source: Graph | Program, phase: int, node: str, name: str) -> str:
-    return f"{phase + 1}/{node}.{name}" if isinstance(source, Program) else f"{node}.{name}"
-
-
-def _read(
-    source: Graph | Program, graphs: Sequence[Graph], text: str, flags: Mapping[str, str]
-) -> _Setting:
+def _read(source: AnyGraph, text: str, flags: Mapping[str, str]) -> _Setting:
     """A text as a setting of a parameter that may be set. Raises GraphError."""
-    phase, node, name = _place(source, graphs, text)
-    path, words = _path(source, phase, node.name, name), text.partition("=")[2]
+    number, node, name = _place(source, text)
+    path, words = numbered_name(number, f"{node.name}.{name}"), text.partition("=")[2]
     known = {parameter.name: parameter for parameter in parameters_of(node)}
     if path in flags and (name in known or name in unsettable(node)):
         same = name in known and flags[path] == name.rpartition(".")[2]
@@ -150,7 +125,7 @@ def _read(
         like = known[name].accepted.fix(words)
         fix = f"{text.partition('=')[0]}={like}" if like else "a value of that kind"
         raise refused(text, f"for {name} {error}", fix) from None
-    return _Setting(text=text, phase=phase, node=node.name, name=name, value=value)
+    return _Setting(text=text, phase=number, node=node.name, name=name, value=value)
 
 
 def _flag(name: str, words: str) -> str:
@@ -161,46 +136,47 @@ def _flag(name: str, words: str) -> str:
     return f"--{dashed} {shlex.quote(words)}" if words else f"--{dashed}"
 
 
-def _place(source: Graph | Program, graphs: Sequence[Graph], text: str) -> tuple[int, Node, str]:
-    """Phase (from 0), node and the parameter's name of a text. Raises GraphError."""
+def _place(source: AnyGraph, text: str) -> tuple[int, Node, str]:
+    """The phase's number, the node and the parameter's name of a text. Raises GraphError."""
     path, equals, _ = text.partition("=")
     if not equals or "." not in path:
-        raise refused(text, "expected NODE.PARAM=VALUE", _completed(graphs, path, text))
+        raise refused(text, "expected NODE.PARAM=VALUE", _completed(source, path, text))
     phases, rest = _phases(source, path.strip())
-    found = [
-        (i, node) for i in phases for node in graphs[i].nodes if rest.startswith(f"{node.name}.")
-    ]
-    longest = max((len(node.name) for _, node in found), default=0)
-    found = [(i, node) for i, node in found if len(node.name) == longest]
-    if not found:
-        names = list(dict.fromkeys(node.name for i in phases for node in graphs[i].nodes))
+    nodes = [(number, node) for number, phase in phases for node in phase.graph.nodes]
+    matches = [(number, node) for number, node in nodes if rest.startswith(f"{node.name}.")]
+    if not matches:
+        names = list(dict.fromkeys(node.name for _, node in nodes))
         name, _, param = rest.partition(".")
         near = nearest(name, names)
         fix = f"{near}.{param}=..." if near else f"one of {', '.join(names)}"
         raise refused(text, f"no node {name!r}", fix)
-    if len({i for i, _ in found}) > 1:
-        several = " or ".join(f"{i + 1}/{rest}=..." for i, _ in found)
-        raise refused(text, f"phases {', '.join(str(i + 1) for i, _ in found)} have it", several)
-    phase, node = found[0]
-    return phase, node, rest[longest + 1 :]
+    longest = max(len(node.name) for _, node in matches)
+    matches = [(number, node) for number, node in matches if len(node.name) == longest]
+    if len({number for number, _ in matches}) > 1:
+        fix = " or ".join(f"{numbered_name(number, rest)}=..." for number, _ in matches)
+        numbers = ", ".join(str(number) for number, _ in matches)
+        raise refused(text, f"phases {numbers} have it", fix)
+    number, node = matches[0]
+    return number, node, rest[longest + 1 :]
 
 
-def _phases(source: Graph | Program, path: str) -> tuple[list[int], str]:
-    """The phases (from 0) that a path may mean, and the path without a phase's number or name."""
-    if isinstance(source, Graph):
-        return [0], path
-    first, mark, rest = path.partition("/")
-    named = [i for i, p in enumerate(source.phases) if first in (str(i + 1), p.graph.name)]
-    return (named, rest) if mark and named else (list(range(len(source.phases))), path)
+def _phases(source: AnyGraph, path: str) -> tuple[list[tuple[int, Phase]], str]:
+    """The numbered phases that a path may mean, and the path without a phase's number or name. The
+    phase of a graph alone has neither.
+    """
+    phases = list(numbered_phases(source))
+    first, slash, rest = path.partition("/")
+    named = [(n, phase) for n, phase in phases if n and first in (str(n), phase.graph.name)]
+    return (named, rest) if slash and named else (phases, path)
 
 
-def _completed(graphs: Sequence[Graph], path: str, text: str) -> str:
+def _completed(source: AnyGraph, path: str, text: str) -> str:
     """The nearest text of the right form: a parameter that only one node has gets its node."""
     value = text.partition("=")[2] or "..."
     names = [
         f"{node.name}.{parameter.name}"
-        for graph in graphs
-        for node in graph.nodes
+        for phase in source.phases
+        for node in phase.graph.nodes
         for parameter in parameters_of(node)
     ]
     found = [name for name in names if name == path or name.rpartition(".")[2] == path]

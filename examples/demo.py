@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dataflow.draw import draw
-from dataflow.graph import Graph
+from dataflow.graph import Graph, Phase, Threshold
 from dataflow.model import Model, Number, linear
-from dataflow.program import Phase, Program, Threshold
+from dataflow.program import Program
 from engine.api import Result, peek, plan, run
 from engine.options import RunOptions
 from engine.plan.explain import explain

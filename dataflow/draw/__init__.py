@@ -14,7 +14,7 @@ from dataflow.draw.dot import dot, dot_of_program
 from dataflow.draw.fold import MANY, folded
 from dataflow.draw.mermaid import mermaid, mermaid_of_program
 from dataflow.draw.overlay import Overlay
-from dataflow.draw.phases import program_picture, with_pictures
+from dataflow.draw.phases import program_picture
 from dataflow.draw.picture import Picture, picture
 from dataflow.draw.placed import Placed as Placed
 from dataflow.draw.placed import PlacedWorker as PlacedWorker
@@ -23,7 +23,7 @@ from dataflow.draw.text import WIDTH as WIDTH
 from dataflow.draw.text import text, text_of_program
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph, Program, numbered_name
 
 Form = Literal["text", "mermaid", "dot", "svg"]
 
@@ -56,46 +56,52 @@ def draw(
         raise GraphError(Fault(rule="call", where="draw", problem=f"no form {form!r}", fix=fix))
     if fold is None and form == "text":
         fold = False
+    overlays = _overlays(graph, life, placed, notes or {})
+    pairs = zip(graph.phases, overlays, strict=True)
+    pictures = [_folded(picture(phase.graph), overlay, fold) for phase, overlay in pairs]
     if isinstance(graph, Program):
-        return _of_program(graph, form, width, fold, _overlays(graph, life, placed, notes))
-    one = placed if isinstance(placed, Placed) or placed is None else placed[0]
-    overlay = Overlay(life=life, placed=one, notes=notes or {})
-    shown = _folded(picture(graph), overlay, fold)
+        return _draw_program(graph, pictures, overlays, form, width)
     if form == "text":
-        return text(shown, width, overlay)
-    made = {"mermaid": mermaid, "dot": dot, "svg": svg}[form]
-    return made(shown, overlay)
+        return text(pictures[0], width, overlays[0])
+    write = {"mermaid": mermaid, "dot": dot, "svg": svg}[form]
+    return write(pictures[0], overlays[0])
 
 
-def _of_program(
-    program: Program, form: Form, width: int, fold: bool | None, overlays: Sequence[Overlay]
+def _draw_program(
+    program: Program,
+    pictures: Sequence[Picture],
+    overlays: Sequence[Overlay],
+    form: Form,
+    width: int,
 ) -> str:
-    whole = program_picture(program)
-    pairs = zip(whole.phases, overlays, strict=True)
-    shown = with_pictures(whole, [_folded(phase.picture, o, fold) for phase, o in pairs])
+    """The phases' pictures with their headings, and arrows for the weights that go on."""
+    shown = program_picture(program, pictures)
     if form == "text":
         return text_of_program(shown, width, overlays)
-    made = {"mermaid": mermaid_of_program, "dot": dot_of_program, "svg": svg_of_program}[form]
-    return made(shown, overlays)
+    write = {"mermaid": mermaid_of_program, "dot": dot_of_program, "svg": svg_of_program}[form]
+    return write(shown, overlays)
 
 
 def _overlays(
-    program: Program,
+    graph: AnyGraph,
     life: bool,
     placed: Placed | Sequence[Placed] | None,
-    notes: Mapping[str, Sequence[str]] | None,
+    notes: Mapping[str, Sequence[str]],
 ) -> list[Overlay]:
     """What each phase shows beyond its graph."""
-    count = len(program.phases)
-    places = [placed] * count if isinstance(placed, Placed) or placed is None else list(placed)
-    return [
-        Overlay(life=life, placed=place, notes=_of_phase(notes or {}, number))
-        for number, place in enumerate(places, start=1)
-    ]
+    places: Sequence[Placed | None] = [None] * len(graph.phases)
+    if isinstance(placed, Placed):
+        places = [placed] * len(graph.phases)
+    elif placed is not None:
+        places = placed
+    overlays: list[Overlay] = []
+    for number, place in zip(graph.numbers, places, strict=True):
+        overlays.append(Overlay(life=life, placed=place, notes=_of_phase(notes, number)))
+    return overlays
 
 
 def _of_phase(notes: Mapping[str, Sequence[str]], number: int) -> dict[str, Sequence[str]]:
-    mark = f"{number}/"
+    mark = numbered_name(number, "")
     return {k.removeprefix(mark): lines for k, lines in notes.items() if k.startswith(mark)}
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.batch import Batch
-from dataflow.check import CheckedGraph, CheckedProgram
+from dataflow.check import AnyChecked
 from dataflow.draw import draw
 from dataflow.draw.html import heading, picture, table, text
-from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.shown import shown_bytes
 
 _ROWS = 10
@@ -21,20 +20,19 @@ _LETTERS = 100
 _ITEMS = 6
 
 
-def drawn(source: Graph | Program) -> str:
+def drawn(source: AnyGraph) -> str:
     """The drawing, which anything that is wrong leaves possible."""
     return picture(draw(source, "svg"), f"drawing of {source!r}")
 
 
-def graph_page(graph: Graph | Program) -> str:
+def graph_page(graph: AnyGraph) -> str:
     """The drawing."""
     return drawn(graph)
 
 
-def checked_page(checked: CheckedGraph | CheckedProgram) -> str:
+def checked_page(checked: AnyChecked) -> str:
     """The drawing, and what the check found."""
-    source = checked.graph if isinstance(checked, CheckedGraph) else checked.program
-    return drawn(source) + text(checked.describe())
+    return drawn(checked.source) + text(checked.describe())
 
 
 def batch_page(batch: Batch) -> str:

@@ -6,9 +6,9 @@ Owns: these facts. Does not own: what is worth showing of one graph (picture.py)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dataflow.draw.picture import Picture, picture
+from dataflow.draw.picture import Picture
 from dataflow.program import Program, beginnings
 from dataflow.shown import one_line
 
@@ -41,17 +41,17 @@ class ProgramPicture:
     carried: tuple[CarriedWeights, ...]
 
 
-def program_picture(program: Program) -> ProgramPicture:
-    """The facts that every form of drawing shows."""
+def program_picture(program: Program, pictures: Sequence[Picture]) -> ProgramPicture:
+    """The facts that every form of drawing shows. pictures: of each phase's graph."""
     phases = tuple(
         DrawnPhase(
             number=number,
             prefix=f"p{number}_",
             title=one_line(program.title(number)),
-            picture=picture(phase.graph),
+            picture=picture,
             begins=tuple(map(one_line, beginnings(program, number))),
         )
-        for number, phase in enumerate(program.phases, start=1)
+        for number, picture in zip(program.numbers, pictures, strict=True)
     )
     carried = tuple(
         CarriedWeights(
@@ -62,13 +62,6 @@ def program_picture(program: Program) -> ProgramPicture:
         for name, weights in program.begins[phase.number - 1].items()
     )
     return ProgramPicture(name=one_line(program.name), phases=phases, carried=carried)
-
-
-def with_pictures(program: ProgramPicture, pictures: Sequence[Picture]) -> ProgramPicture:
-    """The same with other pictures of its phases, whose States are the same."""
-    pairs = zip(program.phases, pictures, strict=True)
-    phases = tuple(replace(phase, picture=shown) for phase, shown in pairs)
-    return replace(program, phases=phases)
 
 
 def _state(phase: DrawnPhase, name: str) -> int:

@@ -93,8 +93,9 @@ def _tell_hidden() -> None:
         here = os.getcwd()
     except OSError:  # it was removed
         return
-    if told := hidden_in(here):
-        _say(told)
+    notice = hidden_in(here)
+    if notice:
+        _say(notice)
 
 
 def _shown(error: BaseException) -> int:
@@ -105,19 +106,26 @@ def _shown(error: BaseException) -> int:
         return 3
     if isinstance(error, DataflowError):
         _say(str(error))
-        return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
+        return _code_of(error)
     if isinstance(error, OSError) and lost is not None:
         fix = "another file for it, or a disk with room"
         _say(f"standard output {CANNOT}: {lost.strerror}. Fix: {fix}.")
         return 3
-    told = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, MemoryError):
         fix = "smaller numbers of rows and tokens, or a machine with more memory"
         _say(f"not enough memory ({raised_at(error)}). Fix: {fix}.")
         return 3
+    message = " ".join(f"{type(error).__name__}: {error}".split())
     fix = "report what it shows when run again with --traceback"
-    _say(f"internal error: {told} ({raised_at(error)}). Fix: {fix}.")
+    _say(f"internal error: {message} ({raised_at(error)}). Fix: {fix}.")
     return 4
+
+
+def _code_of(error: DataflowError) -> int:
+    """The exit code of a command that an error of ours ended."""
+    if isinstance(error, UsageError):
+        return 2
+    return 3 if isinstance(error, _FAILED_RUN) else 1
 
 
 def _say(text: str) -> None:
@@ -141,16 +149,16 @@ def _without_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _command(given: Sequence[str]) -> int:
-    if not given or given[0] in ("-h", "--help", "help"):
+def _command(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(folded(usage(), screen_width(sys.maxsize)))
-        return 0 if given else 2
-    if given[0] == "--version":
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
         import dataflow
 
         print(dataflow.__version__)
         return 0
-    name, words = given[0], given[1:]
+    name, words = arguments[0], arguments[1:]
     if name in ("--completion", "--complete"):
         from engine.cli.completion import print_candidates, print_script
 

@@ -77,12 +77,14 @@ def print_candidates(words: Sequence[str], commands: Mapping[str, str]) -> int:
     bash sees `:` and `=` as ends of words, so that it is told only what follows them.
     """
     shell, line = words
-    given = _words(line)
-    current = given[-1]
-    known = dict.fromkeys(_candidates(given[1:], commands))
-    found = [word for word in known if word.startswith(current)]
-    kept = max(current.rfind(":"), current.rfind("=")) + 1 if shell == "bash" else 0
-    say("".join(f"{word[kept:]}\n" for word in found), end="")
+    line_words = _words(line)
+    current = line_words[-1]
+    candidates = dict.fromkeys(_candidates(line_words[1:], commands))
+    start = 0
+    if shell == "bash":
+        start = max(current.rfind(":"), current.rfind("=")) + 1
+    matches = [word for word in candidates if word.startswith(current)]
+    say("".join(f"{word[start:]}\n" for word in matches), end="")
     return 0
 
 
@@ -97,9 +99,9 @@ def _words(line: str) -> list[str]:
     return [""]
 
 
-def _candidates(given: Sequence[str], commands: Mapping[str, str]) -> Iterator[str]:
-    """given: the words after `dataflow`, of which the last is not finished."""
-    *before, current = given or [""]
+def _candidates(line_words: Sequence[str], commands: Mapping[str, str]) -> Iterator[str]:
+    """line_words: those after `dataflow`, of which the last is not finished."""
+    *before, current = line_words or [""]
     if not before:
         yield from [*commands, "--help", "--version", "--completion"]
         return
@@ -136,8 +138,8 @@ def _targets(current: str) -> Iterator[str]:
     """The graphs that come with it; the functions of a module or file before a colon."""
     place, colon, _ = current.partition(":")
     yield from (f"graphs.{name}:{name}" for name in shipped())
-    for function in functions_in(place) if colon else ():
-        yield f"{place}:{function.name}"
+    if colon:
+        yield from (f"{place}:{function.name}" for function in functions_in(place))
 
 
 def _runs(root: Path) -> Iterator[str]:
@@ -148,22 +150,35 @@ def _runs(root: Path) -> Iterator[str]:
 
 def _flags(command: str, targets: Sequence[str]) -> Iterator[str]:
     """Of the command's options, and of the functions that the targets name."""
-    names = [name for kind in _options(command) for name in _fields(kind)]
-    for target in targets if command in _TARGETS else ():
-        place, _, wanted = target.rpartition(":")
-        for function in functions_in(place):
-            own = [*function.args.args, *function.args.kwonlyargs]
-            names += [argument.arg for argument in own if function.name == wanted]
+    names: list[str] = []
+    for kind in _options(command):
+        names += _fields(kind)
+    if command in _TARGETS:
+        for target in targets:
+            names += _parameters_of(target)
     if command == "resume":
         names = [name for name in names if name.removeprefix("no_") not in OF_ITS_START]
     yield from dict.fromkeys(f"--{name.replace('_', '-')}" for name in [*names, "help"])
 
 
+def _parameters_of(target: str) -> list[str]:
+    """Those of the function that a target names; nothing is imported."""
+    place, _, name = target.rpartition(":")
+    parameters: list[str] = []
+    for function in functions_in(place):
+        if function.name == name:
+            arguments = [*function.args.args, *function.args.kwonlyargs]
+            parameters += [argument.arg for argument in arguments]
+    return parameters
+
+
 def _options(command: str) -> list[type[Any]]:
     """The option classes of a command."""
     module = importlib.import_module(f"engine.cli.{command}")
-    known = [found for name, found in vars(module).items() if name.endswith("Options")]
-    return [*known, *([NodeOptions, LanguageOptions] if command in _GRAPHS else [])]
+    classes = [kind for name, kind in vars(module).items() if name.endswith("Options")]
+    if command in _GRAPHS:
+        classes += [NodeOptions, LanguageOptions]
+    return classes
 
 
 def _fields(kind: type[Any]) -> Iterator[str]:
@@ -181,6 +196,6 @@ def _parameters(command: str, words: Sequence[str]) -> Iterator[str]:
     """`NODE.PARAM=` of all that --set may change, once the line has what the graph needs."""
     places = 2 if command in ("diff", "peek") else 1
     target = load_target(words[1] if command == "diff" else words[0])
-    made = target.graph(**parse_own(command, target, words[places:]))
-    for node in settable(made):
+    graph = target.graph(**parse_own(command, target, words[places:]))
+    for node in settable(graph):
         yield from (f"{node.name}.{parameter.name}=" for parameter in node.parameters)

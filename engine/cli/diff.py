@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     second, flags = split_target("diff", _USAGE, DiffOptions, rest)
     settings, flags = _settings(gathered(flags, (DiffOptions,)))
     values = parse_shared("diff", (first, second), flags)
-    a, b = (target.graph(**given) for target, given in zip((first, second), values, strict=True))
-    say(str(compare(a, with_settings(second, values[1], b, settings))), end="")
+    before, after = first.graph(**values[0]), second.graph(**values[1])
+    say(str(compare(before, with_settings(second, values[1], after, settings))), end="")
     folders = [Path(t.text) for t in (first, second) if os.path.isdir(t.text)]
     if len(folders) == 2:
         from engine.replay.run_diff import (

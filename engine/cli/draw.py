@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.draw import WIDTH, Form, Placed, draw
-from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.storage import write_where_asked
 from dataflow.width import screen_width
 from engine.cli.flags import graph_and
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _planned(graph: Graph | Program, options: RunOptions) -> tuple[list[Placed], Notes]:
+def _planned(graph: AnyGraph, options: RunOptions) -> tuple[list[Placed], Notes]:
     from engine.session.planning import plan  # here: not every command plans
 
     planned = plan(graph, options)

@@ -13,6 +13,7 @@ import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -31,9 +32,9 @@ Spreads = Sequence[str]
 
 def registry() -> ConstructorRegistry:
     """The constructors that tyro needs for these types."""
-    made = ConstructorRegistry()
-    made.primitive_rule(_rule)
-    return made
+    constructors = ConstructorRegistry()
+    constructors.primitive_rule(_rule)
+    return constructors
 
 
 def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
@@ -43,9 +44,11 @@ def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         return _texts("NODE.PARAM=VALUE", "rollout.top_p=0.9")
     if kind.type == Spreads:
         return _texts("KEY=VALUES", "rollout=1..8")
-    inside = get_args(kind.type)
-    known = kind.type_origin is Mapping and inside[0] is str and inside[1] in _VALUES
-    return _table(_VALUES[inside[1]]) if known else None
+    if kind.type_origin is Mapping:
+        key, value = get_args(kind.type)
+        if key is str and value in _VALUES:
+            return _table(_VALUES[value])
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +74,27 @@ _VALUES: Mapping[Any, _Value] = {
 }
 
 
-def _table(value: _Value) -> PrimitiveConstructorSpec[Any]:
-    metavar = value.metavar
+def _table(kind: _Value) -> PrimitiveConstructorSpec[Any]:
+    metavar = kind.metavar
 
     def read(words: list[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        table: dict[str, Any] = {}
         for word in words:
             name, equals, text = word.partition("=")
-            if not (name and equals and re.fullmatch(value.pattern, text)):
-                fix = f"{name or 'rollout'}={value.like}"
+            if not (name and equals and re.fullmatch(kind.pattern, text)):
+                fix = f"{name or 'rollout'}={kind.like}"
                 raise ValueError(f"expected {metavar}, found {word!r}. Fix: {fix}")
-            if name in found:
+            if name in table:
                 raise ValueError(f"{name} is given twice. Fix: leave one out")
-            found[name] = value.read(text)
-        return found
+            table[name] = kind.read(text)
+        return table
 
     return PrimitiveConstructorSpec(
         nargs="*",
         metavar=f"{metavar} ...",
         instance_from_str=read,
-        is_instance=lambda found: isinstance(found, Mapping),
-        str_from_instance=lambda found: [f"{name}={text}" for name, text in found.items()],
+        is_instance=lambda table: isinstance(table, Mapping),
+        str_from_instance=lambda table: [f"{name}={text}" for name, text in table.items()],
     )
 
 
@@ -108,8 +111,8 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
         nargs="*",
         metavar="NAME,NAME ...",
         instance_from_str=read,
-        is_instance=lambda found: isinstance(found, tuple),
-        str_from_instance=lambda found: [",".join(group) for group in found],
+        is_instance=lambda groups: isinstance(groups, tuple),
+        str_from_instance=lambda groups: [",".join(group) for group in groups],
     )
 
 
@@ -123,7 +126,7 @@ def _texts(form: str, like: str) -> PrimitiveConstructorSpec[Any]:
         nargs="*",
         metavar=f"{form} ...",
         instance_from_str=read,
-        is_instance=lambda found: isinstance(found, tuple),
+        is_instance=lambda texts: isinstance(texts, tuple),
         str_from_instance=list,
     )
 
@@ -136,8 +139,8 @@ def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
         try:
             return accepted.read(words[0])
         except GraphError as error:  # of the schedule's constructor; no line of a file made it
-            told = (f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults)
-            raise ValueError("; ".join(told)) from error
+            lines = (f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults)
+            raise ValueError("; ".join(lines)) from error
         except ValueError as error:
             near = accepted.fix(words[0])
             fix = shlex.quote(near) if near else "1e-6 or 'cosine(1e-6, 100)'"
@@ -148,7 +151,7 @@ def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
         metavar="FLOAT|SCHEDULE",
         instance_from_str=read,
         is_instance=accepted.accepts,
-        str_from_instance=lambda found: [str(found)],
+        str_from_instance=lambda number: [str(number)],
     )
 
 
@@ -164,31 +167,30 @@ def takes_function(annotation: Any) -> bool:
 def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:
     """The arguments with all values of a repeated table or list after its first flag."""
     lists: dict[str, list[str]] = {flag: [] for flag in _several(options)}
-    found: list[list[str]] = []
+    parts: list[list[str]] = []
     open_list: list[str] | None = None
     for word in arguments:
-        flag, *value = word.split("=", 1)
-        flag = flag.replace("_", "-") if word.startswith("--") else ""
-        if flag in lists:
+        flag, *values = word.split("=", 1)
+        flag = flag.replace("_", "-")
+        if word.startswith("--") and flag in lists:
             open_list = lists[flag]
             if not open_list:
                 open_list.append(flag)
-                found.append(open_list)
-            open_list += value
+                parts.append(open_list)
+            open_list += values
         elif open_list is not None and not word.startswith("-"):
             open_list.append(word)
         else:
             open_list = None
-            found.append([word])
-    return [word for words in found for word in words]
+            parts.append([word])
+    return list(chain.from_iterable(parts))
 
 
 def _several(options: Sequence[type[Any]]) -> list[str]:
     """Flags of the fields of option classes that are a table, groups or settings."""
-    hints = (hint for kind in options for hint in get_type_hints(kind).items())
-    several = (
-        name
-        for name, hint in hints
-        if hint in (Groups, Settings, Spreads) or get_origin(hint) is Mapping
-    )
-    return [f"--{name.replace('_', '-')}" for name in several]
+    flags: list[str] = []
+    for kind in options:
+        for name, hint in get_type_hints(kind).items():
+            if hint in (Groups, Settings, Spreads) or get_origin(hint) is Mapping:
+                flags.append(f"--{name.replace('_', '-')}")
+    return flags

@@ -11,7 +11,7 @@ import collections.abc
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
@@ -22,10 +22,9 @@ import tyro
 
 from dataflow.convention import Dialect
 from dataflow.draw.picture import shown_value
-from dataflow.graph import Graph
 from dataflow.model import Schedule
 from dataflow.names import Known, peer_name
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.settings import settable
 from engine.cli.flag_values import FUNCTION, gathered, number_or_schedule, registry, takes_function
 from engine.cli.screen import read_flags, say
@@ -59,26 +58,29 @@ class LanguageOptions:
     """The peer whose conventions operators and losses follow that name no other."""
 
 
-def graph_and(
-    options: type[O1], command: str, arguments: Sequence[str]
-) -> tuple[Graph | Program, O1]:
+def graph_and(options: type[O1], command: str, arguments: Sequence[str]) -> tuple[AnyGraph, O1]:
     """What TARGET makes with its flags, edited by --set, and the command's options; SystemExit(2)
     if wrong. A function with a parameter `dialect` of its own gets that flag.
     """
     usage = f"dataflow {command} TARGET [flags]"
     target, flags = split_target(command, usage, options, arguments)
-    own = "dialect" in inspect.signature(target.function).parameters
-    classes = (options, NodeOptions, *([] if own else [LanguageOptions]))
+    has_dialect = "dialect" in inspect.signature(target.function).parameters
+    classes: tuple[type[Any], ...] = (options, NodeOptions)
+    if not has_dialect:
+        classes += (LanguageOptions,)
     if helped(flags):
         _help(command, target, classes, flags)
     if is_received(target.text):
         refuse_of_nodes(command, target.text, flags, classes)
-    values, found = parse(command, target, classes, flags)
-    made = target.graph(**values)
-    dialect = None if own else found[2].dialect
-    made = made if dialect is None else made.in_dialect(dialect)
-    chosen = as_planned(target, found[0], flags)
-    return with_settings(target, values, made, found[1].set), chosen
+    values, (command_options, node_options, *language_options) = parse(
+        command, target, classes, flags
+    )
+    graph = target.graph(**values)
+    for language in language_options:  # none where the function has a `dialect` of its own
+        if language.dialect is not None:
+            graph = graph.in_dialect(language.dialect)
+    chosen = as_planned(target, command_options, flags)
+    return with_settings(target, values, graph, node_options.set), chosen
 
 
 def refuse_of_nodes(command: str, text: str, flags: Sequence[str], options: _Classes) -> None:
@@ -91,15 +93,23 @@ def refuse_of_nodes(command: str, text: str, flags: Sequence[str], options: _Cla
         name = flag.removeprefix("--").replace("-", "_")
         if not word.startswith("--") or name.removeprefix("no_") in known:
             continue
+        names = {name}
         peer = peer_name(name, Known(options=known))
-        names = {name, *(peer.parameters if peer and not peer.here(Known(options=known)) else ())}
-        value = value or ("..." if after.startswith("--") else after)
-        nodes = settable(load_target(text).graph())
-        paths = [f"{n.name}.{p.name}" for n in nodes for p in n.parameters]
+        if peer and not peer.here(Known(options=known)):
+            names.update(peer.parameters)
+        if not value:
+            value = "..." if after.startswith("--") else after
+        paths = _settable_paths(load_target(text).graph())
         fixes = [f"--set {path}={value}" for path in paths if path.rpartition(".")[2] in names]
         if fixes:
             problem = f"unknown flag {flag!r}: of a kept graph, parameters are set by node"
             raise UsageError(f"dataflow {command}", problem, " or ".join(fixes[:3]))
+
+
+def _settable_paths(graph: AnyGraph) -> Iterator[str]:
+    """`NODE.PARAM` of all that --set may change."""
+    for node in settable(graph):
+        yield from (f"{node.name}.{parameter.name}" for parameter in node.parameters)
 
 
 def helped(flags: Sequence[str]) -> bool:
@@ -113,13 +123,13 @@ def _help(command: str, target: Target, classes: _Classes, flags: Sequence[str])
     """
     with suppress(SystemExit):
         parse(command, target, classes, ["--help"])
-    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in flags}
+    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in flags}
     parameters = inspect.signature(target.function).parameters.values()
-    if all(p.name in given for p in parameters if p.default is p.empty):
+    if all(p.name in names for p in parameters if p.default is p.empty):
         rest = [flag for flag in flags if not helped([flag])]
-        values, found = parse(command, target, classes, rest)
-        made = target.graph(**values)
-        say(nodes_page(target, values, with_settings(target, values, made, found[1].set)))
+        values, (_, node_options, *_) = parse(command, target, classes, rest)
+        graph = with_settings(target, values, target.graph(**values), node_options.set)
+        say(nodes_page(target, values, graph))
     else:
         say(how_to_see_nodes(command, target))
     raise SystemExit(0)
@@ -129,17 +139,20 @@ def as_planned(target: Target, options: O1, flags: Sequence[str]) -> O1:
     """The options; of a run folder, with those that its plan was made of where no flag gives them.
     Raises RunError where the folder has none.
     """
-    folder = run_folder(target.text) if isinstance(options, RunOptions) else None
-    if folder is None or not isinstance(options, RunOptions):
+    if not isinstance(options, RunOptions):
         return options
-    kept, said = kept_options(folder)[0], given(flags)
-    return replace(options, **{n: getattr(kept, n) for n in PLANNED if n not in said})
+    folder = run_folder(target.text)
+    if folder is None:
+        return options
+    run_options, overridden = kept_options(folder)[0], options_in(flags)
+    inherited = [name for name in PLANNED if name not in overridden]
+    return replace(options, **{name: getattr(run_options, name) for name in inherited})
 
 
-def given(flags: Sequence[str]) -> list[str]:
+def options_in(flags: Sequence[str]) -> list[str]:
     """The names of the options of a run that some flag gives."""
-    said = {flag.partition("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")}
-    return [f.name for f in fields(RunOptions) if said & {f"__{f.name}", f"__no_{f.name}"}]
+    words = {flag.partition("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")}
+    return [f.name for f in fields(RunOptions) if words & {f"__{f.name}", f"__no_{f.name}"}]
 
 
 def split_target(
@@ -150,7 +163,7 @@ def split_target(
         about = inspect.getdoc(options) or ""
         read_flags(options, args=["--help"], prog=usage, about=about, registry=registry())
     if not arguments or arguments[0].startswith("-"):
-        found = f"{arguments[0]!r}" if arguments else "nothing"
+        found = repr(arguments[0]) if arguments else "nothing"
         raise UsageError(f"dataflow {command}", f"expected TARGET first, found {found}", usage)
     runs = command in _RUNNING and not helped(arguments[1:])
     return load_target(arguments[0], runs=runs), arguments[1:]
@@ -174,48 +187,56 @@ def parse_shared(
     """Arguments of several graph functions from one set of flags; each flag fits at least one."""
     parsed = [_parsed(command, target, (), arguments, strict=False) for target in targets]
     rests = [rest for _, rest in parsed]
-    if unknown := [*_flags_in_all(rests), *(r[0] for r in rests if r and not r[0].startswith("-"))]:
+    unknown = _flags_in_all(rests)
+    unknown += [rest[0] for rest in rests if rest and not rest[0].startswith("-")]
+    if unknown:
         problem = f"no graph function takes {unknown[0]!r}"
         raise UsageError(f"dataflow {command}", problem, "see --help")
     return [values for (values, _), _ in parsed]
 
 
 def _flags_in_all(rests: Sequence[Sequence[str]]) -> list[str]:
-    return [w for w in rests[0] if w.startswith("--") and all(w in rest for rest in rests)]
+    flags = [word for word in rests[0] if word.startswith("--")]
+    return [flag for flag in flags if all(flag in rest for rest in rests)]
 
 
 def _parsed(
     command: str, target: Target, options: _Classes, arguments: Sequence[str], *, strict: bool
 ) -> tuple[tuple[dict[str, Any], list[Any]], list[str]]:
-    own = _parameters(target)
-    _refuse_clashes(target, own, options)
-    groups = [("graph", _as_class(target, own))] if own else []
+    parameters = _parameters(target)
+    _refuse_clashes(target, parameters, options)
+    groups = [("graph", _as_class(target, parameters))] if parameters else []
     groups += [(_title(kind), kind) for kind in options]
     whole = make_dataclass("Flags", groups, kw_only=True)
     prog, about = f"dataflow {command} {target.text}", _summary(target.function)
     read = partial(read_flags, whole, prog=prog, about=about, config=_FLAT)
-    made: Any
+    flags: Any
     if strict:
-        known = Known(parameters=own, options=_names(options))
+        known = Known(parameters=parameters, options=_names(options))
         refuse_peer_names(command, arguments, known)
-        made, rest = read(args=gathered(arguments, options), registry=registry()), []
+        flags, rest = read(args=gathered(arguments, options), registry=registry()), []
     else:
-        made, rest = read(args=list(arguments), return_unknown_args=True, registry=registry())
-    values = _arguments(own, made.graph) if own else {}
-    return (values, [getattr(made, _title(kind)) for kind in options]), list(rest)
+        flags, rest = read(args=list(arguments), return_unknown_args=True, registry=registry())
+    values = _arguments(parameters, flags.graph) if parameters else {}
+    return (values, [getattr(flags, _title(kind)) for kind in options]), list(rest)
 
 
-def _arguments(own: Mapping[str, Any], flags: Any) -> dict[str, Any]:
+def _arguments(parameters: Mapping[str, inspect.Parameter], flags: Any) -> dict[str, Any]:
     """The graph function's arguments; a None that is not the default stands for the default."""
-    given = {name: _argument(p, getattr(flags, name)) for name, p in own.items()}
-    return {n: v for n, v in given.items() if v is not None or own[n].default is None}
+    arguments: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        argument = _argument(parameter, getattr(flags, name))
+        if argument is not None or parameter.default is None:
+            arguments[name] = argument
+    return arguments
 
 
 def refuse_peer_names(command: str, arguments: Sequence[str], known: Known) -> None:
     """Raises UsageError for a flag that is another system's name, and for verl's `trainer.x=1`."""
     of_flag = ""
     for word in arguments:
-        of_flag = word if word.startswith("--") else of_flag
+        if word.startswith("--"):
+            of_flag = word
         if of_flag in _TEXTS and word != of_flag:  # NODE.PARAM=VALUE, which settings read
             continue
         written = word.partition("=")[0].lstrip("+")
@@ -224,7 +245,8 @@ def refuse_peer_names(command: str, arguments: Sequence[str], known: Known) -> N
         ours = name in known.parameters or name in known.options
         if ours or not (written.startswith("--") or override):
             continue
-        if (peer := peer_name(name, known)) is not None and _is_meant(peer.name, name, override):
+        peer = peer_name(name, known)
+        if peer is not None and _is_meant(peer.name, name, override):
             kind = "override" if override else "flag"
             problem = f"unknown {kind} {word!r} ({peer.system}'s name)"
             fix = peer.told(known, None, flag=True)
@@ -245,15 +267,15 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
     """The graph function's parameters, annotations resolved; UsageError if one fits no flag."""
     signature = inspect.signature(target.function)
     hints = get_type_hints(target.function)
-    found = {}
+    parameters: dict[str, inspect.Parameter] = {}
     for parameter in signature.parameters.values():
         kinds = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if parameter.kind not in kinds or parameter.name not in hints:
             why = "graph functions annotate every parameter and take no *args or **kwargs"
             problem = f"parameter {str(parameter)!r} cannot be a flag: {why}"
             raise UsageError(target.text, problem, _annotated(parameter))
-        found[parameter.name] = parameter.replace(annotation=hints[parameter.name])
-    return found
+        parameters[parameter.name] = parameter.replace(annotation=hints[parameter.name])
+    return parameters
 
 
 def _annotated(parameter: inspect.Parameter) -> str:
@@ -263,9 +285,9 @@ def _annotated(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}: {type(parameter.default).__name__} = {parameter.default!r}"
 
 
-def _refuse_clashes(target: Target, own: Mapping[str, Any], options: _Classes) -> None:
+def _refuse_clashes(target: Target, parameters: Mapping[str, Any], options: _Classes) -> None:
     for name in _names(options):
-        if name in own:
+        if name in parameters:
             problem = f"parameter {name!r} has the name of a run option"
             fix = f"another name for the parameter, {name}_ for one"
             raise UsageError(target.text, problem, fix)
@@ -275,18 +297,21 @@ def _names(options: _Classes) -> list[str]:
     return [name for kind in options for name in kind.__dataclass_fields__]
 
 
-def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]:
+def _as_class(target: Target, parameters: Mapping[str, inspect.Parameter]) -> type[Any]:
+    """The parameters as the fields of a class, which is what tyro reads flags of."""
     helps = _argument_helps(target.function)
     fields: list[Any] = []
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         kind, default = _flag(target, parameter)
         words = helps.get(name, "")
         if default is None and parameter.default not in (None, parameter.empty):
             words += f" (default: {shown_value(parameter.default)})"
         metavar = FUNCTION if takes_function(parameter.annotation) else None
-        marked = Annotated[kind, tyro.conf.arg(help=words, metavar=metavar)]
-        required = parameter.default is parameter.empty
-        fields.append((name, marked) if required else (name, marked, field(default=default)))
+        hint = Annotated[kind, tyro.conf.arg(help=words, metavar=metavar)]
+        if parameter.default is parameter.empty:
+            fields.append((name, hint))
+        else:
+            fields.append((name, hint, field(default=default)))
     return make_dataclass("Parameters", fields, kw_only=True)
 
 
@@ -294,8 +319,9 @@ def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
     """Type and default of a flag; None for a default that is not text, such as a function."""
     default = parameter.default
     if takes_function(parameter.annotation):
-        required = default is parameter.empty
-        return (str, default) if required else (Union[str, None], None)  # noqa: UP007
+        if default is parameter.empty:
+            return str, default
+        return Union[str, None], None  # noqa: UP007
     kind = parameter.annotation
     if Schedule in get_args(kind):
         return Annotated[Any, number_or_schedule(kind)], default
@@ -318,7 +344,7 @@ def _argument(parameter: inspect.Parameter, value: Any) -> Any:
     if value is None or not takes_function(parameter.annotation):
         return value
     flag = f"--{parameter.name.replace('_', '-')}"
-    functions = [load_function(text.strip(), flag) for text in value.split(",")]
+    functions = [load_function(path.strip(), flag) for path in value.split(",")]
     return functions if len(functions) > 1 else functions[0]
 
 

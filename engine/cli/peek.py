@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataflow.graph import Graph
 from dataflow.shown import one_line
 from dataflow.width import screen_width
 from engine.cli.flags import as_planned, parse, split_target
@@ -17,6 +16,7 @@ from engine.cli.screen import say
 from engine.cli.settings import NodeOptions, with_settings
 from engine.cli.target import UsageError
 from engine.plan.options import RunOptions
+from engine.session.node_phase import find_phase
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError("dataflow peek", problem, "without --kernel")
     graph = with_settings(target, values, target.graph(**values), nodes.set)
     options = as_planned(target, options, rest[1:])
-    if isinstance(graph, Graph):
-        graph.node(rest[0])  # raises with the names there are, before anything heavy is imported
+    find_phase(graph, rest[0])  # raises with the names there are, before heavy imports
     from engine.session.calls import peek  # here: it imports what runs kernels
 
     say("\n".join(shown(peek(graph, rest[0], own.rows, options))))

@@ -47,38 +47,39 @@ def main(arguments: Sequence[str]) -> int:
     graph, options = graph_and(ProfileOptions, "profile", arguments)
     _refuse_absurd(options)
     from engine.plan.cost.profile import write_profile
-    from engine.plan.program_plan import ProgramPlan
     from engine.predict.profile.profiler import ProfileRequest, profiled
     from engine.session.planning import plan  # here: not every command plans
 
-    planned = plan(graph, options)
-    plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
-    repeats = 3 if options.quick else 5
+    plans = plan(graph, options).phases
     request = ProfileRequest(
         quick=options.quick,
-        repeats=repeats,
+        repeats=3 if options.quick else 5,
         longest=options.longest,
         steps=options.function_steps,
         accept_busy=options.busy == "accept",
     )
-    tell = (lambda text: say(f"measuring {text}")) if options.progress else (lambda text: None)
-    made = profiled(graph, plans, _of_run(options), request, tell)
+
+    def tell(text: str) -> None:
+        if options.progress:
+            say(f"measuring {text}")
+
+    measured = profiled(graph, plans, _of_run(options), request, tell)
     with writing("the profile", options.out):
-        write_profile(options.out, made.profile)
-    say("\n".join(shown(made, options.out)))
+        write_profile(options.out, measured.profile)
+    say("\n".join(shown(measured, options.out)))
     return 0
 
 
 def _refuse_absurd(options: ProfileOptions) -> None:
     """Before anything is measured. Raises UsageError."""
-    found = [
+    checks = [
         ("--out", options.out, options.out.is_dir(), "the name of a file", "here.json"),
         ("--longest", options.longest, not 0 < options.longest < inf, "some seconds", "5"),
         ("--function-steps", options.function_steps, options.function_steps < 0, "0 or more", "3"),
     ]
-    for flag, value, wrong, expected, fix in found:
-        if wrong:
-            problem = f"{flag}: expected {expected}, found {value}"
+    for flag, argument, is_wrong, expected, fix in checks:
+        if is_wrong:
+            problem = f"{flag}: expected {expected}, found {argument}"
             raise UsageError("dataflow profile", problem, f"{flag} {fix}")
 
 
@@ -87,18 +88,18 @@ def _of_run(options: ProfileOptions) -> RunOptions:
     return RunOptions(**{f.name: getattr(options, f.name) for f in fields(RunOptions)})
 
 
-def shown(made: MadeProfile, path: Path) -> Iterator[str]:
+def shown(measured: MadeProfile, path: Path) -> Iterator[str]:
     """What was measured of the machine, then each kind of pass, then functions."""
-    profile = made.profile
-    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {t}" for t, rate in _rates(made))
+    profile = measured.profile
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {t}" for t, rate in _rates(measured))
     yield f"profile of {profile.machine.words}"
     yield f"a core or GPU: {rates}; memory {profile.device.memory_rate / 1e9:.1f} GB/s"
     yield f"meanwhile {profile.load.words}"
-    if not made.compared:
+    if not measured.compared:
         yield "others disturbed the short run: it is not compared with what is predicted of it"
     for entry in (entry for entry in profile.nodes if entry.cells):
         yield from _node(entry)
-    for skipped in made.skipped:
+    for skipped in measured.skipped:
         yield f"{one_line(skipped.node)}: not measured: {one_line(skipped.why)}"
     for name, seconds in profile.functions.items():
         share = 100 * profile.cpu.get(name, 1.0)
@@ -111,16 +112,19 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
     yield f"written to {path}: --profile {path}"
 
 
-def _rates(made: MadeProfile) -> list[tuple[str, float]]:
-    return sorted(made.profile.device.operations.items())
+def _rates(measured: MadeProfile) -> list[tuple[str, float]]:
+    return sorted(measured.profile.device.operations.items())
 
 
 def _node(entry: ProfiledNode) -> Iterator[str]:
     threads = f"{entry.cores} thread{'s' * (entry.cores != 1)}"
-    worst = f"the fit is off by {100 * entry.worst:.0f} % at most"
-    beside = f"; beside busy cores {entry.beside:.2f} times as long" if entry.beside > 1.0 else ""
-    in_run = f"; in a run {entry.in_run:.2f} times as long" if entry.in_run != 1.0 else ""
-    yield f"{one_line(entry.node)} ({entry.kind}, {threads}): {worst}{beside}{in_run}"
+    line = f"{one_line(entry.node)} ({entry.kind}, {threads}): "
+    line += f"the fit is off by {100 * entry.worst:.0f} % at most"
+    if entry.beside > 1.0:
+        line += f"; beside busy cores {entry.beside:.2f} times as long"
+    if entry.in_run != 1.0:
+        line += f"; in a run {entry.in_run:.2f} times as long"
+    yield line
     for cell in entry.cells:
         yield f"  {_cell(cell)}"
 
@@ -129,10 +133,12 @@ def _cell(cell: ProfileCell) -> str:
     size = f"{cell.rows:>4} rows of {cell.prompt} + {cell.answer} tokens"
     if cell.seconds is None:
         return f"{size}: out of memory"
-    told = f"{1e3 * cell.seconds:.1f} ms"
-    told += f", fitted {1e3 * cell.fitted:.1f}" if cell.fitted is not None else ""
-    told += f"; peak {cell.peak / 2**20:.0f} MiB"
+    figures = f"{1e3 * cell.seconds:.1f} ms"
+    if cell.fitted is not None:
+        figures += f", fitted {1e3 * cell.fitted:.1f}"
+    figures += f"; peak {cell.peak / 2**20:.0f} MiB"
     if cell.others > QUIET:
-        clock = ", so CPU seconds count" if cell.by_cpu else ""
-        told += f"; others had {100 * cell.others:.0f} % of its cores{clock}"
-    return f"{size}: {told}"
+        figures += f"; others had {100 * cell.others:.0f} % of its cores"
+        if cell.by_cpu:
+            figures += ", so CPU seconds count"
+    return f"{size}: {figures}"

@@ -104,23 +104,27 @@ def _debugged(call: Callable[[], T]) -> T:
         raise
 
 
-def shown(found: Rerun) -> Iterator[str]:
+def shown(again: Rerun) -> Iterator[str]:
     """What was run, then a line for each node."""
-    yield f"{found.folder}, step {found.step}: {_began(found)}"
-    if found.remade:
-        yield f"made again, as it was not recorded: {one_line(', '.join(found.remade))}"
-    for other in found.others:
+    yield f"{again.folder}, step {again.step}: {_beginning(again)}"
+    if again.remade:
+        yield f"made again, as it was not recorded: {one_line(', '.join(again.remade))}"
+    for other in again.others:
         yield f"another installation: {one_line(other)}; bits may differ for that"
-    for node in found.nodes:
+    for node in again.nodes:
         yield from _node(node)
 
 
-def _began(found: Rerun) -> str:
-    begins = f"from checkpoint step_{found.checkpoint}" if found.checkpoint else "from the bases"
-    if not found.trained:
+def _beginning(again: Rerun) -> str:
+    """`from the bases, trained steps 1 to 3`: with which weights it ran."""
+    begins = "from the bases"
+    if again.checkpoint:
+        begins = f"from checkpoint step_{again.checkpoint}"
+    if not again.trained:
         return begins
-    first, last = found.trained[0], found.trained[-1]
-    return f"{begins}, trained {f'steps {first} to {last}' if first < last else f'step {first}'}"
+    first, last = again.trained[0], again.trained[-1]
+    steps = f"steps {first} to {last}" if first < last else f"step {first}"
+    return f"{begins}, trained {steps}"
 
 
 def _node(node: NodeRerun) -> Iterator[str]:

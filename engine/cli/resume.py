@@ -17,7 +17,7 @@ from tyro.conf import Suppress
 from dataflow.errors import GraphError
 from dataflow.names import Known
 from engine.cli.flag_values import Settings, gathered, registry
-from engine.cli.flags import given, helped, refuse_of_nodes, refuse_peer_names
+from engine.cli.flags import helped, options_in, refuse_of_nodes, refuse_peer_names
 from engine.cli.run import ended
 from engine.cli.screen import read_flags, say
 from engine.cli.settings import refused
@@ -56,14 +56,16 @@ def main(arguments: Sequence[str]) -> int:
     with ending_command():
         from engine.session.calls import resume  # here: it imports what runs kernels
 
-        tell_imports(named := imports_of(folder))
-        if named:
+        imported = imports_of(folder)
+        tell_imports(imported)
+        if imported:
             import_named(folder / GRAPH, kept_options(folder)[1])
-        own = {"accept_changes": options.accept_changes, "settings": options.set}
+        accept, settings = options.accept_changes, options.set
         place = folder.resolve()
         try:
             with watching(place.parent, place.name, wanted=options.watch):
-                return _ended(resume(folder, **own, **changes), options)
+                result = resume(folder, accept_changes=accept, settings=settings, **changes)
+                return _ended(result, options)
         except GraphError as error:
             if any(fault.rule == "setting" for fault in error.faults):
                 raise refused(error) from error
@@ -101,8 +103,10 @@ def changed_options(flags: Sequence[str]) -> tuple[ResumeOptions, dict[str, Any]
         " a source file is another than it was, and no --set says so, that is refused; with"
         " --accept-changes it holds from the next Step on. changes.json has all that changed."
     )
-    changed = given(flags)
-    for name in (name for name in changed if name in OF_ITS_START):
+    changed = options_in(flags)
+    for name in changed:
+        if name not in OF_ITS_START:
+            continue
         problem = f"--{name} does not change in a resume: {OF_ITS_START[name]}"
         fix = f"leave --{name} out, or start another run"
         raise UsageError("dataflow resume", problem, fix)
@@ -120,8 +124,11 @@ def _ended(result: Result, options: ResumeOptions) -> int:
 
     if not result.reason.startswith(NOTHING):
         return ended(result)
-    unchanged = f"; {' '.join(options.set)} was not set" if options.set else ""
-    more = f"dataflow resume {result.folder} --steps {2 * result.step}"
-    phases = "start another run" if "phases" in result.reason else more
-    say(f"{result.reason}: step {result.step}{unchanged}. To go on: {phases}")
+    end = f"{result.reason}: step {result.step}"
+    if options.set:
+        end += f"; {' '.join(options.set)} was not set"
+    fix = f"dataflow resume {result.folder} --steps {2 * result.step}"
+    if "phases" in result.reason:  # a Program's phases have Steps of their own
+        fix = "start another run"
+    say(f"{end}. To go on: {fix}")
     return 0

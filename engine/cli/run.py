@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
-from dataflow.check import CheckedGraph, CheckedProgram, check
-from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.check import AnyChecked, check
+from dataflow.program import AnyGraph
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import is_received, run_folder
@@ -43,18 +42,18 @@ class WatchedRunOptions(RunOptions):
 def main(arguments: Sequence[str]) -> int:
     """Run; raises what made the run fail."""
     with ending_command():
-        graph, given = graph_and(WatchedRunOptions, "run", arguments)
-        options = given.of_run()
+        graph, watched_options = graph_and(WatchedRunOptions, "run", arguments)
+        options = watched_options.of_run()
         from engine.session.calls import run  # here: it imports what runs kernels
 
         received = is_received(arguments[0])
         if folder := run_folder(arguments[0]):
             say(f"a new run; dataflow resume {folder} goes on with the old one")
-        with watching(options.runs, options.name or graph.name, wanted=given.watch):
+        with watching(options.runs, options.name or graph.name, wanted=watched_options.watch):
             return ended(run(checked(graph, arguments[0]) if received else graph, options))
 
 
-def checked(graph: Graph | Program, text: str) -> CheckedGraph | CheckedProgram:
+def checked(graph: AnyGraph, text: str) -> AnyChecked:
     """Check what a file says. Raises GraphError with every fault."""
     with reading(text):
         return check(graph)

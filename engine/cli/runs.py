@@ -48,16 +48,16 @@ def main(arguments: Sequence[str]) -> int:
     options = read_flags(RunsOptions, args=arguments, prog="dataflow runs", about=about)
     folder = options.folder
     try:
-        found, others = summaries(folder)
+        runs, others = summaries(folder)
     except OSError as error:
         problem = f"{str(folder)[:80]!r} cannot be read: {error.strerror}"
         fix = "dataflow runs FOLDER, a folder with run folders in it"
         raise UsageError("dataflow runs", problem, fix) from error
     if options.json:
-        say(json.dumps([asdict(run) for run in found], indent=1))
+        say(json.dumps([asdict(run) for run in runs], indent=1))
         return 0
-    if found:
-        say("\n".join(listed(found, now=time.time(), wide=screen_width(sys.maxsize))))
+    if runs:
+        say("\n".join(listed(runs, now=time.time(), wide=screen_width(sys.maxsize))))
     else:
         say(f"no runs in {folder}")
     if others:
@@ -95,7 +95,8 @@ def _notes(runs: Sequence[RunSummary]) -> Iterator[str]:
 
 def _cells(run: RunSummary, now: float) -> tuple[str, ...]:
     steps = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
-    steps += f" (phase {run.phase})" if run.phase else ""
+    if run.phase:
+        steps += f" (phase {run.phase})"
     values = (_value(last) for last in (run.reward, run.evaluation, run.loss))
     age = f"{_age(max(0.0, now - run.written))} ago" if run.written else "-"
     return (one_line(run.name), run.state, steps, *values, shown_bytes(run.nbytes), age)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from dataflow.errors import GraphError
-from dataflow.graph import Graph
 from dataflow.parameters import NodeParameter
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.settings import edited, settable
 from dataflow.width import screen_width
 from engine.cli.flag_values import FUNCTION, Settings, takes_function
@@ -34,13 +33,13 @@ class NodeOptions:
 
 
 def with_settings(
-    target: Target, values: Mapping[str, Any], made: Graph | Program, settings: Sequence[str]
-) -> Graph | Program:
+    target: Target, values: Mapping[str, Any], graph: AnyGraph, settings: Sequence[str]
+) -> AnyGraph:
     """What the target made, edited. Raises UsageError for a setting that cannot be."""
     if not settings:
-        return made
+        return graph
     try:
-        return edited(made, settings, flags=owners(target, values, made))
+        return edited(graph, settings, flags=owners(target, values, graph))
     except GraphError as error:
         raise refused(error) from error
 
@@ -51,29 +50,31 @@ def refused(error: GraphError) -> UsageError:
     return UsageError(fault.where.replace("setting ", "--set ", 1), fault.problem, fault.fix)
 
 
-def nodes_page(target: Target, values: Mapping[str, Any], made: Graph | Program) -> str:
+def nodes_page(target: Target, values: Mapping[str, Any], graph: AnyGraph) -> str:
     """The nodes with what --set may change of each: value, what it may be, and what it means; or
     the flag that gives it.
     """
-    flags = owners(target, values, made)
+    flags = owners(target, values, graph)
     lines = ["nodes, and what --set NODE.PARAM=VALUE may change of each, with its value now:"]
-    for node in settable(made):
+    for node in settable(graph):
         lines += ["", f"{node.name} ({node.operator})"]
-        lines += [] if node.parameters else ["  nothing that can be set"]
-        given = [flags.get(f"{node.name}.{parameter.name}", "") for parameter in node.parameters]
-        lines += _parameters(node.parameters, given)
+        if not node.parameters:
+            lines.append("  nothing that can be set")
+        paths = (f"{node.name}.{parameter.name}" for parameter in node.parameters)
+        lines += _parameters(node.parameters, [flags.get(path, "") for path in paths])
     return "\n".join(lines)
 
 
 def _parameters(parameters: Sequence[NodeParameter], flags: Sequence[str]) -> Iterator[str]:
     """A line for each, or more. flags: those that give the value already, empty if none does."""
-    now = [f"{parameter.name}={_text(parameter.value)}" for parameter in parameters]
+    values = [f"{parameter.name}={_text(parameter.value)}" for parameter in parameters]
     screen = screen_width(_WIDTH)
-    wide = min(max(map(len, now), default=0), screen * 2 // 5)
-    for told, parameter, flag in zip(now, parameters, flags, strict=True):
-        takes = f"by --{flag.replace('_', '-')}" if flag else parameter.expected
-        words = f"{takes}: {parameter.about}" if parameter.about else takes
-        start, rest = f"  {told.ljust(wide)}  ", " " * (wide + 4)
+    wide = min(max(map(len, values), default=0), screen * 2 // 5)
+    for value_now, parameter, flag in zip(values, parameters, flags, strict=True):
+        words = f"by --{flag.replace('_', '-')}" if flag else parameter.expected
+        if parameter.about:
+            words += f": {parameter.about}"
+        start, rest = f"  {value_now.ljust(wide)}  ", " " * (wide + 4)
         yield from textwrap.wrap(
             words,
             screen,

@@ -75,13 +75,13 @@ def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
     from engine.predict.simulation.timeline import write_timeline
     from engine.predict.simulations import simulate
 
-    found = simulate(base.graph, base.options, rows, devices=base.devices)
-    figures, told = summary_of(found), _told(rows, options)
+    prediction = simulate(base.graph, base.options, rows, devices=base.devices)
+    figures, origins = summary_of(prediction), _origins(rows, options)
     if options.json is not None:
-        write_json(options.json, as_data(figures, told))
+        write_json(options.json, as_data(figures, origins))
     if options.timeline is not None:
-        write_timeline(options.timeline, found)
-    say(report(figures, told=told, width=screen_width(WIDTH)), end="")
+        write_timeline(options.timeline, prediction)
+    say(report(figures, told=origins, width=screen_width(WIDTH)), end="")
     return 0
 
 
@@ -92,17 +92,15 @@ def _several(
     from engine.predict.simulation.summary import write_json
     from engine.predict.simulations import what_if
 
-    plans = what_if(
-        base,
-        options.what_if,
-        rows,
-        make=_maker(arguments),
-        parameters=_parameters(arguments[0]),
-        tell=(lambda text: say(f"simulating {text}")) if options.progress else (lambda text: None),
-    )
+    def tell(text: str) -> None:
+        if options.progress:
+            say(f"simulating {text}")
+
+    make, parameters = _maker(arguments), _parameters(arguments[0])
+    plans = what_if(base, options.what_if, rows, make=make, parameters=parameters, tell=tell)
     fits = any(plan.found for plan in plans)
     if options.json is not None:
-        write_json(options.json, compared_data(plans, _told(rows, options)))
+        write_json(options.json, compared_data(plans, _origins(rows, options)))
     if options.picture is not None and fits:
         with writing("the picture", options.picture):
             options.picture.write_text(picture(plans), encoding="utf-8")
@@ -123,10 +121,16 @@ def _maker(arguments: Sequence[str]) -> Callable[[Mapping[str, str]], Graph]:
     def make(texts: Mapping[str, str]) -> Graph:
         from engine.predict.simulations import one_graph
 
-        settings = [f"{key}={value}" for key, value in texts.items() if "." in key]
-        flags = [w for k, v in texts.items() if "." not in k for w in (f"--{k}", v)]
-        more = [*flags, *(["--set", *settings] if settings else [])]
-        return one_graph(graph_and(SimulateOptions, "simulate", [*arguments, *more])[0])
+        words = list(arguments)
+        settings: list[str] = []
+        for key, value in texts.items():
+            if "." in key:
+                settings.append(f"{key}={value}")
+            else:
+                words += [f"--{key}", value]
+        if settings:
+            words += ["--set", *settings]
+        return one_graph(graph_and(SimulateOptions, "simulate", words)[0])
 
     return make
 
@@ -143,18 +147,18 @@ def _refuse_absurd(options: SimulateOptions) -> None:
     name, seconds = wrong[0] if wrong else ("score", 0)
     shares = [share for share in options.cpu.items() if not 0 <= share[1] <= 1]
     waits, share = shares[0] if shares else ("judge", 0)
-    found = [
+    checks = [
         ("--steps", steps, steps is None or steps < 1, "1 Step or more", "5"),
         ("--seconds", f"{name}={seconds}", bool(wrong), "some seconds a row", f"{name}=0.002"),
         ("--cpu", f"{waits}={share}", bool(shares), "a share from 0 to 1", f"{waits}=0.01"),
         ("--timeline", "--what-if", several and options.timeline is not None, "one plan", ""),
         ("--picture", "one plan", not several and options.picture is not None, "--what-if", ""),
     ]
-    for flag, value, is_wrong, expected, fix in found:
+    for flag, text, is_wrong, expected, fix in checks:
         if is_wrong:
-            problem = f"{flag}: expected {expected}, found {value}"
-            told = f"{flag} {fix}" if fix else f"leave {flag} out"
-            raise UsageError("dataflow simulate", problem, told)
+            problem = f"{flag}: expected {expected}, found {text}"
+            remedy = f"{flag} {fix}" if fix else f"leave {flag} out"
+            raise UsageError("dataflow simulate", problem, remedy)
     for flag in ("json", "timeline", "picture"):
         path: Path | None = getattr(options, flag)
         if path is not None and path.is_dir():
@@ -178,6 +182,6 @@ def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
     )
 
 
-def _told(rows: SimulatedRows, options: SimulateOptions) -> dict[str, str]:
-    """Where the seconds come from that no plan has."""
+def _origins(rows: SimulatedRows, options: SimulateOptions) -> dict[str, str]:
+    """Where the seconds of each node come from that no plan has."""
     return {n: "given" if n in options.seconds else "measured" for n in rows.seconds}

@@ -19,9 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from dataflow.errors import DataflowError, nearest
-from dataflow.graph import Graph
 from dataflow.importing import import_from, located
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.program_snapshot import named_modules, read
 from dataflow.shown import one_line
 from engine.keep.run_folder import is_run
@@ -55,17 +54,17 @@ class Target:
     text: str
     function: Callable[..., Any]
 
-    def graph(self, **arguments: Any) -> Graph | Program:
+    def graph(self, **arguments: Any) -> AnyGraph:
         """Call it. Raises UsageError if it makes no Graph and no Program, SourceError if user code
         raises.
         """
         with _users_own(self.text):
-            made = self.function(**arguments)
-        if not isinstance(made, Graph | Program):
-            found = f"{type(made).__name__} {made!r:.60}"
-            problem = f"expected a function that returns a Graph or a Program, found {found}"
+            graph = self.function(**arguments)
+        if not isinstance(graph, AnyGraph):
+            returned = f"{type(graph).__name__} {graph!r:.60}"
+            problem = f"expected a function that returns a Graph or a Program, found {returned}"
             raise UsageError(self.text, problem, "return Graph(...)")
-        return made
+        return graph
 
 
 def load_target(text: str, *, runs: bool = False) -> Target:
@@ -104,8 +103,8 @@ def run_folder(text: str) -> Path | None:
     return path.parent if path.name == GRAPH and is_run(path.parent) else None
 
 
-def _snapshot(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], Graph | Program]:
-    def snapshot() -> Graph | Program:
+def _snapshot(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], AnyGraph]:
+    def snapshot() -> AnyGraph:
         if runs:
             further = kept_options(folder)[1] if folder else ()
             import_from([str(Path.cwd())])
@@ -152,24 +151,33 @@ def load_function(text: str, what: str, forms: str = FUNCTIONS) -> Callable[...,
     with _users_own(f"{what} {text!r}"):
         file = _existing(Path(place), what) if place.endswith(".py") else None
         module = _file_module(file) if file else _named_module(place, what)
-    found: Any = module
+    function: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+        function = getattr(function, part, None)
+    if not callable(function):
         raise _missing(module, name, what, text)
-    return found
+    return function
 
 
 def functions_in(place: str) -> list[ast.FunctionDef]:
     """The public functions that a module or a file defines itself; nothing is imported."""
-    spec = None if place.endswith(".py") or not place else located(place, (str(Path.cwd()),))
-    file = place if place.endswith(".py") else (spec.origin if spec else None) or ""
+    file = _file_of(place)
+    if not file.endswith(".py"):
+        return []
     try:
-        body = ast.parse(Path(file).read_bytes()).body if file.endswith(".py") else []
+        body = ast.parse(Path(file).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return []
-    found = [each for each in body if isinstance(each, ast.FunctionDef)]
-    return [function for function in found if not function.name.startswith("_")]
+    functions = [each for each in body if isinstance(each, ast.FunctionDef)]
+    return [function for function in functions if not function.name.startswith("_")]
+
+
+def _file_of(place: str) -> str:
+    """The file of a module, or the file itself; empty if there is none."""
+    if not place or place.endswith(".py"):
+        return place
+    spec = located(place, (str(Path.cwd()),))
+    return (spec and spec.origin) or ""
 
 
 def _graphs_in(place: str) -> list[str]:
@@ -177,15 +185,16 @@ def _graphs_in(place: str) -> list[str]:
     most four.
     """
     public = functions_in(place)
-    made = [f for f in public if f.returns and ast.unparse(f.returns) in ("Graph", "Program")]
-    return [f"{place}:{function.name}" for function in (made or public)[:4]]
+    makers = [f for f in public if f.returns and ast.unparse(f.returns) in ("Graph", "Program")]
+    return [f"{place}:{function.name}" for function in (makers or public)[:4]]
 
 
 def _folder_near(text: str) -> str:
     """The folder that a path may have meant; empty if none is like it."""
     folder, name = os.path.split(text)
-    there = [p.name for p in Path(folder).glob("*") if p.is_dir()] if os.path.isdir(folder) else []
-    near = nearest(name, there)
+    if not os.path.isdir(folder):
+        return ""
+    near = nearest(name, [path.name for path in Path(folder).glob("*") if path.is_dir()])
     return os.path.join(folder, near) if near else ""
 
 
@@ -202,9 +211,9 @@ def _users_own(what: str) -> Iterator[None]:
         raise UsageError(f"{raised_at(stop)} {what}", problem, fix) from stop
     except Exception as error:
         message = error.msg if isinstance(error, SyntaxError) else error
-        told = " ".join(f"{type(error).__name__}: {message}".split())
+        cause = " ".join(f"{type(error).__name__}: {message}".split())
         fix = "mend that line; --traceback shows how it was reached"
-        raise SourceError(f"{raised_at(error)} {what}: raised {told}. Fix: {fix}.") from error
+        raise SourceError(f"{raised_at(error)} {what}: raised {cause}. Fix: {fix}.") from error
 
 
 def raised_at(error: BaseException) -> str:
@@ -213,18 +222,24 @@ def raised_at(error: BaseException) -> str:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     installed = (sys.prefix, sys.base_prefix, "<")
-    own = [frame for frame in frames if not frame[0].startswith(installed)] or frames
-    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "?"
+    user_frames = [frame for frame in frames if not frame[0].startswith(installed)] or frames
+    if not user_frames:
+        return "?"
+    file, line = user_frames[-1]
+    return f"{Path(file).name}:{line}"
 
 
 def _missing(module: ModuleType, name: str, what: str, text: str) -> UsageError:
-    there = module.__name__
-    members = vars(module).items()
-    own = [k for k, v in members if callable(v) and getattr(v, "__module__", None) == there]
-    fix = f"one of: {', '.join(own) or '(it has no function)'}"
-    if near := nearest(name, own):
+    place = module.__name__
+    functions: list[str] = []
+    for key, member in vars(module).items():
+        if callable(member) and getattr(member, "__module__", None) == place:
+            functions.append(key)
+    fix = f"one of: {', '.join(functions) or '(it has no function)'}"
+    near = nearest(name, functions)
+    if near:
         fix = f"{text.rpartition(':')[0]}:{near}"
-    return UsageError(f"{what} {text!r}", f"no function {name!r} in {there}", fix)
+    return UsageError(f"{what} {text!r}", f"no function {name!r} in {place}", fix)
 
 
 def _existing(path: Path, what: str) -> Path:
@@ -232,11 +247,12 @@ def _existing(path: Path, what: str) -> Path:
         if path.is_file():
             return path.resolve()
         folder = path.parent
-        there = [p.name for p in folder.glob(f"*{path.suffix}")] if folder.is_dir() else []
+        siblings = folder.glob(f"*{path.suffix}") if folder.is_dir() else ()
+        names = [sibling.name for sibling in siblings]
     except OSError as error:  # a name that is too long, a folder that is closed
         problem = f"{str(path)[:80]!r} cannot be read: {error.strerror}"
         raise UsageError(what, problem, "another path") from error
-    near = nearest(path.name, there)
+    near = nearest(path.name, names)
     fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
     raise UsageError(what, f"no file {str(path)!r}", fix)
 
@@ -262,10 +278,10 @@ def _file_module(path: Path) -> ModuleType:
         folder, name = folder.parent, f"{folder.name}.{name}"
     import_from([str(folder)])
     importlib.invalidate_caches()
-    found = located(name)
-    other = found.origin if found else None
-    if other is None or Path(other).resolve() != path:  # refused before the other is imported
-        there = other or "a folder, or built in"
-        problem = f"Python has another module {name!r} ({there})"
+    spec = located(name)
+    origin = spec.origin if spec else None
+    if origin is None or Path(origin).resolve() != path:  # refused before the other is imported
+        place = origin or "a folder, or built in"
+        problem = f"Python has another module {name!r} ({place})"
         raise UsageError(path.name, problem, "give the file another name")
     return importlib.import_module(name)

@@ -51,11 +51,16 @@ def main(arguments: Sequence[str]) -> int:
     broken = 0
     wide = max(map(len, suite.promises))
     for verdict in suite.verdicts():
-        broken += verdict.outcome == "broken"
-        told = verdict.outcome if verdict.outcome != "kept" else f"kept: {verdict.says}"
-        if verdict.outcome in ("not promised", "not judged"):
-            told = f"{told}: {verdict.text}"
-        say(verdict.text if verdict.outcome == "broken" else f"{verdict.promise:<{wide}}  {told}")
+        if verdict.outcome == "broken":
+            broken += 1
+            say(verdict.text)
+            continue
+        line = f"{verdict.promise:<{wide}}  {verdict.outcome}"
+        if verdict.outcome == "kept":
+            line += f": {verdict.says}"
+        elif verdict.outcome in ("not promised", "not judged"):
+            line += f": {verdict.text}"
+        say(line)
     return 1 if broken else 0
 
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     about = WatchOptions.__doc__ or ""
     options = read_flags(WatchOptions, args=arguments, prog="dataflow watch", about=about)
     require_ui("dataflow watch")
-    asked = serving(options)
+    serving_options = serving(options)
     from engine.watch.server import serve  # here: it imports the server
 
     def tell(url: str) -> None:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.open:
             webbrowser.open(url)
 
-    serve(asked, tell)
+    serve(serving_options, tell)
     return 0
 
 
@@ -89,8 +89,8 @@ def serving(options: WatchOptions) -> Serving:
         raise UsageError("dataflow watch", f"no folder {str(root)!r}", fix)
     for name in names:
         if not is_run(root / name):
-            there = sorted(p.name for p in root.iterdir() if is_run(p))[:4]
-            fix = f"one of: {', '.join(there)}" if there else "a run folder"
+            runs = sorted(path.name for path in root.iterdir() if is_run(path))[:4]
+            fix = f"one of: {', '.join(runs)}" if runs else "a run folder"
             raise UsageError("dataflow watch", f"no run {name!r} in {root}", fix)
     if not 0 <= options.port < 65536:
         problem = f"expected a port from 0 to 65535, found {options.port}"
@@ -124,9 +124,9 @@ def watching(root: Path, name: str, *, wanted: bool) -> Iterator[None]:
     require_ui("--watch")
     root.mkdir(parents=True, exist_ok=True)
     words = [str(root.resolve()), name]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command, pipe = [sys.executable, "-c", _BESIDE, *words], subprocess.PIPE
     with held_back():
-        child = subprocess.Popen([sys.executable, "-c", _BESIDE, *words], **pipes)
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert child.stdin is not None
     assert child.stdout is not None
     url = child.stdout.readline().strip()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.errors import DataError
+from dataflow.program import numbered_name
 from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
 from engine.keep.metrics.metric_lines import METRICS, recorded_rows
@@ -43,8 +44,8 @@ def node_seconds(folder: Path) -> dict[str, float]:
     """
     means: dict[str, float] = {}
     for phase, steps in seconds_by_step(folder).items():
-        prefix = f"{phase}/" if phase else ""
-        means |= {prefix + name: seconds for name, seconds in _means(steps).items()}
+        for name, seconds in _means(steps).items():
+            means[numbered_name(phase, name)] = seconds
     return means
 
 

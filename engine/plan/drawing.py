@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from dataflow.draw.placed import Placed, PlacedWorker
+from dataflow.program import numbered_name
 from dataflow.shown import shown_bytes
 from engine.plan.cost.memory import peak
 from engine.plan.explain.layout import duration
 from engine.plan.plan import Plan, PlannedNode
-from engine.plan.program_plan import ProgramPlan
+from engine.plan.program_plan import AnyPlan
 
 Notes = dict[str, tuple[str, ...]]
 """Lines of a drawing: by node, `a->b`, or `model->reader`; of a Program after `2/`."""
@@ -70,23 +71,19 @@ def ranks(layout: Split) -> int:
     return max(1, layout.data * layout.tensor * layout.context)
 
 
-def phases_of(plan: Plan | ProgramPlan) -> Iterator[tuple[str, Plan]]:
-    """Each plan, with what is before the names of its notes: nothing, or `2/`."""
-    if isinstance(plan, Plan):
-        yield "", plan
-        return
-    yield from ((f"{number}/", phase) for number, phase in enumerate(plan.phases, 1))
+def places(plan: AnyPlan) -> list[Placed]:
+    """The Workers of each phase."""
+    return [placed(phase.nodes, phase.hosts, phase.devices) for phase in plan.phases]
 
 
-def places(plan: Plan | ProgramPlan) -> list[Placed]:
-    """The Workers of a plan, or of each phase of a Program's."""
-    return [placed(each.nodes, each.hosts, each.devices) for _, each in phases_of(plan)]
-
-
-def planned_notes(plan: Plan | ProgramPlan) -> Notes:
+def planned_notes(plan: AnyPlan) -> Notes:
     """Memory and seconds of nodes, bytes and routes of edges, as they are estimated for a Step."""
-    found = ((mark, *each) for mark, phase in phases_of(plan) for each in _of(phase))
-    return {f"{mark}{name}": lines for mark, name, lines in found if lines}
+    notes: Notes = {}
+    for phase in plan.phases:
+        for name, lines in _of(phase):
+            if lines:
+                notes[numbered_name(phase.phase_number, name)] = lines
+    return notes
 
 
 def _of(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -7,7 +7,7 @@ Owns: the data types, and a plan as JSON. Does not own: any decision (passes/), 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, product
 from typing import Any, Literal
@@ -314,6 +314,11 @@ class Decisions:
         return self.phase.first if self.phase else 0
 
     @property
+    def phase_number(self) -> int:
+        """Its phase in a Program, from 1; 0 for the plan of a graph alone."""
+        return self.phase.number if self.phase else 0
+
+    @property
     def workers(self) -> tuple[str, ...]:
         """Every Worker of some node."""
         workers: dict[str, None] = {}
@@ -387,6 +392,21 @@ class Plan(Decisions, Displayed):
         count = len(self.workers)
         where = f"{count} Worker{'s' * (count > 1)}"
         return f"Plan({self.graph!r}, {len(self.nodes)} nodes in {where})"
+
+    @property
+    def phases(self) -> tuple[Plan, ...]:
+        """A graph's plan is that of one phase, itself."""
+        return (self,)
+
+    @property
+    def left(self) -> tuple[Mapping[str, Carried], ...]:
+        """As of a ProgramPlan: nothing ran before its one phase."""
+        return ({},)
+
+    def with_phases(self, phases: Sequence[Plan]) -> Plan:
+        """The one plan in the place of its own, as `ProgramPlan.with_phases`."""
+        (plan,) = phases
+        return plan
 
     def origin(self, node: str) -> Origin | None:
         """Where in the user's source a node was written; None where that is not known."""

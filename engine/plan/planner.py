@@ -35,11 +35,20 @@ def make_plan(
     draft = replace(_draft(checked, seed, threads, placing, cluster, phase), profile=profile)
     for run in PASSES:
         draft = run(draft)
-    graph, decided = draft.graph, {f.name: getattr(draft, f.name) for f in fields(Decisions)}
-    own = {"graph": graph.name, "digest": graph.digest, "seed": seed, "program": graph}
-    plan = Plan(**decided, **own, cluster=draft.cluster)
-    found = (warning for look in WARNINGS for warning in look(plan))
-    return replace(plan, warnings=(*checked.warnings, *found))
+    graph = draft.graph
+    decisions = {field.name: getattr(draft, field.name) for field in fields(Decisions)}
+    plan = Plan(
+        **decisions,
+        graph=graph.name,
+        digest=graph.digest,
+        seed=seed,
+        program=graph,
+        cluster=draft.cluster,
+    )
+    warnings = list(checked.warnings)
+    for find_warnings in WARNINGS:
+        warnings += find_warnings(plan)
+    return replace(plan, warnings=tuple(warnings))
 
 
 def workers_of(checked: CheckedGraph, placing: Placing, cluster: Cluster) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ plan (planner.py), running one (engine/session/phases.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 from dataflow.check import CheckedGraph, CheckedProgram, of_phase
@@ -48,16 +49,29 @@ class ProgramPlan(Displayed):
         """Its name, as a graph's."""
         return self.program.name
 
+    def with_phases(self, phases: Sequence[Plan]) -> ProgramPlan:
+        """The same with other plans of its phases."""
+        return replace(self, phases=tuple(phases))
+
     @property
     def warnings(self) -> tuple[GraphWarning, ...]:
         """Of all phases, and of what they are to each other."""
-        return (*(w for plan in self.phases for w in plan.warnings), *self.own)
+        warnings: list[GraphWarning] = []
+        for plan in self.phases:
+            warnings += plan.warnings
+        return (*warnings, *self.own)
 
     def to_json(self) -> str:
         """The phases' plans as JSON."""
         phases = [json.loads(plan.to_json()) for plan in self.phases]
         head = {"format": FORMAT, "program": self.program.name, "seed": self.seed}
         return json.dumps(head | {"phases": phases}, indent=1)
+
+
+AnyPlan = Plan | ProgramPlan
+"""What explain, draw and run take. Both have `graph`, `seed`, `program`, `phases`, `left`,
+`warnings`, `with_phases` and `to_json`.
+"""
 
 
 def make_program_plan(
@@ -97,7 +111,8 @@ def make_program_plan(
             )
         except PlanError as error:
             raise PlanError(f"{program.label(number)}: {error}") from error
-        warnings = tuple(of_phase(program, number, w) for w in plan.warnings)
+        written = program.phases[number - 1]
+        warnings = tuple(of_phase(number, written, warning) for warning in plan.warnings)
         plans.append(replace(plan, warnings=warnings))
         assert plan.program is not None
         left.append(lineage.end(number, plan.program))
@@ -123,8 +138,8 @@ class _Wishes:
         wished, groups = self._of_nodes(number), self._placing.turns
         if not groups:
             return wished
-        there = set(workers_of(checked, wished, cluster))
-        turns = [group for group in groups if there.issuperset(group)]
+        workers = set(workers_of(checked, wished, cluster))
+        turns = [group for group in groups if workers.issuperset(group)]
         self._turns -= set(turns)
         if number == len(self._nodes):
             turns += [group for group in groups if group in self._turns]
@@ -132,29 +147,31 @@ class _Wishes:
 
     def _of_nodes(self, number: int) -> Placing:
         """Without what is about nodes of other phases only, and without turns."""
-        whole, own, last = self._placing, self._nodes[number - 1], number == len(self._nodes)
-        known = set().union(*self._nodes)
+        placing, phase_nodes = self._placing, self._nodes[number - 1]
+        is_last, program_nodes = number == len(self._nodes), set().union(*self._nodes)
 
-        def kept(name: str) -> bool:
-            return name in own or (last and name not in known)
+        def counts(name: str) -> bool:
+            return name in phase_nodes or (is_last and name not in program_nodes)
 
-        def some(wishes: Mapping[str, V1]) -> dict[str, V1]:
-            return {name: value for name, value in wishes.items() if kept(name)}
+        def pick(wishes: Mapping[str, V1]) -> dict[str, V1]:
+            return {name: wish for name, wish in wishes.items() if counts(name)}
 
-        pin = some(whole.pin)
-        pinned = {worker for workers in pin.values() for worker in workers}
-        groups = (tuple(filter(kept, group)) for group in whole.together)
+        pin = pick(placing.pin)
+        pinned_workers = set(chain.from_iterable(pin.values()))
+        groups = (tuple(filter(counts, group)) for group in placing.together)
         return replace(
-            whole,
-            kernel=some(whole.kernel),
+            placing,
+            kernel=pick(placing.kernel),
             pin=pin,
             together=tuple(group for group in groups if len(group) > 1),
-            replicas=some(whole.replicas),
-            least=some(whole.least),
-            chunks=some(whole.chunks),
-            ranks=some(whole.ranks),
-            tensor=some(whole.tensor),
-            hosts={worker: host for worker, host in whole.hosts.items() if worker in pinned},
+            replicas=pick(placing.replicas),
+            least=pick(placing.least),
+            chunks=pick(placing.chunks),
+            ranks=pick(placing.ranks),
+            tensor=pick(placing.tensor),
+            hosts={
+                worker: host for worker, host in placing.hosts.items() if worker in pinned_workers
+            },
             turns=(),
         )
 

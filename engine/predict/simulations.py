@@ -22,7 +22,7 @@ import msgspec
 from dataflow.check import check
 from dataflow.errors import GraphError, PlanError, nearest_or_all
 from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph, Program
 from dataflow.settings import edited
 from engine.plan import options as run_options
 from engine.plan.cluster import Cluster
@@ -80,7 +80,7 @@ class Variant:
 
 
 def simulate(
-    graph: Graph | Program,
+    graph: AnyGraph,
     options: RunOptions | None = None,
     rows: SimulatedRows | None = None,
     *,
@@ -113,7 +113,7 @@ def _refuse_unknown_nodes(graph: Graph, what: str, values: Mapping[str, float]) 
             raise PlanError(f"{what}: {problem}. Fix: {nearest_or_all(node, names)}.")
 
 
-def one_graph(graph: Graph | Program) -> Graph:
+def one_graph(graph: AnyGraph) -> Graph:
     """Raises PlanError for a Program."""
     if isinstance(graph, Program):
         problem = f"expected a graph, found a Program of {len(graph.phases)} phases"

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from dataflow.display import Displayed
 from dataflow.errors import RunError, StorageError
-from dataflow.program import Threshold
+from dataflow.graph import Threshold
 from dataflow.storage import writing
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.keep.checkpoint.best_versions import BestVersions
@@ -146,18 +146,7 @@ class RunFrame:
             _log.warning("%s", notice)
 
 
-def attempts(
-    plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, begins: Beginning
-) -> Result:
-    """Run to the end, in as many attempts as it takes; the first begins as `begins` says. Raises
-    what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
-    """
-    with ExitStack() as stack:
-        frame = RunFrame([plan], options, folder, stack, notice=begins.notice)
-        return attempts_within(frame, plan, options, folder, hooks, begins)[0]
-
-
-def attempts_within(
+def run_phase(
     frame: RunFrame,
     plan: Plan,
     options: RunOptions,
@@ -165,7 +154,10 @@ def attempts_within(
     hooks: StepHooks,
     begins: Beginning,
 ) -> tuple[Result, bool]:
-    """The same for one phase. Also returns whether the phase came to its end, not only the run."""
+    """Run a phase, or a graph alone, to its end, in as many attempts as it takes; the first begins
+    as `begins` says. Also returns whether the phase came to its end, not only the run. Raises what
+    a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
+    """
     with ExitStack() as stack:
         run = _Run(frame, plan, options, folder, hooks, stack)
         latest = begins.checkpoint
@@ -204,7 +196,6 @@ class _Run:
         self._options = options
         self._folder = folder
         self._hooks = hooks
-        self._phase = plan.phase.number if plan.phase else 0
         pinned = plan.phase.pinned if plan.phase else ()
         self.store = CheckpointStore(folder.checkpoints, keep=options.keep, pinned=pinned)
         self._best = best_versions(plan, folder)
@@ -217,9 +208,10 @@ class _Run:
             self._log.warn(warning)
         warn_of_room(plan, folder.checkpoints, options)
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
-        file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
-        title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
-        trace = Trace(folder.trace / file, process=title, first=plan.first)
+        file, title = f"run_{number}", "dataflow"
+        if plan.phase is not None:
+            file, title = f"{file}_phase_{plan.phase_number}", f"{title}, {plan.phase.title}"
+        trace = Trace(folder.trace / f"{file}.json", process=title, first=plan.first)
         self._trace = stack.enter_context(_closed(trace))
         self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
         if options.progress:
@@ -239,9 +231,10 @@ class _Run:
             recording = recorded(plan, self._folder, self._options, begun, stack)
             workers, lines = self._workers(stack), self._lines(begun, stack)
             stream = EventStream(self._log, self._trace, Probes(plan.seed))
-            told: dict[str, Any] = {"first": plan.first, "phase": self._phase}
-            told["evaluates"] = self._options.steps == 0
-            metrics = RunMetrics(plan.workers, lines, stream, **told)
+            first, phase, evaluates = plan.first, plan.phase_number, self._options.steps == 0
+            metrics = RunMetrics(
+                plan.workers, lines, stream, first=first, phase=phase, evaluates=evaluates
+            )
             for subscriber in (metrics, *self._views(stack)):
                 stream.add(subscriber)
             for take in self._on_step:
@@ -285,8 +278,8 @@ class _Run:
 
     def latest(self) -> StoredCheckpoint | None:
         """The newest intact checkpoint of this run, or phase."""
-        found = self.store.latest()
-        return found if found is not None and found.step > self._plan.first else None
+        newest = self.store.latest()
+        return newest if newest is not None and newest.step > self._plan.first else None
 
     def is_through(self, finish: Finish) -> bool:
         """Whether this phase came to its end, and was not stopped on its way."""
@@ -351,7 +344,7 @@ class _Run:
         """What flows, for whoever looks at the run's folder."""
         writer = FlowWriter(self._folder.events, after=begun)
         stack.callback(writer.close)
-        flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._phase)
+        flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._plan.phase_number)
         stack.enter_context(told_meanwhile(flow, workers.doing))
         return flow
 
@@ -396,19 +389,24 @@ def _closed(thing: C1) -> Iterator[C1]:
 
 
 def _config(plan: Plan, options: RunOptions) -> dict[str, Any]:
-    return {"graph": plan.phase.program if plan.phase else plan.graph, "seed": options.seed}
+    name = plan.phase.program if plan.phase else plan.graph
+    return {"graph": name, "seed": options.seed}
 
 
 def _progress(plan: Plan, options: RunOptions) -> Progress:
     """The display, of which a phase shows only its own Steps."""
-    lag = any(source.max_lag for source in plan.sources)
-    told: dict[str, Any] = {"every": options.log_every, "lag": lag}
-    if plan.phase is None:
-        return Progress(options.steps, title=plan.graph, **told)
-    phase, steps = plan.phase, options.steps
-    last = None if steps is None else phase.first + steps
-    named = f"phase {phase.number}/{phase.count} {plan.graph}"
-    return Progress(last, title=phase.program, phase=named, first=phase.first, **told)
+    title, label = plan.graph, ""
+    if plan.phase is not None:
+        title = plan.phase.program
+        label = f"phase {plan.phase.number}/{plan.phase.count} {plan.graph}"
+    return Progress(
+        None if options.steps is None else plan.first + options.steps,
+        title=title,
+        phase=label,
+        first=plan.first,
+        every=options.log_every,
+        lag=any(source.max_lag for source in plan.sources),
+    )
 
 
 def trained_in(plan: Plan, checkpoint: Path) -> dict[str, Path]:
@@ -418,8 +416,7 @@ def trained_in(plan: Plan, checkpoint: Path) -> dict[str, Path]:
 
 def best_versions(plan: Plan, folder: RunFolder) -> BestVersions:
     """The best versions that evaluate nodes of this plan keep."""
-    phase = plan.phase.number if plan.phase else 0
-    return BestVersions(folder.checkpoints, _kept_best(plan), phase=phase)
+    return BestVersions(folder.checkpoints, _kept_best(plan), phase=plan.phase_number)
 
 
 def _kept_best(plan: Plan) -> dict[str, int]:

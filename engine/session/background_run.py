@@ -63,7 +63,9 @@ class RunHandle(Displayed):
         """Whether the run goes on, has ended, or failed."""
         if not self._run.done():
             return "running"
-        return "failed" if self._run.exception() else "ended"
+        if self._run.exception():
+            return "failed"
+        return "ended"
 
     @property
     def metrics(self) -> Mapping[str, float]:

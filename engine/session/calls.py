@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from dataflow.check import check
 from dataflow.errors import PlanError, RunError
-from dataflow.graph import Graph
 from dataflow.importing import import_from
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.program_snapshot import identity, read
 from dataflow.scripts import kept
 from dataflow.settings import edited
@@ -35,16 +34,16 @@ from engine.keep.untrusted_files import OPTIONS, reading
 from engine.plan import options as run_options
 from engine.plan.explain import explain
 from engine.plan.options import RunOptions
-from engine.plan.plan import Plan
-from engine.plan.program_plan import ProgramPlan
+from engine.plan.program_plan import AnyPlan
 from engine.plan.replica_ranges import elastic_nodes, least_replicas
 from engine.run.loop.early_end import Until
-from engine.session.attempts import OnStep, Result, StepHooks, attempts
+from engine.session.attempts import OnStep, Result, StepHooks
 from engine.session.background_run import RunHandle, refuse_second
 from engine.session.edit_trial import TriedEdit
 from engine.session.finished_run import finished
-from engine.session.peek import first_rows, phase_with
-from engine.session.phases import place_of, run_phases
+from engine.session.node_phase import find_phase
+from engine.session.peek import first_rows
+from engine.session.phases import find_place, run_phases
 from engine.session.planning import Runnable, plan, source_of
 from engine.session.run_beginning import Beginning, WantedRun, beginning, keep_changes
 
@@ -112,7 +111,7 @@ def run(
 
 
 def _begun(
-    planned: Plan | ProgramPlan,
+    planned: AnyPlan,
     text: str,
     options: RunOptions,
     folder: RunFolder,
@@ -125,34 +124,24 @@ def _begun(
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
         folder.write_text(OPTIONS, run_options.encode_options(options, path=_import_path()))
-        result = _through(planned, options, folder, hooks, begins)
+        result = run_phases(planned, options, folder, hooks, begins)
         end.tell(result.reason, interrupted=result.interrupted)
     return result
 
 
-def _elastic(planned: Plan | ProgramPlan) -> dict[str, tuple[int, int]]:
+def _elastic(planned: AnyPlan) -> dict[str, tuple[int, int]]:
     """The least and most replicas of the nodes whose replicas come and go."""
-    plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
-    found = ((each, node) for each in plans for node in elastic_nodes(each))
-    return {node.name: (least_replicas(each, node), len(node.workers)) for each, node in found}
-
-
-def _through(
-    planned: Plan | ProgramPlan,
-    options: RunOptions,
-    folder: RunFolder,
-    hooks: StepHooks,
-    begins: Beginning,
-) -> Result:
-    if isinstance(planned, Plan):
-        return attempts(planned, options, folder, hooks, begins)
-    return run_phases(planned, options, folder, hooks, begins)
+    replicas: dict[str, tuple[int, int]] = {}
+    for phase in planned.phases:
+        for node in elastic_nodes(phase):
+            replicas[node.name] = least_replicas(phase, node), len(node.workers)
+    return replicas
 
 
 def resume(
     folder: Path | str,
     *,
-    graph: Graph | Program | None = None,
+    graph: AnyGraph | None = None,
     settings: Sequence[str] = (),
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
@@ -210,7 +199,7 @@ def resume(
 
 
 def _went_on(
-    planned: Plan | ProgramPlan,
+    planned: AnyPlan,
     options: RunOptions,
     folder: RunFolder,
     hooks: StepHooks,
@@ -221,12 +210,12 @@ def _went_on(
     folder.write_text("plan.json", planned.to_json())
     folder.write_text("plan.txt", explain(planned))
     with EndRecord(folder) as end:
-        result = _through(planned, options, folder, hooks, begins)
+        result = run_phases(planned, options, folder, hooks, begins)
         end.tell(result.reason, interrupted=result.interrupted)
     return result
 
 
-def _layouts(folder: RunFolder, planned: Plan | ProgramPlan) -> list[ProvenanceDifference]:
+def _layouts(folder: RunFolder, planned: AnyPlan) -> list[ProvenanceDifference]:
     """What the run does otherwise than it did, so that its last bits may differ."""
     recorded = folder.path / "plan.json"
     if not recorded.is_file():
@@ -234,25 +223,19 @@ def _layouts(folder: RunFolder, planned: Plan | ProgramPlan) -> list[ProvenanceD
     return layout_changes(recorded.read_text(encoding="utf-8", errors="replace"), planned.to_json())
 
 
-def _ended(planned: Plan | ProgramPlan, folder: RunFolder, latest: StoredCheckpoint | None) -> int:
+def _ended(planned: AnyPlan, folder: RunFolder, latest: StoredCheckpoint | None) -> int:
     """How many phases are over."""
-    if isinstance(planned, Plan) or latest is None:
-        return 0
-    return place_of(planned, folder, latest).number - 1
+    return find_place(planned, folder, latest).number - 1
 
 
-def peek(
-    graph: Graph | Program, node: str, rows: int = 4, options: RunOptions | None = None
-) -> pa.Table:
+def peek(graph: AnyGraph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:
     """The first rows of a node's output, running only what it needs, with every Model at its base.
     Of a Program: `rollout`, or `PHASE/rollout` or `2/rollout` where several phases have the name.
     It all runs in this process, by kernels that can share it. Raises GraphError.
     """
-    if isinstance(graph, Program):
-        graph, node = phase_with(graph, node)
-    graph.node(node)  # raises with the names that there are
+    phase, name = find_phase(graph, node)
     here = run_options.on_this_host(options or RunOptions())
-    return first_rows(plan(graph, here), node, rows)
+    return first_rows(plan(phase, here), name, rows)
 
 
 def _import_path() -> list[str]:

@@ -39,7 +39,7 @@ def figures(row: Mapping[str, float], *, lag: bool) -> list[Figure]:
     exact = any(of == "policy/entropy" for of, _ in map(_unlabelled, row))
     # What the loss says of the entropy is better than an estimate.
     wanted = [each for each in _TRAINING if not (exact and each[1] == "policy/sampled_entropy")]
-    wanted += [_LENGTH, *([_LAG] if lag else []), *_SPEED]
+    wanted += [_LENGTH, _LAG, *_SPEED] if lag else [_LENGTH, *_SPEED]
     for label, name, form in wanted:
         for of, number in _of_each(row, name):
             shown.append((f"{label} {of}".rstrip(), form.format(number)))
@@ -64,7 +64,9 @@ def _unlabelled(name: str) -> tuple[str, str]:
         return metric, label
     first, _, rest = name.partition("/")
     label, _, last = rest.partition("/")
-    return (f"{first}/{last}", label) if first == "policy" and last else (name, "")
+    if first == "policy" and last:
+        return f"{first}/{last}", label
+    return name, ""
 
 
 def _rewards(row: Mapping[str, float]) -> Iterator[Figure]:
@@ -72,17 +74,19 @@ def _rewards(row: Mapping[str, float]) -> Iterator[Figure]:
     for name, number in row.items():
         if found := _REWARD.fullmatch(name):
             yield f"reward {found[1] or ''}".rstrip(), f"{number:.3f}"
-    if "reward/mean" in row:
-        several = [name for name in row if _FUNCTION.fullmatch(name)]
-        for name in several if len(several) > 1 else ():
+    if "reward/mean" not in row:
+        return
+    functions = [name for name in row if _FUNCTION.fullmatch(name)]
+    if len(functions) > 1:
+        for name in functions:
             yield name.removesuffix("/mean"), f"{row[name]:.3f}"
 
 
 def _losses(row: Mapping[str, float]) -> Iterator[Figure]:
     """The loss; of several each by its name."""
-    found = [name for name in row if name.startswith("loss/")]
-    for name in found:
-        yield (name if len(found) > 1 else "loss"), f"{row[name]:.4f}"
+    names = [name for name in row if name.startswith("loss/")]
+    for name in names:
+        yield (name if len(names) > 1 else "loss"), f"{row[name]:.4f}"
 
 
 def evaluations(row: Mapping[str, float]) -> dict[str, float]:

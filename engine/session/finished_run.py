@@ -17,17 +17,17 @@ from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.plan.program_plan import ProgramPlan
+from engine.plan.program_plan import AnyPlan
 from engine.plan.source_rows import rows_in_data
 from engine.session.attempts import Result, best_versions, has_passed, trained_in
-from engine.session.phases import begun, place_of
+from engine.session.phases import begun, find_place, phase_of, phase_steps
 
 NOTHING = "nothing to do"
 """How the reason of such a Result begins."""
 
 
 def finished(
-    planned: Plan | ProgramPlan,
+    planned: AnyPlan,
     options: RunOptions,
     folder: RunFolder,
     latest: StoredCheckpoint | None,
@@ -37,28 +37,26 @@ def finished(
     """
     if latest is None:
         return None
-    if isinstance(planned, Plan):
-        _require_more(folder, options, latest.step)
-        ended = _ended(planned, options.steps, read_cut(latest.path, latest.step))
-        return _result(planned, folder, latest, ended) if ended else None
-    place = place_of(planned, folder, latest)
+    _require_more(folder, options, latest.step)
+    place = find_place(planned, folder, latest)
     if place.checkpoint is None or place.number < len(planned.phases):
         return None
     last = begun(planned, place, folder)
-    phase = planned.program.phases[place.number - 1]
+    until = phase_of(planned, place.number).until
+    steps = phase_steps(planned, place.number, options)
     cut = read_cut(latest.path, latest.step)
-    if not (has_passed(phase.until, folder, latest.step) or _ended(last, phase.steps, cut)):
+    passed = has_passed(until, folder, latest.step)
+    cause = "" if passed else _ended(last, steps, cut)
+    if not (passed or cause):
         return None
-    whole = f"all {len(planned.phases)} phases are done"
-    result = _result(last, folder, latest, whole)
-    assert last.phase is not None
+    if last.phase is None:
+        return _result(last, folder, latest, cause)
+    result = _result(last, folder, latest, f"all {len(planned.phases)} phases are done")
     earlier = {name: Path(path) for name, path in last.phase.left.items()}
-    best = [best_versions(plan, folder).paths() for plan in planned.phases]
-    return replace(
-        result,
-        trained=earlier | dict(result.trained),
-        best={name: paths for of in best for name, paths in of.items()},
-    )
+    best: dict[str, tuple[Path, ...]] = {}
+    for plan in planned.phases:
+        best |= best_versions(plan, folder).paths()
+    return replace(result, trained=earlier | dict(result.trained), best=best)
 
 
 def _require_more(folder: RunFolder, options: RunOptions, done: int) -> None:
@@ -76,8 +74,9 @@ def _ended(plan: Plan, steps: int | None, cut: Cut) -> str:
         return ""
     if steps is not None:
         return f"all {steps} steps are done" if done >= steps else ""
-    exhausted = any(_is_exhausted(plan, source.name, cut) for source in plan.sources)
-    return "the data has ended" if exhausted else ""
+    if any(_is_exhausted(plan, source.name, cut) for source in plan.sources):
+        return "the data has ended"
+    return ""
 
 
 def _is_exhausted(plan: Plan, source: str, cut: Cut) -> bool:
@@ -91,13 +90,13 @@ def _is_exhausted(plan: Plan, source: str, cut: Cut) -> bool:
 
 
 def _result(plan: Plan, folder: RunFolder, latest: StoredCheckpoint, ended: str) -> Result:
-    metrics = recorded_row(folder.metrics, latest.step)
-    told: Mapping[str, float] = {k: v for k, v in metrics.items() if v is not None}
+    row = recorded_row(folder.metrics, latest.step)
+    metrics: Mapping[str, float] = {name: v for name, v in row.items() if v is not None}
     return Result(
         folder=folder.path,
         reason=f"{NOTHING}, as {ended}",
         step=latest.step,
-        metrics=told,
+        metrics=metrics,
         checkpoint=latest.path,
         trained=trained_in(plan, latest.path),
         best=best_versions(plan, folder).paths(),

@@ -108,4 +108,6 @@ def _standstill(model: TrainedModel, metrics: Mapping[str, float], step: int) ->
         return _RATE
     if metrics.get(f"{model.prefix}grad_norm") == 0:
         return GRADIENT
-    return _UNCHANGED if metrics.get(f"{model.prefix}changed") == 0 else None
+    if metrics.get(f"{model.prefix}changed") == 0:
+        return _UNCHANGED
+    return None

@@ -18,7 +18,7 @@ from dataflow.shown import shown_number
 from engine.plan.explain import explain
 from engine.plan.explain.nodes import HEADS, cells
 from engine.plan.plan import Plan
-from engine.plan.program_plan import ProgramPlan
+from engine.plan.program_plan import AnyPlan
 from engine.session.attempts import Result
 from engine.session.background_run import RunHandle
 
@@ -30,10 +30,9 @@ _CHARTS = {
 """Title -> the names of a chart's metrics. Losses have one where no reward is."""
 
 
-def plan_page(plan: Plan | ProgramPlan) -> str:
+def plan_page(plan: AnyPlan) -> str:
     """The drawing, the nodes as a table, warnings, and the whole plan behind a click."""
-    phases = [plan] if isinstance(plan, Plan) else plan.phases
-    parts = [_nodes(phase) for phase in phases]
+    parts = [_nodes(phase) for phase in plan.phases]
     warnings = "\n".join(map(str, plan.warnings))
     parts += [text(warnings)] if warnings else []
     return "".join([*parts, folded("the whole plan", text(explain(plan)))])

@@ -14,10 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
-from dataflow.errors import Fault, GraphError, RunError, nearest_or_all
-from dataflow.graph import Graph
+from dataflow.errors import Fault, GraphError, RunError
 from dataflow.node import Port
-from dataflow.program import Program
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.tables import codes
@@ -46,29 +44,12 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
     coordinator = Coordinator(small, Settings(steps=1))
     with closing(InprocWorkers(worker)) as workers, suppress(_AllThere):
         Loop(coordinator, workers, NoStore(), EventStream(rows_of)).run()
-    made = rows_of.made
-    if not made[node]:
+    batches = rows_of.batches
+    if not batches[node]:
         prompts = small.sources[0].batch
         raise RunError(f"peek {node}: no row came out of it for the first {prompts} prompts")
-    return _table(Batch.concat(made[node]).sorted(), Batch.concat(made[shown]).sorted(), rows)
-
-
-def phase_with(program: Program, node: str) -> tuple[Graph, str]:
-    """The graph of the only phase that has this node, or of the one that is named before it: by its
-    graph's name or its number. Raises GraphError.
-    """
-    named, slash, name = node.rpartition("/")
-    numbered = list(enumerate(program.phases, start=1))
-    wanted = [p for n, p in numbered if not slash or named in (str(n), p.graph.name)]
-    found = [p.graph for p in wanted if any(each.name == name for each in p.graph.nodes)]
-    if len(found) == 1:
-        return found[0], name
-    phases = found or [phase.graph for phase in program.phases]
-    nodes = [f"{n}/{each.name}" for n, p in numbered if p.graph in phases for each in p.graph.nodes]
-    problem = f"expected a node of one phase, found {'several' if found else 'none'} of this name"
-    alike = [each for each in nodes if each.endswith(f"/{name}")]
-    fix = alike[0] if alike else nearest_or_all(f"1/{name}", nodes)
-    raise GraphError(Fault(rule="peek", where=f"peek {node!r}", problem=problem, fix=fix))
+    output, holder = Batch.concat(batches[node]).sorted(), Batch.concat(batches[shown]).sorted()
+    return _table(output, holder, rows)
 
 
 def _physical(plan: Plan, target: PlannedNode) -> str:
@@ -83,29 +64,43 @@ def _physical(plan: Plan, target: PlannedNode) -> str:
 def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     """Only what these nodes need, as one Step of some prompts; all Models are at their bases."""
     names = plan.with_ancestors(wanted)
-    nodes = [
-        replace(
-            n,
-            region="stream" if n.region == "evaluation" else n.region,
-            returns=() if n.name in wanted and n.work != "source" else n.returns,
-            refill=False,
-            max_lag=0,
-            lag=0,
-            workers=(WORKER,),
-            chunks=1,
-            kernel=_sharing(plan, n),
-            layout=replace(n.layout, replicas=1, data=1, inner=1, cache_bytes=0, longest=0),
-        )
-        for n in plan.nodes
-        if n.name in names
-    ]
+    nodes: list[PlannedNode] = []
+    for node in plan.nodes:
+        if node.name in names:
+            is_output = node.name in wanted and node.work != "source"
+            nodes.append(_in_this_process(plan, node, is_output=is_output))
     sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
-    models = [_as_its_base(m, names) for m in plan.models]
-    kept = replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models))
-    return replace(kept, recorded=(), turns=(), spare=())
+    models = [_as_its_base(model, names) for model in plan.models]
+    return replace(
+        plan,
+        nodes=tuple(nodes),
+        sources=tuple(sources),
+        models=tuple(models),
+        recorded=(),
+        turns=(),
+        spare=(),
+    )
 
 
-def _sharing(plan: Plan, node: PlannedNode) -> str:
+def _in_this_process(plan: Plan, node: PlannedNode, *, is_output: bool) -> PlannedNode:
+    """The node alone in the one Worker, in the stream, at lag 0. is_output: its rows are what is
+    wanted, so that they give nothing back to admission.
+    """
+    return replace(
+        node,
+        region="stream" if node.region == "evaluation" else node.region,
+        returns=() if is_output else node.returns,
+        refill=False,
+        max_lag=0,
+        lag=0,
+        workers=(WORKER,),
+        chunks=1,
+        kernel=_sharing_kernel(plan, node),
+        layout=replace(node.layout, replicas=1, data=1, inner=1, cache_bytes=0, longest=0),
+    )
+
+
+def _sharing_kernel(plan: Plan, node: PlannedNode) -> str:
     """A node's kernel, or if that needs a Worker to itself, its operator's first that does not."""
     assert plan.program is not None
     if not needs_of(plan.program, node).own_worker:
@@ -132,23 +127,23 @@ class _RowsOf:
     takes = (Produced, ChunkDone)
 
     def __init__(self, worker: Worker, node: str, shown: str) -> None:
-        self.made: dict[str, list[Batch]] = {node: [], shown: []}
+        self.batches: dict[str, list[Batch]] = {node: [], shown: []}
         self._worker = worker
         self._node = node
 
     def take(self, event: RunEvent) -> None:
         """See `engine.protocol.events`. Raises _AllThere once the node's one chunk is done."""
         match event:
-            case EventHeard(event=Produced(node=node, ref=ref)) if node in self.made:
-                self.made[node].append(self._worker.rows.of(node, ref).on_host())
+            case EventHeard(event=Produced(node=node, ref=ref)) if node in self.batches:
+                self.batches[node].append(self._worker.rows.of(node, ref).on_host())
             case EventHeard(event=ChunkDone(node=self._node)):
                 raise _AllThere
 
 
-def _table(found: Batch, columns: Batch, rows: int) -> pa.Table:
-    """Keys, and the columns of the same rows."""
-    have = codes(columns.keys.position, columns.keys.sample)
-    at = np.searchsorted(have, codes(found.keys.position, found.keys.sample)[:rows])
-    shown = columns.take(at)
+def _table(output: Batch, holder: Batch, rows: int) -> pa.Table:
+    """Keys of the output's first rows, and their columns, which the holder has."""
+    holder_codes = codes(holder.keys.position, holder.keys.sample)
+    output_codes = codes(output.keys.position, output.keys.sample)
+    shown = holder.take(np.searchsorted(holder_codes, output_codes[:rows]))
     keys = {"position": pa.array(shown.keys.position), "sample": pa.array(shown.keys.sample)}
     return pa.table(keys | {name: shown.array(name) for name in shown.names})

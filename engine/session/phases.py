@@ -1,4 +1,4 @@
-"""A Program's run: one phase after another, in one folder.
+"""A run: one phase after another, in one folder. A graph alone is one phase.
 
     a phase begins with                          found in
     the weights that Models were left with       checkpoints/step_N of the Step at which the phase
@@ -21,14 +21,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataflow.errors import CheckpointError, RunError, nearest
-from dataflow.program import Carried
+from dataflow.graph import Phase
+from dataflow.program import Carried, phase_label
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.keep.metrics.metric_lines import recorded_rows
 from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.plan.program_plan import ProgramPlan
-from engine.session.attempts import Result, RunFrame, StepHooks, attempts_within, has_passed
+from engine.plan.program_plan import AnyPlan
+from engine.session.attempts import Result, RunFrame, StepHooks, has_passed, run_phase
 from engine.session.run_beginning import Beginning
 
 
@@ -48,29 +49,29 @@ class Standing:
 
 
 def run_phases(
-    planned: ProgramPlan,
+    planned: AnyPlan,
     options: RunOptions,
     folder: RunFolder,
     hooks: StepHooks,
     begins: Beginning,
 ) -> Result:
-    """Run every phase from where `begins` says to the end. Raises as `attempts`, and RunError for a
-    phase whose Steps lack the metric of its threshold.
+    """Run every phase from where `begins` says to the end. Raises what a kernel raised, RunError,
+    also for a phase whose Steps lack the metric of its threshold, or KeyboardInterrupt if a signal
+    ends the run at once.
     """
-    place, best = place_of(planned, folder, begins.checkpoint), {}
+    place, best = find_place(planned, folder, begins.checkpoint), {}
     with ExitStack() as stack:
         frame = RunFrame(planned.phases, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
         while True:
-            phase = planned.program.phases[place.number - 1]
             plan = begun(planned, place, folder)
-            own = replace(options, steps=phase.steps)
-            told = replace(hooks, threshold=phase.until)
-            starts = replace(begins, checkpoint=place.checkpoint)
-            result, through = attempts_within(frame, plan, own, folder, told, starts)
+            phase_options = replace(options, steps=phase_steps(planned, place.number, options))
+            phase_hooks = replace(hooks, threshold=phase_of(planned, place.number).until)
+            start = replace(begins, checkpoint=place.checkpoint)
+            result, is_through = run_phase(frame, plan, phase_options, folder, phase_hooks, start)
             best |= result.best
-            if not through or place.number == len(planned.phases):
+            if not is_through or place.number == len(planned.phases):
                 return _whole(result, best, plan, frame)
             _require_seen(planned, place, folder)
             place = place.after(result.step)
@@ -80,31 +81,48 @@ def _whole(
     result: Result, best: Mapping[str, tuple[Path, ...]], plan: Plan, frame: RunFrame
 ) -> Result:
     """How the run ended, with what all of its phases left."""
-    assert plan.phase is not None
+    if plan.phase is None:  # one phase, and no time between two in which a signal could come
+        return result
     trained = {name: Path(path) for name, path in plan.phase.left.items()} | dict(result.trained)
     number = frame.signals.number
     reason = frame.signals.reason if number else result.reason
     return replace(result, trained=trained, best=dict(best), signal=number, reason=reason)
 
 
-def place_of(
-    planned: ProgramPlan, folder: RunFolder, checkpoint: StoredCheckpoint | None
+def phase_of(planned: AnyPlan, number: int) -> Phase:
+    """A phase as it was written, counted from 1; also that of a graph alone."""
+    assert planned.program is not None
+    return planned.program.phases[number - 1]
+
+
+def phase_steps(planned: AnyPlan, number: int, options: RunOptions) -> int | None:
+    """The Steps of a phase. Those of the options are for a graph alone: a Program refuses them."""
+    steps = phase_of(planned, number).steps
+    return options.steps if steps is None else steps
+
+
+def find_place(
+    planned: AnyPlan, folder: RunFolder, checkpoint: StoredCheckpoint | None
 ) -> Standing:
     """The place of a checkpoint: within its phase, or the start of the next one if it had ended."""
     if checkpoint is None:
         return Standing()
-    number, boundaries = _told(checkpoint, len(planned.phases))
+    if planned.phases[0].phase is None:  # the manifests of a graph alone name no phase
+        return Standing(checkpoint=checkpoint)
+    number, boundaries = _read_place(checkpoint, len(planned.phases))
     place = Standing(number=number, boundaries=boundaries, checkpoint=checkpoint)
-    phase, last = planned.program.phases[number - 1], number == len(planned.phases)
+    if number == len(planned.phases):
+        return place
+    phase = phase_of(planned, number)
     first = boundaries[-1] if boundaries else 0
     done = phase.steps is not None and checkpoint.step - first >= phase.steps
-    if last or not (done or has_passed(phase.until, folder, checkpoint.step)):
+    if not (done or has_passed(phase.until, folder, checkpoint.step)):
         return place
     _require_seen(planned, place, folder)
     return place.after(checkpoint.step)
 
 
-def _told(checkpoint: StoredCheckpoint, phases: int) -> tuple[int, tuple[int, ...]]:
+def _read_place(checkpoint: StoredCheckpoint, phases: int) -> tuple[int, tuple[int, ...]]:
     """The phase that a manifest names, and where those before it ended."""
     number, boundaries = checkpoint.meta.get("phase"), checkpoint.meta.get("boundaries")
     if isinstance(number, int) and isinstance(boundaries, list) and 1 <= number <= phases:
@@ -118,12 +136,13 @@ def _told(checkpoint: StoredCheckpoint, phases: int) -> tuple[int, tuple[int, ..
     raise CheckpointError(f"{problem}. Fix: resume the Program that made it.")
 
 
-def begun(planned: ProgramPlan, place: Standing, folder: RunFolder) -> Plan:
+def begun(planned: AnyPlan, place: Standing, folder: RunFolder) -> Plan:
     """The phase's plan, with the directories that its Models begin with; all of them are intact.
-    Raises CheckpointError if one is not.
+    Raises CheckpointError if one is not. A graph alone begins with its bases.
     """
     plan = planned.phases[place.number - 1]
-    assert plan.phase is not None
+    if plan.phase is None:
+        return plan
     left = planned.left[place.number - 1]
     store = CheckpointStore(folder.checkpoints, pinned=place.boundaries)
     used = sorted({place.boundaries[weights.phase - 1] for weights in left.values()})
@@ -133,7 +152,7 @@ def begun(planned: ProgramPlan, place: Standing, folder: RunFolder) -> Plan:
         of = planned.phases[weights.phase - 1]
         return str(stored[place.boundaries[weights.phase - 1]] / _folder_of(of, weights.model))
 
-    optimizers = planned.program.phases[place.number - 1].optimizers
+    optimizers = phase_of(planned, place.number).optimizers
     writers = {m.writer: plan.phase.carried[m.name] for m in plan.models if m.name in optimizers}
     phase = replace(
         plan.phase,
@@ -152,18 +171,19 @@ def _folder_of(plan: Plan, model: str) -> str:
     return writer or f"followers/{model}"
 
 
-def _require_seen(planned: ProgramPlan, place: Standing, folder: RunFolder) -> None:
+def _require_seen(planned: AnyPlan, place: Standing, folder: RunFolder) -> None:
     """Raise RunError if no Step of a phase had the metric of its threshold: a misspelt name would
     only be a phase that is longer than it was meant to be.
     """
-    threshold = planned.program.phases[place.number - 1].until
+    phase = phase_of(planned, place.number)
+    threshold = phase.until
     if threshold is None:
         return
     rows = recorded_rows(folder.metrics)
     names = {name for row in rows if row.get("phase") == place.number for name in row}
     if threshold.metric in names:
         return
-    label, metric = planned.program.label(place.number), threshold.metric
+    label, metric = phase_label(place.number, phase), threshold.metric
     near = nearest(metric, sorted(names)) or f"a metric of {folder.metrics}"
     problem = f"{label}: its threshold is of {metric!r}, and no Step of it had that metric"
     raise RunError(f"{problem}. Fix: until=Threshold({near!r}, ...).")

@@ -6,16 +6,14 @@ Owns: what the planner is told, and the digest that a plan gets. Does not own: t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
-from dataflow.check import CheckedGraph, CheckedProgram, check
+from dataflow.check import AnyChecked, CheckedGraph, CheckedProgram, check
 from dataflow.errors import GraphError, PlanError
 from dataflow.graph import Graph
-from dataflow.program import Phase, Program
-from dataflow.program_snapshot import identity
+from dataflow.program import AnyGraph, Program
 from dataflow.snapshot import fingerprint
 from engine.keep.record.place import require_known
 from engine.plan import options as run_options
@@ -24,12 +22,12 @@ from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.profile import Profile, read_profile
 from engine.plan.options import RunOptions
-from engine.plan.placement import resolve_labels
+from engine.plan.placement import Placing, resolve_labels
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
-from engine.plan.program_plan import ProgramPlan, make_program_plan
+from engine.plan.program_plan import AnyPlan, ProgramPlan, make_program_plan
 
-Runnable = Graph | CheckedGraph | Program | CheckedProgram
+Runnable = AnyGraph | AnyChecked
 
 
 @overload
@@ -50,7 +48,6 @@ def plan(
     cluster: Cluster | None = None,
     simulated: bool = False,
 ) -> ProgramPlan: ...
-@overload
 def plan(
     graph: Runnable,
     options: RunOptions | None = None,
@@ -58,53 +55,49 @@ def plan(
     profile: Path | None = None,
     cluster: Cluster | None = None,
     simulated: bool = False,
-) -> Plan | ProgramPlan: ...
-def plan(
-    graph: Runnable,
-    options: RunOptions | None = None,
-    *,
-    profile: Path | None = None,
-    cluster: Cluster | None = None,
-    simulated: bool = False,
-) -> Plan | ProgramPlan:
+) -> AnyPlan:
     """Check and plan a graph, or every phase of a Program. profile: a file of `dataflow profile`,
     by whose rates seconds are predicted. cluster: hosts in the place of those that the options
     name. simulated: nothing of it is going to run. Raises GraphError (with options.strict, for
     warnings), PlanError.
     """
     options = options or RunOptions()
-    checked = check(graph) if isinstance(graph, Graph | Program) else graph
+    checked = check(graph) if isinstance(graph, AnyGraph) else graph
+    source = checked.source
     placing = replace(run_options.make_placing(options), simulated=simulated)
-    cluster = cluster or _cluster(options, source_of(checked))
+    cluster = cluster or _cluster(options, source)
     if cluster is not None:
         placing, cluster = resolve_labels(placing, cluster)
     rates = None if profile is None else _profile(profile, cluster)
-    if isinstance(checked, CheckedProgram):
-        _refuse_steps(options)
-        planned = make_program_plan(
-            checked,
-            seed=options.seed,
-            threads=options.threads,
-            placing=placing,
-            cluster=cluster,
-            profile=rates,
-        )
-    else:
-        planned = make_plan(
-            checked,
-            seed=options.seed,
-            threads=options.threads,
-            placing=placing,
-            cluster=cluster,
-            profile=rates,
-        )
-    require_known(planned.phases if isinstance(planned, ProgramPlan) else [planned], options.record)
+    planned = _plan_checked(checked, options, placing, cluster, rates)
+    require_known(planned.phases, options.record)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
-    return _identified(planned, source_of(checked))
+    return _with_digests(planned, source)
 
 
-def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
+def _plan_checked(
+    checked: AnyChecked,
+    options: RunOptions,
+    placing: Placing,
+    cluster: Cluster | None,
+    profile: Profile | None,
+) -> AnyPlan:
+    """A graph alone has the run's Steps; the phases of a Program share out its wishes for places,
+    and have Steps of their own.
+    """
+    seed, threads = options.seed, options.threads
+    if isinstance(checked, CheckedGraph):
+        return make_plan(
+            checked, seed=seed, threads=threads, placing=placing, cluster=cluster, profile=profile
+        )
+    _refuse_steps(options)
+    return make_program_plan(
+        checked, seed=seed, threads=threads, placing=placing, cluster=cluster, profile=profile
+    )
+
+
+def _cluster(options: RunOptions, source: AnyGraph) -> Cluster | None:
     """The hosts that a plan may use; None for this one alone."""
     if options.cluster in (None, run_options.HERE) or options.inproc:
         return None
@@ -135,20 +128,14 @@ def _refuse_steps(options: RunOptions) -> None:
         raise PlanError(f"options: --steps: {problem}. Fix: (graph, {options.steps}) in it.")
 
 
-def source_of(graph: Runnable) -> Graph | Program:
+def source_of(graph: Runnable) -> AnyGraph:
     """What the user wrote."""
-    if isinstance(graph, CheckedGraph):
-        return graph.graph
-    return graph.program if isinstance(graph, CheckedProgram) else graph
+    return graph if isinstance(graph, AnyGraph) else graph.source
 
 
-def _identified(planned: Plan | ProgramPlan, source: Graph | Program) -> Plan | ProgramPlan:
+def _with_digests(planned: AnyPlan, source: AnyGraph) -> AnyPlan:
     """The plan with digests that another process computes, too."""
-    if isinstance(planned, Plan):
-        return replace(planned, digest=identity(source))
-    of = [replace(p, digest=fingerprint(s.graph)) for p, s in _paired(planned)]
-    return replace(planned, phases=tuple(of))
-
-
-def _paired(planned: ProgramPlan) -> Iterable[tuple[Plan, Phase]]:
-    return zip(planned.phases, planned.program.phases, strict=True)
+    plans: list[Plan] = []
+    for plan, phase in zip(planned.phases, source.phases, strict=True):
+        plans.append(replace(plan, digest=fingerprint(phase.graph)))
+    return planned.with_phases(plans)

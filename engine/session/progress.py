@@ -106,24 +106,27 @@ class Progress:
         evals = evaluations(row)
         self._evals |= evals
         # rich draws from a thread of its own, so the list is new, never one that changes
-        self._figures = self._texts(row, self._evals if self._live is not None else evals)
-        if self._live is None:
-            self._left_out = not (evals or self._is_due())
-            if not self._left_out:
-                self._print()
+        if self._live is not None:
+            self._figures = self._texts(row, self._evals)
+            return
+        self._figures = self._texts(row, evals)
+        self._left_out = not (evals or self._is_due())
+        if not self._left_out:
+            self._print()
 
     def line(self) -> str:
         """The last Step as one line of text."""
         return "  ".join(self._parts())
 
     def _parts(self) -> list[str]:
-        named = [self._phase] if self._phase else []
-        return [*named, f"step {self._count()}", *_shown(self._figures)]
+        parts = [f"step {self._count()}", *_texts_of(self._figures)]
+        return [self._phase, *parts] if self._phase else parts
 
     def _is_due(self) -> bool:
         """Whether the last Step has a line, whatever its numbers."""
-        every = self._every or (1 if self._done <= EACH_STEP_UNTIL else THEN_EVERY)
-        return self._done % every == 0
+        if self._every:
+            return self._done % self._every == 0
+        return self._done <= EACH_STEP_UNTIL or self._done % THEN_EVERY == 0
 
     def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[Figure]:
         """Everything shown except the Step."""
@@ -138,8 +141,10 @@ class Progress:
 
     def _remaining(self, steps: int) -> float:
         """Seconds left at the pace of the last Steps; nan before the first."""
-        left = max(0, steps - self._done)
-        return left * sum(self._durations) / len(self._durations) if self._durations else math.nan
+        if not self._durations:
+            return math.nan
+        remaining = max(0, steps - self._done)
+        return remaining * sum(self._durations) / len(self._durations)
 
     def _panel(self) -> Table:
         """What rich draws: a bar with the Step, and the figures below."""
@@ -153,9 +158,12 @@ class Progress:
         total = None if self._steps is None else self._steps - self._first
         completed = self._done - self._first
         bar = ProgressBar(total=total, completed=completed, width=max(1, min(_BAR, room)))
-        head.add_row(*([Text(title)] if title else []), bar, count)
+        if title:
+            head.add_row(Text(title), bar, count)
+        else:
+            head.add_row(bar, count)
         panel.add_row(head)
-        for line in packed(_shown(self._figures), width):
+        for line in packed(_texts_of(self._figures), width):
             panel.add_row(Text(line, no_wrap=True, overflow="ellipsis"))
         return panel
 
@@ -175,8 +183,8 @@ class Progress:
             _log.warning(problem, error.strerror)
 
 
-def _shown(found: list[Figure]) -> list[str]:
-    return [f"{label} {text}" for label, text in found]
+def _texts_of(shown: list[Figure]) -> list[str]:
+    return [f"{label} {text}" for label, text in shown]
 
 
 def _duration(seconds: float) -> str:
@@ -187,4 +195,6 @@ def _duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole}s"
     minutes, rest = divmod(whole, 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"

@@ -81,14 +81,18 @@ class SilentFailures:
         several = event.metrics.get("data/rows", 0.0) > 1.0
         for node, of_rows in _by_train_node(event.metrics).items():
             signs += self._signs(node, of_rows, several=several)
-        without_signal = any(key[0] == "no_signal" and there for key, there in signs)
+        without_signal = any(key[0] == "no_signal" and is_present for key, is_present in signs)
         signs += self._unlearnt(event, without_signal=without_signal)
-        for key, there in signs:
-            self._counts[key] = self._counts[key] + 1 if there else 0
-            if there and self._counts[key] % STEPS == 0:
+        for key, is_present in signs:
+            if not is_present:
+                self._counts[key] = 0
+                continue
+            self._counts[key] += 1
+            if self._counts[key] % STEPS == 0:
                 rule, node, what = key
                 text = self._text(rule, what, self._counts[key], event.step)
-                text = f"rows of {node}: {text}" if node else text
+                if node:
+                    text = f"rows of {node}: {text}"
                 self._stream.emit(FailingSilently(step=event.step, rule=rule, text=text))
 
     def _signs(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dataflow.errors import DataError
+from dataflow.program import numbered_name
 from dataflow.shown import shown_bytes, shown_number
 from engine.keep.flow.flow_sums import total
 from engine.keep.flow.records import Flow, ReplicaFlow, WeightFlow
@@ -37,7 +38,7 @@ def measured_notes(folder: Path) -> dict[str, tuple[str, ...]]:
         problem = "expected a run folder with the records of a Step in events/, found none"
         raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
     return {
-        f"{phase}/{name}" if phase else name: lines
+        numbered_name(phase, name): lines
         for phase, flows in phases.items()
         for name, lines in _notes(total(flows))
     }

@@ -21,7 +21,7 @@ from dataflow.errors import Origin
 from dataflow.graph import Graph
 from dataflow.loss import Loss
 from dataflow.parameters import parameters_of
-from dataflow.program import Program
+from dataflow.program import numbered_phases
 from engine.keep.metrics.metric_lines import METRICS
 from engine.keep.reader.metric_index import MetricIndex
 from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
@@ -120,8 +120,8 @@ def described(
 
 
 def _phases(kept: KeptRecords) -> Iterator[dict[str, Any]]:
-    if isinstance(kept.graph, Program):
-        for number, phase in enumerate(kept.graph.phases, 1):
+    for number, phase in numbered_phases(kept.graph) if kept.graph is not None else ():
+        if number:
             yield {"number": number, "title": phase.graph.name, "steps": phase.steps}
 
 

@@ -13,7 +13,8 @@ from engine.plan.options import RunOptions
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planner import make_plan
-from engine.session.attempts import Result, StepHooks, attempts
+from engine.session.attempts import Result, StepHooks
+from engine.session.phases import run_phases
 from engine.session.run_beginning import Beginning
 from tests.kit import empty_kernels
 from tests.kit.graphs import grpo_graph
@@ -57,4 +58,4 @@ def run_of(plan: Plan, runs: Path, steps: int, hooks: StepHooks) -> Result:
     nothing = Provenance(nodes={}, models={}, sources={}, trains=(), places={}, version="")
     begins = Beginning(record=ProvenanceRecord(made_of=nothing))
     with RunFolder.create("many", runs) as folder:
-        return attempts(plan, options, folder, hooks, begins)
+        return run_phases(plan, options, folder, hooks, begins)

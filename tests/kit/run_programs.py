@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataflow.graph import Graph
+from dataflow.graph import Graph, Phase, Threshold
 from dataflow.model import Model, linear
-from dataflow.program import Phase, Program, Threshold
+from dataflow.program import Program
 from graphs.sft import sft
 from operators.advantage import group_advantage
 from operators.data import demonstrations, prompts

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from dataflow.errors import CheckpointError, GraphError, PlanError, RunError
+from dataflow.graph import Phase, Threshold
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.program import Phase, Program, Threshold
+from dataflow.program import Program
 from dataflow.program_snapshot import read
 from engine.api import Result, peek, plan, resume
 from engine.cli import main

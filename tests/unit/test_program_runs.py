@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dataflow.errors import CheckpointError
-from dataflow.program import Phase, Program, Threshold
+from dataflow.graph import Phase, Threshold
+from dataflow.program import Program
 from engine.api import plan
 from engine.keep.checkpoint.provenance import Provenance, differences, provenance
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
@@ -21,7 +22,7 @@ from engine.protocol.messages import StopRequested
 from engine.run.loop.early_end import EarlyEnd
 from engine.run.loop.run_requests import RunRequests
 from engine.run.loop.signals import StopSignals
-from engine.session.phases import Standing, place_of
+from engine.session.phases import Standing, find_place
 from engine.session.progress import Progress
 from graphs.sft import sft
 from tests.kit.files import save_jsonl
@@ -108,7 +109,7 @@ def test_the_end_of_the_run_goes_before_that_of_its_phase() -> None:
 def standing(program: Program, run: RunFolder, step: int, **meta: Any) -> Standing:
     """Where a checkpoint of this Step says that the run stands."""
     planned = plan(program, RunOptions(threads=1))
-    return place_of(planned, run, StoredCheckpoint(step=step, path=run.path, meta=meta))
+    return find_place(planned, run, StoredCheckpoint(step=step, path=run.path, meta=meta))
 
 
 @pytest.mark.usefixtures("folder")

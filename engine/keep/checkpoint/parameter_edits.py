@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dataflow.dialect import with_dialects
 from dataflow.errors import CheckpointError
 from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph, numbered_name, numbered_phases
 from engine.keep.checkpoint.provenance import as_set, in_python, parameters
 
 
@@ -31,18 +31,12 @@ class Edit:
     phase: int = 0
 
 
-def edits(before: Graph | Program, after: Graph | Program) -> tuple[Edit, ...]:
-    """The parameters that differ between a graph and its edited version."""
-    if isinstance(before, Graph) and isinstance(after, Graph):
-        return tuple(_of_graphs(before, after, 0))
-    if not isinstance(before, Program) or not isinstance(after, Program):
-        raise TypeError("expected two graphs, or two Programs")
-    pairs = zip(before.phases, after.phases, strict=True)
-    return tuple(
-        edit
-        for number, (old, new) in enumerate(pairs, start=1)
-        for edit in _of_graphs(old.graph, new.graph, number)
-    )
+def edits(before: AnyGraph, after: AnyGraph) -> tuple[Edit, ...]:
+    """The parameters that differ between a graph and its edited version, which has its phases."""
+    all_edits: list[Edit] = []
+    for (number, old), new in zip(numbered_phases(before), after.phases, strict=True):
+        all_edits += _of_graphs(old.graph, new.graph, number)
+    return tuple(all_edits)
 
 
 def _of_graphs(before: Graph, after: Graph, phase: int) -> Iterator[Edit]:
@@ -52,7 +46,7 @@ def _of_graphs(before: Graph, after: Graph, phase: int) -> Iterator[Edit]:
         if new is None:
             continue
         was, now = parameters(old), parameters(new)
-        where = f"node {phase}/{old.name}" if phase else f"node {old.name}"
+        where = f"node {numbered_name(phase, old.name)}"
         for key in dict.fromkeys([*was, *now]):
             before_it, after_it = was.get(key, ""), now.get(key, "")
             if before_it != after_it:

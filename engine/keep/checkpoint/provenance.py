@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dataflow.dialect import with_dialects
-from dataflow.graph import Graph
+from dataflow.graph import Graph, Phase
 from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.program import Phase, Program
+from dataflow.program import AnyGraph, numbered_name, numbered_phases
 from dataflow.scripts import MAIN
 from dataflow.snapshot import encode
 from dataflow.written import LOST
@@ -100,37 +100,26 @@ class ProvenanceRecord:
     changes: tuple[AcceptedChange, ...] = ()
 
 
-def provenance(graph: Graph | Program, *, script: str = "") -> Provenance:
+def provenance(graph: AnyGraph, *, script: str = "") -> Provenance:
     """A graph's provenance, of its files now; a Program's is that of all phases, whose nodes and
     models have their phase's number before their names. script: the module's name by which other
     processes import the script that this one runs, if they can (dataflow/scripts.py). Raises
     DataError for missing data, and GraphError.
     """
-    if isinstance(graph, Program):
-        return _of_program(graph, script)
-    return _of_graph(graph, script)
-
-
-def _version() -> str:
-    from importlib import metadata  # here: no Worker needs it
-
-    return metadata.version("dataflow-rl")
-
-
-def _of_program(program: Program, script: str) -> Provenance:
     nodes: dict[str, Values] = {}
     models: dict[str, Values] = {}
     sources: dict[str, str] = {}
     trains: list[str] = []
     places: dict[str, str] = {}
     parts: dict[str, Values] = {}
-    for number, phase in enumerate(program.phases, start=1):
+    for number, phase in numbered_phases(graph):
         own = _of_graph(phase.graph, script)
-        nodes[f"{PHASE}{number}"] = _phase(phase)
-        nodes |= {f"{number}/{name}": values for name, values in own.nodes.items()}
-        models |= {f"{number}/{name}": values for name, values in own.models.items()}
+        if number:
+            nodes[f"{PHASE}{number}"] = _phase(phase)
+        nodes |= {numbered_name(number, name): values for name, values in own.nodes.items()}
+        models |= {numbered_name(number, name): values for name, values in own.models.items()}
         sources |= own.sources
-        trains += [f"{number}/{name}" for name in own.trains]
+        trains += [numbered_name(number, name) for name in own.trains]
         places |= {_numbered(name, number): place for name, place in own.places.items()}
         parts |= {_numbered(name, number): part for name, part in own.parts.items()}
     version = _version()
@@ -145,8 +134,16 @@ def _of_program(program: Program, script: str) -> Provenance:
     )
 
 
+def _version() -> str:
+    from importlib import metadata  # here: no Worker needs it
+
+    return metadata.version("dataflow-rl")
+
+
 def _numbered(name: str, phase: int) -> str:
     """`node 2/rollout data` for `node rollout data`; of a source file, the name alone."""
+    if not phase:
+        return name
     return re.sub(r"^(node|model) ", rf"\g<1> {phase}/", name)
 
 

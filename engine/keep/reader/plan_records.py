@@ -14,7 +14,7 @@ import msgspec
 from dataflow.draw.placed import Placed
 from dataflow.errors import DataflowError
 from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.program_snapshot import read
 from engine.keep.reader.open_folder import OpenFolder
 from engine.keep.untrusted_files import reading
@@ -121,7 +121,7 @@ class KeptRecords:
 
     plans: tuple[PlanFile, ...]
     raw: tuple[dict[str, Any], ...]
-    graph: Graph | Program | None
+    graph: AnyGraph | None
     problems: tuple[str, ...]
 
     def phase(self, number: int) -> int:
@@ -130,10 +130,8 @@ class KeptRecords:
 
     def graph_of(self, index: int) -> Graph | None:
         """A phase's graph."""
-        if isinstance(self.graph, Program):
-            phases = self.graph.phases
-            return phases[index].graph if index < len(phases) else None
-        return self.graph
+        phases = self.graph.phases if self.graph is not None else ()
+        return phases[index].graph if index < len(phases) else None
 
 
 def read_records(folder: OpenFolder) -> KeptRecords:
@@ -176,7 +174,7 @@ def record(folder: OpenFolder, name: str) -> Any:
     return _json(folder, name, [])
 
 
-def _graph(folder: OpenFolder, problems: list[str]) -> Graph | Program | None:
+def _graph(folder: OpenFolder, problems: list[str]) -> AnyGraph | None:
     content = folder.read(GRAPH)
     if content is None:
         problems.append(f"{GRAPH}: no such file")

@@ -19,11 +19,11 @@ from engine.plan.explain.nodes import cut_lines, node_lines, worker_lines
 from engine.plan.explain.planned_graph import planned_graph
 from engine.plan.explain.summary import summary_lines
 from engine.plan.plan import Plan
-from engine.plan.program_plan import ProgramPlan
+from engine.plan.program_plan import AnyPlan, ProgramPlan
 
 
 def explain(
-    plan: Plan | ProgramPlan,
+    plan: AnyPlan,
     *,
     measured: Mapping[int, MeasuredRun] | None = None,
     width: int = WIDTH,
@@ -31,28 +31,28 @@ def explain(
     """Write the plan as text; a Program's phase by phase. measured: by phase, shown beside what was
     predicted; 0 is a graph alone. width: of its lines; words that are longer stay whole.
     """
-    if isinstance(plan, Plan):
-        return _explain_graph(plan, _run_of_phase(measured, 0), width)
-    parts = [f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"]
+    texts: list[str] = []
+    for phase in plan.phases:
+        run = None if measured is None else measured.get(phase.phase_number, MeasuredRun())
+        texts.append(_explain_graph(phase, run, width))
+    if isinstance(plan, ProgramPlan):
+        texts = list(_with_headings(plan, texts, width))
+    return printable("\n".join(texts))
+
+
+def _with_headings(plan: ProgramPlan, texts: Iterable[str], width: int) -> Iterator[str]:
+    """What is above the phases' texts, then each below its heading and what it begins with."""
+    yield f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"
     warnings = _section(_WARNINGS, _text_lines(map(str, plan.own)), width)
     if warnings:
-        parts.append("\n".join(warnings) + "\n")
-    for number, phase in enumerate(plan.phases, start=1):
-        lines = [plan.program.title(number)]
-        lines += [f"  {line}" for line in beginnings(plan.program, number)]
-        head = "\n".join(lines)
-        parts.append(f"{head}\n\n{_explain_graph(phase, _run_of_phase(measured, number), width)}")
-    return printable("\n".join(parts))
+        yield "\n".join(warnings) + "\n"
+    program = plan.program
+    for number, text in zip(program.numbers, texts, strict=True):
+        begins = "".join(f"\n  {line}" for line in beginnings(program, number))
+        yield f"{program.title(number)}{begins}\n\n{text}"
 
 
 _WARNINGS = "warnings (errors with --strict)"
-
-
-def _run_of_phase(measured: Mapping[int, MeasuredRun] | None, number: int) -> MeasuredRun | None:
-    """What was measured of a phase; None where no run is shown."""
-    if measured is None:
-        return None
-    return measured.get(number, MeasuredRun())
 
 
 def _explain_graph(plan: Plan, run: MeasuredRun | None, width: int) -> str:

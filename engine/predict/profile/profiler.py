@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from dataflow.errors import DataError, KernelError
-from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from engine.plan.cost.devices import Device, Kind
 from engine.plan.cost.machine import this_installation, this_machine
 from engine.plan.cost.machine_load import QUIET, MachineLoad
@@ -90,7 +89,7 @@ class _Found:
 
 
 def profiled(
-    graph: Graph | Program,
+    graph: AnyGraph,
     plans: Sequence[Plan],
     options: RunOptions,
     request: ProfileRequest,
@@ -157,7 +156,7 @@ def _process() -> ProcessMemory:
 
 def _with_runs(
     profile: Profile,
-    graph: Graph | Program,
+    graph: AnyGraph,
     options: RunOptions,
     plans: Sequence[Plan],
     steps: int,

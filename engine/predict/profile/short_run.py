@@ -18,7 +18,7 @@ from typing import Any
 
 from dataflow.errors import DataError, PlanError
 from dataflow.graph import Graph
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from engine.plan.cost.transfers import MESSAGE
 from engine.plan.options import RunOptions, on_this_host
 from engine.plan.plan import Plan
@@ -49,12 +49,11 @@ class ShortRun:
 
 
 def short_runs(
-    graph: Graph | Program, options: RunOptions, plans: Sequence[Plan], steps: int
+    graph: AnyGraph, options: RunOptions, plans: Sequence[Plan], steps: int
 ) -> Iterator[ShortRun]:
     """Of a Program each phase's graph runs by itself. Raises what a run raises."""
-    graphs = [phase.graph for phase in graph.phases] if isinstance(graph, Program) else [graph]
-    for of, plan in zip(graphs, plans, strict=True):
-        yield _run(of, options, plan, steps)
+    for phase, plan in zip(graph.phases, plans, strict=True):
+        yield _run(phase.graph, options, plan, steps)
 
 
 def _run(graph: Graph, options: RunOptions, plan: Plan, steps: int) -> ShortRun:

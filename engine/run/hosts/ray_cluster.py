@@ -16,7 +16,7 @@ from pathlib import Path
 from dataflow.errors import DataflowError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from dataflow.program import Program
+from dataflow.program import AnyGraph
 from dataflow.storage import writing
 from engine.keep.checkpoint.user_sources import imported_files
 from engine.plan.cluster import Cluster
@@ -24,7 +24,7 @@ from engine.plan.options import RunOptions
 from engine.run.hosts.ray import cluster, connect
 
 
-def ray_cluster(options: RunOptions, source: Graph | Program) -> Cluster:
+def ray_cluster(options: RunOptions, source: AnyGraph) -> Cluster:
     """The nodes of the cluster that the options name. Raises RunError where there is none, or none
     that can be used.
     """
@@ -36,10 +36,10 @@ def ray_cluster(options: RunOptions, source: Graph | Program) -> Cluster:
         return cluster([*paths, str(mark)], whole=whole, **told)
 
 
-def _paths(source: Graph | Program) -> Iterator[str]:
+def _paths(source: AnyGraph) -> Iterator[str]:
     """The local files and folders that a graph names, models and data, and the user's sources."""
-    graphs = [p.graph for p in source.phases] if isinstance(source, Program) else [source]
-    for graph in graphs:
+    for phase in source.phases:
+        graph = phase.graph
         bases = (state.base for state in graph.states if isinstance(state, Model))
         yield from (base for base in bases if os.path.isdir(base))
         yield from _data(graph)

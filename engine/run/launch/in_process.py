@@ -24,8 +24,7 @@ def one_worker(
     name: str, plan: Plan, folder: RunFolder, options: RunOptions, stack: ExitStack
 ) -> InprocWorkers:
     """The Workers of a run that has one, in this process. stack: of what has to end after it."""
-    phase = plan.phase.number if plan.phase else 0
-    every, first = options.samples_every, plan.first
+    every, first, phase = options.samples_every, plan.first, plan.phase_number
     samples = SamplesBehind(SampleWriter(folder.samples, every=every, first=first, phase=phase))
     stack.callback(samples.close)
     place = RecordPlace.of(plan, folder.path, options)

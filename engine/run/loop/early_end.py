@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dataflow.program import Threshold
+from dataflow.graph import Threshold
 from engine.protocol.events import EventHeard, RunEvent, StepEnded
 from engine.protocol.messages import StopRequested, Wish
 from engine.run.loop.run_requests import RunRequests

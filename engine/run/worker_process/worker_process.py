@@ -283,10 +283,9 @@ def _samples(opened: control.Open, plan: Plan) -> Any:
     from engine.keep.samples import SampleWriter
 
     folder, every = opened.samples, opened.samples_every
-    phase = plan.phase.number if plan.phase else 0
     if folder is None:
         return None
-    return SampleWriter(folder, every=every, first=plan.first, phase=phase)
+    return SampleWriter(folder, every=every, first=plan.first, phase=plan.phase_number)
 
 
 def _recorder(opened: control.Open, plan: Plan) -> Any:
