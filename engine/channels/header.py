@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import BlockRequest, PeerLost
 from engine.channels.frames import checked_together, checksums
-from engine.channels.layout import SchemaLayout, chosen
+from engine.channels.layout import SchemaLayout, select_layout
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ def narrowed(
     """
     if not columns:
         return header, layout
-    own, node_index, buffer_index = chosen(layout, columns)
+    own, node_index, buffer_index = select_layout(layout, columns)
     nodes, places, sums = header.nodes, header.places, header.sums
     nodes_of_all, buffers_of_all = layout.node[-1], layout.buffer[-1]
     fits = len(nodes) == nodes_of_all and len(places) == buffers_of_all
@@ -162,7 +162,7 @@ def require_header(answer: Answer, request: BlockRequest) -> BlockHeader:
             raise KeyError(request.block)
 
 
-def rows_of(
+def assemble_rows(
     header: BlockHeader,
     layout: SchemaLayout,
     find: Callable[[int, int, int], pa.Buffer],

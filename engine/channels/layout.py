@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from dataflow.errors import DataError, RunError
-from engine.channels.projection import named
+from engine.channels.projection import column_indices
 
 LARGEST_SCHEMA = 1 << 20
 """Bytes."""
@@ -71,11 +71,11 @@ def layout_from(data: bytes) -> SchemaLayout:
 
 
 @lru_cache(maxsize=1024)
-def chosen(
+def select_layout(
     layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[SchemaLayout, tuple[int, ...], tuple[int, ...]]:
     """These columns' layout (none: all), nodes' and buffers' indices. Raises DataError."""
-    index = named(layout.schema.names, columns)
+    index = column_indices(layout.schema.names, columns)
     own = layout
     if columns:
         schema = pa.schema([layout.schema.field(i) for i in index])

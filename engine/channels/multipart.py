@@ -27,7 +27,7 @@ from engine.channels import header as h
 from engine.channels.contract import BlockRequest, Requests
 from engine.channels.frames import checksums, taken_apart
 from engine.channels.layout import layout_from
-from engine.channels.projection import named
+from engine.channels.projection import column_indices
 
 LARGEST_REQUEST = 64 << 20
 """Bytes of a request, at most."""
@@ -81,7 +81,7 @@ def _opened(data: Any) -> memoryview:
     return view[_SUM:]
 
 
-def framed(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.Buffer]]:
+def frame_block(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.Buffer]]:
     """A record batch's header, without checksums, and its frames. Raises DataError."""
     parts = taken_apart(records)
     places: list[tuple[int, int, int]] = []
@@ -95,7 +95,7 @@ def framed(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.
     return h.BlockHeader(block, parts.rows, parts.layout.data, parts.nodes, places), frames
 
 
-def summed(answers: Sequence[h.Answer], frames: Sequence[pa.Buffer]) -> list[h.Answer]:
+def add_checksums(answers: Sequence[h.Answer], frames: Sequence[pa.Buffer]) -> list[h.Answer]:
     """Answers with the checksums of their frames."""
     left = iter(checksums(frames))
     return [
@@ -106,7 +106,7 @@ def summed(answers: Sequence[h.Answer], frames: Sequence[pa.Buffer]) -> list[h.A
     ]
 
 
-def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
+def split_frames(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
     """The frames of each message; the last frame of one takes it over the limit."""
     parts: list[list[pa.Buffer]] = [[]]
     size = 0
@@ -199,9 +199,9 @@ def _rows(header: h.BlockHeader, request: BlockRequest, frames: Iterator[Any]) -
         raise RunError(f"{block}: expected {len(request.rows)} rows, found {header.rows}")
     layout = layout_from(header.schema)
     names = layout.schema.names
-    if request.columns and [names[i] for i in named(names, request.columns)] != names:
+    if request.columns and [names[i] for i in column_indices(names, request.columns)] != names:
         raise RunError(f"{block}: expected columns {request.columns}, found {names}")
-    return h.rows_of(header, layout, lambda number, offset, length: mine[number])
+    return h.assemble_rows(header, layout, lambda number, offset, length: mine[number])
 
 
 def _buffer(frame: Any) -> pa.Buffer:

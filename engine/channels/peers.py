@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, PeerLost, Requests, refusal
+from engine.channels.contract import BlockRequest, PeerLost, Requests, make_refusal
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class PeerReader(ABC):
     def refused(self, found: object) -> RunError:
         """Mark the connection broken; returns the error of an invalid answer."""
         self.broken = True
-        return refusal(self.peer, found)
+        return make_refusal(self.peer, found)
 
 
 R = TypeVar("R", bound=PeerReader)

@@ -11,7 +11,7 @@ from dataflow.arrays import all_true
 from dataflow.errors import DataError
 
 
-def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
+def column_indices(there: Sequence[str], columns: Sequence[str]) -> list[int]:
     """Indices of these columns, of all if none is named. Raises DataError for a missing one."""
     if not columns:
         return list(range(len(there)))
@@ -26,16 +26,16 @@ def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
     return found
 
 
-def picked(
+def select_records(
     records: pa.RecordBatch, columns: Sequence[str], rows: np.ndarray | None
 ) -> pa.RecordBatch:
     """These rows and columns. Raises DataError for a missing column."""
     if columns:
-        records = records.select(named(records.schema.names, columns))
-    return of_rows(records, rows)
+        records = records.select(column_indices(records.schema.names, columns))
+    return select_rows(records, rows)
 
 
-def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
+def select_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
     """These rows, in this order: `records` itself for all, a view of adjacent ones, else a copy."""
     if rows is None:
         return records

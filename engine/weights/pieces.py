@@ -61,7 +61,7 @@ class PieceRow:
     @staticmethod
     def of(number: int, piece: Piece, data: Tensor) -> PieceRow:
         """A piece's row with these data. Raises RunError for a dtype that cannot travel."""
-        dtype = dtype_of(piece.data)
+        dtype = dtype_name(piece.data)
         if dtype not in DTYPES:
             problem = f"expected a dtype of {', '.join(DTYPES)}, found {dtype}"
             fix = "keep it out of the module's state, or convert it"
@@ -92,10 +92,10 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     # Arrow wants a buffer, even an empty one.
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data if size else b"")]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
-    return described(rows, hashes, SCHEMA, column)
+    return describe_pieces(rows, hashes, SCHEMA, column)
 
 
-def described(
+def describe_pieces(
     rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *data: pa.Array
 ) -> tuple[Batch, str]:
     """A batch of these pieces, with or without their data, and its digest."""
@@ -108,7 +108,7 @@ def described(
     ]
     arrays = [pa.array(c, field.type) for c, field in zip(columns, DESCRIPTION, strict=True)]
     records = pa.RecordBatch.from_arrays([*arrays, *data], schema=schema)
-    return Batch(Keys.of(range(len(rows))), records), digest_of(hashes)
+    return Batch(Keys.of(range(len(rows))), records), version_digest(hashes)
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
@@ -140,10 +140,11 @@ def verified_rows(
             )
         rows.append(row)
     require_complete(rows)
-    if digest_of(hashes) != digest:
+    arrived_digest = version_digest(hashes)
+    if arrived_digest != digest:
         last = rows[-1].name if rows else "none"
         raise RunError(
-            f"weights: {len(rows)} pieces up to {last!r} have digest {digest_of(hashes)}, expected"
+            f"weights: {len(rows)} pieces up to {last!r} have digest {arrived_digest}, expected"
             f" {digest}: pieces are missing after it, or it is another version. Fix: fetch the"
             " whole block that Offered names."
         )
@@ -155,7 +156,7 @@ def dtypes_of(records: pa.RecordBatch) -> list[str]:
     return records.column("dtype").unique().to_pylist()
 
 
-def digest_of(hashes: Iterable[bytes]) -> str:
+def version_digest(hashes: Iterable[bytes]) -> str:
     """The id of a version: the hash of its pieces' hashes in order, 32 hexadecimal digits."""
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
 
@@ -163,10 +164,10 @@ def digest_of(hashes: Iterable[bytes]) -> str:
 def weights_digest(pieces: Iterable[Piece]) -> str:
     """The digest that a block of these pieces would have; nothing is kept."""
     rows = (PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces))
-    return digest_of(row.hash(row.data.cpu().numpy()) for row in rows)
+    return version_digest(row.hash(row.data.cpu().numpy()) for row in rows)
 
 
-def dtype_of(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
     """Torch's name of a tensor's dtype, `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 

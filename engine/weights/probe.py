@@ -64,7 +64,7 @@ def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
     return max(known, key=lambda t: t.max, default=TOLERANCES["float32"])
 
 
-def compare(
+def compare_probes(
     writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends
 ) -> tuple[float, float]:
     """Mean and greatest |difference| of log-probs: float32, of all tokens but each row's first.

@@ -32,11 +32,11 @@ def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
     rows = [blocks.PieceRow.of(n, piece, copy(piece.data)) for n, piece in enumerate(pieces)]
     blocks.require_complete(rows)
     hashes = [row.hash(_on_host(row.data)) for row in rows]
-    batch, digest = blocks.described(rows, hashes, blocks.DESCRIPTION)
+    batch, digest = blocks.describe_pieces(rows, hashes, blocks.DESCRIPTION)
     return batch, digest, [row.data for row in rows]
 
 
-def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
+def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
     """Uninitialized tensors for what a block describes. Raises RunError for other records."""
     import torch
 
@@ -61,10 +61,10 @@ def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) ->
         raise RunError(f"weights: {problem}. Fix: {fix}.")
     rows = blocks.verified_rows(records, arrived, _on_host, digest)
     for row in rows:
-        dtype, shape = blocks.dtype_of(row.data), tuple(row.data.shape)
+        dtype, shape = blocks.dtype_name(row.data), tuple(row.data.shape)
         if (dtype, shape) != (row.dtype, row.shape):
             problem = f"expected {row.dtype} {list(row.shape)}, found {dtype} {list(shape)}"
-            fix = "receive into the tensors that `room` makes"
+            fix = "receive into the tensors that `make_room` makes"
             raise RunError(f"weights: piece {row.name!r}: {problem}. Fix: {fix}.")
     return [Piece(row.name, row.data) for row in rows]
 

@@ -21,7 +21,14 @@ from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
 from engine.channels.header import Answer, Reply, Wanted, encode
 from engine.channels.layout import SchemaLayout
-from engine.channels.multipart import FramesPart, FrameSums, framed, request_of, sealed, summed
+from engine.channels.multipart import (
+    FramesPart,
+    FrameSums,
+    add_checksums,
+    frame_block,
+    request_of,
+    sealed,
+)
 from engine.channels.shm.block_index import NOTES, ROOM, SIZE
 from engine.channels.shm.fd_socket import FdSocket
 from engine.channels.shm.messages import IndexHere, SchemaHere, SlabHere
@@ -135,7 +142,7 @@ def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Aske
 @contextmanager
 def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     """Another host that answers every request wrongly, then honestly; yields where."""
-    answer, buffers = framed(0, records)
+    answer, buffers = frame_block(0, records)
     frames, sums = [b.to_pybytes() for b in buffers], checksums(buffers)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -145,7 +152,7 @@ def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     def honest(number: int) -> list[list[bytes]]:
         """The messages for few bytes, or for many."""
         if rng.random() < 0.5:
-            return [[sealed(Reply(number, summed([answer], buffers))), *frames]]
+            return [[sealed(Reply(number, add_checksums([answer], buffers))), *frames]]
         parts = [(Reply(number, [answer], 2), frames[:2]), (FramesPart(number, 0), frames[2:4])]
         parts += [(FramesPart(number, 1), frames[4:]), (FrameSums(number, sums), [])]
         return [[sealed(message), *more] for message, more in parts]

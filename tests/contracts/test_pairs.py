@@ -18,7 +18,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.pairs import TensorPairs
 from engine.weights.pieces import to_batch
-from engine.weights.snapshot import room, snapshot, verified
+from engine.weights.snapshot import make_room, snapshot, verified
 from tests.contracts.pair_ends import (
     OWNER,
     READER,
@@ -100,10 +100,10 @@ def test_every_described_piece_has_a_tensor() -> None:
 
 def test_room_is_made_for_descriptions_alone() -> None:
     batch, _, copies = snapshot(weights(1))
-    empty = room(batch.records, "cpu")
+    empty = make_room(batch.records, "cpu")
     assert [(t.shape, t.dtype) for t in empty] == [(t.shape, t.dtype) for t in copies]
     with pytest.raises(RunError, match="expected the columns"):
-        room(to_batch(weights(1))[0].records, "cpu")
+        make_room(to_batch(weights(1))[0].records, "cpu")
 
 
 @pytest.mark.gpu

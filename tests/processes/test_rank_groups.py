@@ -10,7 +10,7 @@ import pytest
 from dataflow.errors import DataError, KernelError, PlanError, RunError
 from dataflow.kernel import Layout
 from engine.run.launch.failures import Failures
-from engine.run.launch.ranks import far_seat, groups, meetings, spanning
+from engine.run.launch.ranks import far_seat, groups_by_worker, meetings, spanning
 from tests.kit.host_plans import plan
 
 pytestmark = pytest.mark.timeout(180)
@@ -34,13 +34,13 @@ def test_ranks_meet_in_a_file_that_nobody_else_has() -> None:
 
 def test_the_ranks_of_a_plan() -> None:
     planned = plan()
-    assert groups(planned) == {}
+    assert groups_by_worker(planned) == {}
     numbers, doubled = planned.nodes
     two = replace(doubled, layout=Layout(data=2), workers=("a", "b"))
-    assert groups(replace(planned, nodes=(numbers, two))) == PAIR
+    assert groups_by_worker(replace(planned, nodes=(numbers, two))) == PAIR
     other = replace(doubled, name="other", layout=Layout(data=2), workers=("b", "c"))
     with pytest.raises(PlanError, match="worker b is a rank of b, c and of a, b"):
-        groups(replace(planned, nodes=(two, other)))
+        groups_by_worker(replace(planned, nodes=(two, other)))
 
 
 @dataclass

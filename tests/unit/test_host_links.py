@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from dataflow.errors import RunError
 from engine.run.control import host_messages as hm
 from engine.run.control.control import Quit
-from engine.run.control.wire import encode
+from engine.run.control.wire import encode_message
 from engine.run.hosts import desk as desk_module
 from engine.run.hosts import link as link_module
 from engine.run.hosts.desk import Desk, Heard
@@ -189,7 +189,7 @@ class Ended:
         self.link = HostLink("b", lambda _: None, lease, lambda: None)
         self.link._thread.join()
         self.link._calls = LossyCalls(self.desk)
-        self.link._to_send.add(encode(begin(lease)))
+        self.link._to_send.add(encode_message(begin(lease)))
         self.desk.said(*self.link._to_send.take())
         self.link._heard = clock.now
         self.lease = lease
@@ -344,6 +344,6 @@ def test_changes_of_a_host_are_one_until_it_looks() -> None:
         desk.changed()
     assert desk.take() is desk_module.CHANGED
     desk.changed()
-    desk.said(0, [b"l" + encode(begin(9.0))])
+    desk.said(0, [b"l" + encode_message(begin(9.0))])
     assert [desk.take() for _ in range(2)] == [desk_module.CHANGED, begin(9.0)]
     desk.close()

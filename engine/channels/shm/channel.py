@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from engine.channels.contract import BlockRequest, PeerLost, Requests
 from engine.channels.peers import PATIENCE, PeerReaders
-from engine.channels.projection import of_rows
+from engine.channels.projection import select_rows
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.reader import SlabReader
 from engine.channels.shm.server import SlabServer
@@ -110,7 +110,9 @@ class ShmChannel:
         self._outbox.close()
 
     def _own(self, request: BlockRequest) -> pa.RecordBatch:
-        return of_rows(self._outbox.records(request.block, tuple(request.columns)), request.rows)
+        return select_rows(
+            self._outbox.records(request.block, tuple(request.columns)), request.rows
+        )
 
     def _connect(self, peer: str) -> SlabReader:
         try:

@@ -20,9 +20,9 @@ import pyarrow as pa
 from dataflow.errors import RunError
 from engine.channels import header as h
 from engine.channels.contract import BlockRequest, PeerLost, Requests
-from engine.channels.layout import SchemaLayout, chosen, layout_from
+from engine.channels.layout import SchemaLayout, layout_from, select_layout
 from engine.channels.peers import PeerReader
-from engine.channels.projection import of_rows
+from engine.channels.projection import select_rows
 from engine.channels.shm import messages as m
 from engine.channels.shm.block_index import SIZE, noted
 from engine.channels.shm.fd_socket import FdSocket, SocketClosed
@@ -174,18 +174,18 @@ class SlabReader(PeerReader):
         try:
             header = h.require_header(answer, request)
             layout = layout or self._layout(header, tuple(request.columns))
-            rows = h.rows_of(header, layout, self._buffer, content=self._content)
+            rows = h.assemble_rows(header, layout, self._buffer, content=self._content)
         except PeerLost:
             raise
         except RunError as error:
             raise self.refused(error) from error
-        return of_rows(rows, request.rows)
+        return select_rows(rows, request.rows)
 
     def _layout(self, header: h.BlockHeader, columns: tuple[str, ...]) -> SchemaLayout:
         layout = self._schemas.get(header.schema)
         if layout is None:
             raise RunError(f"block {header.block} has a schema that was never sent")
-        return chosen(layout, columns)[0]
+        return select_layout(layout, columns)[0]
 
     def _buffer(self, number: int, offset: int, length: int) -> pa.Buffer:
         slab = self._slabs.get(number)

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels import multipart
-from engine.channels.contract import BlockRequest, MovedBytes, Scheduled, refusal
+from engine.channels.contract import BlockRequest, MovedBytes, Scheduled, make_refusal
 from engine.channels.header import BlockHeader, Reply, TensorLayout
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.hashes import of_tensors
@@ -69,12 +69,12 @@ class RowBroadcast:
         frames: list[pa.Buffer] = []
         values: list[Tensor] = []
         for number, batch in enumerate(inputs.values()):
-            header, buffers = multipart.framed(number, batch.records)
+            header, buffers = multipart.frame_block(number, batch.records)
             tensors = {n: tensor.to(self._device) for n, tensor in batch.device.items()}
             headers.append(replace(header, tensors=self._layouts(tensors)))
             frames += buffers
             values += tensors.values()
-        reply = multipart.sealed(Reply(self._next(), multipart.summed(headers, frames)))
+        reply = multipart.sealed(Reply(self._next(), multipart.add_checksums(headers, frames)))
         self._cast([torch.tensor([len(reply)])])
         self._cast([_tensor(reply)])
         self._cast([_tensor(frame) for frame in frames])
@@ -167,7 +167,7 @@ class RowBroadcast:
     def _wrong(self, found: str) -> RunError:
         """The error for a wrong message; also leaves, so that no rank waits for this one."""
         self._channel.close()
-        return refusal(self._giver, found, " the rows that it gives")
+        return make_refusal(self._giver, found, " the rows that it gives")
 
 
 def join(

@@ -102,10 +102,10 @@ class ZmqReader(PeerReader):
         raise self.lost("did not answer in time. Fix: look at its process and its host's network")
 
     def _disconnected(self) -> PeerLost:
-        return self.lost(loss(self._monitor))
+        return self.lost(describe_loss(self._monitor))
 
 
-def loss(monitor: zmq.Socket) -> str:
+def describe_loss(monitor: zmq.Socket) -> str:
     """Why a connection is lost, by its monitor's next event, one of LOST."""
     event: Mapping[str, Any] = recv_monitor_message(monitor)
     if event["event"] & _DENIED:

@@ -21,7 +21,7 @@ import zmq
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
-from engine.channels.zmq.reader import connected, dealer_socket, loss
+from engine.channels.zmq.reader import connected, dealer_socket, describe_loss
 from engine.channels.zmq.rendezvous import StoreReply, StoreRequest, What, encoded
 
 _log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Line:
                 if reply.number == number:
                     return reply.value
             elif self._monitor in ready:
-                raise PeerLost(self._peer, loss(self._monitor))
+                raise PeerLost(self._peer, describe_loss(self._monitor))
         raise TimeoutError
 
     def close(self) -> None:

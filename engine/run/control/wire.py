@@ -58,7 +58,7 @@ _WRONG = (
 """All that bytes from outside can raise here."""
 
 
-def encode(message: Any) -> bytes:
+def encode_message(message: Any) -> bytes:
     """The bytes of a message. Raises RunError for a class outside the table, or a wrong value."""
     name = type(message).__name__
     if _CLASSES.get(name) is not type(message):
@@ -73,7 +73,9 @@ def encode(message: Any) -> bytes:
         raise RunError(f"control message {name}: {error}. {fix}") from error
 
 
-def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
+def decode_message(
+    data: bytes | bytearray | memoryview, among: Sequence[type] | None = None
+) -> Any:
     """The message, of one of these classes; arrays are views of the bytes. Raises RunError."""
     try:
         return _decode(data, among)
@@ -117,9 +119,9 @@ def _plain(message: Any) -> Any:
     fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     held = fields[field]
     if isinstance(held, tuple):
-        fields[field] = tuple(msgspec.Raw(encode(each)) for each in held)
+        fields[field] = tuple(msgspec.Raw(encode_message(each)) for each in held)
     else:
-        fields[field] = msgspec.Raw(encode(held))
+        fields[field] = msgspec.Raw(encode_message(held))
     return fields
 
 

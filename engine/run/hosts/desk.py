@@ -25,7 +25,7 @@ from typing import Any, get_args
 from engine.protocol.reports import Doing
 from engine.run.control import host_messages as hm
 from engine.run.control.control import Forget, PeerAddresses, Quit
-from engine.run.control.wire import decode, encode
+from engine.run.control.wire import decode_message, encode_message
 from engine.run.hosts.numbered_messages import Arrived, ToSend
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Desk:
         """Take these frames of the run."""
         with self._changed:
             for body in self._arrived.take(first, frames):
-                message = decode(body, _FROM_RUN)
+                message = decode_message(body, _FROM_RUN)
                 if isinstance(message, Quit):
                     self._end()
                     continue
@@ -104,7 +104,7 @@ class Desk:
             return b""
         self._beats = now + BEAT
         stacks, self.stacks = self.stacks, ()
-        return encode(hm.HostBeat(now=now, doing=tuple(self.doing()), stacks=stacks))
+        return encode_message(hm.HostBeat(now=now, doing=tuple(self.doing()), stacks=stacks))
 
     # --- the run's part ---------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Desk:
         """To the run; never blocks. What is said after the lease has ended goes nowhere: the run
         begins such a host again, and that its Workers have ended here is no failure of the run.
         """
-        body = encode(message)
+        body = encode_message(message)
         with self._changed:
             if not self.given_up:
                 self._to_send.add(body)

@@ -59,7 +59,7 @@ def look(paths: Iterable[str], *, whole: bool = False) -> Looked:
     )
 
 
-def refusal(here: Looked, there: Looked) -> str:
+def describe_difference(here: Looked, there: Looked) -> str:
     """What a node has otherwise, as a problem with its fix; empty if nothing."""
     for name, version in here.versions.items():
         if (other := there.versions.get(name, "")) != version:

@@ -45,7 +45,7 @@ from engine.run.control import control
 from engine.run.control import host_messages as hm
 from engine.run.hosts.host_bundles import HostPlace, HostRooms
 from engine.run.hosts.link import HostLink, HostLost
-from engine.run.hosts.ray import connect, draining
+from engine.run.hosts.ray import draining, join_cluster
 from engine.run.launch.supervisor import CONTROL_BYTES
 
 _GRACE = 10.0
@@ -121,7 +121,7 @@ class HostsWorkers:
         self._rooms = HostRooms(plan, options.wait)
         self._pickled = b""
         self._taken_away = threading.Event()
-        connect(options.cluster or "")
+        join_cluster(options.cluster or "")
 
     def open(self) -> Iterator[Event | From]:
         """All hosts at once. Raises as `Supervisor.open`, and RunError if there is no room."""

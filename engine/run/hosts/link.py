@@ -33,7 +33,7 @@ import msgspec
 from dataflow.errors import RunError
 from engine.protocol.reports import Doing
 from engine.run.control.host_messages import HostBeat
-from engine.run.control.wire import decode, encode
+from engine.run.control.wire import decode_message, encode_message
 from engine.run.hosts.desk import BEAT, Heard
 from engine.run.hosts.numbered_messages import Arrived, ToSend
 
@@ -123,7 +123,7 @@ class HostLink:
 
     def say(self, message: Any) -> None:
         """Send, and send again until it has arrived; never blocks. A closed link sends nothing."""
-        self._inbox.put(encode(message))
+        self._inbox.put(encode_message(message))
 
     def hear(self) -> list[Any]:
         """The messages since the last call. Raises HostLost once the host is lost, and RunError if
@@ -134,7 +134,7 @@ class HostLink:
             self._came.clear()
             if not found and self._failure is not None:
                 raise self._failure
-        return [decode(body) for body in found]
+        return [decode_message(body) for body in found]
 
     @property
     def silent(self) -> bool:
@@ -217,7 +217,7 @@ class HostLink:
             self._acknowledged = now
         self.moved += len(beat) + sum(map(len, frames))
         if beat:
-            self._take_beat(decode(beat, (HostBeat,)))
+            self._take_beat(decode_message(beat, (HostBeat,)))
         if bodies := self._arrived.take(first, frames):
             with self._lock:
                 self._came.extend(bodies)

@@ -26,7 +26,7 @@ from engine.coordinator.recovery import DEATHS
 from engine.plan.cluster import Cluster, detect, with_first
 from engine.run.hosts.bundle import NODE, Bundle, BundleState, what_is_free
 from engine.run.hosts.desk import Desk, Heard
-from engine.run.hosts.host_requirements import Looked, look, refusal
+from engine.run.hosts.host_requirements import Looked, describe_difference, look
 from engine.run.hosts.link import Calls, Dial, Gone, HostLost, Unreachable
 from engine.run.hosts.node_hosts import host_of, names_of
 from engine.run.hosts.ray_leavings import own_breakpoint, token_for_us_alone
@@ -67,7 +67,7 @@ _START = "`ray start --head`, or `ray symmetric-run`, starts one; or --cluster r
 # --- the cluster ----------------------------------------------------------------------------------
 
 
-def connect(where: str) -> None:
+def join_cluster(where: str) -> None:
     """Join the cluster of RAY_ADDRESS, or the one that runs here; for `ray:local` start one. Stays
     as long as this process. Raises RunError where there is none.
     """
@@ -155,7 +155,7 @@ def _looked(
             found[asked[ref]] = f"expected it to say what it has, found {last}. {fix}."
     here = look(paths, whole=whole)
     return {
-        node: what if isinstance(what, str) else refusal(here, what) or what
+        node: what if isinstance(what, str) else describe_difference(here, what) or what
         for node, what in found.items()
     }
 

@@ -21,14 +21,14 @@ from dataflow.storage import writing
 from engine.keep.checkpoint.user_sources import imported_files
 from engine.plan.cluster import Cluster
 from engine.plan.options import RunOptions
-from engine.run.hosts.ray import cluster, connect
+from engine.run.hosts.ray import cluster, join_cluster
 
 
 def ray_cluster(options: RunOptions, source: Graph | Program) -> Cluster:
     """The nodes of the cluster that the options name. Raises RunError where there is none, or none
     that can be used.
     """
-    connect(options.cluster or "")
+    join_cluster(options.cluster or "")
     paths = sorted({os.path.abspath(path) for path in _paths(source)})
     with _marked(options.runs) as mark:
         whole = options.verify == "content"

@@ -23,7 +23,7 @@ from dataflow.storage import writing
 from engine.keep.own_files import own
 from engine.protocol.reports import Doing
 from engine.run.control.control_socket import ControlSocket
-from engine.run.control.wire import encode
+from engine.run.control.wire import encode_message
 from engine.run.launch.process_handle import FreshProcess, StartedProcess
 from engine.run.loop.watchdog import STACK_SIGNAL
 
@@ -115,7 +115,7 @@ class ChildProcess:
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
         """Never blocks; closes the descriptors. The I/O thread notices a process that is gone."""
         with contextlib.suppress(OSError):
-            self.link.send(encode(message), descriptors)
+            self.link.send(encode_message(message), descriptors)
 
     def kill(self) -> None:
         """Send SIGKILL, which also ends a stopped process."""

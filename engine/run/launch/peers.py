@@ -38,7 +38,7 @@ def _keepers(gathers: Iterable[Gather]) -> frozenset[str]:
     return frozenset(worker for gather in gathers for worker, _ in gather.refs)
 
 
-def connect(
+def connect_peers(
     child: ChildProcess,
     message: m.ToWorker | Ask,
     children: Mapping[str, ChildProcess],

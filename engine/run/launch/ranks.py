@@ -19,7 +19,7 @@ Group = tuple[str, ...]
 """The Workers of one replica, by rank."""
 
 
-def groups(plan: Plan) -> dict[str, Group]:
+def groups_by_worker(plan: Plan) -> dict[str, Group]:
     """The rank group of each Worker that has one. Raises PlanError for one with two groups."""
     found: dict[str, Group] = {}
     for node in plan.nodes:

@@ -34,8 +34,8 @@ from engine.protocol.workers import Ask, WorkerGone
 from engine.run.control import control
 from engine.run.launch.child import ChildProcess
 from engine.run.launch.heartbeat import stacks
-from engine.run.launch.peers import connect
-from engine.run.launch.ranks import Meeting, far_seat, groups, meetings, spanning
+from engine.run.launch.peers import connect_peers
+from engine.run.launch.ranks import Meeting, far_seat, groups_by_worker, meetings, spanning
 from engine.run.launch.starter import Starter
 from engine.run.launch.worker_io import WorkerIO
 
@@ -80,7 +80,7 @@ class Supervisor:
         self._folder = folder
         self._options = options
         self._starter = Starter(plan, share.workers, folder)
-        self._groups = groups(plan)
+        self._groups = groups_by_worker(plan)
         self._far = spanning(self._groups, share.workers)
         self._peers: dict[str, control.PeerAddress] = {}
         self._requests = 0
@@ -297,7 +297,7 @@ class Supervisor:
             self._io.send(child, where)
 
     def _connect(self, child: ChildProcess, message: m.ToWorker | Ask) -> None:
-        connect(child, message, self._io.children, self._plan.worlds, self._io.send)
+        connect_peers(child, message, self._io.children, self._plan.worlds, self._io.send)
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
         """The next event; None if none came in time, or none will. Raises what a kernel raised."""

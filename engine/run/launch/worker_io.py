@@ -23,7 +23,7 @@ from dataflow.errors import RunError
 from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.run.control import control
-from engine.run.control.wire import TO_SUPERVISOR, decode
+from engine.run.control.wire import TO_SUPERVISOR, decode_message
 from engine.run.launch.child import ChildProcess
 from engine.run.launch.failures import Failures
 from engine.run.launch.heartbeat import silent
@@ -223,7 +223,7 @@ class WorkerIO:
         try:
             frames = child.link.receive()
             for frame in frames or ():
-                self._hear(child, decode(frame.payload, TO_SUPERVISOR))
+                self._hear(child, decode_message(frame.payload, TO_SUPERVISOR))
         except RunError as error:
             child.error = f"was killed as it sent what is no message: {error}"
             return False

@@ -117,7 +117,7 @@ class DiskStore:
             (directory / CUT).write_bytes(cut.to_json())
             if message.rows:
                 (directory / "rows").mkdir()
-            save_state(plan, workers, directory, message)
+            write_state(plan, workers, directory, message)
 
         kept = self.keep_every > 0 and message.step % self.keep_every == 0
         self.store.write(step, fill, _meta(plan), timed=message.timed and not kept, kept=kept)
@@ -157,7 +157,7 @@ def resume_states(plan: Plan, workers: Workers) -> None:
     workers.ask({w: Restore(directory=Path(), step=0, nodes=n) for w, n in asked.items()})
 
 
-def save_state(
+def write_state(
     plan: Plan, workers: Workers, directory: Path, message: Checkpoint
 ) -> dict[str, Any]:
     """Every Worker with state writes it, the recorder the rows. Returns the answers by Worker."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.protocol.events import EventHeard
 from engine.protocol.messages import Probed
-from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
+from engine.weights.probe import Ends, compare_probes, probe_rows, tolerance_of
 
 KEPT = 64
 """Versions of a writer whose numbers are kept: a restarted reader may load an old one again."""
@@ -53,7 +53,7 @@ class Probes:
         rows = probe_rows(self._seed, reader.vocabulary)
         model, version = writer.model, writer.version
         ends = Ends(model=model, writer=writer.node, reader=reader.node, version=version)
-        compare(_numbers(writer), _numbers(reader), rows, tolerance_of(writer.dtypes), ends)
+        compare_probes(_numbers(writer), _numbers(reader), rows, tolerance_of(writer.dtypes), ends)
 
 
 def _same(one: Probed, other: Probed) -> bool:

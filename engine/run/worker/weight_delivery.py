@@ -32,7 +32,7 @@ from engine.run.worker.counters import FlowCounts
 from engine.run.worker.timing import Timing
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
-from engine.weights.snapshot import room, snapshot, verified
+from engine.weights.snapshot import make_room, snapshot, verified
 
 
 class Delivery:
@@ -167,7 +167,9 @@ class Delivery:
         assert self._pairs is not None
         if message.source == self._timing.worker:
             return verified(records, self._pairs.kept(message.block), message.digest)
-        arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
+        arrived = self._pairs.receive(
+            message.source, [block], lambda device: make_room(records, device)
+        )
         size = sum(tensor.nbytes for tensor in arrived)
         self._counts.brought(message.model, message.reader, size)
         return verified(records, arrived, message.digest)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-def ranks(
+def join_ranks(
     opened: Open, plan: Plan, descriptors: tuple[int, ...], channel: WorkerChannel
 ) -> tuple[Any, Any]:
     """This Worker's process group; its end of broadcasts to the ranks with equal rows."""
