@@ -10,7 +10,7 @@ import pytest
 from dataflow.errors import DataError, KernelError, PlanError, RunError
 from dataflow.kernel import Layout
 from engine.run.launch.failures import Failures
-from engine.run.launch.ranks import far_seat, groups_by_worker, meetings, spanning
+from engine.run.launch.ranks import far_seat, find_spanning, groups_by_worker, open_meetings
 from tests.kit.host_plans import plan
 
 pytestmark = pytest.mark.timeout(180)
@@ -19,7 +19,7 @@ PAIR = {"a": ("a", "b"), "b": ("a", "b")}
 
 
 def test_ranks_meet_in_a_file_that_nobody_else_has() -> None:
-    there = meetings(["a", "b", "c"], PAIR)
+    there = open_meetings(["a", "b", "c"], PAIR)
     assert there.keys() == {"a", "b"}
     seats = [there[name].seat(name) for name in ("a", "b")]
     assert [(seat.rank, seat.world) for seat in seats] == [(0, 2), (1, 2)]
@@ -29,7 +29,7 @@ def test_ranks_meet_in_a_file_that_nobody_else_has() -> None:
         os.close(end)
     there["a"].close()
     with pytest.raises(PlanError, match="ranks begin together, and b would not"):
-        meetings(["a"], PAIR)
+        open_meetings(["a"], PAIR)
 
 
 def test_the_ranks_of_a_plan() -> None:
@@ -83,8 +83,8 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
 
 def test_which_groups_are_on_several_hosts() -> None:
     of = PAIR | {"c": ("c", "d"), "d": ("c", "d")}
-    assert spanning(of, ["a", "b", "c", "d", "alone"]) == {}
-    assert spanning(of, ["a", "c", "d"]) == {"a": ("a", "b")}
+    assert find_spanning(of, ["a", "b", "c", "d", "alone"]) == {}
+    assert find_spanning(of, ["a", "c", "d"]) == {"a": ("a", "b")}
     seat = far_seat("b", ("a", "b"))
     assert (seat.rank, seat.world, seat.names) == (1, 2, ("a", "b"))
 

@@ -297,8 +297,8 @@ CONNECT = """
 from functools import cache
 from ray._private import services
 services.find_gcs_addresses = cache(lambda: set())  # which looks at all processes of the machine
-from engine.run.hosts.ray import connect
-connect("ray")
+from engine.run.hosts.ray import join_cluster
+join_cluster("ray")
 """
 
 

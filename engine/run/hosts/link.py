@@ -73,7 +73,7 @@ class Calls(Protocol):
         ...
 
     def hear(self, count: int, known: float) -> Future[Heard]:
-        """See Desk.heard."""
+        """See Desk.answer."""
         ...
 
     def meaning(self, error: BaseException) -> RunError:
@@ -130,15 +130,15 @@ class HostLink:
         it was never reached.
         """
         with self._lock:
-            found = [*self._came]
+            bodies = [*self._came]
             self._came.clear()
-            if not found and self._failure is not None:
+            if not bodies and self._failure is not None:
                 raise self._failure
-        return [decode_message(body) for body in found]
+        return [decode_message(body) for body in bodies]
 
     @property
     def silent(self) -> bool:
-        """Whether the host, once reached, has not answered for a while: its loss may be told."""
+        """Whether the host, once reached, has not answered for a while, so that it may be lost."""
         return self.reached and time.monotonic() - self._heard > _SILENCE
 
     def close(self) -> None:
@@ -211,9 +211,9 @@ class HostLink:
         if (error := done.exception()) is not None:
             self._failed(self._calls.meaning(error))
             return now + BEAT
-        here, clock, first, frames, beat = done.result()
+        acknowledged, clock, first, frames, beat = done.result()
         self._heard, self._known, self._warned, self.reached = now, clock, False, True
-        if self._to_send.came(here):
+        if self._to_send.acknowledge(acknowledged):
             self._acknowledged = now
         self.moved += len(beat) + sum(map(len, frames))
         if beat:
@@ -232,6 +232,7 @@ class HostLink:
         self._warn(error)
 
     def _take_beat(self, beat: HostBeat) -> None:
+        # A slow message makes the host's clock look behind; the fastest one says most.
         self.ahead = min(self.ahead, self._heard - beat.now)
         self.doing = tuple(
             msgspec.structs.replace(d, since=d.since + self.ahead) for d in beat.doing
@@ -244,7 +245,7 @@ class HostLink:
             self._acknowledged = now
         elif now - self._acknowledged > _PATIENCE:
             self._acknowledged = now
-            self._to_send.again()
+            self._to_send.resend()
         while (batch := self._to_send.take())[1]:
             first, frames = batch
             self.moved += sum(map(len, frames))

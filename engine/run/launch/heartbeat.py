@@ -34,20 +34,20 @@ def silent(
     if now - before > SUPERVISOR_STOPPED:
         for child in children:
             child.heard = now
-    found: list[ChildProcess] = []
+    silent_children: list[ChildProcess] = []
     for child in children:
         if now - child.heard <= (heartbeat if child.spoke else FIRST_BEAT):
             continue
         if child.heard > child.stack_asked:
             child.ask_for_stack(now)
         elif child.stack_asked <= now - STACK_WAIT:
-            found.append(child)
+            silent_children.append(child)
             child.lost = True
             child.error = (
                 f"was killed as nothing was heard of it for {now - child.heard:.1f} s"
                 f"{child.where()}: it was stopped, or is in code that holds the interpreter's lock"
             )
-    return found
+    return silent_children
 
 
 def stacks(busy: Sequence[ChildProcess]) -> list[str]:

@@ -89,6 +89,10 @@ class WorkerIO:
     def wait_for(self, holds: Callable[[], Any], timeout: float | None = None) -> None:
         """With `changed` held: wait until this holds. Raises the failure there is."""
         self.changed.wait_for(lambda: self.failure is not None or holds(), timeout)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """With `changed` held: raise the failure there is, if any."""
         if self.failure is not None:
             raise self.failure
 
@@ -183,7 +187,9 @@ class WorkerIO:
                 selector.register(child.ends, selectors.EVENT_READ, (self._on_end, child))
                 selector.register(child.link, selectors.EVENT_READ, (self._on_link, child))
             elif child.link.fileno() in known:
-                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.link.unsent else 0)
+                wanted = selectors.EVENT_READ
+                if child.link.unsent:
+                    wanted |= selectors.EVENT_WRITE
                 if known[child.link.fileno()].events != wanted:
                     selector.modify(child.link, wanted, (self._on_link, child))
 
@@ -208,6 +214,7 @@ class WorkerIO:
             while self._read(child, once=True):
                 pass
         error = child.reap()
+        # Its events are in the list already: the coordinator hears them before the loss.
         with self.changed:
             del self._watched[child]
             self._moved += child.link.moved

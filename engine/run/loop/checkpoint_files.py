@@ -119,8 +119,8 @@ class DiskStore:
                 (directory / "rows").mkdir()
             write_state(plan, workers, directory, message)
 
-        kept = self.keep_every > 0 and message.step % self.keep_every == 0
-        self.store.write(step, fill, _meta(plan), timed=message.timed and not kept, kept=kept)
+        stays = self.keep_every > 0 and message.step % self.keep_every == 0
+        self.store.write(step, fill, _meta(plan), timed=message.timed and not stays, kept=stays)
         self.best.prune()
         return True
 
@@ -215,30 +215,30 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
     finished = {key[0] for key in known.finished} if known else set()
     stray = sorted(positions_of(file) - finished)
     if stray:
-        found = f"found one of position {stray[0]}, which does not. Fix: an earlier checkpoint."
-        raise CheckpointError(f"{file}: expected rows that wait to be trained, {found}")
+        stray_row = f"found one of position {stray[0]}, which does not. Fix: an earlier checkpoint."
+        raise CheckpointError(f"{file}: expected rows that wait to be trained, {stray_row}")
 
 
 def _paths(plan: Plan, *, write: bool) -> dict[str, dict[str, str]]:
     """Worker -> node -> path in a checkpoint. All ranks of a train node write and read; a follower
     is written by one of its readers and read into all of its modules.
     """
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    paths: dict[str, dict[str, str]] = defaultdict(dict)
     for node in plan.nodes:
         for worker in node.workers if node.work == "train" else ():
-            found[worker][node.name] = node.name
+            paths[worker][node.name] = node.name
     for model in plan.models:
         modules = _modules(plan, model) if model.follows else []
         for worker, node in modules[:1] if write else modules:
-            found[worker][node] = f"followers/{model.name}"
-    return found
+            paths[worker][node] = f"followers/{model.name}"
+    return paths
 
 
 def _modules(plan: Plan, model: PlannedModel) -> list[tuple[str, str]]:
     """(Worker, node) for each module of a model: the first node there that reads it."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    readers: dict[tuple[str, str], tuple[str, str]] = {}
     for node in map(plan.node, model.readers):
         module = next(use.module for use in node.models if use.model == model.name)
         for worker in node.workers:
-            found.setdefault((worker, module), (worker, node.name))
-    return list(found.values())
+            readers.setdefault((worker, module), (worker, node.name))
+    return list(readers.values())

@@ -157,9 +157,9 @@ class Loop:
                 self._measure()
             takers = self._events[type(instruction)]
             if takers:
-                told = e.InstructionTold(at=self._clock(), instruction=instruction)
+                event = e.InstructionTold(at=self._clock(), instruction=instruction)
                 for take in takers:
-                    take(told)
+                    take(event)
             self._carry_out_one(instruction)
 
     def _carry_out_one(self, instruction: m.Instruction) -> None:

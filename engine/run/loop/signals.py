@@ -56,7 +56,7 @@ class StopSignals:
     def __init__(
         self,
         grace: float = 60.0,
-        kept: Callable[[], str] = lambda: "",
+        describe_safe: Callable[[], str] = lambda: "",
         asked: Callable[[], None] = lambda: None,
         doing: str = "stopping after this Step with a checkpoint",
     ) -> None:
@@ -67,7 +67,7 @@ class StopSignals:
         self.number = 0
         """The first signal; 0 while there is none."""
         self._grace = grace
-        self._kept = kept
+        self._kept = describe_safe
         self._asked = asked
         self._doing = doing
         self._raises = ""

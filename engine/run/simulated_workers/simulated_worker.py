@@ -226,8 +226,8 @@ class SimulatedWorker:
             rows = sets.get(name)
             if rows is not None and (rows.total or len(rows.keys)):
                 self._world.outbox.check(rows.keys, message.inputs, inputs)
-            elif found := [i.name for i in inputs if i.name in message.inputs]:
-                raise RunError(f"{message.node}: {name} has no row, and inputs {found}")
+            elif needless := [i.name for i in inputs if i.name in message.inputs]:
+                raise RunError(f"{message.node}: {name} has no row, and inputs {needless}")
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
         """Fetch what a message names and go on; FetchFailed if a Worker that kept it died."""

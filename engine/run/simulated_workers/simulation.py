@@ -105,9 +105,9 @@ class Simulation:
             self._settle(loop.untold)
         return self.finish
 
-    def _settle(self, said: Sequence[m.Instruction]) -> None:
+    def _settle(self, untold: Sequence[m.Instruction]) -> None:
         """Finish what is under way: every block is released. An open Step's samples are dropped."""
-        self._tell(said)
+        self._tell(untold)
         while (message := self.workers.next()) is not None:
             for event in self.coordinator.in_order(message):
                 self.history.take(EventHeard(at=self.now, event=event))
@@ -115,8 +115,8 @@ class Simulation:
         for step in [step for step in self.history.samples if step > self.history.closed]:
             del self.history.samples[step]
 
-    def _tell(self, said: Sequence[m.Instruction]) -> None:
-        for instruction in said:
+    def _tell(self, instructions: Sequence[m.Instruction]) -> None:
+        for instruction in instructions:
             assert isinstance(instruction, m.ToWorker), f"after the end: {instruction}"
             self.history.take(InstructionTold(at=self.now, instruction=instruction))
             self.workers.tell(instruction)

@@ -44,11 +44,13 @@ def assemble(
     for gather, its_rows in zip(gathers, rows, strict=True):
         if count is not None:
             count(gather, its_rows.records)
-    found = iter(rows)
+    rows_left = iter(rows)
     batches: dict[str, Batch] = {}
     for name, many in inputs.items():
-        own = many[0].keys if many else None  # of rows that are reduced
-        batches[name] = _joined(keys if own is None else own, [next(found) for _ in many])
+        reduced_keys = many[0].keys if many else None  # of rows that are reduced
+        batches[name] = _joined(
+            keys if reduced_keys is None else reduced_keys, [next(rows_left) for _ in many]
+        )
     return batches
 
 
@@ -56,11 +58,15 @@ def collect(
     gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None
 ) -> list[AssembledRows]:
     """The rows of each gather, in its order. Raises PeerLost."""
-    asked = [requests(gather) for gather in gathers]
-    parts = iter(channel.fetch([request for many in asked for request in many]))
-    found = [[next(parts) for _ in many] for many in asked]
-    values = [{} for _ in gathers] if device is None else device.read(gathers, asked, found)
-    return [_ordered(*each) for each in zip(gathers, found, values, strict=True)]
+    requests_by_gather = [requests(gather) for gather in gathers]
+    parts = iter(channel.fetch([request for many in requests_by_gather for request in many]))
+    blocks_by_gather = [[next(parts) for _ in many] for many in requests_by_gather]
+    values = (
+        [{} for _ in gathers]
+        if device is None
+        else device.read(gathers, requests_by_gather, blocks_by_gather)
+    )
+    return [_ordered(*each) for each in zip(gathers, blocks_by_gather, values, strict=True)]
 
 
 def requests(gather: Gather) -> list[BlockRequest]:
@@ -70,8 +76,8 @@ def requests(gather: Gather) -> list[BlockRequest]:
     else:
         rows = [gather.row[mine] for mine in grouped(gather.block, len(gather.refs))]
     return [
-        BlockRequest(worker=worker, block=block, columns=gather.columns, rows=own)
-        for (worker, block), own in zip(gather.refs, rows, strict=True)
+        BlockRequest(worker=worker, block=block, columns=gather.columns, rows=block_rows)
+        for (worker, block), block_rows in zip(gather.refs, rows, strict=True)
     ]
 
 

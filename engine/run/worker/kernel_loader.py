@@ -99,8 +99,8 @@ class OpenKernels:
             session = self.sessions[node.name] = self._session(node)
             kernel = self.by_node[node.name] = kernel_class(node)()
             with self.during(node.name, "open"):
-                told = kernel_node(node, program, inproc=self._inproc, starts=starts)
-                kernel.open(told, node.layout, session)
+                description = kernel_node(node, program, inproc=self._inproc, starts=starts)
+                kernel.open(description, node.layout, session)
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)
 
@@ -142,12 +142,12 @@ class OpenKernels:
 
     def reports(self) -> list[Report]:
         """Metrics of nodes that run no chunks, since the last call; only the first rank's count."""
-        found: list[Report] = []
+        reports: list[Report] = []
         for name, session in self.sessions.items():
             if not self.nodes[name].traits.chunked:
-                made = session.reports()
-                found += made if self.rank(name) == 0 else []
-        return found
+                node_reports = session.reports()
+                reports += node_reports if self.rank(name) == 0 else []
+        return reports
 
     def close(self) -> None:
         """Close every kernel that was opened, the last first, whatever one of them raises."""

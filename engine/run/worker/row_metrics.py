@@ -31,8 +31,8 @@ def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) ->
         yield "completion/tokens", float(_tokens(rows[node.name])), 1.0
     several = _with_rows_of_their_own(nodes)
     for node in several:
-        for name, value, count in row_metrics(rows[node.name]):
-            yield (f"rows/{node.name}/{name}" if len(several) > 1 else name), value, count
+        for name, number, count in row_metrics(rows[node.name]):
+            yield (f"rows/{node.name}/{name}" if len(several) > 1 else name), number, count
 
 
 def _with_rows_of_their_own(nodes: Sequence[PlannedInput]) -> list[PlannedInput]:

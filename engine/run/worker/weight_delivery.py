@@ -65,8 +65,8 @@ class Delivery:
 
     def version_of(self, node: PlannedNode) -> int | None:
         """The version of the trained weights that a node computes with; None without any."""
-        found = (self._given.get(use.module) for use in node.models if use.trained)
-        return next((version for version in found if version is not None), None)
+        versions = (self._given.get(use.module) for use in node.models if use.trained)
+        return next((version for version in versions if version is not None), None)
 
     def offer(self, message: m.Offer, *, first: bool) -> Iterator[m.Event]:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
@@ -208,6 +208,6 @@ def module_of(plan: Plan, load: m.Load) -> str:
     return next(u.module for u in uses if u.model == load.model and u.param != "tokenizer")
 
 
-def brings(load: m.Load, given: int | None) -> bool:
+def brings(load: m.Load, known_version: int | None) -> bool:
     """Whether the writer's pieces are read for it. given: the version that the module has."""
-    return not load.alias and given != load.version
+    return not load.alias and known_version != load.version

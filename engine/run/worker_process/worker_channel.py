@@ -96,11 +96,11 @@ class WorkerChannel:
         moved = self.channel.moved()
         if came := self.pairs.moved():
             moved["collective"] = came
-        found = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
+        reports = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
         if refused := sum(self.channel.refused.values()) - self.refused:
             self.refused += refused
-            found.append(("edge/refused", float(refused), 1.0))
-        return found
+            reports.append(("edge/refused", float(refused), 1.0))
+        return reports
 
 
 def worker_channel(
@@ -129,13 +129,15 @@ def worker_channel(
         meeting=meeting.endpoint if meeting else "",
     )
     book.write(name, _entry(bound, epoch))
-    made = WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets)
-    made.book, made.keys, made.bound, made.meeting = book, keys, bound, meeting
-    return made
+    assembled = WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets)
+    assembled.book, assembled.keys, assembled.bound, assembled.meeting = book, keys, bound, meeting
+    return assembled
 
 
-def _entry(said: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
-    return AddressEntry(endpoint=said.endpoint, epoch=epoch, key=said.key, meeting=said.meeting)
+def _entry(message: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
+    return AddressEntry(
+        endpoint=message.endpoint, epoch=epoch, key=message.key, meeting=message.meeting
+    )
 
 
 def _meeting(
