@@ -36,7 +36,8 @@ def silent(
             child.heard = now
     silent_children: list[ChildProcess] = []
     for child in children:
-        if now - child.heard <= (heartbeat if child.spoke else FIRST_BEAT):
+        limit = heartbeat if child.spoke else FIRST_BEAT
+        if now - child.heard <= limit:
             continue
         if child.heard > child.stack_asked:
             child.ask_for_stack(now)
@@ -57,8 +58,8 @@ def stacks(busy: Sequence[ChildProcess]) -> list[str]:
     end = time.monotonic() + STACK_WAIT
     for child in busy:
         child.over.wait(max(0.0, end - time.monotonic()))
-    return [
-        f"{child.name}, process {child.process.pid},{stack}"
-        for child in busy
-        if (stack := child.stack())
-    ]
+    shown: list[str] = []
+    for child in busy:
+        if stack := child.stack():
+            shown.append(f"{child.name}, process {child.process.pid},{stack}")
+    return shown

@@ -150,11 +150,14 @@ def _meta(plan: Plan) -> dict[str, Any]:
 
 def resume_states(plan: Plan, workers: Workers) -> None:
     """Train nodes whose optimizer goes on read what the last training of their Model left."""
-    asked: dict[str, dict[str, str]] = defaultdict(dict)
-    for node, path in plan.phase.states.items() if plan.phase else ():
+    states = plan.phase.states if plan.phase else {}
+    paths_by_worker: dict[str, dict[str, str]] = defaultdict(dict)
+    for node, path in states.items():
         for worker in plan.node(node).workers:
-            asked[worker][node] = path
-    workers.ask({w: Restore(directory=Path(), step=0, nodes=n) for w, n in asked.items()})
+            paths_by_worker[worker][node] = path
+    here = Path()  # these paths are not below a checkpoint
+    asks = {w: Restore(directory=here, step=0, nodes=n) for w, n in paths_by_worker.items()}
+    workers.ask(asks)
 
 
 def write_state(
@@ -212,7 +215,9 @@ def _files_of(plan: Plan, checkpoint: Path, anew: frozenset[str]) -> list[Path]:
 def _must_wait(file: Path, cut: Cut, source: str) -> None:
     """Raises CheckpointError where a file has rows that do not wait to be trained."""
     known = cut.sources.get(source)
-    finished = {key[0] for key in known.finished} if known else set()
+    finished = set[int]()
+    if known is not None:
+        finished = {key[0] for key in known.finished}
     stray = sorted(positions_of(file) - finished)
     if stray:
         stray_row = f"found one of position {stray[0]}, which does not. Fix: an earlier checkpoint."
@@ -224,12 +229,14 @@ def _paths(plan: Plan, *, write: bool) -> dict[str, dict[str, str]]:
     is written by one of its readers and read into all of its modules.
     """
     paths: dict[str, dict[str, str]] = defaultdict(dict)
-    for node in plan.nodes:
-        for worker in node.workers if node.work == "train" else ():
+    for node in (node for node in plan.nodes if node.work == "train"):
+        for worker in node.workers:
             paths[worker][node.name] = node.name
-    for model in plan.models:
-        modules = _modules(plan, model) if model.follows else []
-        for worker, node in modules[:1] if write else modules:
+    for model in (model for model in plan.models if model.follows):
+        modules = _modules(plan, model)
+        if write:
+            modules = modules[:1]  # all of them have the same weights
+        for worker, node in modules:
             paths[worker][node] = f"followers/{model.name}"
     return paths
 

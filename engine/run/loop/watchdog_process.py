@@ -62,8 +62,8 @@ def _end_with_it() -> None:
 def _tell(
     watched: int, board: int, stacks: int, number: int, silent: str, why: str, *, kills: bool
 ) -> None:
-    doing = os.pread(board, BOARD, 0).partition(b"\0")[0].decode(errors="replace")
-    doing = doing or "something unknown"
+    shown, _, _ = os.pread(board, BOARD, 0).partition(b"\0")
+    doing = shown.decode(errors="replace") or "something unknown"
     ended = "The process is ended; dataflow resume goes on from the last checkpoint"
     end = ended if kills else "It goes on"
     message = f"nothing has moved for {silent}: {doing}, {why}. {end}. Fix: see where it stands:\n"

@@ -91,8 +91,9 @@ class Fate:
     def moves(self, plan: Plan) -> list[LeaveRequested | ScaleRequested]:
         """What is asked of replicas that come and go, at this event."""
         requests: list[LeaveRequested | ScaleRequested] = []
-        nodes = elastic(plan) if self._faults.scales or self._faults.leaves else ()
-        for node in nodes if self._moves > 0 else ():
+        if self._moves <= 0 or not (self._faults.scales or self._faults.leaves):
+            return requests
+        for node in elastic(plan):
             if self._draw.random() < self._faults.scales:
                 count = self._draw.randint(0, len(node.workers) + 1)
                 requests.append(ScaleRequested(node=node.name, replicas=count))

@@ -68,7 +68,11 @@ class SimulatedOutboxes:
 
     def absent(self, gathers: Iterable[Gather]) -> str:
         """The dead Worker that had a block of these; empty if all are there."""
-        return next((ref[0] for gather in gathers for ref in gather.refs if ref in self._lost), "")
+        for gather in gathers:
+            for worker, block in gather.refs:
+                if (worker, block) in self._lost:
+                    return worker
+        return ""
 
     def offer(self, worker: str, model: str, version: int) -> int:
         """Keep the weights of a version."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from dataflow.errors import RunError
 from dataflow.loss_terms import ROWS
@@ -400,4 +401,4 @@ def _described(message: Rows) -> tuple[str, str, int]:
 
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
     """All gathers of these inputs."""
-    return [gather for many in inputs.values() for gather in many]
+    return list(chain.from_iterable(inputs.values()))

@@ -47,7 +47,9 @@ class Simulation:
         together: int = 1,
     ) -> None:
         self.coordinator = Coordinator(plan, settings)
-        closed, disk = (latest.message.step, latest.rows) if latest is not None else (0, None)
+        closed, disk = 0, None
+        if latest is not None:
+            closed, disk = latest.message.step, latest.rows
         self.history = history = History(closed=closed)
         self.store = MemoryStore(plan, latest)
         self.faulty = faults is not None
@@ -89,7 +91,11 @@ class Simulation:
         stream = EventStream(self.history, self.workers, *self._watchers)
         stream.on(kill, *get_args(m.Event))
         loop = Loop(
-            *(self.coordinator, self.workers, self.store, stream, stop),
+            self.coordinator,
+            self.workers,
+            self.store,
+            stream,
+            stop,
             clock=lambda: self.now,
             together=self._together,
         )

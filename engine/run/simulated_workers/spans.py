@@ -24,7 +24,7 @@ class SimulatedSpan:
     """A Worker did one thing, from `start` to `end`, in simulated seconds.
 
     what: start, chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds
-    at its start in which rows or weights travelled. told: when the coordinator asked for it. cause:
+    at its start in which rows or weights travelled. asked: when the coordinator asked. cause:
     the number of the span (its place in the run's list) whose rows or end made the coordinator
     ask, and which may go on after that; -1 for none. busy: seconds of it in which the device
     computed.
@@ -36,7 +36,7 @@ class SimulatedSpan:
     step: int
     start: float
     end: float
-    told: float
+    asked: float
     cause: int = -1
     fetch: float = 0.0
     busy: float = 0.0
@@ -53,7 +53,7 @@ class _Open:
     node: str
     step: int
     start: float
-    told: float
+    asked: float
     cause: int
     end: float = -1.0
     fetch: float = 0.0
@@ -126,7 +126,7 @@ class SpanLog:
                 step=each.step,
                 start=each.start,
                 end=end,
-                told=each.told,
+                asked=each.asked,
                 cause=each.cause,
                 fetch=each.fetch,
                 busy=min(each.busy, end - each.start),

@@ -41,8 +41,11 @@ class Alignment:
         """Raises KernelError naming the row where two columns of a node differ in length."""
         ports = [(key, inputs[key], kind) for key, kind in self._inputs.items() if key in inputs]
         fix = "Fix: columns that were made from the tokens of this very port."
-        for some in [ports] if self._one_text else [[port] for port in ports]:
-            self._require(keys, some, fix)
+        if self._one_text:
+            self._require(keys, ports, fix)
+            return
+        for port in ports:
+            self._require(keys, [port], fix)
 
     def require_made(self, keys: Keys, batch: Batch, inputs: Mapping[str, Batch]) -> None:
         """The same for rows that a node made from the chunk with these keys."""

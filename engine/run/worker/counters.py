@@ -25,7 +25,9 @@ def cuda_in_use() -> Any:
     """torch.cuda where this process has begun to use it, else None; never imports torch."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_initialized() else None
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return cuda
 
 
 class DeviceMemory:
@@ -96,11 +98,11 @@ class FlowCounts:
             peaks, self._peaks = self._peaks, {}
             before, self._before = self._before, 0
         reports = [(FLOW + name, float(size), 1.0) for name, size in counts.items()]
-        worker = self._worker
-        reports += [(f"{FLOW}before/{worker}", float(before), 1.0)] if before else []
-        return reports + [
-            (f"{FLOW}node_peak/{n}@{worker}", float(b), 1.0) for n, b in peaks.items()
-        ]
+        if before:
+            reports.append((f"{FLOW}before/{self._worker}", float(before), 1.0))
+        for node, peak in peaks.items():
+            reports.append((f"{FLOW}node_peak/{node}@{self._worker}", float(peak), 1.0))
+        return reports
 
 
 class PeakReports:

@@ -14,6 +14,7 @@ device: its first GPU, else the host's memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,7 +69,9 @@ class DeviceColumns:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Forget the device columns of blocks, if any; from any thread."""
-        for block in blocks if self._declared else ():
+        if not self._declared:
+            return
+        for block in blocks:
             self._store.release(block)
 
     def restored(self, node: str, batch: Batch) -> Batch:
@@ -113,7 +116,9 @@ class DeviceColumns:
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
         """A gather's tensors with this Worker's values; adds what others have to `rooms`."""
-        columns = self._declared_in(producer, blocks[0].schema.names) if blocks else {}
+        if not blocks:
+            return {}
+        columns = self._declared_in(producer, blocks[0].schema.names)
         if not columns:
             return {}
         names = tuple(columns)
@@ -133,7 +138,8 @@ class DeviceColumns:
         """Get everything wanted of another Worker, in one transfer."""
         assert self._pairs is not None
         requests = [request for request, _ in wanted]
-        targets = [target for _, many in wanted for target in many]
+        targets = list(chain.from_iterable(tensors for _, tensors in wanted))
+        # The pair's device may be another than the targets': values then come beside them.
         arrived = self._pairs.receive(peer, requests, lambda at: [_on(t, at) for t in targets])
         _copy(arrived, targets)
 
@@ -153,7 +159,8 @@ def _allocate(
     whole: dict[str, Tensor] = {}
     parts: list[list[Tensor]] = [[] for _ in blocks]
     for name, column in columns.items():
-        counts = [int(offsets_of(records.column(name))[-1]) for records in blocks]
+        offsets = [offsets_of(records.column(name)) for records in blocks]
+        counts = [int(block_offsets[-1]) for block_offsets in offsets]
         shape, dtype = (sum(counts), *shape_of(column)), getattr(torch, dtype_of(column))
         whole[name] = torch.empty(shape, dtype=dtype, device=_own_device())
         for part, values in zip(parts, whole[name].split(counts), strict=True):
@@ -165,8 +172,9 @@ def _on(target: Tensor, device: str) -> Tensor:
     """The target itself if it is on that device, else an uninitialized tensor like it there."""
     import torch
 
-    is_there = target.device == torch.device(device)
-    return target if is_there else torch.empty_like(target, device=device)
+    if target.device == torch.device(device):
+        return target
+    return torch.empty_like(target, device=device)
 
 
 def _copy(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

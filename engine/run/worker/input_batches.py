@@ -7,6 +7,7 @@ which rows (coordinator), transport (channels), values on devices (device_column
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -39,18 +40,18 @@ def assemble(
     """The batch of each input, in the order of its keys. count: called with each gather's rows.
     Raises PeerLost.
     """
-    gathers = [g for many in inputs.values() for g in many]
+    gathers = list(chain.from_iterable(inputs.values()))
     rows = collect(gathers, channel, device)
     for gather, its_rows in zip(gathers, rows, strict=True):
         if count is not None:
             count(gather, its_rows.records)
     rows_left = iter(rows)
     batches: dict[str, Batch] = {}
-    for name, many in inputs.items():
-        reduced_keys = many[0].keys if many else None  # of rows that are reduced
-        batches[name] = _joined(
-            keys if reduced_keys is None else reduced_keys, [next(rows_left) for _ in many]
-        )
+    for name, its_gathers in inputs.items():
+        its_keys = keys
+        if its_gathers and its_gathers[0].keys is not None:  # rows that are reduced
+            its_keys = its_gathers[0].keys
+        batches[name] = _joined(its_keys, list(islice(rows_left, len(its_gathers))))
     return batches
 
 
@@ -59,14 +60,13 @@ def collect(
 ) -> list[AssembledRows]:
     """The rows of each gather, in its order. Raises PeerLost."""
     requests_by_gather = [requests(gather) for gather in gathers]
-    parts = iter(channel.fetch([request for many in requests_by_gather for request in many]))
-    blocks_by_gather = [[next(parts) for _ in many] for many in requests_by_gather]
-    values = (
-        [{} for _ in gathers]
-        if device is None
-        else device.read(gathers, requests_by_gather, blocks_by_gather)
-    )
-    return [_ordered(*each) for each in zip(gathers, blocks_by_gather, values, strict=True)]
+    # One fetch for all gathers, so that every Worker is asked at once.
+    blocks = iter(channel.fetch(list(chain.from_iterable(requests_by_gather))))
+    blocks_by_gather = [list(islice(blocks, len(each))) for each in requests_by_gather]
+    values: Sequence[Mapping[str, Any]] = [{} for _ in gathers]
+    if device is not None:
+        values = device.read(gathers, requests_by_gather, blocks_by_gather)
+    return list(map(_ordered, gathers, blocks_by_gather, values))
 
 
 def requests(gather: Gather) -> list[BlockRequest]:
@@ -104,10 +104,13 @@ def _ordered(
 def _joined(keys: Keys, parts: Sequence[AssembledRows]) -> Batch:
     if len(parts) == 1:
         return Batch(keys, parts[0].records, parts[0].device)
-    columns = {
-        name: part.records.column(name) for part in parts for name in part.records.schema.names
-    }
-    unique = {field.name: field for part in parts for field in part.records.schema}
-    schema = pa.schema([unique[name] for name in columns])
-    device = {name: values for part in parts for name, values in part.device.items()}
+    columns: dict[str, pa.Array] = {}
+    fields: dict[str, pa.Field] = {}
+    device: dict[str, Any] = {}
+    for part in parts:
+        records = part.records
+        columns.update(zip(records.schema.names, records.columns, strict=True))
+        fields.update(zip(records.schema.names, records.schema, strict=True))
+        device.update(part.device)
+    schema = pa.schema(list(fields.values()))
     return Batch(keys, pa.RecordBatch.from_arrays(list(columns.values()), schema=schema), device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from dataflow.errors import PlanError
@@ -34,6 +35,10 @@ def kernel_node(
 ) -> KernelNode:
     """What a kernel is told about its node. starts: directories in the place of Models' bases."""
     node = program.node(planned.name)
+    columns_read: dict[str, tuple[str, ...]] = {}
+    for each in planned.inputs:
+        columns = chain.from_iterable(fetch.columns for fetch in each.fetches)
+        columns_read[each.name] = tuple(columns)
     states = (s for s in program.states if isinstance(s, Model))
     models = {s.name: replace(s, base=(starts or {}).get(s.name, s.base)) for s in states}
     return KernelNode(
@@ -42,7 +47,7 @@ def kernel_node(
         scope=planned.scope,
         models={use.param: models[use.model] for use in planned.models},
         params=node.params,
-        reads={i.name: tuple(c for f in i.fetches for c in f.columns) for i in planned.inputs},
+        reads=columns_read,
         returns=planned.returns,
         function=node.operator.function,
         schemas={key: port.schema for key, port in node.inputs.items()},
@@ -123,8 +128,9 @@ class OpenKernels:
         counted = planned is None or self.rank(node) == 0
         is_function = planned is not None and _is_function(planned)
         elsewhere = self.sessions[node].elsewhere if is_function else None
-        span = {"task": task, "counted": counted}
-        return self._timing.during(node, name, what, **span, elsewhere=elsewhere)
+        return self._timing.during(
+            node, name, what, task=task, counted=counted, elsewhere=elsewhere
+        )
 
     def sleep(self) -> None:
         """Let every kernel that can give its devices back do so."""
@@ -145,8 +151,9 @@ class OpenKernels:
         reports: list[Report] = []
         for name, session in self.sessions.items():
             if not self.nodes[name].traits.chunked:
-                node_reports = session.reports()
-                reports += node_reports if self.rank(name) == 0 else []
+                node_reports = session.reports()  # of each rank, so that none piles up
+                if self.rank(name) == 0:
+                    reports += node_reports
         return reports
 
     def close(self) -> None:

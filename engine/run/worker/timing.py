@@ -65,7 +65,9 @@ class Timing:
         """`my_graph.py:14 score`, as the check names it."""
         if node not in self._placed:
             origin = self.origin(node)
-            self._placed[node] = f"{origin} {node}" if origin else node
+            self._placed[node] = node
+            if origin:
+                self._placed[node] = f"{origin} {node}"
         return self._placed[node]
 
     def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
@@ -149,10 +151,12 @@ class During:
         if isinstance(error, DataflowError):
             self._place(error)
         elif isinstance(error, Exception) and what == "restore":
-            raised = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            first_line = str(error).strip().partition("\n")[0]
+            raised = f"{type(error).__name__}: {first_line}"
             problem = f"expected files that it wrote in the checkpoint, found others ({raised})"
             text = f"{self._placed()}: {problem}. Fix: an earlier checkpoint."
             raise CheckpointError(text) from error
+        # Even SystemExit: the user's code must not end a Worker without a word.
         elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             text = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{text}"
@@ -176,5 +180,7 @@ class During:
         origin, text = self._timing.origin(self._node), str(error)
         if origin is None or f"{origin} " in text:
             return
-        named = text.startswith((f"{self._node}:", f"{self._node} ", f"node {self._node!r}"))
-        error.args = (f"{origin} {text}" if named else f"{self._placed()}: {text}",)
+        if text.startswith((f"{self._node}:", f"{self._node} ", f"node {self._node!r}")):
+            error.args = (f"{origin} {text}",)
+        else:
+            error.args = (f"{self._placed()}: {text}",)

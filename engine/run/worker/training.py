@@ -60,12 +60,14 @@ class WorkerTraining:
         self._prepared.pop(message.node, None)
         row_sets = {ROWS: _assigned(message)}
         row_sets |= {name: _assigned(rows) for name, rows in message.others.items()}
-        fetches = message.giver in ("", self._worker)
+        inputs: dict[str, Batch] = {}
+        if message.giver in ("", self._worker):
+            inputs = self._fetched(message, row_sets)
         assignment = Assignment(
             sequence=message.id,
             step=message.step,
             keys=row_sets[ROWS].keys,
-            inputs=self._fetched(message, row_sets) if fetches else {},
+            inputs=inputs,
             mine=row_sets[ROWS].mine,
             total=row_sets[ROWS].total,
             others={name: rows for name, rows in row_sets.items() if name != ROWS},

@@ -72,13 +72,13 @@ class Delivery:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
         block, digest, dtypes = -1, "", ()
         model, version, worker = message.model, message.version, self._timing.worker
-        what, told = f"offer version {version}", {"task": message.id, "counted": first}
-        with self._timing.during(message.writer, f"offer {model}", what, **told):
+        name, what = f"offer {model}", f"offer version {version}"
+        with self._timing.during(message.writer, name, what, task=message.id, counted=first):
             pieces = self._kernels[message.writer].pieces()
-            if not first:
-                deque(pieces, maxlen=0)
-            else:
+            if first:
                 block, digest, dtypes = self._keep(model, pieces)
+            else:  # its shards go to the first rank as the pieces are gone through
+                deque(pieces, maxlen=0)
         yield m.Offered(id=message.id, worker=worker, block=block, digest=digest)
         probed = self._probe(message, dtypes, counted=first)
         if first and probed is not None:
@@ -150,12 +150,17 @@ class Delivery:
 
     def _load(self, message: m.Load, module: str) -> bool:
         """From the writer's kernel here, or from its Worker's block. Returns whether the latter."""
-        fetched, pieces = False, ()
-        if brings(message, self._given.get(module)):
-            fetched = bool(message.source)
-            pieces = self._fetched(message) if fetched else self._kernels[message.writer].pieces()
-        self._kernels[message.reader].load(pieces, message.version, rate=message.rate)
-        return fetched
+        reader = self._kernels[message.reader]
+        if not brings(message, self._given.get(module)):
+            # The module is the writer's own, or has this version: the reader only notes it.
+            reader.load((), message.version, rate=message.rate)
+            return False
+        if message.source:
+            pieces = self._fetched(message)
+        else:
+            pieces = self._kernels[message.writer].pieces()
+        reader.load(pieces, message.version, rate=message.rate)
+        return bool(message.source)
 
     def _fetched(self, message: m.Load) -> Iterable[Piece]:
         """The pieces of a block, all of them verified. Raises PeerLost."""

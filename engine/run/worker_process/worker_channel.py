@@ -44,7 +44,7 @@ class PeerSockets:
         with self._lock:
             earlier = self._sockets.pop(peer, None)
             self._sockets[peer] = sock
-        if earlier is not None:
+        if earlier is not None:  # of another epoch of the peer
             earlier.close()
 
     def dial(self, peer: str) -> socket.socket:
@@ -119,19 +119,28 @@ def worker_channel(
     network = opened.network
     if network is None:
         return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs, sockets=sockets)
-    keys, book = None if network.private else CurveKeyPair.make(), AddressBook()
-    far, near = _far(opened, network, keys, book, shm), frozenset(network.near)
+    # Made here, so that the secret key never leaves this process.
+    keys = None if network.private else CurveKeyPair.make()
+    book = AddressBook()
+    far, near = _make_far(opened, network, keys, book, shm), frozenset(network.near)
     channel = RoutedChannel(shm, near=near, far=far, book=book, lease=network.lease)
-    meeting = _meeting(opened, network, keys, book)
+    meeting = _make_meeting(opened, network, keys, book)
     bound = ChannelBound(
         endpoint=channel.endpoint,
         key=keys.public if keys else b"",
         meeting=meeting.endpoint if meeting else "",
     )
     book.write(name, _entry(bound, epoch))
-    assembled = WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets)
-    assembled.book, assembled.keys, assembled.bound, assembled.meeting = book, keys, bound, meeting
-    return assembled
+    return WorkerChannel(
+        channel=channel,
+        shm=shm,
+        pairs=pairs,
+        sockets=sockets,
+        book=book,
+        keys=keys,
+        bound=bound,
+        meeting=meeting,
+    )
 
 
 def _entry(message: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
@@ -140,7 +149,7 @@ def _entry(message: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
     )
 
 
-def _meeting(
+def _make_meeting(
     opened: Open, network: Network, keys: CurveKeyPair | None, book: AddressBook
 ) -> MeetingServer | None:
     """For the first of ranks on several hosts."""
@@ -158,7 +167,7 @@ def _meeting(
     )
 
 
-def _far(
+def _make_far(
     opened: Open,
     network: Network,
     keys: CurveKeyPair | None,

@@ -126,8 +126,9 @@ class WorkerProcess:
         while True:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT
-                self._link.send(encode_message(control.Beat(doing=self._doing())))
-                self._tell_memory()
+                beat = control.Beat(doing=self._doing())
+                self._link.send(encode_message(beat))
+                self._report_memory()
             if not poll.poll(max(0.0, due - time.monotonic()) * 1e3):
                 continue
             frames = self._link.receive()
@@ -137,7 +138,7 @@ class WorkerProcess:
                 self._handle(frame)
             self._updates.flush_ended()
 
-    def _tell_memory(self) -> None:
+    def _report_memory(self) -> None:
         """With each heartbeat once it is open, whatever its kernel does."""
         if self._worker is not None:
             self._updates.report(self._memory())
@@ -149,6 +150,8 @@ class WorkerProcess:
     def _handle(self, frame: Frame) -> None:
         match decode_message(frame.payload, TO_WORKER):
             case control.Command() as command:
+                # The socket keeps the order and belongs to this epoch alone: each number is the
+                # next one. The check is that of both ends of the protocol (ordered_inbox.py).
                 epoch, number = command.epoch, command.number
                 for instruction in self._ordered.take(epoch, number, command.instruction):
                     self._accept(instruction)
@@ -273,8 +276,10 @@ class WorkerProcess:
 
     def _flush(self) -> None:
         self._updates.spilled(self._spilled)
-        grown = self._memory() if self._peaks.grown() else []
-        self._updates.report([*self._worker.reports(), *self._channel.reports(), *grown])
+        self._updates.report(self._worker.reports())
+        self._updates.report(self._channel.reports())
+        if self._peaks.grown():
+            self._updates.report(self._memory())
         self._updates.flush()
 
 
@@ -282,18 +287,23 @@ def _samples(opened: control.Open, plan: Plan) -> Any:
     """The recorder's sample files, which it writes at once, so that it has no state."""
     from engine.keep.samples import SampleWriter
 
-    folder, every = opened.samples, opened.samples_every
-    phase = plan.phase.number if plan.phase else 0
-    if folder is None:
+    if opened.samples is None:
         return None
-    return SampleWriter(folder, every=every, first=plan.first, phase=phase)
+    return SampleWriter(
+        opened.samples,
+        every=opened.samples_every,
+        first=plan.first,
+        phase=plan.phase.number if plan.phase else 0,
+    )
 
 
 def _recorder(opened: control.Open, plan: Plan) -> Any:
     """What records this Worker's rows, if the run records any."""
     from engine.keep.record.recorder import RowRecorder
 
-    return RowRecorder(opened.record, opened.worker, plan) if opened.record is not None else None
+    if opened.record is None:
+        return None
+    return RowRecorder(opened.record, opened.worker, plan)
 
 
 def main(descriptor: int) -> None:
@@ -305,7 +315,7 @@ def main(descriptor: int) -> None:
     to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sock = socket.socket(fileno=descriptor)
-    sock.set_inheritable(False)
+    sock.set_inheritable(False)  # a child of a kernel would keep it open after this process
     link = ControlSocket(sock)
     frame, *early = _first(link)
     opened = decode_message(frame.payload, (control.Open,))
