@@ -50,29 +50,29 @@ Allocate = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceRow:
-    """A piece as a row of a block. data: a tensor, or its elements as an array of bytes."""
+    """A piece as a row of a block. content: a tensor, or its elements as an array of bytes."""
 
     number: int
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: Any
+    content: Any
 
     @staticmethod
-    def of(number: int, piece: Piece, data: Tensor) -> PieceRow:
+    def of(number: int, piece: Piece, content: Tensor) -> PieceRow:
         """A piece's row with these data. Raises RunError for a dtype that cannot travel."""
         dtype = dtype_name(piece.data)
         if dtype not in DTYPES:
             problem = f"expected a dtype of {', '.join(DTYPES)}, found {dtype}"
             fix = "keep it out of the module's state, or convert it"
             raise RunError(f"weights: piece {piece.name!r}: {problem}. Fix: {fix}.")
-        return PieceRow(number, piece.name, dtype, tuple(piece.data.shape), data)
+        return PieceRow(number, piece.name, dtype, tuple(piece.data.shape), content)
 
-    def hash(self, data: np.ndarray) -> bytes:
+    def hash(self, content: np.ndarray) -> bytes:
         """The piece's hash, with these bytes."""
         head = f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0"
         running = xxhash.xxh3_128(head.encode())
-        running.update(data.data)
+        running.update(content.data)
         return running.digest()
 
 
@@ -83,20 +83,20 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     """
     rows = [PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces)]
     require_complete(rows)
-    offsets = np.cumsum([0, *(len(row.data) for row in rows)], dtype=np.int64)
+    offsets = np.cumsum([0, *(len(row.content) for row in rows)], dtype=np.int64)
     size = int(offsets[-1])
     allocate = allocate or partial(np.empty, dtype=np.uint8)
-    data = np.frombuffer(allocate(size) if size else b"", dtype=np.uint8)
-    parts = [data[low:high] for low, high in pairwise(offsets.tolist())]
+    content = np.frombuffer(allocate(size) if size else b"", dtype=np.uint8)
+    parts = [content[low:high] for low, high in pairwise(offsets.tolist())]
     hashes = [_copied(row, part) for row, part in zip(rows, parts, strict=True)]
     # Arrow wants a buffer, even an empty one.
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data if size else b"")]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content if size else b"")]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
     return describe_pieces(rows, hashes, SCHEMA, column)
 
 
 def describe_pieces(
-    rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *data: pa.Array
+    rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *contents: pa.Array
 ) -> tuple[Batch, str]:
     """A batch of these pieces, with or without their data, and its digest."""
     columns = [
@@ -107,7 +107,7 @@ def describe_pieces(
         hashes,
     ]
     arrays = [pa.array(c, field.type) for c, field in zip(columns, DESCRIPTION, strict=True)]
-    records = pa.RecordBatch.from_arrays([*arrays, *data], schema=schema)
+    records = pa.RecordBatch.from_arrays([*arrays, *contents], schema=schema)
     return Batch(Keys.of(range(len(rows))), records), version_digest(hashes)
 
 
@@ -116,8 +116,8 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
     Raises RunError naming a piece that is changed, missing, repeated or out of order.
     """
     if not records.schema.equals(SCHEMA):
-        found = f"{records.schema.names} of types {[str(t) for t in records.schema.types]}"
-        problem = f"expected the columns {SCHEMA.names}, found {found}"
+        types = f"{records.schema.names} of types {[str(t) for t in records.schema.types]}"
+        problem = f"expected the columns {SCHEMA.names}, found {types}"
         raise RunError(
             f"weights: {problem}. Fix: fetch all columns of the block that Offered names."
         )
@@ -126,12 +126,12 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
 
 
 def verified_rows(
-    records: pa.RecordBatch, data: Sequence[Any], read: Callable[[Any], np.ndarray], digest: str
+    records: pa.RecordBatch, contents: Sequence[Any], read: Callable[[Any], np.ndarray], digest: str
 ) -> list[PieceRow]:
     """The pieces of records and data. read: data -> bytes. Raises RunError as `from_records`."""
     columns = [records.column(field.name).to_pylist() for field in DESCRIPTION]
     rows, hashes = [], columns[-1]
-    for number, name, dtype, shape, hashed, part in zip(*columns, data, strict=True):
+    for number, name, dtype, shape, hashed, part in zip(*columns, contents, strict=True):
         row = PieceRow(number, name, dtype, tuple(shape), part)
         if row.hash(read(part)) != hashed:
             raise RunError(
@@ -164,7 +164,7 @@ def version_digest(hashes: Iterable[bytes]) -> str:
 def weights_digest(pieces: Iterable[Piece]) -> str:
     """The digest that a block of these pieces would have; nothing is kept."""
     rows = (PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces))
-    return version_digest(row.hash(row.data.cpu().numpy()) for row in rows)
+    return version_digest(row.hash(row.content.cpu().numpy()) for row in rows)
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -202,16 +202,16 @@ def _copied(row: PieceRow, part: np.ndarray) -> bytes:
     import torch
 
     if len(part):
-        torch.from_numpy(part).copy_(torch.as_tensor(row.data))
+        torch.from_numpy(part).copy_(torch.as_tensor(row.content))
     return row.hash(part)
 
 
-def _parts(data: pa.Array) -> list[np.ndarray]:
+def _parts(column: pa.Array) -> list[np.ndarray]:
     """uint8 views of the values of a large_binary column."""
-    _, starts, values = data.buffers()
-    if not len(data):
+    _, starts, values = column.buffers()
+    if not len(column):
         return []
-    offsets = np.frombuffer(starts, dtype=np.int64)[data.offset : data.offset + len(data) + 1]
+    offsets = np.frombuffer(starts, dtype=np.int64)[column.offset : column.offset + len(column) + 1]
     flat = np.frombuffer(b"" if values is None else values, dtype=np.uint8)
     return [flat[low:high] for low, high in pairwise(offsets.tolist())]
 
@@ -220,7 +220,7 @@ def _tensor(row: PieceRow) -> Tensor:
     """The tensor over a row's bytes."""
     import torch
 
-    part, shape = row.data, row.shape
+    part, shape = row.content, row.shape
     kind = getattr(torch, row.dtype) if row.dtype in DTYPES else None
     if kind is None or min(shape, default=0) < 0 or len(part) != prod(shape) * kind.itemsize:
         problem = f"{len(part)} bytes are no {row.dtype} of shape {list(shape)}"

@@ -72,8 +72,8 @@ def compare_probes(
     """
     expected = len(rows.values) - len(rows)
     if not len(writer) == len(reader) == expected:
-        found = f"{len(writer)} of {ends.writer} and {len(reader)} of {ends.reader}"
-        problem = f"probe of {ends.model!r}: expected {expected} numbers, found {found}"
+        counts = f"{len(writer)} of {ends.writer} and {len(reader)} of {ends.reader}"
+        problem = f"probe of {ends.model!r}: expected {expected} numbers, found {counts}"
         fix = "a kernel whose `probe` returns one number for each token but the first"
         raise RunError(f"{problem}. Fix: {fix}.")
     with np.errstate(invalid="ignore"):  # infinity minus infinity is handled below

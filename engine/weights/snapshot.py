@@ -26,14 +26,14 @@ def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
     """A batch that describes the pieces, their digest, copies. Raises RunError as `to_batch`."""
     import torch
 
-    def copy(data: Tensor) -> Tensor:
-        return data.detach().clone(memory_format=torch.contiguous_format)
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     rows = [blocks.PieceRow.of(n, piece, copy(piece.data)) for n, piece in enumerate(pieces)]
     blocks.require_complete(rows)
-    hashes = [row.hash(_on_host(row.data)) for row in rows]
+    hashes = [row.hash(_on_host(row.content)) for row in rows]
     batch, digest = blocks.describe_pieces(rows, hashes, blocks.DESCRIPTION)
-    return batch, digest, [row.data for row in rows]
+    return batch, digest, [row.content for row in rows]
 
 
 def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
@@ -61,12 +61,12 @@ def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) ->
         raise RunError(f"weights: {problem}. Fix: {fix}.")
     rows = blocks.verified_rows(records, arrived, _on_host, digest)
     for row in rows:
-        dtype, shape = blocks.dtype_name(row.data), tuple(row.data.shape)
+        dtype, shape = blocks.dtype_name(row.content), tuple(row.content.shape)
         if (dtype, shape) != (row.dtype, row.shape):
             problem = f"expected {row.dtype} {list(row.shape)}, found {dtype} {list(shape)}"
             fix = "receive into the tensors that `make_room` makes"
             raise RunError(f"weights: piece {row.name!r}: {problem}. Fix: {fix}.")
-    return [Piece(row.name, row.data) for row in rows]
+    return [Piece(row.name, row.content) for row in rows]
 
 
 def _on_host(tensor: Tensor) -> np.ndarray:

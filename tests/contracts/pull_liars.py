@@ -75,7 +75,7 @@ class Owner:
         here = [(encode(SlabHere(s.number, s.size, s.on_disk)), s.descriptor) for s in slabs]
         return [
             *here,
-            (encode(SchemaHere(layout.hash, layout.data)), None),
+            (encode(SchemaHere(layout.hash, layout.encoded)), None),
             (encode(Reply(number, [answer])), None),
         ]
 

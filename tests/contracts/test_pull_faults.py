@@ -389,7 +389,7 @@ def test_a_schema_is_told_once_and_cannot_be_changed() -> None:
     _, _, another = other.described(content=False)
 
     def change(messages):
-        return [messages[0], (encode(SchemaHere(told.hash, another.data)), None), *messages[2:]]
+        return [messages[0], (encode(SchemaHere(told.hash, another.encoded)), None), *messages[2:]]
 
     assert answered(owner, False, change) is RunError
     owner.outbox.close()

@@ -55,8 +55,8 @@ class ShmChannel:
         self.name = name
         self._dial = dial
         self._content = verify == "content"
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = memory // 4 if limit is None else limit
+        if limit is None:
+            limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
         self._pool = SlabPool(limit=limit, directory=directory, poison=poison)
         self._outbox = outbox = SlabOutbox(self._pool, epoch, content=self._content)
         self.keep, self.allocate, self.release = outbox.keep, outbox.allocate, outbox.release

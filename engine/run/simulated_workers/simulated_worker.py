@@ -49,13 +49,13 @@ class Waiting:
 
 
 class SimulatedWorker:
-    """A Worker of this epoch. told, said: how many instructions it was sent, and events it sent."""
+    """A Worker of this epoch. instructions_sent: to it; events_sent: by it."""
 
     def __init__(self, world: SharedWorld, name: str, epoch: int) -> None:
         self.name = name
         self.epoch = epoch
         self.inbox: OrderedInbox[m.ToWorker | FileRequest] = OrderedInbox(epoch)
-        self.told = self.said = 0
+        self.instructions_sent = self.events_sent = 0
         self.opened = self.gone = False
         self._world = world
         self._plan = world.plan

@@ -218,8 +218,10 @@ class SimulatedWorkers:
         if self._fate is None:
             self._inbox.append(event)
             return
-        message = m.From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
-        worker.said += 1
+        message = m.From(
+            worker=worker.name, epoch=worker.epoch, number=worker.events_sent, event=event
+        )
+        worker.events_sent += 1
         for seconds in self._fate.arrivals():
             self.clock.after(seconds, partial(self._arrive, message))
 
@@ -253,7 +255,7 @@ class SimulatedWorkers:
         if self._fate is None:
             worker.obey(message)
             return
-        number, worker.told = worker.told, worker.told + 1
+        number, worker.instructions_sent = worker.instructions_sent, worker.instructions_sent + 1
         for seconds in self._fate.arrivals():
             worker.after(seconds, partial(self._deliver, worker, number, message))
 
