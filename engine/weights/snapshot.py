@@ -29,11 +29,15 @@ def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
     def copy(tensor: Tensor) -> Tensor:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
-    rows = [blocks.PieceRow.of(n, piece, copy(piece.data)) for n, piece in enumerate(pieces)]
+    rows: list[blocks.PieceRow] = []
+    for number, piece in enumerate(pieces):
+        # Copied one by one: a piece may be gone once the next one is asked for.
+        rows.append(blocks.PieceRow.of(number, piece, copy(piece.data)))
     blocks.require_complete(rows)
+    copies = [row.content for row in rows]
     hashes = [row.hash(_on_host(row.content)) for row in rows]
     batch, digest = blocks.describe_pieces(rows, hashes, blocks.DESCRIPTION)
-    return batch, digest, [row.content for row in rows]
+    return batch, digest, copies
 
 
 def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
@@ -43,14 +47,19 @@ def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
     if not records.schema.equals(blocks.DESCRIPTION):
         problem = f"expected the columns {blocks.DESCRIPTION.names}, found {records.schema.names}"
         raise RunError(f"weights: {problem}. Fix: writer and reader need the same plan.")
-    columns = (records.column(name).to_pylist() for name in ("name", "dtype", "shape"))
-    wanted = list(zip(*columns, strict=True))
-    for name, dtype, shape in wanted:
+    names, dtypes, shapes = (
+        records.column(name).to_pylist() for name in ("name", "dtype", "shape")
+    )
+    for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
         if dtype not in blocks.DTYPES or min(shape, default=0) < 0:
             problem = f"piece {name!r} of {dtype} {shape} cannot be received"
             fix = "writer and reader need the same version of this package"
             raise RunError(f"weights: {problem}. Fix: {fix}.")
-    return [torch.empty(s, dtype=getattr(torch, d), device=device) for _, d, s in wanted]
+    # All are checked before any room is made for one.
+    tensors: list[Tensor] = []
+    for dtype, shape in zip(dtypes, shapes, strict=True):
+        tensors.append(torch.empty(shape, dtype=getattr(torch, dtype), device=device))
+    return tensors
 
 
 def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
