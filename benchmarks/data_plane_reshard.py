@@ -208,7 +208,7 @@ def _bare(kind: int) -> zmq.Socket:
 
 def _push(push: zmq.Socket, records: pa.RecordBatch) -> int:
     framed = taken_apart(records)
-    head = pickle.dumps((framed.layout.data, framed.rows, framed.nodes))
+    head = pickle.dumps((framed.layout.encoded, framed.rows, framed.nodes))
     push.send_multipart([head, *(b if b is not None else b"" for b in framed.buffers)], copy=False)
     return framed.nbytes
 

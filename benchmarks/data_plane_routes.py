@@ -182,7 +182,7 @@ class BareSender:
         self._socket.send_multipart(
             [b if b is not None else b"" for b in framed.buffers], copy=False
         )
-        return framed.layout.data, framed.rows, framed.nodes
+        return framed.layout.encoded, framed.rows, framed.nodes
 
     def done(self, token: Token) -> None:
         """Nothing to release."""
@@ -230,7 +230,7 @@ class SocketSender:
     def send(self) -> Token:
         framed = taken_apart(self._records)
         return (
-            framed.layout.data,
+            framed.layout.encoded,
             framed.rows,
             framed.nodes,
             [0 if b is None else b.size for b in framed.buffers],
@@ -314,7 +314,7 @@ class GlooSender:
     def send(self) -> Token:
         framed = taken_apart(self._records)
         lengths = [0 if b is None else b.size for b in framed.buffers]
-        return framed.layout.data, framed.rows, framed.nodes, lengths
+        return framed.layout.encoded, framed.rows, framed.nodes, lengths
 
     def after_token(self) -> None:
         """Send the buffers, once the receiver knows their lengths."""

@@ -33,6 +33,7 @@ import msgspec
 from dataflow.errors import RunError
 from engine.protocol.reports import Doing
 from engine.run.control.host_messages import HostBeat
+from engine.run.control.thread_errors import ErrorsTo
 from engine.run.control.wire import decode_message, encode_message
 from engine.run.hosts.desk import BEAT, Heard
 from engine.run.hosts.numbered_messages import Arrived, ToSend
@@ -150,17 +151,13 @@ class HostLink:
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with contextlib.ExitStack() as after:
-            after.push(self._raise_in_the_loop)
+        with ErrorsTo(self._raise_in_the_loop):
             self._dial_and_converse()
 
-    def _raise_in_the_loop(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        """Let the loop raise what nobody expects here: else it would wait for ever."""
-        if error is None:
-            return False
+    def _raise_in_the_loop(self, error: BaseException) -> None:
+        """Let the loop raise what nobody expects here."""
         _log.error("host %s: %s", self.name, error, exc_info=error)
         self._fail(RunError(f"host {self.name}: internal error: {type(error).__name__}: {error}"))
-        return True
 
     def _dial_and_converse(self) -> None:
         try:

@@ -24,6 +24,7 @@ from typing import Any
 from dataflow.errors import PlanError, RunError
 from engine.coordinator.recovery import DEATHS
 from engine.plan.cluster import LEASE, Cluster, detect, with_first
+from engine.run.control.thread_errors import ErrorsTo
 from engine.run.hosts.bundle import NODE, Bundle, BundleState, what_is_free
 from engine.run.hosts.desk import Desk, Heard
 from engine.run.hosts.host_requirements import Looked, describe_difference, look
@@ -259,15 +260,13 @@ class ClusterRoom:
     def _watch(self) -> None:
         with contextlib.ExitStack() as after:
             after.callback(self._settled.set)
-            after.push(self._fail)
+            after.enter_context(ErrorsTo(self._fail))
             self._wait_for_nodes()
 
-    def _fail(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        """Let `dial` raise whatever goes wrong here: else it would wait for ever."""
-        if error is not None:
-            self._failure = RunError(f"--cluster ray: {type(error).__name__}: {error}")
-            self._failure.__cause__ = error
-        return True
+    def _fail(self, error: BaseException) -> None:
+        """Let `dial` raise whatever goes wrong here."""
+        self._failure = RunError(f"--cluster ray: {type(error).__name__}: {error}")
+        self._failure.__cause__ = error
 
     def _wait_for_nodes(self) -> None:
         began, due = time.monotonic(), time.monotonic() + _FIRST_WORD

@@ -24,6 +24,7 @@ from engine.keep.own_files import own
 from engine.protocol.reports import Doing
 from engine.run.control.control_socket import ControlSocket
 from engine.run.control.wire import encode_message
+from engine.run.launch.heartbeat import STACK_WAIT
 from engine.run.launch.process_handle import FreshProcess, StartedProcess
 from engine.run.loop.watchdog import STACK_SIGNAL
 
@@ -177,6 +178,26 @@ class ChildProcess:
 def _quoted(lines: Sequence[str]) -> str:
     """These lines below an error."""
     return "".join(f"\n  | {line}" for line in lines)
+
+
+def wait_until_over(children: Sequence[ChildProcess], seconds: float) -> list[ChildProcess]:
+    """Wait until all have been reaped, together at most so long. Returns those that have not."""
+    end = time.monotonic() + seconds
+    for child in children:
+        child.over.wait(max(0.0, end - time.monotonic()))
+    return [child for child in children if not child.over.is_set()]
+
+
+def read_stacks(children: Sequence[ChildProcess]) -> list[str]:
+    """The main thread's stack of each one that writes it in time."""
+    for child in children:
+        child.ask_for_stack(time.monotonic())
+    wait_until_over(children, STACK_WAIT)  # the time to write; one that ends writes no more
+    shown: list[str] = []
+    for child in children:
+        if stack := child.stack():
+            shown.append(f"{child.name}, process {child.process.pid},{stack}")
+    return shown
 
 
 def _signal_name(number: int) -> str:

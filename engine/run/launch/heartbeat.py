@@ -10,7 +10,6 @@ judgement. Does not own: sending heartbeats (engine/run/worker_process), killing
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ SUPERVISOR_STOPPED = 5.0
 """Seconds between two looks after which this process itself was stopped: no silence counts."""
 
 
-def silent(
+def mark_silent(
     children: Sequence[ChildProcess], before: float, now: float, heartbeat: float
 ) -> list[ChildProcess]:
     """Mark and return those to be killed. before: the last look. The caller holds the lock."""
@@ -49,17 +48,3 @@ def silent(
                 f"{child.where()}: it was stopped, or is in code that holds the interpreter's lock"
             )
     return silent_children
-
-
-def stacks(busy: Sequence[ChildProcess]) -> list[str]:
-    """The main thread's stack of each one that writes it in time."""
-    for child in busy:
-        child.ask_for_stack(time.monotonic())
-    end = time.monotonic() + STACK_WAIT
-    for child in busy:
-        child.over.wait(max(0.0, end - time.monotonic()))
-    shown: list[str] = []
-    for child in busy:
-        if stack := child.stack():
-            shown.append(f"{child.name}, process {child.process.pid},{stack}")
-    return shown

@@ -32,8 +32,7 @@ from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.protocol.workers import Ask, WorkerGone
 from engine.run.control import control
-from engine.run.launch.child import ChildProcess
-from engine.run.launch.heartbeat import stacks
+from engine.run.launch.child import ChildProcess, read_stacks, wait_until_over
 from engine.run.launch.peers import connect_peers
 from engine.run.launch.ranks import (
     Meeting,
@@ -153,9 +152,7 @@ class Supervisor:
             return
         for child in left:
             self._io.send(child, control.Quit())
-        end = time.monotonic() + grace
-        for child in left:
-            child.over.wait(max(0.0, end - time.monotonic()))
+        wait_until_over(left, grace)
         self._io.end(left)
         self._io.close()
         self._starter.close()
@@ -354,7 +351,7 @@ class Supervisor:
         """The main thread's stack of each Worker that is doing something."""
         with self._io.changed:
             busy = [c for c in self._io.children.values() if c.doing.node and not c.gone]
-        return stacks(busy)
+        return read_stacks(busy)
 
     def endpoints(self) -> tuple[control.PeerAddress, ...]:
         """Where other hosts reach each Worker; empty for one that is gone or starting."""

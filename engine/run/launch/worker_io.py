@@ -23,10 +23,11 @@ from dataflow.errors import RunError
 from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.run.control import control
+from engine.run.control.thread_errors import ErrorsTo
 from engine.run.control.wire import TO_SUPERVISOR, decode_message
-from engine.run.launch.child import ChildProcess
+from engine.run.launch.child import ChildProcess, wait_until_over
 from engine.run.launch.failures import Failures
-from engine.run.launch.heartbeat import silent
+from engine.run.launch.heartbeat import mark_silent
 from engine.run.launch.ranks import Group
 
 _REAP = 20.0
@@ -132,13 +133,11 @@ class WorkerIO:
             if not self._thread.is_alive():
                 child.reap()
                 child.over.set()
-        end = time.monotonic() + _REAP
-        for child in children:
-            if not child.over.wait(max(0.0, end - time.monotonic())):
-                pid, expected = child.process.pid, f"to end within {_REAP:g} s of its kill"
-                fix = f"Fix: see what it waits for in /proc/{pid}/stack."
-                problem = f"expected process {pid} {expected}, found it there"
-                raise RunError(f"worker {child.name}: {problem}. {fix}")
+        for child in wait_until_over(children, _REAP):
+            pid, expected = child.process.pid, f"to end within {_REAP:g} s of its kill"
+            fix = f"Fix: see what it waits for in /proc/{pid}/stack."
+            problem = f"expected process {pid} {expected}, found it there"
+            raise RunError(f"worker {child.name}: {problem}. {fix}")
 
     def close(self) -> None:
         """End the thread."""
@@ -154,8 +153,7 @@ class WorkerIO:
     # --- the I/O thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with contextlib.ExitStack() as after, selectors.DefaultSelector() as selector:
-            after.push(self._raise_in_the_loop)
+        with ErrorsTo(self._raise_in_the_loop), selectors.DefaultSelector() as selector:
             selector.register(self._woken_end, selectors.EVENT_READ, None)
             before = time.monotonic()
             while True:
@@ -169,13 +167,10 @@ class WorkerIO:
                         act(selector, child, events)
                 before = self.look_for_silence(before)
 
-    def _raise_in_the_loop(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    def _raise_in_the_loop(self, error: BaseException) -> None:
         """Let the loop raise what goes wrong in this thread."""
-        if error is None:
-            return False
         self.abandon(error)
         self._on_change()
-        return True
 
     def _register(self, selector: selectors.BaseSelector) -> None:
         """Watch new children; wait for room only where something is left to send."""
@@ -277,7 +272,7 @@ class WorkerIO:
         with self.changed:
             failed = self._failures.judged(self.children, now)
             children = [c for c in self._watched if not c.lost]
-            given_up = silent(children, before, now, self._heartbeat)
+            given_up = mark_silent(children, before, now, self._heartbeat)
         for child in given_up:
             child.kill()
         if failed is not None:
