@@ -42,7 +42,7 @@ class Framed:
         return sum(b.size for b in self.buffers if b is not None)
 
 
-def taken_apart(records: pa.RecordBatch) -> Framed:
+def take_apart(records: pa.RecordBatch) -> Framed:
     """A record batch's nodes and buffers. Raises DataError for a column that does not travel."""
     layout = layout_of(records.schema)
     nodes: list[Node] = []
@@ -171,7 +171,7 @@ def put_together(
     return pa.RecordBatch.from_arrays(columns, schema=layout.schema)
 
 
-def checked_together(
+def put_together_checked(
     layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Buffers
 ) -> pa.RecordBatch:
     """put_together for a peer's buffers. Raises RunError where they do not fit together."""

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import BlockRequest, PeerLost
-from engine.channels.frames import checked_together, checksums
+from engine.channels.frames import checksums, put_together_checked
 from engine.channels.layout import SchemaLayout, select_layout
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ header_of = partial(decoded, msgspec.msgpack.Decoder(BlockHeader))
 """A header that was encoded alone. Raises RunError for any other bytes."""
 
 
-def narrowed(
+def narrow_header(
     header: BlockHeader, layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[BlockHeader, SchemaLayout]:
     """Header and layout of these columns (none: all) from those of a block. Raises DataError for a
@@ -178,6 +178,6 @@ def assemble_rows(
     if content and checksums(buffers) != header.sums:
         raise RunError(f"block {header.block}: its content is not what its owner kept")
     try:
-        return checked_together(layout, header.rows, header.nodes, buffers)
+        return put_together_checked(layout, header.rows, header.nodes, buffers)
     except RunError as error:
         raise RunError(f"block {header.block}: {error}") from error

@@ -26,7 +26,7 @@ from msgspec import Struct
 from dataflow.errors import RunError
 from engine.channels import header as h
 from engine.channels.contract import BlockRequest, Requests
-from engine.channels.frames import checksums, taken_apart
+from engine.channels.frames import checksums, take_apart
 from engine.channels.layout import layout_from
 from engine.channels.projection import column_indices
 
@@ -58,7 +58,7 @@ _requests = msgspec.msgpack.Decoder(h.FetchRequest)
 _messages = msgspec.msgpack.Decoder(Message)
 
 
-def sealed(message: Struct | bytes) -> bytes:
+def seal_message(message: Struct | bytes) -> bytes:
     """A message as a first frame, with its checksum."""
     encoded = message
     if not isinstance(encoded, bytes):
@@ -86,7 +86,7 @@ def _opened(frame: Any) -> memoryview:
 
 def frame_block(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.Buffer]]:
     """A record batch's header, without checksums, and its frames. Raises DataError."""
-    parts = taken_apart(records)
+    parts = take_apart(records)
     places: list[tuple[int, int, int]] = []
     frames: list[pa.Buffer] = []
     for buffer in parts.buffers:

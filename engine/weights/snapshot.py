@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
+def copy_pieces(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
     """A batch that describes the pieces, their digest, copies. Raises RunError as `to_batch`."""
     import torch
 
@@ -62,7 +62,7 @@ def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
     return tensors
 
 
-def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
+def verify_pieces(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
     """The pieces, all as described. Raises RunError naming the one that is not."""
     if len(arrived) != records.num_rows:
         problem = f"expected {records.num_rows} pieces, found {len(arrived)} tensors"

@@ -27,7 +27,7 @@ from engine.channels.multipart import (
     add_checksums,
     frame_block,
     request_of,
-    sealed,
+    seal_message,
 )
 from engine.channels.shm.block_index import NOTES, ROOM, SIZE
 from engine.channels.shm.fd_socket import FdSocket
@@ -152,10 +152,10 @@ def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     def honest(number: int) -> list[list[bytes]]:
         """The messages for few bytes, or for many."""
         if rng.random() < 0.5:
-            return [[sealed(Reply(number, add_checksums([answer], buffers))), *frames]]
+            return [[seal_message(Reply(number, add_checksums([answer], buffers))), *frames]]
         parts = [(Reply(number, [answer], 2), frames[:2]), (FramesPart(number, 0), frames[2:4])]
         parts += [(FramesPart(number, 1), frames[4:]), (FrameSums(number, sums), [])]
-        return [[sealed(message), *more] for message, more in parts]
+        return [[seal_message(message), *more] for message, more in parts]
 
     def play() -> None:
         while not over.is_set():
@@ -194,7 +194,7 @@ def changed_frames(frames: list[bytes], rng: np.random.Generator) -> list[bytes]
     which = int(rng.integers(0, len(frames)))
     match int(rng.integers(0, 6)):
         case 0 | 1:  # a liar who can compute checksums
-            return [sealed(value_mutated(frames[0][8:], rng)), *frames[1:]]
+            return [seal_message(value_mutated(frames[0][8:], rng)), *frames[1:]]
         case 2:
             return [bytes_mutated(frames[0], rng), *frames[1:]]
         case 3:

@@ -21,10 +21,12 @@ from engine.channels.header import Reply
 def replied(*messages: tuple[multipart.Message, list[bytes]]) -> pa.RecordBatch:
     """What these messages come to."""
     first, *rest = messages
-    reply = multipart.IncomingReply.of(multipart.message_of(multipart.sealed(first[0])), first[1])
+    reply = multipart.IncomingReply.of(
+        multipart.message_of(multipart.seal_message(first[0])), first[1]
+    )
     for message, frames in rest:
         assert not reply.whole
-        reply.add(multipart.message_of(multipart.sealed(message)), frames)
+        reply.add(multipart.message_of(multipart.seal_message(message)), frames)
     assert reply.whole
     return reply.rows([BlockRequest(worker="a", block=0)])[0]
 

@@ -19,7 +19,7 @@ from dataflow.errors import RunError
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema, column
 from engine.channels.contract import PeerLost
 from engine.channels.header import Reply, TensorLayout
-from engine.channels.multipart import add_checksums, frame_block, sealed
+from engine.channels.multipart import add_checksums, frame_block, seal_message
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.row_broadcast import RowBroadcast, Taken
@@ -170,7 +170,7 @@ def lying(lie: str) -> list[list[torch.Tensor]]:
     kind = "load" if lie == "no numbers" else "float32"
     headers[-1] = replace(headers[-1], tensors=[TensorLayout("x", kind, shape)])
     number = 2 if lie == "another number" else 1
-    reply = bytearray(sealed(Reply(number, add_checksums(headers, frames))))
+    reply = bytearray(seal_message(Reply(number, add_checksums(headers, frames))))
     reply[20] ^= lie == "no header"
     data = [np.frombuffer(frame, np.uint8).copy() for frame in frames]
     data[-1][0] ^= 1

@@ -61,24 +61,24 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
     children = {name: StandInChild(name) for name in ("a", "b", "alone")}
     failures, error = Failures(PAIR), RunError("lost its peer")
     failures.add(children["alone"], error, 0.0)
-    assert failures.judged(children, 0.0) is error
+    assert failures.judge(children, 0.0) is error
 
     failures = Failures(PAIR)
     failures.add(children["a"], error, 1.0)
-    assert failures.judged({"a": children["a"]}, 1.0) is None, "the other has not begun yet"
+    assert failures.judge({"a": children["a"]}, 1.0) is None, "the other has not begun yet"
     # the end of the other may not have been noticed yet
-    assert failures.judged(children, 1.5) is None
+    assert failures.judge(children, 1.5) is None
     children["b"].gone = True
-    assert failures.judged(children, 1.6) is None
+    assert failures.judge(children, 1.6) is None
     assert children["a"].killed, "whoever waits for an answer of it is told"
     children["b"].gone = False
-    assert failures.judged(children, 99.0) is None, "it was dropped"
+    assert failures.judge(children, 99.0) is None, "it was dropped"
 
     failures.add(children["a"], error, 100.0)
     children["a"].replaced = True
-    assert failures.judged(children, 103.0) is None, "it was to end"
+    assert failures.judge(children, 103.0) is None, "it was to end"
     failures.add(children["b"], error, 100.0)
-    assert failures.judged(children, 102.5) is error, "both are there"
+    assert failures.judge(children, 102.5) is error, "both are there"
 
 
 def test_which_groups_are_on_several_hosts() -> None:
@@ -99,13 +99,13 @@ def test_a_rank_that_fails_beside_one_of_another_host_waits_for_word_of_it() -> 
     failures = Failures(PAIR, {"a": LEASE})
     failures.add(children["a"], error, 100.0)
     failures.note_gone("b", 0)  # of the life before
-    assert failures.judged(children, 100.0 + LEASE - 1) is None
+    assert failures.judge(children, 100.0 + LEASE - 1) is None
     assert not children["a"].killed
-    assert failures.judged(children, 100.0 + LEASE) is error
+    assert failures.judge(children, 100.0 + LEASE) is error
     failures.note_gone("b", 1)
-    assert failures.judged(children, 100.0 + LEASE - 1) is None
+    assert failures.judge(children, 100.0 + LEASE - 1) is None
     assert children["a"].killed, "the group goes back together"
-    assert failures.judged(children, 999.0) is None, "it was dropped"
+    assert failures.judge(children, 999.0) is None, "it was dropped"
 
 
 def test_what_no_other_rank_can_cause_is_told_at_once_on_many_hosts_too() -> None:
@@ -113,5 +113,5 @@ def test_what_no_other_rank_can_cause_is_told_at_once_on_many_hosts_too() -> Non
     failures = Failures(PAIR, {"a": LEASE})
     error = DataError("the model is not there")
     failures.add(children["a"], error, 100.0)
-    assert failures.judged(children, 101.0) is None
-    assert failures.judged(children, 103.0) is error
+    assert failures.judge(children, 101.0) is None
+    assert failures.judge(children, 103.0) is error

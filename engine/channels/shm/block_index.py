@@ -57,7 +57,7 @@ class BlockIndex:
         self.descriptor = -1
 
 
-def noted(index: pa.Buffer, block: int) -> bytes | None:
+def read_note(index: pa.Buffer, block: int) -> bytes | None:
     """A block's note; None if there is none, or it is being written."""
     at = _place(block)
     text = index.slice(at, ROOM).to_pybytes()

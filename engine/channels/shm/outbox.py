@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
 from engine.channels import header as h
-from engine.channels.frames import Buffers, checksums, copy_summed, put_together, taken_apart
+from engine.channels.frames import Buffers, checksums, copy_summed, put_together, take_apart
 from engine.channels.layout import SchemaLayout
 from engine.channels.shm.block_index import SIZE, BlockIndex
 from engine.channels.shm.slabs import ALIGNMENT, Region, Slab, SlabPool
@@ -80,7 +80,7 @@ class SlabOutbox:
 
     def keep(self, batch: Batch) -> int:
         """Keep a batch, copying what was not built in a slab. Raises DataError."""
-        parts = taken_apart(batch.records)
+        parts = take_apart(batch.records)
         with self.lock:
             self._collect()
             places, held = self._already_there(parts.buffers)
@@ -119,7 +119,7 @@ class SlabOutbox:
         """A block's columns as views of its slabs. Raises KeyError, DataError."""
         with self.lock:
             block = self._blocks[number]
-            header, layout = h.narrowed(block.header, block.layout, columns)
+            header, layout = h.narrow_header(block.header, block.layout, columns)
             buffers = block.buffers(header)
         return put_together(layout, header.rows, header.nodes, buffers)
 
@@ -137,7 +137,7 @@ class SlabOutbox:
         if block is None:
             return h.UnknownBlock(wanted.block, self._epoch), [], None
         try:
-            header, _ = h.narrowed(block.header, block.layout, wanted.columns)
+            header, _ = h.narrow_header(block.header, block.layout, wanted.columns)
         except DataError as error:
             return h.MissingColumn(wanted.block, str(error)), [], None
         numbers = dict.fromkeys(slab for slab, _, length in header.places if length)

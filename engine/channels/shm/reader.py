@@ -24,7 +24,7 @@ from engine.channels.layout import SchemaLayout, layout_from, select_layout
 from engine.channels.peers import PeerReader
 from engine.channels.projection import select_rows
 from engine.channels.shm import messages as m
-from engine.channels.shm.block_index import SIZE, noted
+from engine.channels.shm.block_index import SIZE, read_note
 from engine.channels.shm.fd_socket import FdSocket, SocketClosed
 from engine.channels.shm.slabs import is_sealed
 
@@ -47,7 +47,7 @@ class SlabReader(PeerReader):
         """The rows, if block index, slabs and schemas here suffice. Raises DataError, RunError."""
         if self._index is None:
             return None
-        note = noted(self._index, request.block)
+        note = read_note(self._index, request.block)
         if note is None:
             return None
         header = h.header_of(note)
@@ -56,7 +56,7 @@ class SlabReader(PeerReader):
         if layout is None or not mapped or (self._content and not header.sums):
             return None
         try:
-            header, layout = h.narrowed(header, layout, tuple(request.columns))
+            header, layout = h.narrow_header(header, layout, tuple(request.columns))
         except RunError as error:
             raise self.refused(error) from error
         return self._rows(header, request, layout)

@@ -75,7 +75,9 @@ class RowBroadcast:
             headers.append(replace(header, tensors=self._layouts(tensors)))
             frames += buffers
             values += tensors.values()
-        reply = multipart.sealed(Reply(self._next(), multipart.add_checksums(headers, frames)))
+        reply = multipart.seal_message(
+            Reply(self._next(), multipart.add_checksums(headers, frames))
+        )
         self._cast([torch.tensor([len(reply)])])
         self._cast([_tensor(reply)])
         self._cast([_tensor(frame) for frame in frames])

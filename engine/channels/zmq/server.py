@@ -99,5 +99,5 @@ class ZmqServer(GuardedServer):
         self, peer: bytes, message: multipart.Message, frames: Sequence[pa.Buffer] = ()
     ) -> None:
         self.router.send_multipart(
-            [peer, multipart.sealed(message), *frames], zmq.NOBLOCK, copy=False
+            [peer, multipart.seal_message(message), *frames], zmq.NOBLOCK, copy=False
         )

@@ -146,7 +146,7 @@ class HostedRun:
         need to hear meanwhile that one on another host has ended.
         """
         for number, numbers in list(self._asked.items()):
-            if supervisor.replied(numbers):
+            if supervisor.has_replied(numbers):
                 del self._asked[number]
                 self._desk.say(_reply(supervisor, number, numbers))
 

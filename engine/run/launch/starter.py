@@ -43,14 +43,14 @@ class Starter:
         self._alike = Counter(n for w, n in self._threads.items() if self._is_plain(w))
         self._templates: dict[_Key, Template] = {}
 
-    def forked(self, worker: str) -> bool:
+    def is_forked(self, worker: str) -> bool:
         """Whether it is forked from a template."""
         return self._is_plain(worker) and self._alike[self._threads[worker]] > 1
 
     def prepare(self, workers: Collection[str]) -> None:
         """Start the templates of these, which then import while others start."""
         for worker in workers:
-            if self.forked(worker):
+            if self.is_forked(worker):
                 with _room_for(worker):
                     self._template(worker)
 
@@ -60,7 +60,7 @@ class Starter:
         """
 
         def start(descriptor: int, output: BinaryIO) -> StartedProcess:
-            if self.forked(worker):
+            if self.is_forked(worker):
                 return self._fork(worker, descriptor, output, still)
             return start_fresh(worker, descriptor, output, self._environment(worker))
 
@@ -99,7 +99,7 @@ class Starter:
     def _modules(self, worker: str) -> list[str]:
         """Of the kernels of all that are forked from its template."""
         threads = self._threads[worker]
-        alike = {w for w, n in self._threads.items() if n == threads and self.forked(w)}
+        alike = {w for w, n in self._threads.items() if n == threads and self.is_forked(w)}
         modules: set[str] = set()
         for node in self._plan.nodes:
             module, _, _ = node.kernel.partition(":")

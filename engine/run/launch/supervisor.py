@@ -164,7 +164,7 @@ class Supervisor:
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
             self._starter.prepare(epochs)
-            for name in sorted(epochs, key=self._starter.forked):  # templates import meanwhile
+            for name in sorted(epochs, key=self._starter.is_forked):  # templates import meanwhile
                 self._let_others_start()
                 child = self._starter.start(name, epochs[name], self._raise_failure)
                 # Open is the first frame that the Worker reads; only then is it watched.
@@ -267,7 +267,7 @@ class Supervisor:
             self._io.send(child, control.Request(number=self._requests, request=request))
         return numbers
 
-    def replied(self, numbers: Mapping[str, int]) -> bool:
+    def has_replied(self, numbers: Mapping[str, int]) -> bool:
         """Whether `replies` would not wait. Raises what a kernel raised."""
         children = self._io.children
         with self._io.changed:

@@ -249,8 +249,8 @@ class WorkerIO:
                         return
                 case control.Failed():
                     self._failures.add(child, message.error(), child.heard)
-                    judged = self._failures.judged(self.children, child.heard)
-                    self.failure = self.failure or judged
+                    verdict = self._failures.judge(self.children, child.heard)
+                    self.failure = self.failure or verdict
             self.changed.notify_all()
         self._on_change()
 
@@ -270,7 +270,7 @@ class WorkerIO:
         """Kill silent Workers, judge earlier failures. before: the last call. Returns the time."""
         now = time.monotonic()
         with self.changed:
-            failed = self._failures.judged(self.children, now)
+            failed = self._failures.judge(self.children, now)
             children = [c for c in self._watched if not c.lost]
             given_up = mark_silent(children, before, now, self._heartbeat)
         for child in given_up:

@@ -32,7 +32,7 @@ from engine.run.worker.counters import FlowCounts
 from engine.run.worker.timing import Timing
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
-from engine.weights.snapshot import make_room, snapshot, verified
+from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
 
 
 class Delivery:
@@ -89,7 +89,7 @@ class Delivery:
         if self._pairs is None or self._routes[model] == "pull":
             batch, digest = to_batch(pieces, self._channel.allocate)
             return self._channel.keep(batch), digest, tuple(dtypes_of(batch.records))
-        batch, digest, tensors = snapshot(pieces)
+        batch, digest, tensors = copy_pieces(pieces)
         block = self._channel.keep(batch)
         self._pairs.keep(block, tensors)
         return block, digest, tuple(dtypes_of(batch.records))
@@ -171,13 +171,13 @@ class Delivery:
             return from_records(records, message.digest)
         assert self._pairs is not None
         if message.source == self._timing.worker:
-            return verified(records, self._pairs.kept(message.block), message.digest)
+            return verify_pieces(records, self._pairs.kept(message.block), message.digest)
         arrived = self._pairs.receive(
             message.source, [block], lambda device: make_room(records, device)
         )
         size = sum(tensor.nbytes for tensor in arrived)
         self._counts.brought(message.model, message.reader, size)
-        return verified(records, arrived, message.digest)
+        return verify_pieces(records, arrived, message.digest)
 
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""
