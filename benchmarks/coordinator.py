@@ -22,7 +22,7 @@ import tyro
 from benchmarks.coordinator_picture import picture
 from benchmarks.coordinator_world import CoordinatorWorld, WorldLoad
 from benchmarks.report import SideResult, machine, show, write_json
-from engine.run.control.wire import encode
+from engine.run.control.wire import encode_message
 
 TOGETHER = {"alone": 1, "32 together": 32, "128 together": 128}
 GOALS = {"alone": 120.0, "32 together": 50.0, "128 together": 35.0}
@@ -117,7 +117,7 @@ def told_to_a_rank(prompts: int, ranks: int) -> SideResult:
     world = CoordinatorWorld(WorldLoad(prompts=prompts, samples=16, ranks=ranks), 128)
     world.run()
     most = {told.worker: RANK_BYTES + ROW_BYTES * len(told.keys) for told in world.assignments}
-    sizes = {told.worker: len(encode(told)) for told in world.assignments}
+    sizes = {told.worker: len(encode_message(told)) for told in world.assignments}
     rank = max(sizes, key=lambda worker: sizes[worker] - most[worker])
     return SideResult(
         name=f"told to one of {ranks:,} ranks of a Step of {prompts:,} x 16",

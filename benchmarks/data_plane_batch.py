@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import ragged
-from engine.channels.frames import put_together, taken_apart
+from engine.channels.frames import put_together, take_apart
 from engine.channels.shm.channel import ShmChannel
 
 MIB = 1 << 20
@@ -46,7 +46,7 @@ def make_batch(nbytes: int, seed: int = 0) -> pa.RecordBatch:
 
 def built_in(channel: ShmChannel, records: pa.RecordBatch) -> pa.RecordBatch:
     """The same columns, built in the outbox's own memory, as a kernel builds them."""
-    framed = taken_apart(records)
+    framed = take_apart(records)
     buffers = [None if b is None else _into_slab(channel, b) for b in framed.buffers]
     return put_together(framed.layout, framed.rows, framed.nodes, buffers)
 

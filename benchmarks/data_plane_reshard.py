@@ -43,7 +43,7 @@ import zmq
 from benchmarks.data_plane_batch import MIB, built_in, make_batch, views
 from benchmarks.report import SideResult
 from dataflow.batch import Batch, Keys
-from engine.channels.frames import put_together, taken_apart
+from engine.channels.frames import put_together, take_apart
 from engine.channels.layout import layout_from
 from engine.channels.shm.channel import ShmChannel
 from engine.protocol.refs import Gather
@@ -207,8 +207,8 @@ def _bare(kind: int) -> zmq.Socket:
 
 
 def _push(push: zmq.Socket, records: pa.RecordBatch) -> int:
-    framed = taken_apart(records)
-    head = pickle.dumps((framed.layout.data, framed.rows, framed.nodes))
+    framed = take_apart(records)
+    head = pickle.dumps((framed.layout.encoded, framed.rows, framed.nodes))
     push.send_multipart([head, *(b if b is not None else b"" for b in framed.buffers)], copy=False)
     return framed.nbytes
 

@@ -25,7 +25,7 @@ import zmq
 from benchmarks.data_plane_batch import built_in
 from dataflow.batch import Batch, Keys
 from engine.channels.contract import BlockRequest
-from engine.channels.frames import put_together, taken_apart
+from engine.channels.frames import put_together, take_apart
 from engine.channels.layout import layout_from
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
@@ -178,11 +178,11 @@ class BareSender:
         self._records = records
 
     def send(self) -> Token:
-        framed = taken_apart(self._records)
+        framed = take_apart(self._records)
         self._socket.send_multipart(
             [b if b is not None else b"" for b in framed.buffers], copy=False
         )
-        return framed.layout.data, framed.rows, framed.nodes
+        return framed.layout.encoded, framed.rows, framed.nodes
 
     def done(self, token: Token) -> None:
         """Nothing to release."""
@@ -228,9 +228,9 @@ class SocketSender:
         self._records = records
 
     def send(self) -> Token:
-        framed = taken_apart(self._records)
+        framed = take_apart(self._records)
         return (
-            framed.layout.data,
+            framed.layout.encoded,
             framed.rows,
             framed.nodes,
             [0 if b is None else b.size for b in framed.buffers],
@@ -238,7 +238,7 @@ class SocketSender:
 
     def after_token(self) -> None:
         """Send the buffers, once the receiver knows their lengths."""
-        for buffer in taken_apart(self._records).buffers:
+        for buffer in take_apart(self._records).buffers:
             if buffer is not None:
                 self._connection.sendall(buffer)
 
@@ -312,9 +312,9 @@ class GlooSender:
         self._records = records
 
     def send(self) -> Token:
-        framed = taken_apart(self._records)
+        framed = take_apart(self._records)
         lengths = [0 if b is None else b.size for b in framed.buffers]
-        return framed.layout.data, framed.rows, framed.nodes, lengths
+        return framed.layout.encoded, framed.rows, framed.nodes, lengths
 
     def after_token(self) -> None:
         """Send the buffers, once the receiver knows their lengths."""
@@ -322,7 +322,7 @@ class GlooSender:
         from torch import distributed
 
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        for buffer in taken_apart(self._records).buffers:
+        for buffer in take_apart(self._records).buffers:
             if buffer is not None and buffer.size:
                 distributed.send(torch.from_numpy(np.frombuffer(buffer, np.uint8)), 1)
 

@@ -34,7 +34,7 @@ from engine.keep.trace.timeline import read_trace
 from engine.plan.options import RunOptions
 from engine.run.control import host_messages as hm
 from engine.run.hosts.hosts import HostsWorkers
-from engine.run.hosts.ray import cluster, connect
+from engine.run.hosts.ray import cluster, join_cluster
 from tests.kit import host_plans, killable_run
 from tests.kit.processes import ended, wait_for
 from tests.kit.ray_clusters import RayNodes, ray_cluster, require_nothing_runs
@@ -95,7 +95,7 @@ def control(count: int) -> Iterator[SideResult]:
 def two_hosts() -> Iterator[HostsWorkers]:
     """Workers of two nodes, of kernels of nothing."""
     with ray_cluster(), tempfile.TemporaryDirectory() as name:
-        connect("ray")
+        join_cluster("ray")
         plan = replace(host_plans.plan(), cluster=cluster([]), hosts={"source": "a", "host": "b"})
         with RunFolder.create("control", name) as folder:
             folder.write_text("plan.json", plan.to_json())

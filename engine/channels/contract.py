@@ -44,9 +44,9 @@ class PeerLost(RunError):
         self.peer = peer
 
 
-def refusal(peer: str, found: object, what: str = "") -> RunError:
+def make_refusal(peer: str, problem: object, what: str = "") -> RunError:
     """The error for an invalid message of a peer, or for the part `what` of one."""
-    return RunError(f"{peer}: refused{what}: {found}. Fix: one build of the engine at both ends.")
+    return RunError(f"{peer}: refused{what}: {problem}. Fix: one build of the engine at both ends.")
 
 
 class MovedBytes:

@@ -47,16 +47,22 @@ def exhausted(error: OSError) -> str | None:
 def more_files(needed: int = 0) -> str:
     """The fix: so many, or else more than there are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    number = needed or (hard if soft < hard else 2 * hard)
-    how = "" if number <= hard else ", in a shell that may raise its hard limit"
-    return f"ulimit -n {number} (now {soft}, hard limit {hard}) before the run{how}"
+    number = needed
+    if not number:
+        number = hard if soft < hard else 2 * hard
+    fix = f"ulimit -n {number} (now {soft}, hard limit {hard}) before the run"
+    if number > hard:
+        fix = f"{fix}, in a shell that may raise its hard limit"
+    return fix
 
 
 def _raise_to(needed: int) -> int:
-    """Returns how many this process may have now."""
+    """Raise the soft limit to this, or to the hard limit. Returns how many files it allows now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return needed
-    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    allowed = needed
+    if hard != resource.RLIM_INFINITY:
+        allowed = min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed

@@ -42,7 +42,7 @@ class Framed:
         return sum(b.size for b in self.buffers if b is not None)
 
 
-def taken_apart(records: pa.RecordBatch) -> Framed:
+def take_apart(records: pa.RecordBatch) -> Framed:
     """A record batch's nodes and buffers. Raises DataError for a column that does not travel."""
     layout = layout_of(records.schema)
     nodes: list[Node] = []
@@ -60,21 +60,21 @@ def _simple_apart(array: pa.Array, kind: TypeLayout, nodes: list[Node], buffers:
     """_apart for the usual column: unsliced numbers, or lists of them, without nulls. Returns
     False for any other. It makes half as many Arrow objects, the main cost of a small batch.
     """
-    own, count = array.buffers(), len(array)
-    if array.offset or not kind.simple or not count or own[0] is not None:
+    array_buffers, count = array.buffers(), len(array)
+    if array.offset or not kind.simple or not count or array_buffers[0] is not None:
         return False
     if not kind.children:
         nodes.append((count, 0))
-        buffers += (None, own[1].slice(0, count * kind.width))
+        buffers += (None, array_buffers[1].slice(0, count * kind.width))
         return True
     values, width = array.values, kind.children[0].width
-    (first,) = _OFFSET[kind.width].unpack_from(own[1], 0)
-    (last,) = _OFFSET[kind.width].unpack_from(own[1], count * kind.width)
-    if values.offset or first or not last or own[2] is not None:
+    (first,) = _OFFSET[kind.width].unpack_from(array_buffers[1], 0)
+    (last,) = _OFFSET[kind.width].unpack_from(array_buffers[1], count * kind.width)
+    if values.offset or first or not last or array_buffers[2] is not None:
         return False
     nodes += ((count, 0), (last, 0))
-    offsets = own[1].slice(0, (count + 1) * kind.width)
-    buffers += (None, offsets, None, own[3].slice(0, last * width))
+    offsets = array_buffers[1].slice(0, (count + 1) * kind.width)
+    buffers += (None, offsets, None, array_buffers[3].slice(0, last * width))
     return True
 
 
@@ -83,62 +83,73 @@ def _apart(array: pa.Array, kind: TypeLayout, nodes: list[Node], buffers: Buffer
     nodes.append((count, nulls))
     if kind.code == "null":
         return
-    own = array.buffers()
-    buffers.append(_bits(own[0], array.offset, count) if nulls else None)
+    array_buffers = array.buffers()
+    bitmap = _bits(array_buffers[0], array.offset, count) if nulls else None
+    buffers.append(bitmap)
     if kind.code in ("flat", "bits"):
-        buffers.append(_values(own[1], kind, array.offset, count))
+        buffers.append(_values(array_buffers[1], kind, array.offset, count))
     elif kind.code == "text":
-        first, last = _add_offsets(array, own[1], kind.width, buffers)
-        buffers.append(own[2].slice(first, last - first) if last > first else None)
+        first, last = _add_offsets(array, array_buffers[1], kind.width, buffers)
+        buffers.append(array_buffers[2].slice(first, last - first) if last > first else None)
     else:
-        for below, child in zip(_below(array, own, kind, buffers), kind.children, strict=True):
+        for below, child in zip(
+            _below(array, array_buffers, kind, buffers), kind.children, strict=True
+        ):
             _apart(below, child, nodes, buffers)
 
 
-def _below(array: pa.Array, own: Buffers, kind: TypeLayout, buffers: Buffers) -> list[pa.Array]:
+def _below(
+    array: pa.Array, array_buffers: Buffers, kind: TypeLayout, buffers: Buffers
+) -> list[pa.Array]:
     """The child arrays of lists, maps or structs, cut to its rows; offsets are appended."""
     if kind.code == "struct":
         return [array.field(index) for index in range(len(kind.children))]
     if kind.code == "fixed":
         size = kind.arrow.list_size
         return [array.values.slice(array.offset * size, len(array) * size)]
-    first, last = _add_offsets(array, own[1], kind.width, buffers)
+    first, last = _add_offsets(array, array_buffers[1], kind.width, buffers)
     if kind.code == "list":
         values = array.values
     else:
         fields = list(kind.children[0].arrow)
         values = pa.StructArray.from_arrays([array.keys, array.items], fields=fields)
-    return [values if last - first == len(values) else values.slice(first, last - first)]
+    if last - first != len(values):
+        values = values.slice(first, last - first)
+    return [values]
 
 
-def _values(data: pa.Buffer | None, kind: TypeLayout, offset: int, count: int) -> pa.Buffer | None:
-    if data is None or not count:
+def _values(
+    packed: pa.Buffer | None, kind: TypeLayout, offset: int, count: int
+) -> pa.Buffer | None:
+    if packed is None or not count:
         return None
     if kind.code == "bits":
-        return _bits(data, offset, count)
-    return data.slice(offset * kind.width, count * kind.width)
+        return _bits(packed, offset, count)
+    return packed.slice(offset * kind.width, count * kind.width)
 
 
-def _bits(data: pa.Buffer, offset: int, count: int) -> pa.Buffer:
+def _bits(packed: pa.Buffer, offset: int, count: int) -> pa.Buffer:
     """`count` bits from bit `offset`, moved to bit 0."""
     if offset % 8 == 0:
-        return data.slice(offset // 8, (count + 7) // 8)
-    packed = np.frombuffer(data, np.uint8)[offset // 8 : (offset + count + 7) // 8]
-    bits = np.unpackbits(packed, bitorder="little")[offset % 8 : offset % 8 + count]
+        return packed.slice(offset // 8, (count + 7) // 8)
+    whole = np.frombuffer(packed, np.uint8)[offset // 8 : (offset + count + 7) // 8]
+    bits = np.unpackbits(whole, bitorder="little")[offset % 8 : offset % 8 + count]
     return pa.py_buffer(np.packbits(bits, bitorder="little"))
 
 
 def _add_offsets(
-    array: pa.Array, data: pa.Buffer | None, width: int, buffers: Buffers
+    array: pa.Array, offsets: pa.Buffer | None, width: int, buffers: Buffers
 ) -> tuple[int, int]:
     """Append the offsets of an array's rows, from 0; returns the range of values they span."""
-    if data is None or not data.size:
+    if offsets is None or not offsets.size:
         buffers.append(pa.py_buffer(bytes(width)))
         return 0, 0
-    mine = data.slice(array.offset * width, (len(array) + 1) * width)
+    mine = offsets.slice(array.offset * width, (len(array) + 1) * width)
     numbers = np.frombuffer(mine, np.int64 if width == 8 else np.int32)
     first, last = int(numbers[0]), int(numbers[-1])
-    buffers.append(mine if first == 0 else pa.py_buffer(numbers - numbers[0]))
+    if first:
+        mine = pa.py_buffer(numbers - numbers[0])
+    buffers.append(mine)
     return first, last
 
 
@@ -151,14 +162,16 @@ def put_together(
         return pa.RecordBatch.from_struct_array(empty)
     columns = []
     for kind, node, buffer in zip(layout.columns, layout.node, layout.buffer, strict=False):
-        column = _simple_together(kind, nodes, node, buffers, buffer) if kind.simple else None
+        column = None
+        if kind.simple:
+            column = _simple_together(kind, nodes, node, buffers, buffer)
         if column is None:
             column = _together(kind, islice(nodes, node, None), islice(buffers, buffer, None))
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=layout.schema)
 
 
-def checked_together(
+def put_together_checked(
     layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Buffers
 ) -> pa.RecordBatch:
     """put_together for a peer's buffers. Raises RunError where they do not fit together."""
@@ -191,15 +204,15 @@ def _simple_together(
     length, nulls = nodes[node]
     if nulls or buffers[buffer] is not None:
         return None
-    own = [None, buffers[buffer + 1] or _NOTHING]
+    array_buffers = [None, buffers[buffer + 1] or _NOTHING]
     if not kind.children:
-        return pa.Array.from_buffers(kind.arrow, length, own, 0)
+        return pa.Array.from_buffers(kind.arrow, length, array_buffers, 0)
     below, nulls = nodes[node + 1]
     if nulls or buffers[buffer + 2] is not None:
         return None
     inner = [None, buffers[buffer + 3] or _NOTHING]
     values = pa.Array.from_buffers(kind.children[0].arrow, below, inner, 0)
-    return pa.Array.from_buffers(kind.arrow, length, own, 0, 0, [values])
+    return pa.Array.from_buffers(kind.arrow, length, array_buffers, 0, 0, [values])
 
 
 def _together(
@@ -208,26 +221,29 @@ def _together(
     length, nulls = next(nodes)
     if kind.code == "null":
         return pa.nulls(length)
-    own = [_validity(next(buffers), nulls)]
+    array_buffers = [_validity(next(buffers), nulls)]
     if kind.code not in ("struct", "fixed"):
-        more = islice(buffers, 2 if kind.code == "text" else 1)
-        own += [_NOTHING if buffer is None else buffer for buffer in more]
+        count = 2 if kind.code == "text" else 1
+        array_buffers += [buffer or _NOTHING for buffer in islice(buffers, count)]
     if not kind.children:
-        return pa.Array.from_buffers(kind.arrow, length, own, nulls)
+        return pa.Array.from_buffers(kind.arrow, length, array_buffers, nulls)
     children = [_together(child, nodes, buffers) for child in kind.children]
-    return pa.Array.from_buffers(kind.arrow, length, own, nulls, children=children)
+    return pa.Array.from_buffers(kind.arrow, length, array_buffers, nulls, children=children)
 
 
-def _validity(found: pa.Buffer | None, nulls: int) -> pa.Buffer | None:
+def _validity(bitmap: pa.Buffer | None, nulls: int) -> pa.Buffer | None:
     """The null bitmap. Raises RunError where it contradicts the null count."""
-    if bool(nulls) != (found is not None and found.size > 0):
-        raise RunError(f"an array of {nulls} nulls {'with' if found else 'without'} a null bitmap")
-    return found if nulls else None
+    if bool(nulls) != (bitmap is not None and bitmap.size > 0):
+        which = "with" if bitmap else "without"
+        raise RunError(f"an array of {nulls} nulls {which} a null bitmap")
+    if not nulls:
+        return None
+    return bitmap
 
 
 def checksums(buffers: Sequence[pa.Buffer | None]) -> list[int]:
     """xxh3 (64 bits) of each buffer, 0 for an absent one."""
-    return [0 if b is None or not b.size else xxhash.xxh3_64_intdigest(b) for b in buffers]
+    return [xxhash.xxh3_64_intdigest(b) if b is not None and b.size else 0 for b in buffers]
 
 
 _HOT = 256 << 10

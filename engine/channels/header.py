@@ -17,8 +17,8 @@ from msgspec import Meta, Struct
 
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import BlockRequest, PeerLost
-from engine.channels.frames import checked_together, checksums
-from engine.channels.layout import SchemaLayout, chosen
+from engine.channels.frames import checksums, put_together_checked
+from engine.channels.layout import SchemaLayout, select_layout
 
 T = TypeVar("T")
 
@@ -39,9 +39,10 @@ class Wanted(Struct, array_like=True, frozen=True):
     @staticmethod
     def of(request: BlockRequest) -> Wanted:
         """The message for a request."""
-        rows = request.rows
-        data = None if rows is None else np.ascontiguousarray(rows, dtype="<i8").tobytes()
-        return Wanted(request.block, tuple(request.columns), data)
+        packed_rows = None
+        if request.rows is not None:
+            packed_rows = np.ascontiguousarray(request.rows, dtype="<i8").tobytes()
+        return Wanted(request.block, tuple(request.columns), packed_rows)
 
     def request(self, worker: str) -> BlockRequest:
         """The request to `worker`. Raises RunError for malformed rows."""
@@ -114,12 +115,12 @@ encode = msgspec.msgpack.Encoder().encode
 """A message as msgpack."""
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[T], data: Any) -> T:
+def decoded(decoder: msgspec.msgpack.Decoder[T], encoded: Any) -> T:
     """The inverse of `encode`. Raises RunError for any other bytes."""
     try:
-        return decoder.decode(data)
+        return decoder.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        problem = f"expected a message of the data plane, found {len(data)} other bytes: {error}"
+        problem = f"expected a message of the data plane, found {len(encoded)} other bytes: {error}"
         raise RunError(problem) from error
 
 
@@ -127,7 +128,7 @@ header_of = partial(decoded, msgspec.msgpack.Decoder(BlockHeader))
 """A header that was encoded alone. Raises RunError for any other bytes."""
 
 
-def narrowed(
+def narrow_header(
     header: BlockHeader, layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[BlockHeader, SchemaLayout]:
     """Header and layout of these columns (none: all) from those of a block. Raises DataError for a
@@ -135,15 +136,18 @@ def narrowed(
     """
     if not columns:
         return header, layout
-    own, node_index, buffer_index = chosen(layout, columns)
+    narrowed_layout, node_index, buffer_index = select_layout(layout, columns)
     nodes, places, sums = header.nodes, header.places, header.sums
     nodes_of_all, buffers_of_all = layout.node[-1], layout.buffer[-1]
     fits = len(nodes) == nodes_of_all and len(places) == buffers_of_all
     if not fits or (sums and len(sums) != buffers_of_all):
         raise RunError(f"a header of block {header.block} that does not fit its schema")
     nodes, places = [nodes[i] for i in node_index], [places[i] for i in buffer_index]
-    sums = [sums[i] for i in buffer_index] if sums else []
-    return BlockHeader(header.block, header.rows, header.schema, nodes, places, sums), own
+    if sums:
+        sums = [sums[i] for i in buffer_index]
+    return BlockHeader(
+        header.block, header.rows, header.schema, nodes, places, sums
+    ), narrowed_layout
 
 
 def require_header(answer: Answer, request: BlockRequest) -> BlockHeader:
@@ -162,7 +166,7 @@ def require_header(answer: Answer, request: BlockRequest) -> BlockHeader:
             raise KeyError(request.block)
 
 
-def rows_of(
+def assemble_rows(
     header: BlockHeader,
     layout: SchemaLayout,
     find: Callable[[int, int, int], pa.Buffer],
@@ -174,6 +178,6 @@ def rows_of(
     if content and checksums(buffers) != header.sums:
         raise RunError(f"block {header.block}: its content is not what its owner kept")
     try:
-        return checked_together(layout, header.rows, header.nodes, buffers)
+        return put_together_checked(layout, header.rows, header.nodes, buffers)
     except RunError as error:
         raise RunError(f"block {header.block}: {error}") from error

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from engine.channels.contract import Requests
-from engine.channels.projection import picked
+from engine.channels.projection import select_records
 
 
 class InprocChannel:
@@ -31,7 +31,7 @@ class InprocChannel:
 
     def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """Rows of the blocks; raises KeyError, DataError."""
-        return [picked(self._blocks[r.block].records, r.columns, r.rows) for r in requests]
+        return [select_records(self._blocks[r.block].records, r.columns, r.rows) for r in requests]
 
     def release(self, block: int) -> None:
         """Forget a block. Raises KeyError."""

@@ -6,17 +6,17 @@ buffers (frames.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Literal
 
 import pyarrow as pa
 import xxhash
 
 from dataflow.errors import DataError, RunError
-from engine.channels.projection import named
+from engine.channels.projection import column_indices
 
 LARGEST_SCHEMA = 1 << 20
 """Bytes."""
@@ -41,12 +41,12 @@ class TypeLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SchemaLayout:
-    """A schema. data: its Arrow IPC message; hash: the xxh3 of data, 8 bytes. node, buffer: where
-    each column begins among the nodes and buffers, and where the last one ends.
+    """A schema. encoded: its Arrow IPC message; hash: the xxh3 of that, 8 bytes. node, buffer:
+    where each column begins among the nodes and buffers, and where the last one ends.
     """
 
     schema: pa.Schema
-    data: bytes
+    encoded: bytes
     hash: bytes
     columns: tuple[TypeLayout, ...]
     node: tuple[int, ...]
@@ -58,49 +58,53 @@ def layout_of(schema: pa.Schema) -> SchemaLayout:
     return _cached(schema.serialize().to_pybytes())
 
 
-def layout_from(data: bytes) -> SchemaLayout:
+def layout_from(encoded: bytes) -> SchemaLayout:
     """The layout of a schema's bytes. Raises RunError for any other bytes."""
-    size = len(data)
+    size = len(encoded)
     if size > LARGEST_SCHEMA:
         raise RunError(f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {size}")
     try:
-        return _cached(data)
+        return _cached(encoded)
     except (pa.ArrowException, OSError, ValueError) as error:
         problem = f"expected an Arrow schema of plain types, found {size} other bytes: {error}"
         raise RunError(problem) from error
 
 
 @lru_cache(maxsize=1024)
-def chosen(
+def select_layout(
     layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[SchemaLayout, tuple[int, ...], tuple[int, ...]]:
     """These columns' layout (none: all), nodes' and buffers' indices. Raises DataError."""
-    index = named(layout.schema.names, columns)
-    own = layout
+    index = column_indices(layout.schema.names, columns)
+    selected = layout
     if columns:
         schema = pa.schema([layout.schema.field(i) for i in index])
-        own = _schema_layout(schema, schema.serialize().to_pybytes())
-    nodes, buffers = (
-        tuple(n for i in index for n in range(at[i], at[i + 1]))
-        for at in (layout.node, layout.buffer)
-    )
-    return own, nodes, buffers
+        selected = _schema_layout(schema, schema.serialize().to_pybytes())
+    return selected, _indices_of(index, layout.node), _indices_of(index, layout.buffer)
+
+
+def _indices_of(columns: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
+    """All nodes, or buffers, of these columns. begins: where each column's begin."""
+    spans = (range(begins[column], begins[column + 1]) for column in columns)
+    return tuple(chain.from_iterable(spans))
 
 
 @lru_cache(maxsize=256)
-def _cached(data: bytes) -> SchemaLayout:
-    return _schema_layout(pa.ipc.read_schema(pa.py_buffer(data)), data)
+def _cached(encoded: bytes) -> SchemaLayout:
+    return _schema_layout(pa.ipc.read_schema(pa.py_buffer(encoded)), encoded)
 
 
-def _schema_layout(schema: pa.Schema, data: bytes) -> SchemaLayout:
+def _schema_layout(schema: pa.Schema, encoded: bytes) -> SchemaLayout:
     columns = tuple(map(_column, schema))
+    node_counts = [column.nodes for column in columns]
+    buffer_counts = [column.buffers for column in columns]
     return SchemaLayout(
         schema=schema,
-        data=data,
-        hash=xxhash.xxh3_64_digest(data),
+        encoded=encoded,
+        hash=xxhash.xxh3_64_digest(encoded),
         columns=columns,
-        node=tuple(accumulate((c.nodes for c in columns), initial=0)),
-        buffer=tuple(accumulate((c.buffers for c in columns), initial=0)),
+        node=tuple(accumulate(node_counts, initial=0)),
+        buffer=tuple(accumulate(buffer_counts, initial=0)),
     )
 
 
@@ -118,14 +122,14 @@ def _type_layout(kind: pa.DataType) -> TypeLayout:
     else:
         below = [kind.field(i).type for i in range(kind.num_fields)]
     children = tuple(map(_type_layout, below))
-    own = {"null": 0, "struct": 1, "fixed": 1, "text": 3}.get(code, 2)
+    buffer_count = {"null": 0, "struct": 1, "fixed": 1, "text": 3}.get(code, 2)
     return TypeLayout(
         arrow=kind,
         code=code,
         width=width,
         children=children,
         nodes=1 + sum(c.nodes for c in children),
-        buffers=own + sum(c.buffers for c in children),
+        buffers=buffer_count + sum(c.buffers for c in children),
         simple=code == "flat" or (code == "list" and children[0].code == "flat"),
     )
 
@@ -154,7 +158,9 @@ def _code(kind: pa.DataType) -> tuple[Code, int]:
     if not isinstance(kind, pa.BaseExtensionType):
         for fits, code, width in _CODES:
             if fits(kind):
-                return code, kind.bit_width // 8 if code == "flat" else width
+                if code == "flat":
+                    width = kind.bit_width // 8
+                return code, width
     raise DataError(
         f"expected numbers, text, lists or structs, found {kind}, which does not travel between"
         " Workers. Fix: cast the column where it is made"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -25,9 +26,9 @@ from msgspec import Struct
 from dataflow.errors import RunError
 from engine.channels import header as h
 from engine.channels.contract import BlockRequest, Requests
-from engine.channels.frames import checksums, taken_apart
+from engine.channels.frames import checksums, take_apart
 from engine.channels.layout import layout_from
-from engine.channels.projection import named
+from engine.channels.projection import column_indices
 
 LARGEST_REQUEST = 64 << 20
 """Bytes of a request, at most."""
@@ -57,33 +58,35 @@ _requests = msgspec.msgpack.Decoder(h.FetchRequest)
 _messages = msgspec.msgpack.Decoder(Message)
 
 
-def sealed(message: Struct | bytes) -> bytes:
+def seal_message(message: Struct | bytes) -> bytes:
     """A message as a first frame, with its checksum."""
-    data = message if isinstance(message, bytes) else h.encode(message)
-    return xxhash.xxh3_64_digest(data) + data
+    encoded = message
+    if not isinstance(encoded, bytes):
+        encoded = h.encode(encoded)
+    return xxhash.xxh3_64_digest(encoded) + encoded
 
 
-def request_of(data: Any) -> h.FetchRequest:
+def request_of(frame: Any) -> h.FetchRequest:
     """The request in a first frame. Raises RunError for other bytes."""
-    return h.decoded(_requests, _opened(data))
+    return h.decoded(_requests, _opened(frame))
 
 
-def message_of(data: Any) -> Message:
+def message_of(frame: Any) -> Message:
     """The message in a first frame. Raises RunError for other bytes."""
-    return h.decoded(_messages, _opened(data))
+    return h.decoded(_messages, _opened(frame))
 
 
-def _opened(data: Any) -> memoryview:
-    view = memoryview(data)
+def _opened(frame: Any) -> memoryview:
+    view = memoryview(frame)
     if len(view) < _SUM or xxhash.xxh3_64_digest(view[_SUM:]) != bytes(view[:_SUM]):
         problem = f"found {len(view)} bytes whose checksum is wrong"
         raise RunError(f"expected a message of the data plane, {problem}")
     return view[_SUM:]
 
 
-def framed(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.Buffer]]:
+def frame_block(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.Buffer]]:
     """A record batch's header, without checksums, and its frames. Raises DataError."""
-    parts = taken_apart(records)
+    parts = take_apart(records)
     places: list[tuple[int, int, int]] = []
     frames: list[pa.Buffer] = []
     for buffer in parts.buffers:
@@ -92,21 +95,22 @@ def framed(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.
         else:
             places.append((len(frames), 0, buffer.size))
             frames.append(buffer)
-    return h.BlockHeader(block, parts.rows, parts.layout.data, parts.nodes, places), frames
+    return h.BlockHeader(block, parts.rows, parts.layout.encoded, parts.nodes, places), frames
 
 
-def summed(answers: Sequence[h.Answer], frames: Sequence[pa.Buffer]) -> list[h.Answer]:
+def add_checksums(answers: Sequence[h.Answer], frames: Sequence[pa.Buffer]) -> list[h.Answer]:
     """Answers with the checksums of their frames."""
-    left = iter(checksums(frames))
-    return [
-        msgspec.structs.replace(a, sums=[next(left) if n else 0 for _, _, n in a.places])
-        if isinstance(a, h.BlockHeader)
-        else a
-        for a in answers
-    ]
+    sums_left = iter(checksums(frames))
+    summed: list[h.Answer] = []
+    for answer in answers:
+        if isinstance(answer, h.BlockHeader):
+            sums = [next(sums_left) if length else 0 for _, _, length in answer.places]
+            answer = msgspec.structs.replace(answer, sums=sums)
+        summed.append(answer)
+    return summed
 
 
-def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
+def split_frames(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
     """The frames of each message; the last frame of one takes it over the limit."""
     parts: list[list[pa.Buffer]] = [[]]
     size = 0
@@ -125,23 +129,29 @@ def _headers(reply: h.Reply) -> list[h.BlockHeader]:
 
 def lengths_of(reply: h.Reply) -> list[int]:
     """Bytes of each frame of a reply."""
-    return [length for header in _headers(reply) for _, _, length in header.places if length]
+    places = chain.from_iterable(header.places for header in _headers(reply))
+    return [length for _, _, length in places if length]
 
 
 def _sums_of(reply: h.Reply) -> list[int]:
     """The checksums in a reply's headers, one for each frame."""
-    pairs = (pair for each in _headers(reply) for pair in zip(each.sums, each.places, strict=False))
-    return [hashed for hashed, (_, _, length) in pairs if length]
+    sums: list[int] = []
+    for header in _headers(reply):
+        # A large reply's headers have none: they come last, with FrameSums.
+        for hashed, (_, _, length) in zip(header.sums, header.places, strict=False):
+            if length:
+                sums.append(hashed)
+    return sums
 
 
 @dataclass(kw_only=True)
 class IncomingReply:
-    """What has arrived of a reply. sums: checksums of its frames as received; told: as sent."""
+    """What has arrived of a reply. sums: of its frames as received; sums_sent: as sent."""
 
     reply: h.Reply
     frames: list[Any] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
+    sums_sent: list[int] = field(default_factory=list)
     parts: int = 0
     whole: bool = False
 
@@ -150,7 +160,9 @@ class IncomingReply:
         """A reply that begins with this message. Raises RunError for any but a Reply."""
         if not isinstance(message, h.Reply):
             raise RunError(f"expected the header of an answer, found {type(message).__name__}")
-        incoming = IncomingReply(reply=message, told=_sums_of(message), whole=not message.parts)
+        incoming = IncomingReply(
+            reply=message, sums_sent=_sums_of(message), whole=not message.parts
+        )
         incoming._take(frames)
         return incoming
 
@@ -160,7 +172,7 @@ class IncomingReply:
             self.parts += 1
             self._take(frames)
         elif isinstance(message, FrameSums) and self.parts == self.reply.parts and not frames:
-            self.told, self.whole = message.sums, True
+            self.sums_sent, self.whole = message.sums, True
         else:
             expected = f"part {self.parts} of {self.reply.parts} and then the sums"
             raise RunError(f"expected {expected}, found {message}")
@@ -172,7 +184,7 @@ class IncomingReply:
         expected = len(lengths_of(self.reply))
         if expected != len(self.frames):
             raise RunError(f"expected {expected} frames, found {len(self.frames)}")
-        if self.sums != self.told:
+        if self.sums != self.sums_sent:
             blocks = [request.block for request in requests]
             raise RunError(f"blocks {blocks}: their content was changed on its way")
         frames = iter(self.frames)
@@ -199,12 +211,14 @@ def _rows(header: h.BlockHeader, request: BlockRequest, frames: Iterator[Any]) -
         raise RunError(f"{block}: expected {len(request.rows)} rows, found {header.rows}")
     layout = layout_from(header.schema)
     names = layout.schema.names
-    if request.columns and [names[i] for i in named(names, request.columns)] != names:
+    if request.columns and [names[i] for i in column_indices(names, request.columns)] != names:
         raise RunError(f"{block}: expected columns {request.columns}, found {names}")
-    return h.rows_of(header, layout, lambda number, offset, length: mine[number])
+    return h.assemble_rows(header, layout, lambda number, offset, length: mine[number])
 
 
 def _buffer(frame: Any) -> pa.Buffer:
     """A frame as an Arrow buffer, copied only where it is not aligned (small frames)."""
     buffer = pa.py_buffer(frame)
-    return pa.py_buffer(buffer.to_pybytes()) if buffer.address % _ALIGNED else buffer
+    if buffer.address % _ALIGNED:
+        return pa.py_buffer(buffer.to_pybytes())
+    return buffer

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, PeerLost, Requests, refusal
+from engine.channels.contract import BlockRequest, PeerLost, Requests, make_refusal
 
 _log = logging.getLogger(__name__)
 
@@ -62,10 +62,10 @@ class PeerReader(ABC):
         self.broken = True
         return PeerLost(self.peer, problem)
 
-    def refused(self, found: object) -> RunError:
+    def refused(self, problem: object) -> RunError:
         """Mark the connection broken; returns the error of an invalid answer."""
         self.broken = True
-        return refusal(self.peer, found)
+        return make_refusal(self.peer, problem)
 
 
 R = TypeVar("R", bound=PeerReader)
@@ -86,14 +86,14 @@ class PeerReaders(Generic[R]):
         self._asking = threading.RLock()
 
     def fetch(
-        self, requests: Requests, own: Callable[[BlockRequest], pa.RecordBatch]
+        self, requests: Requests, read_own: Callable[[BlockRequest], pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py. own: rows of this Worker's own blocks."""
         rows: dict[int, pa.RecordBatch] = {}
         asked: dict[str, dict[int, BlockRequest]] = {}
         for i, request in enumerate(requests):
             if request.worker == self._name:
-                rows[i] = own(request)
+                rows[i] = read_own(request)
             else:
                 asked.setdefault(request.worker, {})[i] = request
         if asked:
@@ -154,6 +154,6 @@ def _look_up(
 ) -> None:
     """Read what can be read without asking; only the rest stays in `asked`."""
     for i, request in list(asked.items()):
-        if (there := reader.look(request)) is not None:
-            rows[i] = there
+        if (records := reader.look(request)) is not None:
+            rows[i] = records
             del asked[i]

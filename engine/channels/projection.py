@@ -11,37 +11,39 @@ from dataflow.arrays import all_true
 from dataflow.errors import DataError
 
 
-def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
+def column_indices(names: Sequence[str], columns: Sequence[str]) -> list[int]:
     """Indices of these columns, of all if none is named. Raises DataError for a missing one."""
     if not columns:
-        return list(range(len(there)))
-    found: list[int] = []
+        return list(range(len(names)))
+    indices: list[int] = []
     for name in columns:
         if name.endswith("/*"):
-            found += [i for i, n in enumerate(there) if n.startswith(name[:-1])]
-        elif name in there:
-            found.append(there.index(name))
+            indices += [i for i, n in enumerate(names) if n.startswith(name[:-1])]
+        elif name in names:
+            indices.append(names.index(name))
         else:
-            raise DataError(f"no column {name!r}; there are: {', '.join(there)}")
-    return found
+            raise DataError(f"no column {name!r}; there are: {', '.join(names)}")
+    return indices
 
 
-def picked(
+def select_records(
     records: pa.RecordBatch, columns: Sequence[str], rows: np.ndarray | None
 ) -> pa.RecordBatch:
     """These rows and columns. Raises DataError for a missing column."""
     if columns:
-        records = records.select(named(records.schema.names, columns))
-    return of_rows(records, rows)
+        records = records.select(column_indices(records.schema.names, columns))
+    return select_rows(records, rows)
 
 
-def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
+def select_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
     """These rows, in this order: `records` itself for all, a view of adjacent ones, else a copy."""
     if rows is None:
         return records
     if not neighbours(rows, records.num_rows):
         return records.take(pa.array(rows))
-    return records if len(rows) == records.num_rows else records.slice(int(rows[0]), len(rows))
+    if len(rows) == records.num_rows:
+        return records
+    return records.slice(int(rows[0]), len(rows))
 
 
 def neighbours(rows: np.ndarray, count: int) -> bool:

@@ -90,13 +90,17 @@ class AddressBook:
         long. Raises PeerLost if it is gone, or has not said where in time.
         """
 
-        def found() -> AddressEntry | None:
+        def known() -> AddressEntry | None:
+            """Its entry, once that says where, or is one of a later incarnation."""
             entry = self._entries.get(peer)
-            here = entry is not None and entry.epoch == epoch and entry.meeting
-            return entry if here or (entry is not None and entry.epoch > epoch) else None
+            if entry is None or entry.epoch < epoch:
+                return None
+            if entry.epoch == epoch and not entry.meeting:
+                return None
+            return entry
 
         with self._changed:
-            entry = self._changed.wait_for(found, timeout)
+            entry = self._changed.wait_for(known, timeout)
         if entry is None or entry.epoch != epoch:
             problem = "its process is gone, or it has not said where its ranks meet"
             raise PeerLost(peer, f"{problem}. Fix: look at what it says in its log.")
@@ -138,12 +142,16 @@ class RoutedChannel:
     @property
     def endpoint(self) -> str:
         """Where other hosts reach it; empty if they do not."""
-        return "" if self._zmq is None else self._zmq.address.endpoint
+        if self._zmq is None:
+            return ""
+        return self._zmq.address.endpoint
 
     @property
     def refused(self) -> dict[str, int]:
         """Messages and handshakes of each peer that were refused."""
-        return self._shm.refused | ({} if self._zmq is None else self._zmq.refused)
+        if self._zmq is None:
+            return self._shm.refused
+        return self._shm.refused | self._zmq.refused
 
     @property
     def spilled(self) -> int:
@@ -155,9 +163,10 @@ class RoutedChannel:
         routes = [self._route(request.worker) for request in requests]
         rows: dict[int, pa.RecordBatch] = {}
         for route, fetch in (("shm", self._shm.fetch), ("zmq", self._fetch_far)):
-            mine = {i: requests[i] for i, taken in enumerate(routes) if taken == route}
-            if mine:
-                rows.update(zip(mine, fetch(list(mine.values())), strict=True))
+            numbers = [i for i, taken in enumerate(routes) if taken == route]
+            if numbers:
+                fetched = fetch([requests[i] for i in numbers])
+                rows.update(zip(numbers, fetched, strict=True))
         for i, request in enumerate(requests):
             if request.worker != self.name:
                 self._moved.add(routes[i], rows[i].nbytes)
@@ -169,7 +178,10 @@ class RoutedChannel:
 
     def close(self) -> None:
         """Release all resources."""
-        (self._shm if self._zmq is None else self._zmq).close()
+        if self._zmq is None:
+            self._shm.close()
+        else:
+            self._zmq.close()  # and with it its outbox, which is that of shm
 
     def _route(self, peer: str) -> str:
         near = self._near is None or peer == self.name or peer in self._near
@@ -187,6 +199,7 @@ class RoutedChannel:
             except PeerLost as lost:
                 if time.monotonic() > end:
                     raise
+                # The book may say meanwhile that the peer is gone, or where it answers now.
                 _log.warning("%s; trying again", lost)
                 self._book.wait(_AGAIN)
             except RunError:  # the channel has counted and logged it

@@ -50,29 +50,29 @@ Allocate = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceRow:
-    """A piece as a row of a block. data: a tensor, or its elements as an array of bytes."""
+    """A piece as a row of a block. content: a tensor, or its elements as an array of bytes."""
 
     number: int
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: Any
+    content: Any
 
     @staticmethod
-    def of(number: int, piece: Piece, data: Tensor) -> PieceRow:
+    def of(number: int, piece: Piece, content: Tensor) -> PieceRow:
         """A piece's row with these data. Raises RunError for a dtype that cannot travel."""
-        dtype = dtype_of(piece.data)
+        dtype = dtype_name(piece.data)
         if dtype not in DTYPES:
             problem = f"expected a dtype of {', '.join(DTYPES)}, found {dtype}"
             fix = "keep it out of the module's state, or convert it"
             raise RunError(f"weights: piece {piece.name!r}: {problem}. Fix: {fix}.")
-        return PieceRow(number, piece.name, dtype, tuple(piece.data.shape), data)
+        return PieceRow(number, piece.name, dtype, tuple(piece.data.shape), content)
 
-    def hash(self, data: np.ndarray) -> bytes:
+    def hash(self, content: np.ndarray) -> bytes:
         """The piece's hash, with these bytes."""
         head = f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0"
         running = xxhash.xxh3_128(head.encode())
-        running.update(data.data)
+        running.update(content.data)
         return running.digest()
 
 
@@ -81,34 +81,46 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     from any device, into one buffer: that of `allocate` (a channel's memory, so that keeping copies
     nothing), else of this process. Raises RunError for a repeated name or another dtype.
     """
-    rows = [PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces)]
+    rows = _rows_of(pieces)
     require_complete(rows)
-    offsets = np.cumsum([0, *(len(row.data) for row in rows)], dtype=np.int64)
+    lengths = [len(row.content) for row in rows]
+    offsets = np.cumsum([0, *lengths], dtype=np.int64)
     size = int(offsets[-1])
     allocate = allocate or partial(np.empty, dtype=np.uint8)
-    data = np.frombuffer(allocate(size) if size else b"", dtype=np.uint8)
-    parts = [data[low:high] for low, high in pairwise(offsets.tolist())]
-    hashes = [_copied(row, part) for row, part in zip(rows, parts, strict=True)]
-    # Arrow wants a buffer, even an empty one.
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data if size else b"")]
+    memory = b""  # Arrow wants a buffer, even an empty one
+    if size:
+        memory = allocate(size)
+    content = np.frombuffer(memory, dtype=np.uint8)
+    hashes: list[bytes] = []
+    for row, (low, high) in zip(rows, pairwise(offsets.tolist()), strict=True):
+        hashes.append(_copied(row, content[low:high]))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(memory)]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
-    return described(rows, hashes, SCHEMA, column)
+    return describe_pieces(rows, hashes, SCHEMA, column)
 
 
-def described(
-    rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *data: pa.Array
+def _rows_of(pieces: Iterable[Piece]) -> list[PieceRow]:
+    rows: list[PieceRow] = []
+    for number, piece in enumerate(pieces):
+        rows.append(PieceRow.of(number, piece, bytes_of(piece.data)))
+    return rows
+
+
+def describe_pieces(
+    rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *contents: pa.Array
 ) -> tuple[Batch, str]:
     """A batch of these pieces, with or without their data, and its digest."""
-    columns = [
-        [row.number for row in rows],
-        [row.name for row in rows],
-        [row.dtype for row in rows],
-        [list(row.shape) for row in rows],
-        hashes,
-    ]
-    arrays = [pa.array(c, field.type) for c, field in zip(columns, DESCRIPTION, strict=True)]
-    records = pa.RecordBatch.from_arrays([*arrays, *data], schema=schema)
-    return Batch(Keys.of(range(len(rows))), records), digest_of(hashes)
+    columns: dict[str, Sequence[Any]] = {
+        "number": [row.number for row in rows],
+        "name": [row.name for row in rows],
+        "dtype": [row.dtype for row in rows],
+        "shape": [list(row.shape) for row in rows],
+        "hash": hashes,
+    }
+    arrays = [pa.array(columns[field.name], field.type) for field in DESCRIPTION]
+    records = pa.RecordBatch.from_arrays([*arrays, *contents], schema=schema)
+    keys = Keys.of(range(len(rows)))
+    return Batch(keys, records), version_digest(hashes)
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
@@ -116,37 +128,39 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
     Raises RunError naming a piece that is changed, missing, repeated or out of order.
     """
     if not records.schema.equals(SCHEMA):
-        found = f"{records.schema.names} of types {[str(t) for t in records.schema.types]}"
-        problem = f"expected the columns {SCHEMA.names}, found {found}"
-        raise RunError(
-            f"weights: {problem}. Fix: fetch all columns of the block that Offered names."
-        )
-    rows = verified_rows(records, _parts(records.column("data")), lambda part: part, digest)
-    return iter([Piece(row.name, _tensor(row)) for row in rows])
+        types = [str(kind) for kind in records.schema.types]
+        columns = f"{records.schema.names} of types {types}"
+        problem = f"expected the columns {SCHEMA.names}, found {columns}"
+        fix = "fetch all columns of the block that Offered names"
+        raise RunError(f"weights: {problem}. Fix: {fix}.")
+    parts = _parts(records.column("data"))
+    rows = verified_rows(records, parts, lambda part: part, digest)
+    tensors = map(_tensor, rows)
+    return iter([Piece(row.name, tensor) for row, tensor in zip(rows, tensors, strict=True)])
 
 
 def verified_rows(
-    records: pa.RecordBatch, data: Sequence[Any], read: Callable[[Any], np.ndarray], digest: str
+    records: pa.RecordBatch, contents: Sequence[Any], read: Callable[[Any], np.ndarray], digest: str
 ) -> list[PieceRow]:
     """The pieces of records and data. read: data -> bytes. Raises RunError as `from_records`."""
     columns = [records.column(field.name).to_pylist() for field in DESCRIPTION]
     rows, hashes = [], columns[-1]
-    for number, name, dtype, shape, hashed, part in zip(*columns, data, strict=True):
+    for number, name, dtype, shape, hashed, part in zip(*columns, contents, strict=True):
         row = PieceRow(number, name, dtype, tuple(shape), part)
         if row.hash(read(part)) != hashed:
-            raise RunError(
-                f"weights: piece {name!r} ({dtype} {shape}) does not have the content that its"
-                " writer hashed. Fix: look for damaged memory or a faulty transport."
-            )
+            problem = "does not have the content that its writer hashed"
+            fix = "look for damaged memory or a faulty transport"
+            raise RunError(f"weights: piece {name!r} ({dtype} {shape}) {problem}. Fix: {fix}.")
         rows.append(row)
     require_complete(rows)
-    if digest_of(hashes) != digest:
+    # The hashes of the pieces do not say that the last ones are there; their digest does.
+    arrived_digest = version_digest(hashes)
+    if arrived_digest != digest:
         last = rows[-1].name if rows else "none"
-        raise RunError(
-            f"weights: {len(rows)} pieces up to {last!r} have digest {digest_of(hashes)}, expected"
-            f" {digest}: pieces are missing after it, or it is another version. Fix: fetch the"
-            " whole block that Offered names."
-        )
+        arrived = f"{len(rows)} pieces up to {last!r} have digest {arrived_digest}"
+        why = "pieces are missing after it, or it is another version"
+        fix = "fetch the whole block that Offered names"
+        raise RunError(f"weights: {arrived}, expected {digest}: {why}. Fix: {fix}.")
     return rows
 
 
@@ -155,18 +169,22 @@ def dtypes_of(records: pa.RecordBatch) -> list[str]:
     return records.column("dtype").unique().to_pylist()
 
 
-def digest_of(hashes: Iterable[bytes]) -> str:
+def version_digest(hashes: Iterable[bytes]) -> str:
     """The id of a version: the hash of its pieces' hashes in order, 32 hexadecimal digits."""
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
 
 
 def weights_digest(pieces: Iterable[Piece]) -> str:
     """The digest that a block of these pieces would have; nothing is kept."""
-    rows = (PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces))
-    return digest_of(row.hash(row.data.cpu().numpy()) for row in rows)
+    hashes: list[bytes] = []
+    for number, piece in enumerate(pieces):
+        row = PieceRow.of(number, piece, bytes_of(piece.data))
+        on_host = row.content.cpu().numpy()
+        hashes.append(row.hash(on_host))
+    return version_digest(hashes)
 
 
-def dtype_of(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
     """Torch's name of a tensor's dtype, `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -175,7 +193,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
     """The elements of a tensor as uint8 [bytes], a view if it is contiguous."""
     import torch
 
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
 
 
 def require_complete(rows: Sequence[PieceRow]) -> None:
@@ -188,12 +207,13 @@ def require_complete(rows: Sequence[PieceRow]) -> None:
         seen.add(row.name)
     for place, row in enumerate(rows):
         if row.number != place:
-            before = f"after {rows[place - 1].name!r}" if place else "at the beginning"
-            raise RunError(
-                f"weights: expected piece {place} {before}, found {row.name!r}, which is piece"
-                f" {row.number}: one is missing or out of order. Fix: fetch the block that Offered"
-                " names, all rows in order."
-            )
+            before = "at the beginning"
+            if place:
+                before = f"after {rows[place - 1].name!r}"
+            other = f"{row.name!r}, which is piece {row.number}"
+            problem = f"expected piece {place} {before}, found {other}"
+            fix = "fetch the block that Offered names, all rows in order"
+            raise RunError(f"weights: {problem}: one is missing or out of order. Fix: {fix}.")
 
 
 def _copied(row: PieceRow, part: np.ndarray) -> bytes:
@@ -201,17 +221,18 @@ def _copied(row: PieceRow, part: np.ndarray) -> bytes:
     import torch
 
     if len(part):
-        torch.from_numpy(part).copy_(torch.as_tensor(row.data))
+        torch.from_numpy(part).copy_(torch.as_tensor(row.content))
     return row.hash(part)
 
 
-def _parts(data: pa.Array) -> list[np.ndarray]:
+def _parts(column: pa.Array) -> list[np.ndarray]:
     """uint8 views of the values of a large_binary column."""
-    _, starts, values = data.buffers()
-    if not len(data):
+    _, starts, values = column.buffers()
+    if not len(column):
         return []
-    offsets = np.frombuffer(starts, dtype=np.int64)[data.offset : data.offset + len(data) + 1]
-    flat = np.frombuffer(b"" if values is None else values, dtype=np.uint8)
+    first, last = column.offset, column.offset + len(column)
+    offsets = np.frombuffer(starts, dtype=np.int64)[first : last + 1]
+    flat = np.frombuffer(values or b"", dtype=np.uint8)
     return [flat[low:high] for low, high in pairwise(offsets.tolist())]
 
 
@@ -219,9 +240,11 @@ def _tensor(row: PieceRow) -> Tensor:
     """The tensor over a row's bytes."""
     import torch
 
-    part, shape = row.data, row.shape
-    kind = getattr(torch, row.dtype) if row.dtype in DTYPES else None
-    if kind is None or min(shape, default=0) < 0 or len(part) != prod(shape) * kind.itemsize:
+    part, shape = row.content, row.shape
+    kind = None
+    if row.dtype in DTYPES and min(shape, default=0) >= 0:
+        kind = getattr(torch, row.dtype)
+    if kind is None or len(part) != prod(shape) * kind.itemsize:
         problem = f"{len(part)} bytes are no {row.dtype} of shape {list(shape)}"
         fix = "writer and reader need the same version of this package"
         raise RunError(f"weights: piece {row.name!r}: {problem}. Fix: {fix}.")

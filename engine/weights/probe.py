@@ -64,7 +64,7 @@ def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
     return max(known, key=lambda t: t.max, default=TOLERANCES["float32"])
 
 
-def compare(
+def compare_probes(
     writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends
 ) -> tuple[float, float]:
     """Mean and greatest |difference| of log-probs: float32, of all tokens but each row's first.
@@ -72,8 +72,8 @@ def compare(
     """
     expected = len(rows.values) - len(rows)
     if not len(writer) == len(reader) == expected:
-        found = f"{len(writer)} of {ends.writer} and {len(reader)} of {ends.reader}"
-        problem = f"probe of {ends.model!r}: expected {expected} numbers, found {found}"
+        counts = f"{len(writer)} of {ends.writer} and {len(reader)} of {ends.reader}"
+        problem = f"probe of {ends.model!r}: expected {expected} numbers, found {counts}"
         fix = "a kernel whose `probe` returns one number for each token but the first"
         raise RunError(f"{problem}. Fix: {fix}.")
     with np.errstate(invalid="ignore"):  # infinity minus infinity is handled below
@@ -82,20 +82,35 @@ def compare(
     off[(writer == reader) | (np.isnan(writer) & np.isnan(reader))] = 0.0
     off[np.isnan(off)] = np.inf
     mean, worst = float(off.mean()), float(off.max())
-    finite = writer[np.isfinite(writer)].astype(np.float64)
-    scale = max(1.0, float(finite.std())) if len(finite) else 1.0
+    scale = _scale_of(writer)
     allowed = Tolerance(scale * tolerance.mean, scale * tolerance.max)
     if mean <= allowed.mean and worst <= allowed.max:
         return mean, worst
     at = int(off.argmax())
-    counted = rows.lengths - 1
-    row = int(np.searchsorted(np.cumsum(counted), at, side="right"))
-    place = at - int(counted[:row].sum()) + 1
+    row, place = _locate(rows, at)
+    token = int(rows[row][place])
+    has = f"{ends.reader} has version {ends.version} of {ends.writer}, bit for bit"
+    differences = f"|difference| {mean:.3g} on average and {worst:.3g} at most"
+    limits = f"expected {allowed.mean:.3g} and {allowed.max:.3g}"
+    numbers = f"{float(writer[at]):.6g} ({ends.writer}) and {float(reader[at]):.6g} ({ends.reader})"
     raise RunError(
-        f"probe of {ends.model!r}: {ends.reader} has version {ends.version} of {ends.writer}, bit"
-        f" for bit, but computes other log-probs with it: |difference| {mean:.3g} on average"
-        f" and {worst:.3g} at most, expected {allowed.mean:.3g} and {allowed.max:.3g}; the"
-        f" worst is token {int(rows[row][place])} at place {place} of row {row}:"
-        f" {float(writer[at]):.6g} ({ends.writer}) and {float(reader[at]):.6g} ({ends.reader})."
+        f"probe of {ends.model!r}: {has}, but computes other log-probs with it: {differences},"
+        f" {limits}; the worst is token {token} at place {place} of row {row}: {numbers}."
         " Fix: the same base, dtype, kernel family and names of weights on both sides."
     )
+
+
+def _scale_of(numbers: np.ndarray) -> float:
+    """By how much tolerances grow: the standard deviation of the finite numbers, at least 1."""
+    finite = numbers[np.isfinite(numbers)].astype(np.float64)
+    if not len(finite):
+        return 1.0
+    return max(1.0, float(finite.std()))
+
+
+def _locate(rows: Ragged, at: int) -> tuple[int, int]:
+    """The row, and the place in it, of a number. at: among those of all rows."""
+    counted = rows.lengths - 1  # a row's first token has no log-prob
+    row = int(np.searchsorted(np.cumsum(counted), at, side="right"))
+    place = at - int(counted[:row].sum()) + 1
+    return row, place

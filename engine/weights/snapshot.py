@@ -22,38 +22,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
+def copy_pieces(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
     """A batch that describes the pieces, their digest, copies. Raises RunError as `to_batch`."""
     import torch
 
-    def copy(data: Tensor) -> Tensor:
-        return data.detach().clone(memory_format=torch.contiguous_format)
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
 
-    rows = [blocks.PieceRow.of(n, piece, copy(piece.data)) for n, piece in enumerate(pieces)]
+    rows: list[blocks.PieceRow] = []
+    for number, piece in enumerate(pieces):
+        # Copied one by one: a piece may be gone once the next one is asked for.
+        rows.append(blocks.PieceRow.of(number, piece, copy(piece.data)))
     blocks.require_complete(rows)
-    hashes = [row.hash(_on_host(row.data)) for row in rows]
-    batch, digest = blocks.described(rows, hashes, blocks.DESCRIPTION)
-    return batch, digest, [row.data for row in rows]
+    copies = [row.content for row in rows]
+    hashes = [row.hash(_on_host(row.content)) for row in rows]
+    batch, digest = blocks.describe_pieces(rows, hashes, blocks.DESCRIPTION)
+    return batch, digest, copies
 
 
-def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
+def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
     """Uninitialized tensors for what a block describes. Raises RunError for other records."""
     import torch
 
     if not records.schema.equals(blocks.DESCRIPTION):
         problem = f"expected the columns {blocks.DESCRIPTION.names}, found {records.schema.names}"
         raise RunError(f"weights: {problem}. Fix: writer and reader need the same plan.")
-    columns = (records.column(name).to_pylist() for name in ("name", "dtype", "shape"))
-    wanted = list(zip(*columns, strict=True))
-    for name, dtype, shape in wanted:
+    names, dtypes, shapes = (
+        records.column(name).to_pylist() for name in ("name", "dtype", "shape")
+    )
+    for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
         if dtype not in blocks.DTYPES or min(shape, default=0) < 0:
             problem = f"piece {name!r} of {dtype} {shape} cannot be received"
             fix = "writer and reader need the same version of this package"
             raise RunError(f"weights: {problem}. Fix: {fix}.")
-    return [torch.empty(s, dtype=getattr(torch, d), device=device) for _, d, s in wanted]
+    # All are checked before any room is made for one.
+    tensors: list[Tensor] = []
+    for dtype, shape in zip(dtypes, shapes, strict=True):
+        tensors.append(torch.empty(shape, dtype=getattr(torch, dtype), device=device))
+    return tensors
 
 
-def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
+def verify_pieces(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
     """The pieces, all as described. Raises RunError naming the one that is not."""
     if len(arrived) != records.num_rows:
         problem = f"expected {records.num_rows} pieces, found {len(arrived)} tensors"
@@ -61,12 +70,12 @@ def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) ->
         raise RunError(f"weights: {problem}. Fix: {fix}.")
     rows = blocks.verified_rows(records, arrived, _on_host, digest)
     for row in rows:
-        dtype, shape = blocks.dtype_of(row.data), tuple(row.data.shape)
+        dtype, shape = blocks.dtype_name(row.content), tuple(row.content.shape)
         if (dtype, shape) != (row.dtype, row.shape):
             problem = f"expected {row.dtype} {list(row.shape)}, found {dtype} {list(shape)}"
-            fix = "receive into the tensors that `room` makes"
+            fix = "receive into the tensors that `make_room` makes"
             raise RunError(f"weights: piece {row.name!r}: {problem}. Fix: {fix}.")
-    return [Piece(row.name, row.data) for row in rows]
+    return [Piece(row.name, row.content) for row in rows]
 
 
 def _on_host(tensor: Tensor) -> np.ndarray:

@@ -20,7 +20,7 @@ from dataflow.kernel import Piece
 from engine.channels.contract import BlockRequest
 from engine.channels.tensors.pairs import TensorPairs
 from engine.weights.pieces import DTYPES
-from engine.weights.snapshot import snapshot
+from engine.weights.snapshot import copy_pieces
 from tests.contracts.ranks import ListeningPlace
 
 OWNER, READER = "made", "reads"
@@ -82,7 +82,7 @@ def expected(requests: Sequence[BlockRequest]) -> list[Tensor]:
     tensors = []
     for request in requests:
         if request.block in VERSIONS:
-            tensors += snapshot(weights(VERSIONS[request.block]))[2]
+            tensors += copy_pieces(weights(VERSIONS[request.block]))[2]
             continue
         kept = columns(request.block)
         rows = np.arange(ROWS) if request.rows is None else request.rows
@@ -114,7 +114,7 @@ def owner(
     for block in (1, 2):
         pairs.columns.keep(block, columns(block, device))
     for block, version in VERSIONS.items():
-        pairs.keep(block, snapshot(on_device(weights(version), device))[2])
+        pairs.keep(block, copy_pieces(on_device(weights(version), device))[2])
     return pairs
 
 

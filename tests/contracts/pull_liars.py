@@ -21,7 +21,14 @@ from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
 from engine.channels.header import Answer, Reply, Wanted, encode
 from engine.channels.layout import SchemaLayout
-from engine.channels.multipart import FramesPart, FrameSums, framed, request_of, sealed, summed
+from engine.channels.multipart import (
+    FramesPart,
+    FrameSums,
+    add_checksums,
+    frame_block,
+    request_of,
+    seal_message,
+)
 from engine.channels.shm.block_index import NOTES, ROOM, SIZE
 from engine.channels.shm.fd_socket import FdSocket
 from engine.channels.shm.messages import IndexHere, SchemaHere, SlabHere
@@ -68,7 +75,7 @@ class Owner:
         here = [(encode(SlabHere(s.number, s.size, s.on_disk)), s.descriptor) for s in slabs]
         return [
             *here,
-            (encode(SchemaHere(layout.hash, layout.data)), None),
+            (encode(SchemaHere(layout.hash, layout.encoded)), None),
             (encode(Reply(number, [answer])), None),
         ]
 
@@ -135,7 +142,7 @@ def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Aske
 @contextmanager
 def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     """Another host that answers every request wrongly, then honestly; yields where."""
-    answer, buffers = framed(0, records)
+    answer, buffers = frame_block(0, records)
     frames, sums = [b.to_pybytes() for b in buffers], checksums(buffers)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -145,10 +152,10 @@ def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     def honest(number: int) -> list[list[bytes]]:
         """The messages for few bytes, or for many."""
         if rng.random() < 0.5:
-            return [[sealed(Reply(number, summed([answer], buffers))), *frames]]
+            return [[seal_message(Reply(number, add_checksums([answer], buffers))), *frames]]
         parts = [(Reply(number, [answer], 2), frames[:2]), (FramesPart(number, 0), frames[2:4])]
         parts += [(FramesPart(number, 1), frames[4:]), (FrameSums(number, sums), [])]
-        return [[sealed(message), *more] for message, more in parts]
+        return [[seal_message(message), *more] for message, more in parts]
 
     def play() -> None:
         while not over.is_set():
@@ -187,7 +194,7 @@ def changed_frames(frames: list[bytes], rng: np.random.Generator) -> list[bytes]
     which = int(rng.integers(0, len(frames)))
     match int(rng.integers(0, 6)):
         case 0 | 1:  # a liar who can compute checksums
-            return [sealed(value_mutated(frames[0][8:], rng)), *frames[1:]]
+            return [seal_message(value_mutated(frames[0][8:], rng)), *frames[1:]]
         case 2:
             return [bytes_mutated(frames[0], rng), *frames[1:]]
         case 3:

@@ -21,10 +21,12 @@ from engine.channels.header import Reply
 def replied(*messages: tuple[multipart.Message, list[bytes]]) -> pa.RecordBatch:
     """What these messages come to."""
     first, *rest = messages
-    reply = multipart.IncomingReply.of(multipart.message_of(multipart.sealed(first[0])), first[1])
+    reply = multipart.IncomingReply.of(
+        multipart.message_of(multipart.seal_message(first[0])), first[1]
+    )
     for message, frames in rest:
         assert not reply.whole
-        reply.add(multipart.message_of(multipart.sealed(message)), frames)
+        reply.add(multipart.message_of(multipart.seal_message(message)), frames)
     assert reply.whole
     return reply.rows([BlockRequest(worker="a", block=0)])[0]
 
@@ -32,13 +34,13 @@ def replied(*messages: tuple[multipart.Message, list[bytes]]) -> pa.RecordBatch:
 @pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
 def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     rows = rollouts(5, 9)
-    answer, buffers = multipart.framed(0, rows.records)
+    answer, buffers = multipart.frame_block(0, rows.records)
     sums, frames = checksums(buffers), [b.to_pybytes() for b in buffers]
     spoilt = [bytearray(frame) for frame in frames]
     spoilt[3][-1] ^= 4
     for those, right in ((frames, True), (spoilt, False)):
         little: list[tuple[multipart.Message, list]] = [
-            (Reply(1, multipart.summed([answer], buffers)), those)
+            (Reply(1, multipart.add_checksums([answer], buffers)), those)
         ]
         parts = [
             (multipart.FramesPart(1, 0), those[2:4]),
@@ -53,7 +55,7 @@ def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     "order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"]
 )
 def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
-    answer, buffers = multipart.framed(0, rollouts(5, 9).records)
+    answer, buffers = multipart.frame_block(0, rollouts(5, 9).records)
     frames = [b.to_pybytes() for b in buffers]
     reply = multipart.IncomingReply.of(Reply(1, [answer], 2), frames[:2])
     last = multipart.FrameSums(1, checksums(buffers))
@@ -81,7 +83,7 @@ def test_answers_begin_with_headers(message: multipart.FramesPart | multipart.Fr
 @given(st.lists(st.integers(0, 3 << 20), max_size=9))
 def test_every_frame_is_in_one_message_and_none_is_split(sizes: list[int]) -> None:
     frames = [pa.py_buffer(bytes(n)) for n in sizes]
-    parts = multipart.parts_of(frames)
+    parts = multipart.split_frames(frames)
     assert [f for part in parts for f in part] == frames
     assert all(parts) or not frames
     assert all(sum(f.size for f in part[:-1]) < 1 << 20 for part in parts)

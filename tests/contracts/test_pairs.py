@@ -18,7 +18,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.pairs import TensorPairs
 from engine.weights.pieces import to_batch
-from engine.weights.snapshot import room, snapshot, verified
+from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
 from tests.contracts.pair_ends import (
     OWNER,
     READER,
@@ -44,7 +44,7 @@ WEIGHTS = [wanted(7)]
 
 def test_a_snapshot_has_the_id_of_the_block_with_the_same_weights() -> None:
     given = weights(1)
-    batch, digest, copies = snapshot(given)
+    batch, digest, copies = copy_pieces(given)
     assert digest == to_batch(given)[1]
     assert "data" not in batch.names
     for piece, copy in zip(given, copies, strict=True):
@@ -54,17 +54,19 @@ def test_a_snapshot_has_the_id_of_the_block_with_the_same_weights() -> None:
 
 
 def test_what_changed_is_named() -> None:
-    batch, digest, copies = snapshot(weights(1))
-    assert [p.name for p in verified(batch.records, copies, digest)] == [p.name for p in weights(1)]
+    batch, digest, copies = copy_pieces(weights(1))
+    assert [p.name for p in verify_pieces(batch.records, copies, digest)] == [
+        p.name for p in weights(1)
+    ]
     with pytest.raises(RunError, match="it is another version"):
-        verified(batch.records, copies, snapshot(weights(2))[1])
+        verify_pieces(batch.records, copies, copy_pieces(weights(2))[1])
     copies[-1][69_999] += 1
     with pytest.raises(RunError, match=r"'parameter' .*does not have the content"):
-        verified(batch.records, copies, digest)
+        verify_pieces(batch.records, copies, digest)
     with pytest.raises(RunError, match=r"expected piece 1 after 'of\.float64'"):
-        verified(batch.records.take([0, 2]), [copies[0], copies[2]], digest)
+        verify_pieces(batch.records.take([0, 2]), [copies[0], copies[2]], digest)
     with pytest.raises(RunError, match="twice"):
-        snapshot([*weights(1), weights(1)[0]])
+        copy_pieces([*weights(1), weights(1)[0]])
 
 
 @pytest.mark.parametrize(
@@ -84,32 +86,32 @@ def test_a_tensor_that_is_not_as_described_is_never_a_piece(
     name: str, change: Callable[[torch.Tensor], torch.Tensor], problem: str
 ) -> None:
     """Even if its bytes are those that the writer hashed."""
-    batch, digest, copies = snapshot(weights(1))
+    batch, digest, copies = copy_pieces(weights(1))
     at = batch.records.column("name").to_pylist().index(name)
     copies[at] = change(copies[at])
     with pytest.raises(RunError, match=rf"piece '{name}'.*{problem}"):
-        verified(batch.records, copies, digest)
+        verify_pieces(batch.records, copies, digest)
 
 
 def test_every_described_piece_has_a_tensor() -> None:
-    batch, digest, copies = snapshot(weights(1))
+    batch, digest, copies = copy_pieces(weights(1))
     for arrived in (copies[:-1], [*copies, copies[0]]):
         with pytest.raises(RunError, match=f"expected {len(copies)} pieces, found {len(arrived)}"):
-            verified(batch.records, arrived, digest)
+            verify_pieces(batch.records, arrived, digest)
 
 
 def test_room_is_made_for_descriptions_alone() -> None:
-    batch, _, copies = snapshot(weights(1))
-    empty = room(batch.records, "cpu")
+    batch, _, copies = copy_pieces(weights(1))
+    empty = make_room(batch.records, "cpu")
     assert [(t.shape, t.dtype) for t in empty] == [(t.shape, t.dtype) for t in copies]
     with pytest.raises(RunError, match="expected the columns"):
-        room(to_batch(weights(1))[0].records, "cpu")
+        make_room(to_batch(weights(1))[0].records, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_weights_on_a_device_have_the_same_id() -> None:
-    _, digest, copies = snapshot(on_device(weights(1), "cuda"))
+    _, digest, copies = copy_pieces(on_device(weights(1), "cuda"))
     assert digest == to_batch(weights(1))[1]
     assert {copy.device.type for copy in copies} == {"cuda"}
 

@@ -126,9 +126,9 @@ def test_a_worker_tells_its_public_key_and_never_the_secret_one(
     )
     opened = control.Open(worker="w", epoch=3, plan=b"", outbox=1 << 20, network=network)
     said = messages_of(opened)
-    (bound,) = [m for m in map(wire.decode, said) if isinstance(m, control.ChannelBound)]
+    (bound,) = [m for m in map(wire.decode_message, said) if isinstance(m, control.ChannelBound)]
     assert bound.key == (b"" if private else pair.public)
-    assert not [data for data in (*said, wire.encode(opened)) if pair.secret in data]
+    assert not [data for data in (*said, wire.encode_message(opened)) if pair.secret in data]
 
 
 def messages_of(opened: control.Open) -> list[bytes]:

@@ -39,9 +39,9 @@ from dataflow.errors import RunError
 from dataflow.schema import Rollout
 from engine.channels.contract import PeerLost
 from engine.channels.header import FetchRequest, Wanted, encode
-from engine.channels.multipart import sealed
+from engine.channels.multipart import seal_message
 from engine.channels.shm.block_index import ROOM
-from engine.channels.shm.block_index import noted as read_note
+from engine.channels.shm.block_index import read_note as read_note
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.shm.fd_socket import LARGEST, FdSocket
 from engine.channels.shm.messages import SchemaHere
@@ -308,16 +308,16 @@ def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     world, rng = zmq(), np.random.default_rng(11)
     block = world["a"].keep(rollouts(3, 4))
     (request,) = of_a(block, rows=np.array([1]))
-    honest = sealed(FetchRequest(1, (Wanted.of(request),)))
+    honest = seal_message(FetchRequest(1, (Wanted.of(request),)))
     context = pyzmq.Context()
     dealer = context.socket(pyzmq.DEALER)
     dealer.connect(world["a"].address.endpoint)
     dealer.send(b"\x80\x04\x95")  # a pickle
     dealer.send_multipart([honest, honest])
     beyond = Wanted(block, (), (99).to_bytes(8, "little"))
-    dealer.send(sealed(FetchRequest(1, (beyond,))))
+    dealer.send(seal_message(FetchRequest(1, (beyond,))))
     for _ in range(300):
-        dealer.send(sealed(value_mutated(honest[8:], rng)))
+        dealer.send(seal_message(value_mutated(honest[8:], rng)))
     dealer.send(honest)
     assert fetched(world, block).num_rows == 3
     deadline = time.monotonic() + 10.0
@@ -389,7 +389,7 @@ def test_a_schema_is_told_once_and_cannot_be_changed() -> None:
     _, _, another = other.described(content=False)
 
     def change(messages):
-        return [messages[0], (encode(SchemaHere(told.hash, another.data)), None), *messages[2:]]
+        return [messages[0], (encode(SchemaHere(told.hash, another.encoded)), None), *messages[2:]]
 
     assert answered(owner, False, change) is RunError
     owner.outbox.close()

@@ -19,7 +19,7 @@ from dataflow.errors import RunError
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema, column
 from engine.channels.contract import PeerLost
 from engine.channels.header import Reply, TensorLayout
-from engine.channels.multipart import framed, sealed, summed
+from engine.channels.multipart import add_checksums, frame_block, seal_message
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.row_broadcast import RowBroadcast, Taken
@@ -163,14 +163,14 @@ def lying(lie: str) -> list[list[torch.Tensor]]:
     """The tensors of each broadcast of a sender that tells this lie."""
     headers, frames = [], []
     for number in range(1 if lie == "too few inputs" else 2):
-        header, buffers = framed(number, batch(Reward, 5, 3).records)
+        header, buffers = frame_block(number, batch(Reward, 5, 3).records)
         headers.append(header)
         frames += buffers
     shape = [1 << 30, 99] if lie == "too much" else [1]
     kind = "load" if lie == "no numbers" else "float32"
     headers[-1] = replace(headers[-1], tensors=[TensorLayout("x", kind, shape)])
     number = 2 if lie == "another number" else 1
-    reply = bytearray(sealed(Reply(number, summed(headers, frames))))
+    reply = bytearray(seal_message(Reply(number, add_checksums(headers, frames))))
     reply[20] ^= lie == "no header"
     data = [np.frombuffer(frame, np.uint8).copy() for frame in frames]
     data[-1][0] ^= 1

@@ -33,7 +33,7 @@ def plan_of_three(price: float = 36.0) -> Plan:
 def span(worker: str, what: str, node: str, *times: float, **more: Any) -> SimulatedSpan:
     """times: start and end, and when it was told, if that is not its start."""
     start, end, *told = times
-    whole = {"told": told[0] if told else start, "busy": end - start, "step": 1} | more
+    whole = {"asked": told[0] if told else start, "busy": end - start, "step": 1} | more
     return SimulatedSpan(worker=worker, what=what, node=node, start=start, end=end, **whole)
 
 

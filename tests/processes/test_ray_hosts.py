@@ -42,7 +42,7 @@ from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
 from engine.run.hosts.hosts import HostsWorkers  # noqa: E402  (it imports Ray)
-from engine.run.hosts.ray import Bundle, ClusterRoom, cluster, connect  # noqa: E402
+from engine.run.hosts.ray import Bundle, ClusterRoom, cluster, join_cluster  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.hosts]
 Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]
@@ -61,7 +61,7 @@ def nodes() -> Iterator[RayNodes]:
 @pytest.fixture
 def connected(nodes: RayNodes) -> RayNodes:
     """Nodes a and b, to whose cluster this process belongs."""
-    connect("ray")
+    join_cluster("ray")
     return nodes
 
 
@@ -297,8 +297,8 @@ CONNECT = """
 from functools import cache
 from ray._private import services
 services.find_gcs_addresses = cache(lambda: set())  # which looks at all processes of the machine
-from engine.run.hosts.ray import connect
-connect("ray")
+from engine.run.hosts.ray import join_cluster
+join_cluster("ray")
 """
 
 
@@ -324,7 +324,7 @@ def test_a_node_that_does_not_start(
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", Mock(side_effect=raised))
     with pytest.raises(expected, match=message):
-        connect("ray:local")
+        join_cluster("ray:local")
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ from engine.run.hosts.ray import (  # noqa: E402  (it imports Ray)
     _room,
     avoid,
     cluster,
-    connect,
+    join_cluster,
 )
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long, pytest.mark.hosts]
@@ -207,7 +207,7 @@ def test_a_host_whose_process_hangs_leaves_its_room_to_the_next(
 
 def test_a_node_that_begins_again_has_its_name(there: RayNodes) -> None:
     """Also while Ray takes the lost one for alive."""
-    connect("ray")
+    join_cluster("ray")
     there.remove("b")
     there.add("b", labels={"zone": "y"})
     hosts = {host.name: host for host in cluster([]).hosts}
@@ -216,7 +216,7 @@ def test_a_node_that_begins_again_has_its_name(there: RayNodes) -> None:
 
 
 def test_nothing_outlives_a_run_that_is_killed(there: RayNodes, tiny: TinyRuns) -> None:
-    connect("ray")
+    join_cluster("ray")
     before = shared_memory()
     options = tiny.options(1000, name="killed", pin=GENERATES_THERE, **USUAL)
     with killable_run("small", tiny.folder, options) as run:
@@ -233,7 +233,7 @@ def test_a_run_that_is_not_heard_of_is_ended_by_its_hosts(
     there: RayNodes, tiny: TinyRuns, undisturbed: Result
 ) -> None:
     """And once it wakes up, they begin again."""
-    connect("ray")
+    join_cluster("ray")
     options = tiny.options(STEPS, name="stopped", pin=GENERATES_THERE, **USUAL)
     with killable_run("small", tiny.folder, options, "hold=3") as run:
         wait_for(run, "step 3")
@@ -331,7 +331,7 @@ def test_no_row_passes_through_ray(
     """One process's bits although a remote Worker dies; nothing goes into the object store."""
     one = tiny.run(marked_graph, 4, name="one")
     heard = overheard(monkeypatch)
-    connect("ray")
+    join_cluster("ray")
     stored = [there.stored()]
     told = [
         at_step(2, lambda: kill([there.workers()["gen"]])),

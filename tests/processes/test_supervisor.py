@@ -29,7 +29,7 @@ from engine.protocol import messages as m
 from engine.protocol.reports import FLOW
 from engine.protocol.workers import KeepRows, Save, WorkerGone
 from engine.run.control.control import Open
-from engine.run.control.wire import encode
+from engine.run.control.wire import encode_message
 from engine.run.launch.supervisor import CONTROL_BYTES, Supervisor
 from operators.kernels.scoring_process import Children
 from tests.kit import host_plans
@@ -351,7 +351,7 @@ BOMB = pickle.dumps(host_plans.PickleBomb("x"))
 
 
 @pytest.mark.parametrize("frame", [
-    BOMB, encode(Open(worker="host", epoch=0, plan=BOMB, outbox=1 << 20)),
+    BOMB, encode_message(Open(worker="host", epoch=0, plan=BOMB, outbox=1 << 20)),
 ], ids=["bare", "as a plan, a second time"])  # fmt: skip
 def test_a_pickle_to_a_worker_is_refused(start: Start, frame: bytes) -> None:
     with start(host_plans.plan()) as supervisor:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from dataflow.errors import RunError
 from engine.run.control import host_messages as hm
 from engine.run.control.control import Quit
-from engine.run.control.wire import encode
+from engine.run.control.wire import encode_message
 from engine.run.hosts import desk as desk_module
 from engine.run.hosts import link as link_module
 from engine.run.hosts.desk import Desk, Heard
@@ -50,7 +50,7 @@ class LossyCalls:
         self._measure((first, frames))
         if self.failing is None:
             for _ in range(self._dice.choices((0, 1, 2), (self._lost, 1.0, 0.3))[0]):
-                self._desk.said(first, frames)
+                self._desk.accept(first, frames)
 
     def hear(self, count: int, known: float) -> Future[Heard]:
         return self._pool.submit(self._heard, count, known, self._dice.random())
@@ -67,7 +67,7 @@ class LossyCalls:
         error = self.failing or Unreachable("it cannot be reached")
         if self.failing is not None or luck < self._lost / 2:
             raise error
-        found = self._desk.heard(count, known)
+        found = self._desk.answer(count, known)
         self._measure(found)
         if luck < self._lost:
             raise error
@@ -189,8 +189,8 @@ class Ended:
         self.link = HostLink("b", lambda _: None, lease, lambda: None)
         self.link._thread.join()
         self.link._calls = LossyCalls(self.desk)
-        self.link._to_send.add(encode(begin(lease)))
-        self.desk.said(*self.link._to_send.take())
+        self.link._to_send.add(encode_message(begin(lease)))
+        self.desk.accept(*self.link._to_send.take())
         self.link._heard = clock.now
         self.lease = lease
 
@@ -217,7 +217,7 @@ def test_the_lease_of_the_host_ends_first_whatever_delays(
         for out, back, fate in calls:
             asked, done = (ends.link._arrived.count, ends.link._known), Future[Heard]()
             clock.now += out
-            found = None if fate in ("lost on the way", "late") else ends.desk.heard(*asked)
+            found = None if fate in ("lost on the way", "late") else ends.desk.answer(*asked)
             late += [asked] if fate == "late" else []
             ends.require_order()
             clock.now += back
@@ -228,7 +228,7 @@ def test_the_lease_of_the_host_ends_first_whatever_delays(
             ends.link._take(done)
             ends.require_order()
             if late and fate == "comes back":
-                ends.desk.heard(*late.pop())
+                ends.desk.answer(*late.pop())
                 ends.require_order()
 
 
@@ -246,7 +246,7 @@ def test_a_cut_ends_both_sides_with_the_lease() -> None:
         assert both.desk.take() is None
         assert both.desk.take() is None, "the end does not pass"
         both.desk.say(reply(1, 10))
-        assert not both.desk.heard(0, 0.0)[3], "a run that was only slow hears of no failure"
+        assert not both.desk.answer(0, 0.0)[3], "a run that was only slow hears of no failure"
 
 
 def test_a_cut_that_heals_within_the_lease_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -344,6 +344,6 @@ def test_changes_of_a_host_are_one_until_it_looks() -> None:
         desk.changed()
     assert desk.take() is desk_module.CHANGED
     desk.changed()
-    desk.said(0, [b"l" + encode(begin(9.0))])
+    desk.accept(0, [b"l" + encode_message(begin(9.0))])
     assert [desk.take() for _ in range(2)] == [desk_module.CHANGED, begin(9.0)]
     desk.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.keep.checkpoint import content_digests as contents
-from engine.run.hosts.host_requirements import Looked, look, refusal, stamp
+from engine.run.hosts.host_requirements import Looked, describe_difference, look, stamp
 from engine.run.hosts.ray_cluster import _paths
 from operators.losses import clipped_policy_loss
 from tests.kit import rewards
@@ -26,10 +26,12 @@ def looked(**changes: Any) -> Looked:
 
 
 def test_what_is_alike_is_not_refused() -> None:
-    assert refusal(looked(), looked()) == ""
-    assert refusal(looked(), looked(memory=2, gpus=(80,))) == "", "nodes differ in what they have"
+    assert describe_difference(looked(), looked()) == ""
+    assert describe_difference(looked(), looked(memory=2, gpus=(80,))) == "", (
+        "nodes differ in what they have"
+    )
     more = looked(versions=looked().versions | {"vllm": "1"}, paths=looked().paths | {"/x": "y"})
-    assert refusal(looked(), more) == "", "only what was asked for counts"
+    assert describe_difference(looked(), more) == "", "only what was asked for counts"
 
 
 VERSION = "expected {name} {here} as here, found {other}. Fix: the same version on every node."
@@ -44,7 +46,7 @@ def test_what_is_not_the_same_is_named(kind: str, found: str | None) -> None:
         others = {key: value for key, value in getattr(here, kind).items() if key != name}
         if found is not None:
             others[name] = found
-        told = refusal(here, looked(**{kind: others}))
+        told = describe_difference(here, looked(**{kind: others}))
         expected, nothing = (VERSION, "none") if kind == "versions" else (PATH, "nothing")
         assert told.startswith(expected.format(name=name, here=mark, other=found or nothing))
 

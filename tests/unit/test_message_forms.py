@@ -232,7 +232,7 @@ def prompts(data: str) -> Batch:
 def test_what_travels_and_what_is_recorded_is_still_as_the_file_has_it(tmp_path: Path) -> None:
     asked = [[USER, calling(arguments), USER] for arguments in CALLS[:2]]
     batch = prompts(saved(tmp_path, "jsonl", *({"prompt": turns} for turns in asked)))
-    schema = layout_from(layout_of(batch.records.schema).data).schema
+    schema = layout_from(layout_of(batch.records.schema).encoded).schema
     arrived = pa.RecordBatch.from_arrays(batch.records.columns, schema=schema)
     pq.write_table(pa.table({"prompt": arrived.column("prompt")}), tmp_path / "recorded.parquet")
     recorded = pq.read_table(tmp_path / "recorded.parquet").column("prompt").combine_chunks()

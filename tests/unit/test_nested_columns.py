@@ -45,7 +45,7 @@ def shown(data: str, column: str) -> list[Any]:
     """What a reward function is given, after the column has travelled to another Worker."""
     array = read_prompts(data).column(column).combine_chunks()
     sent = pa.RecordBatch.from_arrays([array], schema=pa.schema([(column, array.type)]))
-    schema = layout_from(layout_of(sent.schema).data).schema
+    schema = layout_from(layout_of(sent.schema).encoded).schema
     return as_keywords(pa.RecordBatch.from_arrays([array], schema=schema))[column]
 
 

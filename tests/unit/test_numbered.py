@@ -38,16 +38,16 @@ class OneWay:
         for _ in range(self._dice.randint(0, len(self._calls))):
             self.came += self.arrived.take(*self._calls.pop())
             self._counts.append(self.arrived.count)
-        self.to_send.came(self._dice.choice(self._counts))
+        self.to_send.acknowledge(self._dice.choice(self._counts))
         if self._dice.random() < 0.3:
-            self.to_send.again()
+            self.to_send.resend()
 
     def calm(self) -> None:
         """From now on nothing is lost."""
-        self.to_send.again()
+        self.to_send.resend()
         while not self.to_send.settled:
             self.came += self.arrived.take(*self.to_send.take())
-            self.to_send.came(self.arrived.count)
+            self.to_send.acknowledge(self.arrived.count)
 
 
 @settings(max_examples=example_count(60))
@@ -115,7 +115,7 @@ def test_an_old_acknowledgement_takes_nothing_away(count: int) -> None:
     to_send = ToSend()
     for body in (b"a", b"b", b"c"):
         to_send.add(body)
-    assert to_send.came(2)
-    assert not to_send.came(count)
+    assert to_send.acknowledge(2)
+    assert not to_send.acknowledge(count)
     assert to_send.take() == (2, [b"lc"])
     assert not to_send.settled

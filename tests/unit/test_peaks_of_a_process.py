@@ -32,7 +32,7 @@ def told_peaks(link: ControlSocket) -> list[float]:
     """In the order of their frames."""
     peaks: list[float] = []
     while (frames := link.receive()) is not None:
-        for update in (wire.decode(frame.payload) for frame in frames):
+        for update in (wire.decode_message(frame.payload) for frame in frames):
             if isinstance(update, control.WorkerUpdate):
                 peaks += [value for name, value, _ in update.reports if name == "flow/peak/w"]
     return peaks

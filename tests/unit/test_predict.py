@@ -162,10 +162,10 @@ def test_spans_of_a_worker_do_not_overlap_and_causes_come_before() -> None:
     found = predicted(placed(small_ppo(), workers="apart", replicas={"rollout": 2}))
     by_worker: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for span in found.spans:
-        assert span.told <= span.start <= span.end
+        assert span.asked <= span.start <= span.end
         assert span.busy <= span.end - span.start + 1e-12
         if span.cause >= 0:
-            assert found.spans[span.cause].start <= span.told
+            assert found.spans[span.cause].start <= span.asked
         if span.what != "load":
             by_worker[span.worker].append((span.start, span.end))
     for spans in by_worker.values():

@@ -77,7 +77,9 @@ def test_a_scalar_head_says_its_values(base: str) -> None:
     assert np.ptp(train.probe(rows)) > 0
     assert not reader.probe(rows).any()
     reader.load(train.pieces(), 1)
-    probe.compare(train.probe(rows), reader.probe(rows), rows, probe.TOLERANCES["float32"], ENDS)
+    probe.compare_probes(
+        train.probe(rows), reader.probe(rows), rows, probe.TOLERANCES["float32"], ENDS
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -90,11 +92,11 @@ def test_the_tolerance_holds_the_noise_and_finds_a_small_mistake(base: str, dtyp
         probed(module, Ragged(rows[i], np.array([0, probe.LENGTH])), head="lm")
         for i in range(probe.ROWS)
     ]
-    probe.compare(packed, np.concatenate(alone), rows, probe.tolerance_of([dtype]), ENDS)
+    probe.compare_probes(packed, np.concatenate(alone), rows, probe.tolerance_of([dtype]), ENDS)
     with torch.no_grad():
         module.get_parameter("model.norm.weight").mul_(1.3)
     with pytest.raises(RunError, match="bit for bit, but computes other log-probs"):
-        probe.compare(
+        probe.compare_probes(
             packed, probed(module, rows, head="lm"), rows, probe.tolerance_of([dtype]), ENDS
         )
 
@@ -132,14 +134,14 @@ def numbers() -> np.ndarray:
 
 def compared(one: np.ndarray, other: np.ndarray, dtype: str = "float32") -> tuple[float, float]:
     """The largest difference and that of the means, of rows over 50 tokens."""
-    return probe.compare(one, other, probe.probe_rows(0, 50), probe.TOLERANCES[dtype], ENDS)
+    return probe.compare_probes(one, other, probe.probe_rows(0, 50), probe.TOLERANCES[dtype], ENDS)
 
 
 def test_the_worst_token_both_nodes_and_the_version_are_named() -> None:
     rows, other = probe.probe_rows(0, 50), numbers()
     other[2 * (probe.LENGTH - 1) + 4] -= 1.0  # the sixth token of the third row
     with pytest.raises(RunError, match=rf"token {rows[2][5]} at place 5 of row 2") as caught:
-        probe.compare(numbers(), other, rows, probe.Tolerance(1.0, 0.1), ENDS)
+        probe.compare_probes(numbers(), other, rows, probe.Tolerance(1.0, 0.1), ENDS)
     told = str(caught.value)
     assert all(part in told for part in ("train_policy", "rollout", "version 3", "'policy'"))
 

@@ -12,7 +12,7 @@ import torch
 from dataflow.batch import Batch
 from dataflow.kernel import Layout
 from dataflow.schema import TruncatedRollout
-from engine.channels.frames import put_together, taken_apart
+from engine.channels.frames import put_together, take_apart
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import pieces
 from tests.kit.kernels import open_kernel, prompt_chunk
@@ -78,7 +78,7 @@ def test_the_cut_changes_neither_tokens_nor_logprobs_of_a_sampler_that_cuts_noth
 
 def test_what_recorded_logprobs_are_of_travels_with_them(base: str) -> None:
     rows = answers(base, top_p=0.5)
-    framed = taken_apart(rows.records)
+    framed = take_apart(rows.records)
     sent = put_together(framed.layout, framed.rows, framed.nodes, framed.buffers)
     twice, some = Batch.concat([rows, rows]), rows.take(np.array([1]))
     for records in (rows.records, rows.with_keys(), twice.records, some.records, sent):

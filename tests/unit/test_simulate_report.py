@@ -177,7 +177,7 @@ def test_a_path_goes_by_what_each_waited_for(
 def test_a_path_adds_up_to_the_step(spans: Sequence[SimulatedSpan], cause: list[int]) -> None:
     ordered = sorted(spans, key=lambda each: each.end)
     made = [
-        replace(s, step=2, cause=c if c < i else -1, told=s.start - (i % 2))
+        replace(s, step=2, cause=c if c < i else -1, asked=s.start - (i % 2))
         for i, (s, c) in enumerate(zip(ordered, cause, strict=False))
     ]
     found = two_steps(known_plan(), made)

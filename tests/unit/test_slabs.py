@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import BlockRequest, PeerLost
-from engine.channels.frames import Framed, checked_together, taken_apart
+from engine.channels.frames import Framed, put_together_checked, take_apart
 from engine.channels.shm import slabs
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.shm.outbox import SlabOutbox
@@ -268,8 +268,8 @@ def test_nothing_is_left_open(pair) -> None:
 
 def framed(part: pa.RecordBatch) -> Framed:
     """A batch taken apart; put together, it is what it was, and begins anew."""
-    parts = taken_apart(part)
-    found = checked_together(parts.layout, part.num_rows, parts.nodes, parts.buffers)
+    parts = take_apart(part)
+    found = put_together_checked(parts.layout, part.num_rows, parts.nodes, parts.buffers)
     assert found.equals(part)
     assert not any(column.offset for column in found.columns)
     return parts
@@ -321,4 +321,4 @@ def test_wherever_the_values_of_lists_begin_only_those_of_its_rows_travel(
 
 def test_a_slice_of_a_large_column_is_not_sent_whole() -> None:
     whole = pa.RecordBatch.from_pydict({"x": pa.array(["y" * 100] * 1000)})
-    assert taken_apart(whole.slice(500, 2)).nbytes < 300
+    assert take_apart(whole.slice(500, 2)).nbytes < 300

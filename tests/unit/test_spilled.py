@@ -14,7 +14,7 @@ from engine.plan.plan import PlannedSource
 from engine.protocol.messages import From, Spilled, WorkerLost
 from engine.run.control.control import WorkerUpdate
 from engine.run.control.control_socket import ControlSocket
-from engine.run.control.wire import decode
+from engine.run.control.wire import decode_message
 from engine.run.worker_process.worker_updates import Updates
 from tests.kit.plans import planned_node
 
@@ -55,7 +55,7 @@ def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
     assert changes == [False, True, False, True, False]
     out.flush()
     frames = other.receive()
-    (update,) = [decode(frame.payload, (WorkerUpdate,)) for frame in frames]
+    (update,) = [decode_message(frame.payload, (WorkerUpdate,)) for frame in frames]
     assert [(e.number, e.event.nbytes) for e in update.events] == [(0, 5), (1, 0)]
     link.close()
     other.close()

@@ -24,7 +24,7 @@ def by_vllm() -> Plan:
 
 def forked(planned: Plan, run_folder: RunFolder) -> set[str]:
     starter = Starter(planned, planned.workers, run_folder)
-    return {worker for worker in planned.workers if starter.forked(worker)}
+    return {worker for worker in planned.workers if starter.is_forked(worker)}
 
 
 def test_a_worker_with_variables_or_a_gpu_of_its_own_is_not_forked(run_folder: RunFolder) -> None:
@@ -53,4 +53,4 @@ def test_a_template_imports_kernels_of_its_own_workers_alone(run_folder: RunFold
 
 
 def test_of_workers_on_other_hosts_it_knows_nothing(run_folder: RunFolder) -> None:
-    assert not Starter(by_vllm(), ["train_policy"], run_folder).forked("train_policy")
+    assert not Starter(by_vllm(), ["train_policy"], run_folder).is_forked("train_policy")

@@ -24,7 +24,15 @@ from engine.protocol.workers import Save
 from engine.run.control import wire
 from engine.run.control.control import Command, Quit, Request, WorkerUpdate
 from engine.run.control.control_socket import LIMIT, ControlSocket
-from engine.run.control.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
+from engine.run.control.wire import (
+    ASKS,
+    CONTROL,
+    EVENTS,
+    HOSTING,
+    INSTRUCTIONS,
+    decode_message,
+    encode_message,
+)
 from engine.run.worker_process.task_inbox import Inbox
 from tests.kit.comparison import same_message
 from tests.kit.nothing_left import descriptors
@@ -87,13 +95,13 @@ def test_every_class_comes_back_as_it_was(kind: type) -> None:
     @settings(max_examples=12, database=None)
     @given(values_of(kind, kind))
     def comes_back(message: Any) -> None:
-        assert same_message(decode(encode(message)), message)
+        assert same_message(decode_message(encode_message(message)), message)
 
     comes_back()
 
 
 def test_numbers_of_numpy_and_strided_arrays_are_sent() -> None:
-    message = decode(encode(run_chunk(np.int64(3), Keys.of(np.arange(8)[::2]))))
+    message = decode_message(encode_message(run_chunk(np.int64(3), Keys.of(np.arange(8)[::2]))))
     assert message.id == 3
     assert message.keys.position.tolist() == [0, 2, 4, 6]
 
@@ -102,7 +110,7 @@ def test_numbers_of_numpy_and_strided_arrays_are_sent() -> None:
 @given(st.binary(max_size=200))
 def test_garbage_is_one_error(data: bytes) -> None:
     with pytest.raises(RunError, match="Fix: "):
-        decode(data)
+        decode_message(data)
 
 
 def for_a_rank() -> m.TrainStep:
@@ -121,39 +129,39 @@ def test_changed_bytes_are_an_error_or_a_message(message: Any, refused_bits: int
     """Whatever bit is flipped: a message of the table comes out, or one RunError. refused_bits: so
     many of each byte make it an error, and more.
     """
-    good, refused = encode(message), 0
+    good, refused = encode_message(message), 0
     for at in range(len(good)):
         for bit in range(8):
             changed = bytearray(good)
             changed[at] ^= 1 << bit
             try:
-                assert type(decode(changed)) in CLASSES
+                assert type(decode_message(changed)) in CLASSES
             except RunError:
                 refused += 1
     assert refused > refused_bits * len(good)
     for end in range(len(good)):
         with pytest.raises(RunError):
-            decode(good[:end])
+            decode_message(good[:end])
 
 
 def test_what_ranks_are_told_is_deflated_and_comes_back() -> None:
     keys = Keys.of(range(1 << 40, (1 << 40) + 64))
     part = train_step(keys, mine=np.arange(64) * 7, total=448)
     for message in (part, Command(epoch=0, number=1, instruction=part)):
-        assert same_message(decode(encode(message)), message)
-    assert len(encode(part)) < len(encode(train_step(keys))) / 2
+        assert same_message(decode_message(encode_message(message)), message)
+    assert len(encode_message(part)) < len(encode_message(train_step(keys))) / 2
 
 
 def test_deflated_bytes_that_become_too_many_are_refused_and_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    deflated = encode(for_a_rank())
+    deflated = encode_message(for_a_rank())
     monkeypatch.setattr(wire, "_INFLATED", 500)
     with pytest.raises(RunError, match="become more than 500"):
-        decode(deflated)
-    sent = encode(for_a_rank())
+        decode_message(deflated)
+    sent = encode_message(for_a_rank())
     assert len(sent) > len(deflated)
-    assert same_message(decode(sent), for_a_rank())
+    assert same_message(decode_message(sent), for_a_rank())
 
 
 def chunk_at(position: Any) -> list[Any]:
@@ -178,21 +186,21 @@ def chunk_at(position: Any) -> list[Any]:
 ], ids=str)  # fmt: skip
 def test_what_no_class_and_no_array_has_is_refused(body: Any) -> None:
     with pytest.raises(RunError, match="Fix: "):
-        decode(msgspec.msgpack.encode(body))
+        decode_message(msgspec.msgpack.encode(body))
 
 
 def test_only_what_is_expected_is_taken() -> None:
-    data = encode(Quit())
-    assert decode(data, (WorkerUpdate, Quit)) == Quit()
+    data = encode_message(Quit())
+    assert decode_message(data, (WorkerUpdate, Quit)) == Quit()
     with pytest.raises(RunError, match="Quit"):
-        decode(data, (WorkerUpdate,))
+        decode_message(data, (WorkerUpdate,))
 
 
 def test_what_cannot_be_sent_says_so() -> None:
     with pytest.raises(RunError, match=r"expected one of .* found a dict"):
-        encode({})
+        encode_message({})
     with pytest.raises(RunError, match="one dimension"):
-        encode(train_step(Keys.of([1]), mine=np.zeros((2, 2))))
+        encode_message(train_step(Keys.of([1]), mine=np.zeros((2, 2))))
 
 
 Pair = tuple[ControlSocket, ControlSocket]
@@ -352,5 +360,5 @@ def test_close_wakes_whoever_waits() -> None:
 def test_an_event_is_small() -> None:
     """What the coordinator decodes for each event: a few dozen bytes beside the arrays."""
     done = m.From(worker="gen", epoch=0, number=7, event=m.ChunkDone(id=3, node="rollout"))
-    assert len(encode(WorkerUpdate(events=(done,), ended=4))) < 160
-    assert len(encode(m.Stepped(id=1, node="t", step=1, worker="w"))) < 60
+    assert len(encode_message(WorkerUpdate(events=(done,), ended=4))) < 160
+    assert len(encode_message(m.Stepped(id=1, node="t", step=1, worker="w"))) < 60

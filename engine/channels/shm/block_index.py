@@ -35,6 +35,8 @@ class BlockIndex:
     def note(self, block: int, text: bytes) -> None:
         """Note where a block lies, if the text fits."""
         at = _place(block)
+        # The block number goes first and comes last, as a reader may look at any moment. It reads
+        # without a lock, and what it sees half-written fails its hash.
         self._memory[at : at + 8] = bytes(8)
         if len(text) <= ROOM - _HEAD.size:
             head = _HEAD.pack(block + 1, _hash(block, text), len(text))
@@ -55,7 +57,7 @@ class BlockIndex:
         self.descriptor = -1
 
 
-def noted(index: pa.Buffer, block: int) -> bytes | None:
+def read_note(index: pa.Buffer, block: int) -> bytes | None:
     """A block's note; None if there is none, or it is being written."""
     at = _place(block)
     text = index.slice(at, ROOM).to_pybytes()
@@ -63,7 +65,9 @@ def noted(index: pa.Buffer, block: int) -> bytes | None:
     if number != block + 1 or length > ROOM - _HEAD.size:
         return None
     text = text[_HEAD.size : _HEAD.size + length]
-    return text if _hash(block, text) == hashed else None
+    if _hash(block, text) != hashed:
+        return None
+    return text
 
 
 def _place(block: int) -> int:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from engine.channels.contract import BlockRequest, PeerLost, Requests
 from engine.channels.peers import PATIENCE, PeerReaders
-from engine.channels.projection import of_rows
+from engine.channels.projection import select_rows
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.reader import SlabReader
 from engine.channels.shm.server import SlabServer
@@ -55,8 +55,8 @@ class ShmChannel:
         self.name = name
         self._dial = dial
         self._content = verify == "content"
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = memory // 4 if limit is None else limit
+        if limit is None:
+            limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
         self._pool = SlabPool(limit=limit, directory=directory, poison=poison)
         self._outbox = outbox = SlabOutbox(self._pool, epoch, content=self._content)
         self.keep, self.allocate, self.release = outbox.keep, outbox.allocate, outbox.release
@@ -110,7 +110,9 @@ class ShmChannel:
         self._outbox.close()
 
     def _own(self, request: BlockRequest) -> pa.RecordBatch:
-        return of_rows(self._outbox.records(request.block, tuple(request.columns)), request.rows)
+        return select_rows(
+            self._outbox.records(request.block, tuple(request.columns)), request.rows
+        )
 
     def _connect(self, peer: str) -> SlabReader:
         try:

@@ -47,33 +47,31 @@ class FdSocket:
 
     def send(self, message: bytes, descriptor: int | None = None) -> None:
         """Send what the socket takes now; queue the rest. Raises SocketClosed, RunError."""
-        data = memoryview(_HEAD.pack(len(message)) + message)
+        unsent = memoryview(_HEAD.pack(len(message)) + message)
         if not self._out:
-            sent = self._send_some(data, descriptor)
-            if sent == len(data):
+            sent = self._send_some(unsent, descriptor)
+            if sent == len(unsent):
                 return
-            data, descriptor = data[sent:], None if sent else descriptor
-        try:
-            self._out.append((data, None if descriptor is None else os.dup(descriptor)))
-        except OSError as error:
-            problem = f"expected a free file descriptor, found {error}"
-            raise RunError(f"{problem}. Fix: {more_files()}") from error
-        self.waiting += len(data)
+            unsent, descriptor = unsent[sent:], None if sent else descriptor
+        if descriptor is not None:
+            descriptor = _duplicate(descriptor)
+        self._out.append((unsent, descriptor))
+        self.waiting += len(unsent)
 
     def flush(self) -> bool:
         """Send more of the queue; returns whether it is empty. Raises SocketClosed."""
         while self._out:
-            data, descriptor = self._out[0]
-            sent = self._send_some(data, descriptor)
+            unsent, descriptor = self._out[0]
+            sent = self._send_some(unsent, descriptor)
             if not sent:
                 return False
             self.waiting -= sent
             if descriptor is not None:
                 os.close(descriptor)
-            if sent == len(data):
+            if sent == len(unsent):
                 self._out.popleft()
             else:
-                self._out[0] = (data[sent:], None)
+                self._out[0] = (unsent[sent:], None)
         return True
 
     def drain(self, deadline: float) -> bool:
@@ -86,12 +84,12 @@ class FdSocket:
                 return False
         return True
 
-    def _send_some(self, data: memoryview, descriptor: int | None) -> int:
+    def _send_some(self, unsent: memoryview, descriptor: int | None) -> int:
         """Bytes that the socket took, maybe 0. Raises SocketClosed."""
         try:
             if descriptor is None:
-                return self.socket.send(data, socket.MSG_NOSIGNAL)
-            return socket.send_fds(self.socket, [data], [descriptor], socket.MSG_NOSIGNAL)
+                return self.socket.send(unsent, socket.MSG_NOSIGNAL)
+            return socket.send_fds(self.socket, [unsent], [descriptor], socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -100,7 +98,7 @@ class FdSocket:
     def receive(self) -> list[bytes]:
         """Every whole message that has arrived. Raises SocketClosed, RunError."""
         try:
-            data, descriptors, flags, _ = socket.recv_fds(
+            received, descriptors, flags, _ = socket.recv_fds(
                 self.socket, _READ, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
@@ -110,9 +108,9 @@ class FdSocket:
         self.descriptors.extend(descriptors)
         if flags & socket.MSG_CTRUNC:
             raise RunError(f"the descriptor of a message was lost. Fix: {more_files()}")
-        if not data:
+        if not received:
             raise SocketClosed("end of file")
-        self._in += data
+        self._in += received
         return self._whole()
 
     def _whole(self) -> list[bytes]:
@@ -132,8 +130,11 @@ class FdSocket:
     def wait(self, deadline: float) -> bool:
         """Wait for data until this monotonic time, sending meanwhile. Raises SocketClosed."""
         while (left := deadline - time.monotonic()) > 0:
+            wanted = select.POLLIN
+            if not self.flush():
+                wanted |= select.POLLOUT
             poll = select.poll()
-            poll.register(self.socket, select.POLLIN | (0 if self.flush() else select.POLLOUT))
+            poll.register(self.socket, wanted)
             if any(what & ~select.POLLOUT for _, what in poll.poll(left * 1e3)):
                 return True
         return False
@@ -147,3 +148,12 @@ class FdSocket:
                 os.close(descriptor)
         self._out.clear()
         self.descriptors.clear()
+
+
+def _duplicate(descriptor: int) -> int:
+    """A descriptor of the queue's own: the caller may close the other. Raises RunError."""
+    try:
+        return os.dup(descriptor)
+    except OSError as error:
+        problem = f"expected a free file descriptor, found {error}"
+        raise RunError(f"{problem}. Fix: {more_files()}") from error

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
 from engine.channels import header as h
-from engine.channels.frames import Buffers, checksums, copy_summed, put_together, taken_apart
+from engine.channels.frames import Buffers, checksums, copy_summed, put_together, take_apart
 from engine.channels.layout import SchemaLayout
 from engine.channels.shm.block_index import SIZE, BlockIndex
 from engine.channels.shm.slabs import ALIGNMENT, Region, Slab, SlabPool
@@ -80,25 +80,30 @@ class SlabOutbox:
 
     def keep(self, batch: Batch) -> int:
         """Keep a batch, copying what was not built in a slab. Raises DataError."""
-        parts = taken_apart(batch.records)
+        parts = take_apart(batch.records)
         with self.lock:
             self._collect()
             places, held = self._already_there(parts.buffers)
-            pairs = list(zip(parts.buffers, places, strict=True))
-            left = [None if place[2] else buffer for buffer, place in pairs]
-            length = sum(map(_room, left))
-            region = self.pool.allocate(length) if length else None
-        # The sums of buffers that are copied are computed on the way.
-        sums = checksums([b if p[2] else None for b, p in pairs]) if self._content else None
+            to_copy: Buffers = []
+            built: Buffers = []  # as long: each buffer is in one of them, and None in the other
+            for buffer, (_, _, length) in zip(parts.buffers, places, strict=True):
+                to_copy.append(None if length else buffer)
+                built.append(buffer if length else None)
+            size = sum(map(_room, to_copy))
+            region = self.pool.allocate(size) if size else None
+        # Without the lock from here: the region is nobody else's, and a copy takes long.
+        sums: list[int] | None = None
+        if self._content:
+            sums = checksums(built)  # those of what is copied are computed on the way
         if region is not None:
-            _copy(left, places, region, sums)
+            _copy(to_copy, places, region, sums)
             held.append(region)
         with self.lock:
             number = next(self._numbers)
             layout, slabs = parts.layout, {r.slab.number: r.slab for r in held}
             header = h.BlockHeader(number, parts.rows, layout.hash, parts.nodes, places, sums or [])
-            kept = KeptBlock(header=header, layout=layout, regions=held, slabs=slabs)
-            self._blocks[number] = kept
+            block = KeptBlock(header=header, layout=layout, regions=held, slabs=slabs)
+            self._blocks[number] = block
             self.index.note(number, h.encode(header))
         return number
 
@@ -114,7 +119,7 @@ class SlabOutbox:
         """A block's columns as views of its slabs. Raises KeyError, DataError."""
         with self.lock:
             block = self._blocks[number]
-            header, layout = h.narrowed(block.header, block.layout, columns)
+            header, layout = h.narrow_header(block.header, block.layout, columns)
             buffers = block.buffers(header)
         return put_together(layout, header.rows, header.nodes, buffers)
 
@@ -132,7 +137,7 @@ class SlabOutbox:
         if block is None:
             return h.UnknownBlock(wanted.block, self._epoch), [], None
         try:
-            header, _ = h.narrowed(block.header, block.layout, wanted.columns)
+            header, _ = h.narrow_header(block.header, block.layout, wanted.columns)
         except DataError as error:
             return h.MissingColumn(wanted.block, str(error)), [], None
         numbers = dict.fromkeys(slab for slab, _, length in header.places if length)
@@ -163,8 +168,9 @@ class SlabOutbox:
         places: list[h.Place] = []
         held: list[Region] = []
         for buffer in buffers:
-            size = 0 if buffer is None else buffer.size
-            address = buffer.address if buffer is not None and size else 0
+            size = address = 0
+            if buffer is not None and buffer.size:
+                size, address = buffer.size, buffer.address
             at = bisect_right(self._starts, address) - 1
             if at < 0 or address + size > self._starts[at] + self._built[at].length:
                 places.append(h.NOWHERE)
@@ -178,7 +184,10 @@ class SlabOutbox:
 
 
 def _room(buffer: pa.Buffer | None) -> int:
-    return 0 if buffer is None else -(-buffer.size // ALIGNMENT) * ALIGNMENT
+    """Bytes that a buffer takes of a region."""
+    if buffer is None:
+        return 0
+    return -(-buffer.size // ALIGNMENT) * ALIGNMENT
 
 
 def _start(region: Region) -> int:

@@ -20,11 +20,11 @@ import pyarrow as pa
 from dataflow.errors import RunError
 from engine.channels import header as h
 from engine.channels.contract import BlockRequest, PeerLost, Requests
-from engine.channels.layout import SchemaLayout, chosen, layout_from
+from engine.channels.layout import SchemaLayout, layout_from, select_layout
 from engine.channels.peers import PeerReader
-from engine.channels.projection import of_rows
+from engine.channels.projection import select_rows
 from engine.channels.shm import messages as m
-from engine.channels.shm.block_index import SIZE, noted
+from engine.channels.shm.block_index import SIZE, read_note
 from engine.channels.shm.fd_socket import FdSocket, SocketClosed
 from engine.channels.shm.slabs import is_sealed
 
@@ -45,7 +45,9 @@ class SlabReader(PeerReader):
 
     def look(self, request: BlockRequest) -> pa.RecordBatch | None:
         """The rows, if block index, slabs and schemas here suffice. Raises DataError, RunError."""
-        note = None if self._index is None else noted(self._index, request.block)
+        if self._index is None:
+            return None
+        note = read_note(self._index, request.block)
         if note is None:
             return None
         header = h.header_of(note)
@@ -54,7 +56,7 @@ class SlabReader(PeerReader):
         if layout is None or not mapped or (self._content and not header.sums):
             return None
         try:
-            header, layout = h.narrowed(header, layout, tuple(request.columns))
+            header, layout = h.narrow_header(header, layout, tuple(request.columns))
         except RunError as error:
             raise self.refused(error) from error
         return self._rows(header, request, layout)
@@ -62,8 +64,9 @@ class SlabReader(PeerReader):
     def ask(self, requests: Requests) -> int:
         """See PeerReader."""
         self._last += 1
-        wanted = tuple(h.Wanted(r.block, tuple(r.columns)) for r in requests)
-        self._send(h.FetchRequest(self._last, wanted, self._content))
+        # Without rows: the whole block is mapped, and rows are selected here.
+        wanted = [h.Wanted(request.block, tuple(request.columns)) for request in requests]
+        self._send(h.FetchRequest(self._last, tuple(wanted), self._content))
         return self._last
 
     def answer(self, number: int, requests: Requests, deadline: float) -> list[pa.RecordBatch]:
@@ -103,10 +106,10 @@ class SlabReader(PeerReader):
         """The reply to this request; replies to earlier ones are dropped."""
         while True:
             try:
-                there = self._socket.wait(deadline)
+                has_data = self._socket.wait(deadline)
             except SocketClosed as closed:
                 raise self._gone(closed) from closed
-            if not there:
+            if not has_data:
                 raise self.lost("did not say in time where its rows are. Fix: see what it is doing")
             for reply in self._replies():
                 if reply.id == number:
@@ -152,12 +155,15 @@ class SlabReader(PeerReader):
             raise self.refused(f"{what} without its descriptor")
         descriptor = self._socket.descriptors.popleft()
         try:
-            there = os.fstat(descriptor)
-            fixed = not there.st_nlink if on_disk else is_sealed(descriptor)
-            if there.st_size != size or not stat.S_ISREG(there.st_mode) or not size or not fixed:
-                found = f"{there.st_size} bytes of mode {there.st_mode:o}"
-                raise self.refused(f"{what}: expected {size} bytes of fixed size, found {found}")
-            flags = mmap.MAP_SHARED | (0 if on_disk else mmap.MAP_POPULATE)
+            status = os.fstat(descriptor)
+            # Reading memory that its owner has cut off would kill this process (SIGBUS).
+            fixed = not status.st_nlink if on_disk else is_sealed(descriptor)
+            if status.st_size != size or not stat.S_ISREG(status.st_mode) or not size or not fixed:
+                kind = f"{status.st_size} bytes of mode {status.st_mode:o}"
+                raise self.refused(f"{what}: expected {size} bytes of fixed size, found {kind}")
+            flags = mmap.MAP_SHARED
+            if not on_disk:
+                flags |= mmap.MAP_POPULATE
             return pa.py_buffer(mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ))
         except OSError as error:
             problem = f"{what} of {size} bytes cannot be mapped: {error}"
@@ -174,22 +180,24 @@ class SlabReader(PeerReader):
         try:
             header = h.require_header(answer, request)
             layout = layout or self._layout(header, tuple(request.columns))
-            rows = h.rows_of(header, layout, self._buffer, content=self._content)
+            rows = h.assemble_rows(header, layout, self._buffer, content=self._content)
         except PeerLost:
             raise
         except RunError as error:
             raise self.refused(error) from error
-        return of_rows(rows, request.rows)
+        return select_rows(rows, request.rows)
 
     def _layout(self, header: h.BlockHeader, columns: tuple[str, ...]) -> SchemaLayout:
         layout = self._schemas.get(header.schema)
         if layout is None:
             raise RunError(f"block {header.block} has a schema that was never sent")
-        return chosen(layout, columns)[0]
+        return select_layout(layout, columns)[0]
 
     def _buffer(self, number: int, offset: int, length: int) -> pa.Buffer:
         slab = self._slabs.get(number)
-        if slab is None or offset + length > slab.size:
-            size = "that is not mapped" if slab is None else f"of {slab.size} bytes"
-            raise RunError(f"{length} bytes at {offset} of slab {number} {size}")
+        if slab is None:
+            raise RunError(f"{length} bytes at {offset} of slab {number} that is not mapped")
+        if offset + length > slab.size:
+            problem = f"{length} bytes at {offset} of slab {number} of {slab.size} bytes"
+            raise RunError(problem)
         return slab.slice(offset, length)

@@ -106,11 +106,16 @@ class SlabServer:
             self._tell(reader, m.IndexHere(SIZE), self._outbox.index.descriptor)
         with self._outbox.lock:
             gone = set(self._outbox.pool.gone())
-        for reader in list(self._served) if gone else ():
-            told = gone & reader.slabs
-            reader.slabs -= told
-            if told:
-                self._tell(reader, m.SlabsGone(tuple(sorted(told))))
+        if gone:
+            for reader in list(self._served):
+                self._tell_gone(reader, gone)
+
+    def _tell_gone(self, reader: ServedPeer, gone: set[int]) -> None:
+        """Tell a peer which of the slabs that it was sent are gone."""
+        numbers = sorted(gone & reader.slabs)
+        reader.slabs.difference_update(numbers)
+        if numbers:
+            self._tell(reader, m.SlabsGone(tuple(numbers)))
 
     def _tell(
         self, reader: ServedPeer, message: m.IndexHere | m.SlabsGone, descriptor: int | None = None
@@ -158,7 +163,7 @@ class SlabServer:
                     self._introduce(reader, slab)
                 if layout is not None and layout.hash not in reader.schemas:
                     reader.schemas.add(layout.hash)
-                    reader.socket.send(encode(m.SchemaHere(layout.hash, layout.data)))
+                    reader.socket.send(encode(m.SchemaHere(layout.hash, layout.encoded)))
                 answers.append(answer)
         reader.socket.send(encode(Reply(request.id, answers)))
 
@@ -170,9 +175,11 @@ class SlabServer:
             reader.socket.send(encode(message), slab.descriptor)
 
     def _watch(self, reader: ServedPeer) -> None:
-        waiting = reader.socket.waiting
-        wanted = selectors.EVENT_READ if waiting < ENOUGH else 0
-        wanted |= selectors.EVENT_WRITE if waiting else 0
+        wanted = 0
+        if reader.socket.waiting < ENOUGH:
+            wanted |= selectors.EVENT_READ
+        if reader.socket.waiting:
+            wanted |= selectors.EVENT_WRITE
         if self._selector.get_key(reader.socket.socket).events != wanted:
             self._selector.modify(reader.socket.socket, wanted, reader)
 

@@ -51,9 +51,10 @@ class Slab:
         self.number = number
         self.size = size
         self.on_disk = directory is not None
-        self.descriptor, self._memory = (
-            sealed_memory(size) if directory is None else _unlinked_file(size, directory)
-        )
+        if directory is None:
+            self.descriptor, self._memory = sealed_memory(size)
+        else:
+            self.descriptor, self._memory = _unlinked_file(size, directory)
         self.buffer = pa.py_buffer(self._memory)
         self.used = 0
         self.live = 0
@@ -103,7 +104,8 @@ class SlabPool:
     @property
     def nbytes(self) -> int:
         """Bytes of all slabs in memory; from any thread."""
-        return sum(s.size for s in list(self._slabs.values()) if not s.on_disk)
+        slabs = list(self._slabs.values())  # which another thread may change meanwhile
+        return sum(slab.size for slab in slabs if not slab.on_disk)
 
     @property
     def live(self) -> int:
@@ -117,7 +119,10 @@ class SlabPool:
 
     def allocate(self, length: int) -> Region:
         """A region of so many bytes, held once. Raises StorageError without memory."""
-        slab = self._for_small(length) if length <= SMALL else self._take(_size_class(length))
+        if length <= SMALL:
+            slab = self._for_small(length)
+        else:
+            slab = self._take(_size_class(length))
         region = Region(slab, slab.used, length)
         slab.used += -(-length // ALIGNMENT) * ALIGNMENT
         slab.live += 1

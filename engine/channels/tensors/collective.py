@@ -118,7 +118,7 @@ class CollectiveChannel:
             failed = self._failed(role, peer, sequence, late)
         if failed is not None:
             raise self._fence(failed)
-        self._next[role, -1 if role == "broadcast" else peer] = sequence + 1
+        self._next[_counter(role, peer)] = sequence + 1
 
     def _stream_after_now(self) -> AbstractContextManager[Any]:
         """Between devices, the channel's own stream, behind the caller's work so far."""
@@ -129,12 +129,12 @@ class CollectiveChannel:
 
     def _header(self, role: Role, peer: int, sequence: int, tensors: Sequence[Tensor]) -> Tensor:
         """int64 [5]: magic, role, sequence, number of tensors, hash of their dtypes and shapes."""
-        expected = self._next.get((role, -1 if role == "broadcast" else peer), 0)
-        if sequence != expected:
+        if sequence != self._next.get(_counter(role, peer), 0):
             # The other end gets a header that it refuses, so both ends fail and neither hangs.
             sequence = ~sequence
         signature = "|".join(f"{t.dtype}{tuple(t.shape)}" for t in tensors)
-        digest = np.uint64(xxhash.xxh3_64_intdigest(signature.encode())).astype(np.int64)
+        unsigned = xxhash.xxh3_64_intdigest(signature.encode())
+        digest = np.uint64(unsigned).astype(np.int64)
         return torch.tensor([_MAGIC, _ROLES.index(role), sequence, len(tensors), int(digest)])
 
     def _agree(self, role: Role, peer: int, mine: Tensor) -> None:
@@ -147,9 +147,9 @@ class CollectiveChannel:
             sent = self._headers.send([mine], peer, _HEADER)
             self._headers.recv(theirs, peer, _HEADER).wait()
             sent.wait()
-        for other, found in enumerate(theirs):
+        for other, header in enumerate(theirs):
             rank = other if role == "broadcast" else peer
-            _require_same(self._names[self.rank], mine.tolist(), self._names[rank], found.tolist())
+            _require_same(self._names[self.rank], mine.tolist(), self._names[rank], header.tolist())
 
     def _move(self, role: Role, peer: int, flat: list[Tensor]) -> None:
         if role == "broadcast":
@@ -197,6 +197,13 @@ class CollectiveChannel:
             return self._fenced
 
 
+def _counter(role: Role, peer: int) -> tuple[str, int]:
+    """What counts transfers: each direction of a pair, and all broadcasts together."""
+    if role == "broadcast":
+        return role, -1
+    return role, peer
+
+
 class _Disagreed(RuntimeError):
     """The two ends mean different transfers."""
 
@@ -205,9 +212,9 @@ def _require_same(me: str, mine: list[int], other: str, theirs: list[int]) -> No
     """Raise _Disagreed unless two headers belong together."""
     wanted = {"send": "receive", "receive": "send", "broadcast": "broadcast"}[_ROLES[mine[1]]]
     if theirs != [_MAGIC, _ROLES.index(wanted), *mine[2:]] or mine[2] < 0:
-        found = f"{me}: {_said(mine)}, and {other}: {_said(theirs)}"
+        both = f"{me}: {_said(mine)}, and {other}: {_said(theirs)}"
         fix = "both ends have to be told the same transfers in the same order"
-        raise _Disagreed(f"expected one transfer on both ends, found {found}. Fix: {fix}")
+        raise _Disagreed(f"expected one transfer on both ends, found {both}. Fix: {fix}")
 
 
 def _said(header: list[int]) -> str:
@@ -221,8 +228,8 @@ def _said(header: list[int]) -> str:
 def _bytes(tensor: Tensor, role: Role) -> Tensor:
     """A tensor's bytes, so that dtypes travel that a backend lacks, such as bfloat16."""
     if role != "send" and not tensor.is_contiguous():
-        found = f"strides {tensor.stride()}"
-        raise RunError(f"{role}: expected contiguous tensors to receive into, found {found}.")
+        strides = f"strides {tensor.stride()}"
+        raise RunError(f"{role}: expected contiguous tensors to receive into, found {strides}.")
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -42,14 +42,16 @@ class ColumnStore:
 
     def picked(self, block: int, columns: Sequence[str], rows: np.ndarray | None) -> list[Tensor]:
         """These rows (None: all) of each column, on their device. Raises KeyError, RunError."""
-        kept = self._kept[block]
-        if missing := [name for name in columns if name not in kept]:
-            expected, found = ", ".join(kept), ", ".join(missing)
-            raise RunError(f"block {block}: expected the device columns {expected}, found {found}")
-        wanted = [kept[name] for name in columns]
+        by_name = self._kept[block]
+        if missing := [name for name in columns if name not in by_name]:
+            expected, unknown = ", ".join(by_name), ", ".join(missing)
+            raise RunError(
+                f"block {block}: expected the device columns {expected}, found {unknown}"
+            )
+        wanted = [by_name[name] for name in columns]
+        if rows is None:
+            return [column.values for column in wanted]
         try:
-            return [
-                column.values if rows is None else taken(column, rows).values for column in wanted
-            ]
+            return [taken(column, rows).values for column in wanted]
         except DataError as error:
             raise RunError(f"block {block}: {error}") from error

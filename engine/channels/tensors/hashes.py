@@ -32,11 +32,14 @@ def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
 def _of_tensor(tensor: Tensor) -> int:
     if not tensor.numel():
         return 0
+    flat = tensor.reshape(-1)
     if tensor.is_cuda:
-        return int(on_device(Ragged(tensor.reshape(-1), np.array([0, tensor.numel()])))[0])
+        one_row = Ragged(flat, np.array([0, tensor.numel()]))
+        return int(on_device(one_row)[0])
     import torch
 
-    return xxhash.xxh3_64_intdigest(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    elements = flat.view(torch.uint8).numpy()
+    return xxhash.xxh3_64_intdigest(elements.data)
 
 
 def on_device(column: Ragged) -> np.ndarray:

@@ -34,11 +34,11 @@ def interface_of(address: str) -> str:
     wanted = ipaddress.ip_address(address)
     if wanted.is_loopback:
         return LOOPBACK  # which has all of 127.0.0.0/8
-    found = list(_addresses())
-    for name, each in found:
+    addresses = list(_addresses())
+    for name, each in addresses:
         if each == wanted:
             return name
-    shown = ", ".join(f"{name} {each}" for name, each in found)
+    shown = ", ".join(f"{name} {each}" for name, each in addresses)
     fix = "Fix: the address that the cluster gives this host."
     raise RunError(f"expected a network interface with {address}, found {shown}. {fix}")
 
@@ -53,8 +53,8 @@ def _addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Ad
         at = first
         while at:
             entry = at.contents
-            if entry.address and (found := _ip(entry.address)) is not None:
-                yield entry.name.decode(), found
+            if entry.address and (address := _ip(entry.address)) is not None:
+                yield entry.name.decode(), address
             at = entry.next
     finally:
         library.freeifaddrs(first)

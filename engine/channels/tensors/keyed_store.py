@@ -55,7 +55,9 @@ class KeyedStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all are there."""
-        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        seconds = self._seconds
+        if timeout is not None:
+            seconds = timeout.total_seconds()
         self._client.ask("wait", keys, timeout=seconds)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -76,5 +78,7 @@ class KeyedStore(Store):
         self._client.close()
 
 
-def _bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+def _bytes(text: Any) -> bytes:
+    if isinstance(text, str):
+        return text.encode()
+    return bytes(text)

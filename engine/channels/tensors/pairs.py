@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
@@ -116,7 +117,8 @@ class TensorPairs:
         """On the world's thread. A failure ends only the world, which the reader notices."""
         try:
             channel = world.formed()
-            tensors = [t.to(world.device) for request in requests for t in self._wanted(request)]
+            wanted = chain.from_iterable(map(self._wanted, requests))
+            tensors = [tensor.to(world.device) for tensor in wanted]
             hashes = self._room_for_hashes(requests, len(tensors), world.device)
             for room in hashes:
                 room.copy_(room.new_tensor(of_tensors(tensors)))
@@ -142,6 +144,8 @@ class TensorPairs:
             problem = "expected its process, found none that runs."
             raise PeerLost(peer, f"{problem} Fix: see its log for why it ended.")
         try:
+            # The reader asks once it is ready to receive, so that no writer waits in a collective
+            # for a reader that is busy (0013).
             self._ask(peer, world.sequence, requests)
             channel = world.formed_in_time(lambda: self._alive(peer))
             tensors = room(world.device)
@@ -154,15 +158,19 @@ class TensorPairs:
             self._give_up(world)
             raise
         world.sequence += 1
-        self._moved.add("collective", sum(t.numel() * t.element_size() for t in tensors))
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._moved.add("collective", size)
         return tensors
 
     def _room_for_hashes(self, requests: Requests, count: int, device: str) -> list[Tensor]:
         """The tensor for the hashes of so many tensors; none for weights."""
         import torch
 
+        # Weights need none: their block has a hash of each piece (engine/weights).
         hashed = self._content and all(request.columns for request in requests)
-        return [torch.empty(count, dtype=torch.int64, device=device)] if hashed else []
+        if not hashed:
+            return []
+        return [torch.empty(count, dtype=torch.int64, device=device)]
 
     def moved(self) -> int:
         """Payload bytes received since the last call."""
@@ -222,8 +230,9 @@ class PairWorld:
             forming = self._thread.submit(self.formed)
         end = time.monotonic() + self._timeout + _GRACE
         while True:
+            seconds_left = max(0.0, end - time.monotonic())
             try:
-                return forming.result(min(_LOOK, max(0.0, end - time.monotonic())))
+                return forming.result(min(_LOOK, seconds_left))
             except (Late, CancelledError) as late:
                 if time.monotonic() >= end or forming.cancelled():
                     problem = f"no world was formed with it for tensors in {self._timeout:g} s"
@@ -272,6 +281,9 @@ def _shown(requests: Requests) -> str:
     if len(requests) != 1:
         return f"tensors of {len(requests)} blocks"
     request = requests[0]
-    rows = "" if request.rows is None else f" of {len(request.rows)} rows"
-    columns = f", columns {', '.join(request.columns)}{rows}" if request.columns else ""
-    return f"block {request.block}{columns}"
+    shown = f"block {request.block}"
+    if request.columns:
+        shown = f"{shown}, columns {', '.join(request.columns)}"
+        if request.rows is not None:
+            shown = f"{shown} of {len(request.rows)} rows"
+    return shown

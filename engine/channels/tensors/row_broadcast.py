@@ -14,6 +14,7 @@ frames and their checks (engine/channels/multipart.py), a broadcast (collective.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels import multipart
-from engine.channels.contract import BlockRequest, MovedBytes, Scheduled, refusal
+from engine.channels.contract import BlockRequest, MovedBytes, Scheduled, make_refusal
 from engine.channels.header import BlockHeader, Reply, TensorLayout
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.hashes import of_tensors
@@ -69,12 +70,14 @@ class RowBroadcast:
         frames: list[pa.Buffer] = []
         values: list[Tensor] = []
         for number, batch in enumerate(inputs.values()):
-            header, buffers = multipart.framed(number, batch.records)
+            header, buffers = multipart.frame_block(number, batch.records)
             tensors = {n: tensor.to(self._device) for n, tensor in batch.device.items()}
             headers.append(replace(header, tensors=self._layouts(tensors)))
             frames += buffers
             values += tensors.values()
-        reply = multipart.sealed(Reply(self._next(), multipart.summed(headers, frames)))
+        reply = multipart.seal_message(
+            Reply(self._next(), multipart.add_checksums(headers, frames))
+        )
         self._cast([torch.tensor([len(reply)])])
         self._cast([_tensor(reply)])
         self._cast([_tensor(frame) for frame in frames])
@@ -94,9 +97,11 @@ class RowBroadcast:
             rows = incoming.rows(asked)
         except (KeyError, RunError) as error:
             raise self._wrong(str(error)) from error
-        left = iter(values)
-        device = [{layout.name: next(left) for layout in each} for each in _tensors_of(reply)]
-        return dict(zip(names, zip(rows, device, strict=True), strict=True))
+        values_left = iter(values)
+        inputs: dict[str, Taken] = {}
+        for name, records, layouts in zip(names, rows, _tensors_of(reply), strict=True):
+            inputs[name] = records, {layout.name: next(values_left) for layout in layouts}
+        return inputs
 
     def moved(self) -> int:
         """Bytes of rows received since the last call."""
@@ -109,7 +114,9 @@ class RowBroadcast:
     def _values(self, layouts: Sequence[TensorLayout]) -> list[Tensor]:
         """The values of device columns."""
         room = [torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in layouts]
-        values = self._cast(room) if room else []
+        values: list[Tensor] = []
+        if room:  # rank 0 sends a fourth broadcast only then
+            values = self._cast(room)
         if self._content and [each.hash for each in layouts] != of_tensors(values):
             raise self._wrong("columns on a device whose values were changed on their way")
         return values
@@ -119,17 +126,17 @@ class RowBroadcast:
         length = int(self._receive([torch.zeros(1, dtype=torch.int64)])[0])
         if not 0 < length <= multipart.LARGEST_REQUEST:
             raise self._wrong(f"a header of {length} bytes")
-        (data,) = self._receive([torch.empty(length, dtype=torch.uint8)])
+        (message,) = self._receive([torch.empty(length, dtype=torch.uint8)])
         try:
-            reply = multipart.message_of(data.numpy())
+            reply = multipart.message_of(message.numpy())
         except RunError as error:
             raise self._wrong(str(error)) from error
         if not isinstance(reply, Reply):
             raise self._wrong(f"expected a header, found {type(reply).__name__}")
         number, count = self._next(), len(reply.answers)
         if (reply.id, count) != (number, inputs):
-            found = f"found rows {reply.id} of {count}"
-            raise self._wrong(f"expected rows {number} of {inputs} inputs, {found}")
+            other_rows = f"found rows {reply.id} of {count}"
+            raise self._wrong(f"expected rows {number} of {inputs} inputs, {other_rows}")
         self._require_possible(reply)
         return reply
 
@@ -144,11 +151,14 @@ class RowBroadcast:
             raise self._wrong(f"rows of {size} bytes, expected at most {LARGEST}")
 
     def _layouts(self, tensors: Mapping[str, Tensor]) -> list[TensorLayout]:
-        hashes = of_tensors(list(tensors.values())) if self._content else [0] * len(tensors)
-        return [
-            TensorLayout(name, str(t.dtype).removeprefix("torch."), list(t.shape), hash)
-            for (name, t), hash in zip(tensors.items(), hashes, strict=True)
-        ]
+        hashes = [0] * len(tensors)
+        if self._content:
+            hashes = of_tensors(list(tensors.values()))
+        layouts: list[TensorLayout] = []
+        for (name, tensor), hash in zip(tensors.items(), hashes, strict=True):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            layouts.append(TensorLayout(name, dtype, list(tensor.shape), hash))
+        return layouts
 
     def _next(self) -> int:
         self._number += 1
@@ -164,10 +174,10 @@ class RowBroadcast:
         self._sequence += 1
         return moved
 
-    def _wrong(self, found: str) -> RunError:
+    def _wrong(self, problem: str) -> RunError:
         """The error for a wrong message; also leaves, so that no rank waits for this one."""
         self._channel.close()
-        return refusal(self._giver, found, " the rows that it gives")
+        return make_refusal(self._giver, problem, " the rows that it gives")
 
 
 def join(
@@ -194,17 +204,17 @@ def _tensors_of(reply: Reply) -> list[list[TensorLayout]]:
 
 
 def _layouts_of(reply: Reply) -> list[TensorLayout]:
-    return [each for many in _tensors_of(reply) for each in many]
+    return list(chain.from_iterable(_tensors_of(reply)))
 
 
-def _tensor(data: bytes | pa.Buffer) -> Tensor:
+def _tensor(buffer: bytes | pa.Buffer) -> Tensor:
     """A uint8 [bytes] view; torch has no read-only memory, so it must not be written to."""
-    return torch.from_numpy(np.asarray(_Writable(np.frombuffer(data, np.uint8))))
+    return torch.from_numpy(np.asarray(_Writable(np.frombuffer(buffer, np.uint8))))
 
 
 class _Writable:
     """An array's memory, declared writable."""
 
-    def __init__(self, data: np.ndarray) -> None:
-        self._data = data
-        self.__array_interface__ = data.__array_interface__ | {"data": (data.ctypes.data, False)}
+    def __init__(self, array: np.ndarray) -> None:
+        self._data = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}

@@ -78,8 +78,8 @@ def world(
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     group: Any = dist.group.WORLD
     if (group.rank(), group.size()) != (rank, size):
-        found = f"rank {group.rank()} of {group.size()} and rank {rank} of {size}"
-        problem = f"expected one world in a process, found {found}"
+        both = f"rank {group.rank()} of {group.size()} and rank {rank} of {size}"
+        problem = f"expected one world in a process, found {both}"
         raise RunError(f"{problem}. Fix: pin nodes with other ranks to other Workers.")
     return group
 
@@ -101,7 +101,8 @@ def wait_for_all(
     try:
         store.wait([f"here/{r}" for r in range(size)], timedelta(seconds=timeout))
     except RuntimeError as error:
-        first = str(error).strip().splitlines()[0].rstrip(".")
+        first, *_ = str(error).strip().splitlines()
+        first = first.rstrip(".")
         raise RunError(
             f"rank {rank} of {size}: expected all ranks within {timeout:g} s, found none of"
             f" {_missing(store, size, names)}: {first}. Fix: look at what those Workers say."
@@ -115,7 +116,10 @@ def agreed_device(store: Store, rank: int, size: int) -> str:
     mine = str(cuda.get_device_properties(0).uuid) if cuda.is_available() else "cpu"
     store.set(f"device/{rank}", mine)
     devices = {store.get(f"device/{other}").decode() for other in range(size)}
-    return "cpu" if "cpu" in devices or len(devices) < size else "cuda:0"
+    # Fewer devices than ranks: two ranks have one GPU between them.
+    if "cpu" in devices or len(devices) < size:
+        return "cpu"
+    return "cuda:0"
 
 
 def _missing(store: Store, size: int, names: Sequence[str]) -> str:

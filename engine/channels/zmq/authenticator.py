@@ -53,7 +53,8 @@ class CurveAuthenticator:
 
     def knows(self, frame: zmq.Frame) -> bool:
         """Whether the key by which the sender of a message was accepted is allowed still."""
-        return self._allowed.get(str(frame.get(_KEY)).encode()) is not None
+        key = str(frame.get(_KEY)).encode()
+        return self._allowed.get(key) is not None
 
     def close(self) -> None:
         """Close both sockets, but not the guarded one."""
@@ -69,11 +70,13 @@ class CurveAuthenticator:
             where = address.decode(errors="replace")
             self.refused[where] += 1
             _log.warning("%s: refused: its key is not one of this run", where)
-        status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
-        name, said = (peer or "").encode(), _property(_KEY, key) if peer is not None else b""
-        self.socket.send_multipart([version, request, status, text, name, said])
+            verdict = [b"400", b"not a key of this run", b"", b""]
+        else:
+            # The key goes with each message of the peer: it may be taken back later (`knows`).
+            verdict = [b"200", b"OK", peer.encode(), _property(_KEY, key)]
+        self.socket.send_multipart([version, request, *verdict])
 
 
-def _property(name: str, value: bytes) -> bytes:
+def _property(name: str, content: bytes) -> bytes:
     """Metadata of a connection as ZMTP 3 writes it; each of its messages has it."""
-    return bytes([len(name)]) + name.encode() + len(value).to_bytes(4, "big") + value
+    return bytes([len(name)]) + name.encode() + len(content).to_bytes(4, "big") + content

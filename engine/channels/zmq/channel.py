@@ -62,7 +62,8 @@ class ZmqChannel:
         self.allocate = self._outbox.allocate
         self._keeping = threading.Lock()
         require_safe(bind, keys, private=private)
-        allowed = PeerKeys() if allowed is None else allowed
+        if allowed is None:
+            allowed = PeerKeys()
         self._context = context = zmq.Context()
         try:
             self._server = ZmqServer(

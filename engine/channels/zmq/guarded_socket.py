@@ -129,6 +129,6 @@ def user(frame: zmq.Frame) -> str:
     """The peer's name if it has a key, else its address."""
     for what in ("User-Id", "Peer-Address"):
         with contextlib.suppress(zmq.ZMQError):
-            if found := frame.get(what):
-                return str(found)
+            if property_text := frame.get(what):
+                return str(property_text)
     return "a peer"

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost, Requests
 from engine.channels.header import FetchRequest, Wanted
-from engine.channels.multipart import IncomingReply, Message, message_of, sealed
+from engine.channels.multipart import IncomingReply, Message, message_of, seal_message
 from engine.channels.peers import PeerReader
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 
@@ -32,7 +32,7 @@ LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | _DENIED
 """Events after which a connection has to be made anew."""
 
 
-def connected(dealer: zmq.Socket, endpoint: str) -> tuple[zmq.Socket, zmq.Poller]:
+def connect_monitored(dealer: zmq.Socket, endpoint: str) -> tuple[zmq.Socket, zmq.Poller]:
     """Connect a socket. Returns what tells of its end (LOST), and a poller of both."""
     monitor: zmq.Socket = dealer.get_monitor_socket(LOST)
     poller = zmq.Poller()
@@ -53,7 +53,7 @@ class ZmqReader(PeerReader):
         super().__init__(peer)
         self._socket = dealer
         self._is_current = is_current
-        self._monitor, self._poller = connected(dealer, endpoint)
+        self._monitor, self._poller = connect_monitored(dealer, endpoint)
 
     def ask(self, requests: Requests) -> int:
         """See PeerReader; the request is queued until the peer is connected."""
@@ -65,7 +65,7 @@ class ZmqReader(PeerReader):
             raise self.lost("another process answers for it by now")
         request = FetchRequest(self._last, tuple(map(Wanted.of, requests)))
         try:
-            self._socket.send(sealed(request), zmq.NOBLOCK)
+            self._socket.send(seal_message(request), zmq.NOBLOCK)
         except zmq.Again as error:  # a lost connection has no queue
             raise self.lost("the connection is lost") from error
         return self._last
@@ -102,10 +102,10 @@ class ZmqReader(PeerReader):
         raise self.lost("did not answer in time. Fix: look at its process and its host's network")
 
     def _disconnected(self) -> PeerLost:
-        return self.lost(loss(self._monitor))
+        return self.lost(describe_loss(self._monitor))
 
 
-def loss(monitor: zmq.Socket) -> str:
+def describe_loss(monitor: zmq.Socket) -> str:
     """Why a connection is lost, by its monitor's next event, one of LOST."""
     event: Mapping[str, Any] = recv_monitor_message(monitor)
     if event["event"] & _DENIED:

@@ -79,13 +79,13 @@ class _Values:
         """The answer; None if it has to wait. Raises RunError for what cannot be."""
         keys, values = request.keys, request.values
         if request.what in ("wait", "check"):
-            there = all(key in self.held for key in keys)
+            all_set = all(key in self.held for key in keys)
             if request.what == "check":
-                return b"%d" % there
-            return b"" if there else None
+                return b"%d" % all_set
+            return b"" if all_set else None
         if len(keys) != 1 or len(values) != _VALUES.get(request.what, 0):
-            found = f"{len(keys)} keys, {len(values)} values"
-            raise RunError(f"expected a request of one key, found {request.what} of {found}")
+            given = f"{len(keys)} keys, {len(values)} values"
+            raise RunError(f"expected a request of one key, found {request.what} of {given}")
         return self._of_one(request, keys[0])
 
     def _of_one(self, request: StoreRequest, key: str) -> bytes | None:
@@ -104,11 +104,11 @@ class _Values:
         return self.held.get(key)
 
 
-def _number(value: bytes) -> int:
-    digits = value.removeprefix(b"-")
+def _number(text: bytes) -> int:
+    digits = text.removeprefix(b"-")
     if not digits.isdigit() or len(digits) > _DIGITS:
         raise RunError("expected a number to add to, found another value")
-    return int(value)
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

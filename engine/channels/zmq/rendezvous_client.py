@@ -21,7 +21,7 @@ import zmq
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
-from engine.channels.zmq.reader import connected, dealer_socket, loss
+from engine.channels.zmq.reader import connect_monitored, dealer_socket, describe_loss
 from engine.channels.zmq.rendezvous import StoreReply, StoreRequest, What, encoded
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class _Line:
     def __init__(self, peer: str, dealer: zmq.Socket, endpoint: str) -> None:
         self._peer = peer
         self._socket = dealer
-        self._monitor, self._poller = connected(dealer, endpoint)
+        self._monitor, self._poller = connect_monitored(dealer, endpoint)
 
     def answer(self, request: bytes, number: int, end: float) -> bytes:
         """The answer to a request, before a monotonic time. Raises PeerLost, TimeoutError."""
@@ -136,7 +136,7 @@ class _Line:
                 if reply.number == number:
                     return reply.value
             elif self._monitor in ready:
-                raise PeerLost(self._peer, loss(self._monitor))
+                raise PeerLost(self._peer, describe_loss(self._monitor))
         raise TimeoutError
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class ZmqServer(GuardedServer):
 
     def _answer(self, wanted: Wanted) -> tuple[Answer, list[pa.Buffer]]:
         try:
-            return multipart.framed(wanted.block, self._find(wanted.request(self._name)))
+            return multipart.frame_block(wanted.block, self._find(wanted.request(self._name)))
         except KeyError:
             return UnknownBlock(wanted.block, self._epoch), []
         except DataError as error:
@@ -84,9 +84,9 @@ class ZmqServer(GuardedServer):
         self, peer: bytes, number: int, answers: list[Answer], frames: Sequence[pa.Buffer]
     ) -> None:
         """Send answers; hash a large one's frames while they are on their way."""
-        first, *rest = multipart.parts_of(frames)
+        first, *rest = multipart.split_frames(frames)
         if not rest:
-            self._send(peer, Reply(number, multipart.summed(answers, first)), first)
+            self._send(peer, Reply(number, multipart.add_checksums(answers, first)), first)
             return
         self._send(peer, Reply(number, answers, len(rest)), first)
         sums = checksums(first)
@@ -99,5 +99,5 @@ class ZmqServer(GuardedServer):
         self, peer: bytes, message: multipart.Message, frames: Sequence[pa.Buffer] = ()
     ) -> None:
         self.router.send_multipart(
-            [peer, multipart.sealed(message), *frames], zmq.NOBLOCK, copy=False
+            [peer, multipart.seal_message(message), *frames], zmq.NOBLOCK, copy=False
         )

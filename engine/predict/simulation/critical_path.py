@@ -106,7 +106,7 @@ class CriticalPaths:
         """The span that this one waited for."""
         span = self._spans[number]
         found = span.cause if span.cause >= 0 else None
-        if span.start > span.told + _SAME:
+        if span.start > span.asked + _SAME:
             before = self._on_worker(number)
             found = found if before is None else before
         return None if found in seen else found
@@ -117,7 +117,7 @@ class CriticalPaths:
         own, ends = self._of[span.worker], self._ends[span.worker]
         at = bisect_right(ends, span.start + _SAME)
         found = next((own[i] for i in range(at - 1, -1, -1) if own[i] != number), None)
-        busy = found is not None and self._spans[found].end > span.told + _SAME
+        busy = found is not None and self._spans[found].end > span.asked + _SAME
         return found if busy else None
 
 

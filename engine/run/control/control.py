@@ -1,19 +1,19 @@
 """The messages between the process of the run and a Worker's process (engine/run/worker_process).
 
-    to the Worker      sent by (supervisor.py)         handled by
-    (engine/run/worker_process/worker_process.py) Open               _start, once, first
-    main Command            tell: an instruction            _handle, then the main thread Request
-    ask                             the main thread, which replies Connect            peers.py,
-    before its Command    engine/run/worker_process/worker_channel.py PeerAddresses      meet,
-    _start                    engine/run/worker_process/worker_channel.py Forget, Quit       forget;
-    close                   _handle
+    to the Worker      sent by (supervisor.py)         handled by (worker_process.py)
+    Open               _start, once, first             main
+    Command            tell: an instruction            _handle, then the main thread
+    Request            ask                             the main thread, which replies
+    Connect            peers.py, before its Command    worker_channel.py
+    PeerAddresses      meet, _start                    worker_channel.py
+    Forget, Quit       forget; close                   _handle
 
-    to the Supervisor  sent by (engine/run/worker_process/worker_process.py)     handled by
-    (worker_io.py) ChannelBound       the start                       endpoint of the ChildProcess
-    WorkerUpdate       engine/run/worker_process/worker_updates.py                      events,
-    metrics, spans, prints RequestReply       _reply                          `ask`, which waits for
-    it Beat               each BEAT seconds               heartbeat.py Failed FailureReport
-    failures.py
+    to the Supervisor  sent by (worker_process.py)     handled by (worker_io.py)
+    ChannelBound       the start                       endpoint of the ChildProcess
+    WorkerUpdate       worker_updates.py               events, metrics, spans, prints
+    RequestReply       _reply                          `ask`, which waits for it
+    Beat               each BEAT seconds               heartbeat.py
+    Failed             FailureReport                   failures.py
 
 Owns: these messages. Does not own: their bytes (wire.py), the socket (control_socket.py).
 """
@@ -207,8 +207,9 @@ class Failed:
         if isinstance(error, errors.DataflowError):
             kind = next((k for k in type(error).__mro__ if k in _KINDS), errors.RunError)
             return Failed(kind=kind.__name__, text=str(error))
-        if isinstance(error, OSError) and (found := exhausted(error)) is not None:
-            return Failed(kind=errors.RunError.__name__, text=f"worker {who}: {found}.")
+        if isinstance(error, OSError) and (problem := exhausted(error)) is not None:
+            text = f"worker {who}: {problem}."
+            return Failed(kind=errors.RunError.__name__, text=text)
         raised = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "Fix: report it with the traceback at the end of its log."
         text = f"worker {who}: internal error: {raised}. {fix}"
@@ -216,7 +217,8 @@ class Failed:
 
     def error(self) -> errors.DataflowError:
         """The exception, for the process of the run to raise."""
-        return next((k for k in _KINDS if k.__name__ == self.kind), errors.RunError)(self.text)
+        kind = next((k for k in _KINDS if k.__name__ == self.kind), errors.RunError)
+        return kind(self.text)
 
 
 ToWorkerProcess = Command | Request | Connect | PeerAddresses | Forget | Quit

@@ -72,7 +72,7 @@ class ControlSocket:
     def receive(self) -> list[Frame] | None:
         """The frames that one read completes; None if the other end is gone. Raises RunError."""
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(
+            received, ancillary, flags, _ = self.sock.recvmsg(
                 _CHUNK, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
@@ -82,10 +82,10 @@ class ControlSocket:
         self._take(ancillary)
         if flags & socket.MSG_CTRUNC:
             raise RunError(f"control socket: descriptors were cut off. Fix: {more_files()}.")
-        if not data:
+        if not received:
             return None
-        self.moved += len(data)
-        self._read += data
+        self.moved += len(received)
+        self._read += received
         return self._whole()
 
     def close(self) -> None:
@@ -102,14 +102,16 @@ class ControlSocket:
         self._unsent.clear()
 
     def _take(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
-        for level, kind, data in ancillary:
+        for level, kind, packed in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                # Cut off (MSG_CTRUNC), the last number may be a part of one. Those before are
+                # descriptors of this process now, and closed with it.
                 numbers = array.array("i")
-                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
                 self._came.extend(numbers)
 
     def _whole(self) -> list[Frame]:
-        found: list[Frame] = []
+        frames: list[Frame] = []
         start = 0
         while len(self._read) - start >= _HEADER.size:
             size, count = _HEADER.unpack_from(self._read, start)
@@ -123,18 +125,18 @@ class ControlSocket:
                 raise RunError(f"control socket: expected {count} descriptors, found {came}.")
             payload = bytes(memoryview(self._read)[start + _HEADER.size : end])
             descriptors = tuple(self._came.popleft() for _ in range(count))
-            found.append(Frame(payload=payload, descriptors=descriptors))
+            frames.append(Frame(payload=payload, descriptors=descriptors))
             start = end
         del self._read[:start]
-        return found
+        return frames
 
     def _flush(self) -> None:
         while self._unsent:
-            data, descriptors = self._unsent[0]
+            unsent, descriptors = self._unsent[0]
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
             ancillary = [rights] if descriptors else []
             try:
-                sent = self.sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+                sent = self.sock.sendmsg([unsent], ancillary, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError:  # nobody will read the rest
@@ -142,10 +144,10 @@ class ControlSocket:
                 raise
             self.moved += sent
             _close(descriptors)  # they travel with the first byte
-            if sent == len(data):
+            if sent == len(unsent):
                 self._unsent.popleft()
             else:
-                self._unsent[0] = (data[sent:], ())
+                self._unsent[0] = (unsent[sent:], ())
 
 
 def _close(descriptors: Sequence[int] | deque[int]) -> None:

@@ -58,7 +58,7 @@ _WRONG = (
 """All that bytes from outside can raise here."""
 
 
-def encode(message: Any) -> bytes:
+def encode_message(message: Any) -> bytes:
     """The bytes of a message. Raises RunError for a class outside the table, or a wrong value."""
     name = type(message).__name__
     if _CLASSES.get(name) is not type(message):
@@ -73,18 +73,20 @@ def encode(message: Any) -> bytes:
         raise RunError(f"control message {name}: {error}. {fix}") from error
 
 
-def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
+def decode_message(
+    encoded: bytes | bytearray | memoryview, among: Sequence[type] | None = None
+) -> Any:
     """The message, of one of these classes; arrays are views of the bytes. Raises RunError."""
     try:
-        return _decode(data, among)
+        return _decode(encoded, among)
     except _WRONG as error:
         problem = f"expected one of the table in wire.py, found {error}"
         fix = "Fix: both ends have to be of the same version."
-        raise RunError(f"control message of {len(data)} bytes: {problem}. {fix}") from error
+        raise RunError(f"control message of {len(encoded)} bytes: {problem}. {fix}") from error
 
 
-def _decode(data: Any, among: Sequence[type] | None) -> Any:
-    name, body = _OUTER.decode(data)
+def _decode(encoded: Any, among: Sequence[type] | None) -> Any:
+    name, body = _OUTER.decode(encoded)
     kind = _CLASSES.get(name)
     if kind is None or (among is not None and kind not in among):
         raise ValueError(f"the class {name[:60]!r}")
@@ -92,21 +94,23 @@ def _decode(data: Any, among: Sequence[type] | None) -> Any:
 
 
 def _deflated(body: bytes) -> bytes | msgspec.Raw:
-    """One message goes to each of perhaps a thousand ranks; most of its bytes are zeros of small
-    numbers and names that come again.
+    """Deflate a message that goes to each of perhaps a thousand ranks: most of its bytes are zeros
+    of small numbers and names that come again.
     """
-    return zlib.compress(body, 1) if len(body) <= _INFLATED else msgspec.Raw(body)
+    if len(body) > _INFLATED:  # the other end would refuse to inflate it
+        return msgspec.Raw(body)
+    return zlib.compress(body, 1)
 
 
 def _inflated(body: msgspec.Raw) -> bytes | msgspec.Raw:
     """The fields. Raises ValueError for bytes that become too many, and what zlib raises."""
-    if bytes(memoryview(body)[:1]) not in _BYTES:
+    if bytes(memoryview(body)[:1]) not in _BYTES:  # a map: it was sent as it is
         return body
     inflating = zlib.decompressobj()
-    found = inflating.decompress(msgspec.msgpack.decode(body, type=bytes), _INFLATED)
+    fields = inflating.decompress(msgspec.msgpack.decode(body, type=bytes), _INFLATED)
     if not inflating.eof:
         raise ValueError(f"deflated bytes that end too early or become more than {_INFLATED}")
-    return found
+    return fields
 
 
 def _plain(message: Any) -> Any:
@@ -117,9 +121,10 @@ def _plain(message: Any) -> Any:
     fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     held = fields[field]
     if isinstance(held, tuple):
-        fields[field] = tuple(msgspec.Raw(encode(each)) for each in held)
+        bodies = map(encode_message, held)
+        fields[field] = tuple(map(msgspec.Raw, bodies))
     else:
-        fields[field] = msgspec.Raw(encode(held))
+        fields[field] = msgspec.Raw(encode_message(held))
     return fields
 
 
@@ -129,45 +134,50 @@ def _decoder(kind: type) -> Callable[[Any], Any]:
     if kind not in _INSIDE:
         return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain).decode
     field, among = _INSIDE[kind]
+    # msgspec cannot tell the classes of that field apart, so it reads the field as bytes, in a
+    # class with the same fields; then its name says which class each message in it has.
     hints = get_type_hints(kind)
     several = get_origin(hints[field]) is tuple
     hints[field] = list[msgspec.Raw] if several else msgspec.Raw
     mirror = msgspec.defstruct(kind.__name__, list(hints.items()), kw_only=True)
     read = msgspec.msgpack.Decoder(mirror, dec_hook=_from_plain).decode
 
-    def decoded(body: Any) -> Any:
+    def read_fields(body: Any) -> dict[str, Any]:
         fields = msgspec.structs.asdict(read(body))
         held = fields[field]
-        fields[field] = tuple(_decode(h, among) for h in held) if several else _decode(held, among)
-        return kind(**fields)
+        if several:
+            fields[field] = tuple(_decode(each, among) for each in held)
+        else:
+            fields[field] = _decode(held, among)
+        return fields
 
-    return decoded
+    return lambda body: kind(**read_fields(body))
 
 
-def _to_plain(value: Any) -> Any:
-    """Encodes what msgspec does not know: arrays, NumPy numbers, paths."""
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype.str not in _DTYPES:
+def _to_plain(unknown: Any) -> Any:
+    """Encode what msgspec does not know: arrays, NumPy numbers, paths."""
+    if isinstance(unknown, np.ndarray):
+        if unknown.ndim != 1 or unknown.dtype.str not in _DTYPES:
             expected = f"expected an array of one dimension of {', '.join(_DTYPES)}"
-            raise TypeError(f"{expected}, found {value.dtype} {value.shape}")
-        return value.dtype.str, np.ascontiguousarray(value).data
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"a {type(value).__name__} cannot be sent")
+            raise TypeError(f"{expected}, found {unknown.dtype} {unknown.shape}")
+        return unknown.dtype.str, np.ascontiguousarray(unknown).data
+    if isinstance(unknown, np.generic):
+        return unknown.item()
+    if isinstance(unknown, Path):
+        return str(unknown)
+    raise TypeError(f"a {type(unknown).__name__} cannot be sent")
 
 
-def _from_plain(kind: type, value: Any) -> Any:
+def _from_plain(kind: type, plain: Any) -> Any:
     if kind is Path:
-        if not isinstance(value, str):
-            raise ValueError(f"expected a path, found a {type(value).__name__}")
-        return Path(value)
+        if not isinstance(plain, str):
+            raise ValueError(f"expected a path, found a {type(plain).__name__}")
+        return Path(plain)
     if kind is not np.ndarray:
         raise TypeError(f"a {kind.__name__} cannot be received")
-    match value:
-        case [str() as name, bytes() as data] if name in _DTYPES:
-            return np.frombuffer(data, _DTYPES[name])
+    match plain:
+        case [str() as name, bytes() as elements] if name in _DTYPES:
+            return np.frombuffer(elements, _DTYPES[name])
     raise ValueError("an array that is not of one dimension and a known dtype")
 
 

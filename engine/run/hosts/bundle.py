@@ -45,17 +45,23 @@ class Bundle:
     @property
     def resources(self) -> dict[str, float]:
         """How much of what."""
-        found = {"CPU": float(self.cores)} | ({"GPU": float(self.gpus)} if self.gpus else {})
+        amounts = {"CPU": float(self.cores)}
+        if self.gpus:
+            amounts["GPU"] = float(self.gpus)
         if self.label is not None and self.label[0] == GPU:
-            found[f"{KIND}{self.label[1]}"] = _SOME
-        return found
+            amounts[f"{KIND}{self.label[1]}"] = _SOME
+        return amounts
 
     def selector(self, alive: Collection[str], avoided: Collection[str]) -> dict[str, str]:
         """The labels that its node must have. alive, avoided: nodes."""
-        own = dict([self.label]) if self.label is not None and self.label[0] != GPU else {}
+        labels: dict[str, str] = {}
+        if self.label is not None and self.label[0] != GPU:
+            labels.update([self.label])
         if self.node in alive and self.node not in avoided:
-            return own | {NODE: self.node}
-        return own | ({NODE: f"!in({','.join(avoided)})"} if avoided else {})
+            labels[NODE] = self.node
+        elif avoided:
+            labels[NODE] = f"!in({','.join(avoided)})"
+        return labels
 
     def covers(self, other: Bundle) -> bool:
         """Whether another host has all that it needs in this bundle."""

@@ -1,7 +1,7 @@
 """A host's end of the conversation with the process of a run.
 
     thread        waits for                                  unblocked by
-    a call        something to say, at most BEAT (`heard`)   the thread of the run's part
+    a call        something to say, at most BEAT (`answer`)  the thread of the run's part
     the run's     a message, a change here (`take`)          a call, the Supervisor's thread
     lease         the end of the lease                       the clock, `close`
 
@@ -25,7 +25,7 @@ from typing import Any, get_args
 from engine.protocol.reports import Doing
 from engine.run.control import host_messages as hm
 from engine.run.control.control import Forget, PeerAddresses, Quit
-from engine.run.control.wire import decode, encode
+from engine.run.control.wire import decode_message, encode_message
 from engine.run.hosts.numbered_messages import Arrived, ToSend
 
 _log = logging.getLogger(__name__)
@@ -72,11 +72,11 @@ class Desk:
 
     # --- calls of the run -------------------------------------------------------------------------
 
-    def said(self, first: int, frames: Sequence[bytes]) -> None:
-        """Take these frames of the run."""
+    def accept(self, first: int, frames: Sequence[bytes]) -> None:
+        """Take these frames of the run. first: the number of the first of them."""
         with self._changed:
             for body in self._arrived.take(first, frames):
-                message = decode(body, _FROM_RUN)
+                message = decode_message(body, _FROM_RUN)
                 if isinstance(message, Quit):
                     self._end()
                     continue
@@ -85,26 +85,28 @@ class Desk:
                 self._inbox.append(message)
             self._changed.notify_all()
 
-    def heard(self, count: int, known: float) -> Heard:
-        """What is to say to the run, once there is something. count: its acknowledgement; known:
-        the latest clock of this end that it has heard.
+    def answer(self, count: int, known: float) -> Heard:
+        """Wait until there is something to say to the run, and return it. count: its
+        acknowledgement; known: the latest clock of this end that it has heard.
         """
         with self._changed:
+            # `known` is this end's own clock come back: the run has heard what was said then.
             self._known = max(self._known, known)
-            self._to_send.came(count)
-            self._to_send.again()  # a call that failed took frames along
+            self._to_send.acknowledge(count)
+            self._to_send.resend()  # a call that failed took frames along
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._to_send.settled, BEAT)
             first, frames = self._to_send.take()
-            here, now = self._arrived.count, time.monotonic()
-        return here, now, first, frames, self._beat(now)
+            acknowledged, now = self._arrived.count, time.monotonic()
+        return acknowledged, now, first, frames, self._beat(now)
 
     def _beat(self, now: float) -> bytes:
         if now < self._beats and not self.stacks:
             return b""
         self._beats = now + BEAT
         stacks, self.stacks = self.stacks, ()
-        return encode(hm.HostBeat(now=now, doing=tuple(self.doing()), stacks=stacks))
+        beat = hm.HostBeat(now=now, doing=tuple(self.doing()), stacks=stacks)
+        return encode_message(beat)
 
     # --- the run's part ---------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Desk:
         """To the run; never blocks. What is said after the lease has ended goes nowhere: the run
         begins such a host again, and that its Workers have ended here is no failure of the run.
         """
-        body = encode(message)
+        body = encode_message(message)
         with self._changed:
             if not self.given_up:
                 self._to_send.add(body)
@@ -165,4 +167,7 @@ class Desk:
                     _log.warning(text, self._lease)
                     self.given_up = True
                     self._end()
-                self._changed.wait(left if 0 < left < math.inf else None)
+                if 0 < left < math.inf:
+                    self._changed.wait(left)
+                else:  # no lease yet, or it has ended: only `close` or Begin changes that
+                    self._changed.wait()

@@ -110,9 +110,9 @@ class HostedRun:
         plan = path / "plan.json"
         if not plan.is_file() or plan.read_text(encoding="utf-8") != begin.planned:
             expected = f"expected the run folder {path}, which all hosts have to share"
-            found = "another one" if plan.is_file() else "none"
+            other_folder = "another one" if plan.is_file() else "none"
             fix = "Fix: --runs in a file system that every host mounts at the same place."
-            raise RunError(f"host {self._name}: {expected}, found {found}. {fix}")
+            raise RunError(f"host {self._name}: {expected}, found {other_folder}. {fix}")
         if directory.is_dir():
             os.chdir(directory)
         else:
@@ -146,7 +146,7 @@ class HostedRun:
         need to hear meanwhile that one on another host has ended.
         """
         for number, numbers in list(self._asked.items()):
-            if supervisor.replied(numbers):
+            if supervisor.has_replied(numbers):
                 del self._asked[number]
                 self._desk.say(_reply(supervisor, number, numbers))
 
@@ -167,18 +167,22 @@ class HostedRun:
         """Send what is new. `busy` is read first: if false, no event comes after these."""
         busy, events = supervisor.busy, self._news(supervisor)
         reports = tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES)
-        spans, found = tuple(supervisor.spans()), supervisor.endpoints()
-        moved = () if found == self._endpoints else found
+        spans, endpoints = tuple(supervisor.spans()), supervisor.endpoints()
+        changed_endpoints = endpoints
+        if endpoints == self._endpoints:
+            changed_endpoints = ()
         state = hm.HostUpdate(opened=self._opened, carried=self._carried, busy=busy)
-        update = replace(state, events=tuple(events), reports=reports, spans=spans, endpoints=moved)
+        update = replace(
+            state, events=tuple(events), reports=reports, spans=spans, endpoints=changed_endpoints
+        )
         if update != self._last:
             self._desk.say(update)
-        self._last, self._endpoints = state, found
+        self._last, self._endpoints = state, endpoints
 
 
 def _reply(supervisor: Supervisor, number: int, numbers: Mapping[str, int]) -> hm.HostReply:
     try:
-        found = supervisor.replies(numbers)
+        refs = supervisor.replies(numbers)
     except WorkerGone as gone:
         return hm.HostReply(number=number, gone=gone.worker, problem=str(gone))
-    return hm.HostReply(number=number, workers=tuple(found), refs=tuple(found.values()))
+    return hm.HostReply(number=number, workers=tuple(refs), refs=tuple(refs.values()))

@@ -193,12 +193,15 @@ class HostRooms:
         plan = self._plan
         assert plan.cluster is not None
         host = plan.cluster.host(name)
-        layouts = {w: [n.layout for n in plan.nodes_on(w)] for w in self.workers_on(name)}
-        wide = (max(each.threads * each.inner for each in of) for of in layouts.values())
-        gpus = {gpu for worker in layouts for gpu in plan.devices.get(worker, ())}
+        cores, gpus = 0, set[int]()
+        for worker in self.workers_on(name):
+            layouts = [node.layout for node in plan.nodes_on(worker)]
+            # A Worker runs one node at a time, so its widest one counts.
+            cores += max(layout.threads * layout.inner for layout in layouts)
+            gpus.update(plan.devices.get(worker, ()))
         return Bundle(
             host=name,
-            cores=max(1, min(host.cores, sum(wide))),
+            cores=max(1, min(host.cores, cores)),
             gpus=len(gpus),
             node="" if again else host.node,
             label=host.label,

@@ -59,14 +59,14 @@ def look(paths: Iterable[str], *, whole: bool = False) -> Looked:
     )
 
 
-def refusal(here: Looked, there: Looked) -> str:
+def describe_difference(here: Looked, node: Looked) -> str:
     """What a node has otherwise, as a problem with its fix; empty if nothing."""
     for name, version in here.versions.items():
-        if (other := there.versions.get(name, "")) != version:
+        if (other := node.versions.get(name, "")) != version:
             expected = f"expected {name} {version} as here, found {other or 'none'}"
             return f"{expected}. Fix: the same version on every node."
     for path, mark in here.paths.items():
-        if (other := there.paths.get(path, "")) != mark:
+        if (other := node.paths.get(path, "")) != mark:
             expected = f"expected {path} as here ({mark}), found {other or 'nothing'}"
             return f"{expected}. Fix: a file system that every node mounts at the same place."
     return ""

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from engine.run.control import control
 from engine.run.control import host_messages as hm
 from engine.run.hosts.host_bundles import HostPlace, HostRooms
 from engine.run.hosts.link import HostLink, HostLost
-from engine.run.hosts.ray import connect, draining
+from engine.run.hosts.ray import draining, join_cluster
 from engine.run.launch.supervisor import CONTROL_BYTES
 
 _GRACE = 10.0
@@ -121,7 +122,7 @@ class HostsWorkers:
         self._rooms = HostRooms(plan, options.wait)
         self._pickled = b""
         self._taken_away = threading.Event()
-        connect(options.cluster or "")
+        join_cluster(options.cluster or "")
 
     def open(self) -> Iterator[Event | From]:
         """All hosts at once. Raises as `Supervisor.open`, and RunError if there is no room."""
@@ -132,7 +133,7 @@ class HostsWorkers:
             hosts = dict.fromkeys(self._plan.hosts[w] for w in first)
             for name, place in self._rooms.first(hosts).items():
                 self._begin(name, place, self._plan.spare)
-            self._until(lambda: all(r.opened for r in self._remotes.values()))
+            self._until(self._all_opened)
             opened = [*self._events]
             self._events.clear()
             if (lost := next((e for e in opened if isinstance(e, WorkerLost)), None)) is not None:
@@ -140,6 +141,9 @@ class HostsWorkers:
             threading.Thread(target=self._watch_nodes, name="nodes", daemon=True).start()
             undo.pop_all()
         yield from opened
+
+    def _all_opened(self) -> bool:
+        return all(remote.opened for remote in self._remotes.values())
 
     def _begin(self, name: str, place: HostPlace, absent: Sequence[str]) -> None:
         """Start a host's process at this place. absent: Workers that are respawned later."""
@@ -204,12 +208,12 @@ class HostsWorkers:
 
     def _watch_nodes(self) -> None:
         """Say so where a node is about to be taken away."""
-        told: list[_Remote] = []
+        leaving_remotes: list[_Remote] = []
         while not self._taken_away.wait(_DRAIN):
-            leaving = draining()
-            for name, remote in list(self._remotes.items()):
-                if remote not in told and remote.place.node in leaving:
-                    told.append(remote)
+            draining_nodes = draining()
+            for name, remote in list(self._remotes.items()):  # which another thread changes
+                if remote not in leaving_remotes and remote.place.node in draining_nodes:
+                    leaving_remotes.append(remote)
                     reason = f"the node of host {name} is taken away"
                     self._events.append(LeaveRequested(workers=remote.workers, reason=reason))
                     self._changed.set()
@@ -256,11 +260,15 @@ class HostsWorkers:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._changed.clear()
-            found = self._take()
-            left = None if end is None else end - time.monotonic()
-            if found is not None or not self.busy or (left is not None and left <= 0):
-                return found
-            self._changed.wait(left)
+            event = self._take()
+            seconds_left = None if end is None else end - time.monotonic()
+            if (
+                event is not None
+                or not self.busy
+                or (seconds_left is not None and seconds_left <= 0)
+            ):
+                return event
+            self._changed.wait(seconds_left)
 
     @property
     def busy(self) -> bool:
@@ -274,16 +282,17 @@ class HostsWorkers:
         by_host: dict[str, dict[str, Ask]] = {}
         for worker, request in requests.items():
             by_host.setdefault(self._plan.hosts[worker], {})[worker] = request
-        for host, mine in by_host.items():
-            asked = tuple(mine.values())
-            message = hm.RelayRequest(number=number, workers=tuple(mine), requests=asked)
-            self._asked(host, next(iter(mine))).send(message)
-        found: dict[str, Any] = {}
-        for host, mine in by_host.items():
-            found |= self._reply(host, next(iter(mine)), number)
-        return found
+        for host, by_worker in by_host.items():
+            workers, asks = tuple(by_worker), tuple(by_worker.values())
+            remote = self._require_remote(host, workers[0])
+            remote.send(hm.RelayRequest(number=number, workers=workers, requests=asks))
+        # All hosts are asked before the first reply is waited for.
+        replies: dict[str, Any] = {}
+        for host, by_worker in by_host.items():
+            replies |= self._reply(host, next(iter(by_worker)), number)
+        return replies
 
-    def _asked(self, host: str, worker: str) -> _Remote:
+    def _require_remote(self, host: str, worker: str) -> _Remote:
         """A host that something is asked of. Raises WorkerGone if it is lost."""
         remote = self._remotes.get(host)
         if remote is None:
@@ -291,7 +300,8 @@ class HostsWorkers:
         return remote
 
     def _reply(self, host: str, worker: str, number: int) -> dict[str, Any]:
-        remote = self._asked(host, worker)
+        remote = self._require_remote(host, worker)
+        # A host that was lost meanwhile is gone from the remotes, or begun again as another.
         self._until(lambda: number in remote.replies or self._remotes.get(host) is not remote)
         if number not in remote.replies:
             raise _lost_meanwhile(worker, host)
@@ -307,22 +317,23 @@ class HostsWorkers:
 
     def reports(self) -> list[Report]:
         """Metrics of all hosts since the last call, and the bytes sent and received here."""
-        found = [*self._reports]
+        reports = [*self._reports]
         self._reports = []
         moved = self._moved_before + sum(r.link.moved for r in self._remotes.values())
-        found.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
+        reports.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
         self._moved = moved
-        return found
+        return reports
 
     def spans(self) -> list[SpanOf]:
         """Spans since the last call, by this host's clock."""
-        found = [*self._spans]
+        spans = [*self._spans]
         self._spans = []
-        return found
+        return spans
 
     def doing(self) -> list[Doing]:
         """By each host's last heartbeat; from any thread."""
-        return [d for r in list(self._remotes.values()) for d in r.doing()]
+        remotes = list(self._remotes.values())  # which the loop's thread changes meanwhile
+        return list(chain.from_iterable(remote.doing() for remote in remotes))
 
     def stacks(self) -> list[str]:
         """Those of the busy Workers of every host that says them within a second."""
@@ -333,7 +344,7 @@ class HostsWorkers:
         end = time.monotonic() + _STACKS
         while time.monotonic() < end and not all(r.link.stacks for r in asked):
             self._taken_away.wait(0.05)
-        return [stack for remote in asked for stack in remote.link.stacks]
+        return list(chain.from_iterable(remote.link.stacks for remote in asked))
 
     def _until(self, holds: Callable[[], bool]) -> None:
         """Take in messages of the other hosts until this holds. Raises what went wrong there."""
@@ -390,7 +401,7 @@ class HostsWorkers:
 
     def _spread_addresses(self) -> None:
         """Tell all hosts where each Worker's channel answers now."""
-        known = [entry for r in self._remotes.values() for entry in r.endpoints]
+        known = chain.from_iterable(remote.endpoints for remote in self._remotes.values())
         self._tell([each for each in known if self._addresses.get(each.worker) != each])
 
     def _tell(self, new: Sequence[control.PeerAddress]) -> None:
@@ -407,13 +418,17 @@ def _lost_meanwhile(worker: str, host: str) -> WorkerGone:
 def _networks(plan: Plan) -> dict[str, control.Network]:
     """Each Worker's part in the network, but for its host's address."""
     assert plan.cluster is not None
-    return {
-        worker: control.Network(
+    by_host: dict[str, tuple[str, ...]] = {}
+    for worker in plan.workers:
+        host = plan.hosts[worker]
+        by_host[host] = (*by_host.get(host, ()), worker)
+    networks: dict[str, control.Network] = {}
+    for worker in plan.workers:
+        networks[worker] = control.Network(
             worker=worker,
             address="",
-            near=tuple(w for w in plan.workers if plan.hosts[w] == plan.hosts[worker]),
+            near=by_host[plan.hosts[worker]],
             private=plan.cluster.private,
             lease=plan.cluster.lease,
         )
-        for worker in plan.workers
-    }
+    return networks

@@ -33,7 +33,8 @@ import msgspec
 from dataflow.errors import RunError
 from engine.protocol.reports import Doing
 from engine.run.control.host_messages import HostBeat
-from engine.run.control.wire import decode, encode
+from engine.run.control.thread_errors import ErrorsTo
+from engine.run.control.wire import decode_message, encode_message
 from engine.run.hosts.desk import BEAT, Heard
 from engine.run.hosts.numbered_messages import Arrived, ToSend
 
@@ -73,7 +74,7 @@ class Calls(Protocol):
         ...
 
     def hear(self, count: int, known: float) -> Future[Heard]:
-        """See Desk.heard."""
+        """See Desk.answer."""
         ...
 
     def meaning(self, error: BaseException) -> RunError:
@@ -123,22 +124,22 @@ class HostLink:
 
     def say(self, message: Any) -> None:
         """Send, and send again until it has arrived; never blocks. A closed link sends nothing."""
-        self._inbox.put(encode(message))
+        self._inbox.put(encode_message(message))
 
     def hear(self) -> list[Any]:
         """The messages since the last call. Raises HostLost once the host is lost, and RunError if
         it was never reached.
         """
         with self._lock:
-            found = [*self._came]
+            bodies = [*self._came]
             self._came.clear()
-            if not found and self._failure is not None:
+            if not bodies and self._failure is not None:
                 raise self._failure
-        return [decode(body) for body in found]
+        return [decode_message(body) for body in bodies]
 
     @property
     def silent(self) -> bool:
-        """Whether the host, once reached, has not answered for a while: its loss may be told."""
+        """Whether the host, once reached, has not answered for a while, so that it may be lost."""
         return self.reached and time.monotonic() - self._heard > _SILENCE
 
     def close(self) -> None:
@@ -150,17 +151,13 @@ class HostLink:
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with contextlib.ExitStack() as after:
-            after.push(self._raise_in_the_loop)
+        with ErrorsTo(self._raise_in_the_loop):
             self._dial_and_converse()
 
-    def _raise_in_the_loop(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        """Let the loop raise what nobody expects here: else it would wait for ever."""
-        if error is None:
-            return False
+    def _raise_in_the_loop(self, error: BaseException) -> None:
+        """Let the loop raise what nobody expects here."""
         _log.error("host %s: %s", self.name, error, exc_info=error)
         self._fail(RunError(f"host {self.name}: internal error: {type(error).__name__}: {error}"))
-        return True
 
     def _dial_and_converse(self) -> None:
         try:
@@ -211,13 +208,13 @@ class HostLink:
         if (error := done.exception()) is not None:
             self._failed(self._calls.meaning(error))
             return now + BEAT
-        here, clock, first, frames, beat = done.result()
+        acknowledged, clock, first, frames, beat = done.result()
         self._heard, self._known, self._warned, self.reached = now, clock, False, True
-        if self._to_send.came(here):
+        if self._to_send.acknowledge(acknowledged):
             self._acknowledged = now
         self.moved += len(beat) + sum(map(len, frames))
         if beat:
-            self._take_beat(decode(beat, (HostBeat,)))
+            self._take_beat(decode_message(beat, (HostBeat,)))
         if bodies := self._arrived.take(first, frames):
             with self._lock:
                 self._came.extend(bodies)
@@ -232,6 +229,7 @@ class HostLink:
         self._warn(error)
 
     def _take_beat(self, beat: HostBeat) -> None:
+        # A slow message makes the host's clock look behind; the fastest one says most.
         self.ahead = min(self.ahead, self._heard - beat.now)
         self.doing = tuple(
             msgspec.structs.replace(d, since=d.since + self.ahead) for d in beat.doing
@@ -244,7 +242,7 @@ class HostLink:
             self._acknowledged = now
         elif now - self._acknowledged > _PATIENCE:
             self._acknowledged = now
-            self._to_send.again()
+            self._to_send.resend()
         while (batch := self._to_send.take())[1]:
             first, frames = batch
             self.moved += sum(map(len, frames))

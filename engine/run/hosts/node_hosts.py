@@ -18,13 +18,17 @@ _ACCELERATOR = "ray.io/accelerator-type"
 
 def names_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """A name for each node: its own, else its machine's; with a number where several have it."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in sorted(nodes, key=lambda n: n["NodeID"]):
-        own, address = node["NodeName"], node["NodeManagerAddress"]
-        name = own if own and own != address else node["NodeManagerHostname"]
-        same = sum(other.partition("~")[0] == name for other in found.values())
-        found[node["NodeID"]] = f"{name}~{same + 1}" if same else name
-    return found
+        own_name, address = node["NodeName"], node["NodeManagerAddress"]
+        # Ray names a node for its address unless it is given a name.
+        has_own_name = own_name and own_name != address
+        name = own_name if has_own_name else node["NodeManagerHostname"]
+        same = sum(other.partition("~")[0] == name for other in names.values())
+        if same:
+            name = f"{name}~{same + 1}"
+        names[node["NodeID"]] = name
+    return names
 
 
 def host_of(
@@ -33,7 +37,11 @@ def host_of(
     """A node as a host: with what is free; where nothing is, with all, for which a run waits."""
     every = node["Resources"]
     cores, gpus = (int(free.get(k, 0) or every.get(k, 0)) for k in ("CPU", "GPU"))
-    seen = what if isinstance(what, Looked) else Looked(memory=0, gpus=())
+    seen, refused = Looked(memory=0, gpus=()), ""
+    if isinstance(what, Looked):
+        seen = what
+    else:
+        refused = what
     return Host(
         name=name,
         cores=cores,
@@ -42,13 +50,14 @@ def host_of(
         kind=seen.kind,
         labels=_labels(node),
         node=node["NodeID"],
-        refused=what if isinstance(what, str) else "",
+        refused=refused,
     )
 
 
 def _labels(node: Mapping[str, Any]) -> dict[str, str]:
     """A node's labels, and as `gpu` the kind of its GPUs."""
-    found = {k: v for k, v in node.get("Labels", {}).items() if k != NODE}
+    labels = {k: v for k, v in node.get("Labels", {}).items() if k != NODE}
     kinds = [r.removeprefix(KIND) for r in node["Resources"] if r.startswith(KIND)]
-    kind = found.get(_ACCELERATOR) or next(iter(kinds), "")
-    return found | ({GPU: kind} if kind else {})
+    if kind := labels.get(_ACCELERATOR) or next(iter(kinds), ""):
+        labels[GPU] = kind
+    return labels

@@ -41,12 +41,14 @@ class ToSend:
 
     def add(self, body: bytes) -> None:
         """A message, of any size."""
-        for start in range(0, max(1, len(body)), FRAME):
-            part = body[start : start + FRAME]
-            self._frames.append((_LAST if start + FRAME >= len(body) else _MORE) + part)
+        start = 0
+        while start + FRAME < len(body):
+            self._frames.append(_MORE + body[start : start + FRAME])
+            start += FRAME
+        self._frames.append(_LAST + body[start:])
 
-    def came(self, count: int) -> bool:
-        """The other end has this many frames; whether that is news."""
+    def acknowledge(self, count: int) -> bool:
+        """Drop what the other end has, this many frames; returns whether that is news."""
         fresh = count - self._first
         for _ in range(fresh):
             self._frames.popleft()
@@ -54,20 +56,20 @@ class ToSend:
         self._next = max(self._next, self._first)
         return fresh > 0
 
-    def again(self) -> None:
-        """What was handed out and is not acknowledged may be lost: hand it out again."""
+    def resend(self) -> None:
+        """Hand out again what was not acknowledged: it may be lost."""
         self._next = self._first
 
     def take(self) -> tuple[int, list[bytes]]:
         """The number of the first of these frames, and as many as fit into one call."""
-        start, size, found = self._next, 0, []
+        start, size, frames = self._next, 0, []
         for frame in islice(self._frames, start - self._first, None):
             size += len(frame) + _AROUND
-            if found and size > AT_ONCE:
+            if frames and size > AT_ONCE:
                 break
-            found.append(frame)
-        self._next += len(found)
-        return start, found
+            frames.append(frame)
+        self._next += len(frames)
+        return start, frames
 
 
 class Arrived:
@@ -80,13 +82,13 @@ class Arrived:
 
     def take(self, first: int, frames: Sequence[bytes]) -> list[bytes]:
         """The messages that these frames complete. Those after a gap come again."""
-        found = []
+        messages = []
         for number, frame in enumerate(frames, first):
             if number != self.count:
                 continue
             self.count += 1
             self._parts.append(frame[1:])
             if frame[:1] == _LAST:
-                found.append(b"".join(self._parts))
+                messages.append(b"".join(self._parts))
                 self._parts = []
-        return found
+        return messages

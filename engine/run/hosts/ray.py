@@ -14,22 +14,23 @@ import contextlib
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from dataflow.errors import PlanError, RunError
 from engine.coordinator.recovery import DEATHS
-from engine.plan.cluster import Cluster, detect, with_first
+from engine.plan.cluster import LEASE, Cluster, detect, with_first
+from engine.run.control.thread_errors import ErrorsTo
 from engine.run.hosts.bundle import NODE, Bundle, BundleState, what_is_free
 from engine.run.hosts.desk import Desk, Heard
-from engine.run.hosts.host_requirements import Looked, look, refusal
+from engine.run.hosts.host_requirements import Looked, describe_difference, look
 from engine.run.hosts.link import Calls, Dial, Gone, HostLost, Unreachable
 from engine.run.hosts.node_hosts import host_of, names_of
-from engine.run.hosts.ray_leavings import own_breakpoint, token_for_us_alone
+from engine.run.hosts.ray_joining import is_answered, own_breakpoint, token_for_us_alone
 
 try:
     import ray
@@ -51,8 +52,6 @@ except ImportError as error:
 
 _log = logging.getLogger(__name__)
 
-_KNOCK = 5.0
-"""Seconds for the address of a cluster to answer."""
 _LOOK = 120.0
 """Seconds for every node to say what it has."""
 _OF_RAY = (ConnectionError, RuntimeError, ValueError, RayError)
@@ -67,25 +66,19 @@ _START = "`ray start --head`, or `ray symmetric-run`, starts one; or --cluster r
 # --- the cluster ----------------------------------------------------------------------------------
 
 
-def connect(where: str) -> None:
+def join_cluster(where: str) -> None:
     """Join the cluster of RAY_ADDRESS, or the one that runs here; for `ray:local` start one. Stays
     as long as this process. Raises RunError where there is none.
     """
     if ray.is_initialized():
         return
     _lost.clear()  # what was asked in a session that is over
-    if where != "ray:local" and not _answers(os.environ.get("RAY_ADDRESS", "")):
+    if where != "ray:local" and not is_answered(os.environ.get("RAY_ADDRESS", "")):
         problem = f"expected a Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}, found none"
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with own_breakpoint():
-            if where == "ray:local":
-                with token_for_us_alone():
-                    cores = detect().cores
-                    ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
-            else:
-                ray.init(address="auto", **quiet)
+            _join_or_start(where)
     except Exception as error:
         # Where a node does not start in Ray's half minute, it raises an Exception of no kind.
         if type(error) is not Exception and not isinstance(error, _OF_RAY):
@@ -95,68 +88,63 @@ def connect(where: str) -> None:
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.") from error
 
 
-def _answers(address: str) -> bool:
-    """Whether somebody is at an `address:port`, for which Ray would wait for minutes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "/" in host:
-        return True  # none, or a word of Ray's
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), _KNOCK):
-            return True
-    except OSError:
-        return False
+def _join_or_start(where: str) -> None:
+    quiet = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
+    if where != "ray:local":
+        quiet(address="auto")
+        return
+    with token_for_us_alone():
+        quiet(address="local", num_cpus=detect().cores, include_dashboard=False)
 
 
-def cluster(paths: Sequence[str], *, whole: bool = False, **more: Any) -> Cluster:
+def cluster(
+    paths: Sequence[str], *, whole: bool = False, lease: float = LEASE, private: bool = False
+) -> Cluster:
     """The nodes of the cluster with what is free on them, this process's first. A node that lacks
     one of these paths, has something else there, or other versions, is refused. whole: read large
-    files in full. Raises RunError if none is left.
+    files in full. lease, private: of the Cluster. Raises RunError if none is left.
     """
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    own = ray.get_runtime_context().get_node_id()
-    found = _looked({node["NodeID"]: node for node in alive}, paths, whole=whole)
+    this_node = ray.get_runtime_context().get_node_id()
+    answers = _ask_nodes(sorted(_alive()), paths, whole=whole)
     free = available_resources_per_node()
-    alive = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] in found]  # some are gone by now
+    # A node may have gone, or come, while the others were asked.
+    alive = [node for node in _alive_nodes() if node["NodeID"] in answers]
     hosts, names = [], names_of(alive)
-    for node in sorted(alive, key=lambda n: (n["NodeID"] != own, names[n["NodeID"]])):
-        what = found[node["NodeID"]]
-        hosts.append(host_of(node, names[node["NodeID"]], what, free.get(node["NodeID"], {})))
+    for node in sorted(alive, key=lambda n: (n["NodeID"] != this_node, names[n["NodeID"]])):
+        number = node["NodeID"]
+        hosts.append(host_of(node, names[number], answers[number], free.get(number, {})))
     usable = [h for h in hosts if not h.refused and h.cores]
     if not usable:
-        told = "\n".join(f"host {h.name}: {h.refused or 'it has no cores'}" for h in hosts)
-        raise RunError(f"no node of the Ray cluster can be used:\n{told}")
+        refusals = "\n".join(f"host {h.name}: {h.refused or 'it has no cores'}" for h in hosts)
+        raise RunError(f"no node of the Ray cluster can be used:\n{refusals}")
     for host in (h for h in hosts if h.refused):
         _log.warning("host %s is left out: %s", host.name, host.refused)
-    return with_first([*usable, *(h for h in hosts if h not in usable)], **more)
+    unusable = [h for h in hosts if h not in usable]
+    return with_first([*usable, *unusable], lease=lease, private=private)
 
 
-def _looked(
-    nodes: Mapping[str, Any], paths: Sequence[str], *, whole: bool
+def _ask_nodes(
+    nodes: Sequence[str], paths: Sequence[str], *, whole: bool
 ) -> dict[str, Looked | str]:
-    """What each node says of itself, or why it says nothing. Asks without claiming a resource."""
-    task: Any = ray.remote(look)
-    there = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
-    how = {"num_cpus": 0, "max_retries": 0}
-    asked = {
-        task.options(**how, scheduling_strategy=place).remote(paths, whole=whole): node
-        for node, place in there.items()
-    }
+    """What each node says of itself, or why it says nothing."""
+    looking = ray.remote(look)
+    asked = {_task_on(node, looking).remote(paths, whole=whole): node for node in nodes}
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK)
-    found: dict[str, Looked | str] = {
+    answers: dict[str, Looked | str] = {
         asked[ref]: f"expected an answer within {_LOOK:g} s, found none. Fix: see its raylet's log."
         for ref in late
     }
     for ref in done:
         try:
-            found[asked[ref]] = ray.get(ref)
+            answers[asked[ref]] = ray.get(ref)
         except RayError as error:
             last = str(error).strip().rpartition("\n")[2]
             fix = "Fix: install dataflow-rl there as here"
-            found[asked[ref]] = f"expected it to say what it has, found {last}. {fix}."
+            answers[asked[ref]] = f"expected it to say what it has, found {last}. {fix}."
     here = look(paths, whole=whole)
     return {
-        node: what if isinstance(what, str) else refusal(here, what) or what
-        for node, what in found.items()
+        node: what if isinstance(what, str) else describe_difference(here, what) or what
+        for node, what in answers.items()
     }
 
 
@@ -200,7 +188,7 @@ class ClusterRoom:
                 raise self._failure
             at = self._index(bundle)
             self.nodes[bundle] = node = _node(self._group, at)
-            return _started(host, self._group, at, node, stop)
+            return _start_host(host, self._group, at, node, stop)
 
         return dialled
 
@@ -272,15 +260,13 @@ class ClusterRoom:
     def _watch(self) -> None:
         with contextlib.ExitStack() as after:
             after.callback(self._settled.set)
-            after.push(self._fail)
+            after.enter_context(ErrorsTo(self._fail))
             self._wait_for_nodes()
 
-    def _fail(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        """Let `dial` raise whatever goes wrong here: else it would wait for ever."""
-        if error is not None:
-            self._failure = RunError(f"--cluster ray: {type(error).__name__}: {error}")
-            self._failure.__cause__ = error
-        return True
+    def _fail(self, error: BaseException) -> None:
+        """Let `dial` raise whatever goes wrong here."""
+        self._failure = RunError(f"--cluster ray: {type(error).__name__}: {error}")
+        self._failure.__cause__ = error
 
     def _wait_for_nodes(self) -> None:
         began, due = time.monotonic(), time.monotonic() + _FIRST_WORD
@@ -295,10 +281,13 @@ class ClusterRoom:
                 self._failure = RunError(f"--cluster ray: {problem}. {fix}.")
                 break
             if now > due:
-                joins = self._wait == math.inf  # a replica more, which nobody waits for
-                due = now + (math.inf if joins else _AGAIN)
-                level = logging.INFO if joins else logging.WARNING
-                _log.log(level, "waiting for room in the Ray cluster: %s", self._told())
+                text = "waiting for room in the Ray cluster: %s"
+                if self._wait == math.inf:  # a replica more, which nobody waits for
+                    due = math.inf
+                    _log.info(text, self._told())
+                else:
+                    due = now + _AGAIN
+                    _log.warning(text, self._told())
 
     def _told(self) -> str:
         """What is wanted, which of it fits nowhere, and what is there."""
@@ -306,16 +295,16 @@ class ClusterRoom:
         alone = [b for b in self._bundles.values() if not any(map(b.fits, free.values()))]
         wanted = ", ".join(map(str, self._bundles.values()))
         short = f"; nowhere free: {', '.join(map(str, alone))}" if alone else ""
-        there = "; ".join(f"{name} {what_is_free(nodes[name], free[name])}" for name in nodes)
-        return f"wanted {wanted}{short}; there: {there}"
+        by_node = "; ".join(f"{name} {what_is_free(nodes[name], free[name])}" for name in nodes)
+        return f"wanted {wanted}{short}; there: {by_node}"
 
 
 def _room() -> tuple[dict[str, Any], dict[str, Any]]:
     """The resources of each node by name: all, and those that are free."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    names, left = names_of(alive), available_resources_per_node()
+    alive, free = _alive_nodes(), available_resources_per_node()
+    names = names_of(alive)
     every = {names[n["NodeID"]]: n["Resources"] for n in alive}
-    return every, {names[n["NodeID"]]: left.get(n["NodeID"], {}) for n in alive}
+    return every, {names[n["NodeID"]]: free.get(n["NodeID"], {}) for n in alive}
 
 
 _lost: dict[str, Any] = {}
@@ -326,9 +315,13 @@ def avoid(node: str) -> None:
     """Begin nothing on this node until it has answered: what is scheduled onto a node that is gone,
     and that Ray takes for alive, is lost with it.
     """
+    _lost[node] = _task_on(node, ray.remote(_is_there)).remote()
+
+
+def _task_on(node: str, task: Any) -> Any:
+    """A task on this very node, which claims no resource and, if it is lost, is not tried again."""
     place = NodeAffinitySchedulingStrategy(node, soft=False)
-    asks = ray.remote(_is_there).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
-    _lost[node] = asks.remote()
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=place)
 
 
 def _is_there() -> None:
@@ -345,9 +338,14 @@ def _avoided() -> list[str]:
     return sorted(_lost)
 
 
+def _alive_nodes() -> list[dict[str, Any]]:
+    """What Ray says of each node that it takes for alive."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
 def _alive() -> frozenset[str]:
     """The nodes that Ray takes for alive."""
-    return frozenset(n["NodeID"] for n in ray.nodes() if n["Alive"])
+    return frozenset(node["NodeID"] for node in _alive_nodes())
 
 
 def draining() -> frozenset[str]:
@@ -374,12 +372,12 @@ class HostActor:
 
     def say(self, first: int, frames: list[bytes]) -> None:
         """See Desk."""
-        self._desk.said(first, frames)
+        self._desk.accept(first, frames)
 
     @ray.method(concurrency_group="hear")
     def hear(self, count: int, known: float) -> Heard:
         """See Desk."""
-        return self._desk.heard(count, known)
+        return self._desk.answer(count, known)
 
 
 class _ActorCalls:
@@ -408,11 +406,13 @@ class _ActorCalls:
 
 
 def _node(group: Any, bundle: int) -> str:
-    found: str = placement_group_table(group)["bundles_to_node_id"][bundle]
-    return found
+    nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes[bundle]
 
 
-def _started(host: str, group: Any, bundle: int, node: str, stop: threading.Event) -> Calls | None:
+def _start_host(
+    host: str, group: Any, bundle: int, node: str, stop: threading.Event
+) -> Calls | None:
     """Start a host's process in a bundle, and wait until it is there. One that dies meanwhile is
     started again, as often as a Worker. None once the event is set.
     """
@@ -434,15 +434,14 @@ def _started(host: str, group: Any, bundle: int, node: str, stop: threading.Even
         else:
             return _ActorCalls(actor, node)
     problem = f"expected its process to start, found that it died {len(causes)} times as it started"
-    raise RunError(
-        f"host {host}: {problem}. The first time: {causes[0]}. Fix: see its raylet's log."
-    )
+    how = f"The first time: {causes[0]}. Fix: see its raylet's log."
+    raise RunError(f"host {host}: {problem}. {how}")
 
 
 def _actor(host: str, group: Any, bundle: int) -> Any:
     """Begin a host's process in a bundle."""
-    with_hear: Any = {"concurrency_groups": {"hear": 1}}
-    kind: Any = ray.remote(**with_hear)(HostActor)
+    remote: Any = ray.remote  # Ray's types do not know concurrency_groups
+    kind = remote(concurrency_groups={"hear": 1})(HostActor)
     place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     wants = group.bundle_specs[bundle]
     return kind.options(

@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from dataflow.errors import DataflowError
@@ -21,19 +21,22 @@ from dataflow.storage import writing
 from engine.keep.checkpoint.user_sources import imported_files
 from engine.plan.cluster import Cluster
 from engine.plan.options import RunOptions
-from engine.run.hosts.ray import cluster, connect
+from engine.run.hosts.ray import cluster, join_cluster
 
 
 def ray_cluster(options: RunOptions, source: AnyGraph) -> Cluster:
     """The nodes of the cluster that the options name. Raises RunError where there is none, or none
     that can be used.
     """
-    connect(options.cluster or "")
+    join_cluster(options.cluster or "")
     paths = sorted({os.path.abspath(path) for path in _paths(source)})
     with _marked(options.runs) as mark:
-        whole = options.verify == "content"
-        told = {"lease": options.lease, "private": options.private}
-        return cluster([*paths, str(mark)], whole=whole, **told)
+        return cluster(
+            [*paths, str(mark)],
+            whole=options.verify == "content",
+            lease=options.lease,
+            private=options.private,
+        )
 
 
 def _paths(source: AnyGraph) -> Iterator[str]:
@@ -46,14 +49,15 @@ def _paths(source: AnyGraph) -> Iterator[str]:
         yield from imported_files(graph)
 
 
-def _data(graph: Graph) -> Iterable[str]:
+def _data(graph: Graph) -> Iterator[str]:
+    """The local files of each node's data, as its operator finds them."""
     for node in graph.nodes:
-        data = node.params.get("data")
-        if node.operator.data_files and isinstance(data, str):
+        dataset = node.params.get("data")
+        if node.operator.data_files and isinstance(dataset, str):
             module, _, name = node.operator.data_files.partition(":")
             with contextlib.suppress(DataflowError):  # the check has said so, or the kernel will
-                found = getattr(importlib.import_module(module), name)
-                files = found(data, node.params.get("split")) or ()
+                find_files = getattr(importlib.import_module(module), name)
+                files = find_files(dataset, node.params.get("split")) or ()
                 yield from (str(file) for file in files if isinstance(file, Path))
 
 

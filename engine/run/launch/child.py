@@ -23,11 +23,14 @@ from dataflow.storage import writing
 from engine.keep.own_files import own
 from engine.protocol.reports import Doing
 from engine.run.control.control_socket import ControlSocket
-from engine.run.control.wire import encode
+from engine.run.control.wire import encode_message
+from engine.run.launch.heartbeat import STACK_WAIT
 from engine.run.launch.process_handle import FreshProcess, StartedProcess
 from engine.run.loop.watchdog import STACK_SIGNAL
 
 _MODULE = "engine.run.worker_process.worker_process"
+# The first import is of the standard library alone, so that this process does not outlive its
+# starter while it imports the rest (control/lifeline.py).
 _BOOTSTRAP = (
     "import gc; gc.disable();"  # imports make no garbage; the Worker turns it on
     " from engine.run.control.lifeline import die_with; die_with(int(sys.argv[4]));"
@@ -53,10 +56,10 @@ Start = Callable[[int, BinaryIO], StartedProcess]
 """Starts a process with this descriptor, its end of the control socket, and this output."""
 
 
-def fresh(
+def start_fresh(
     worker: str, descriptor: int, output: BinaryIO, environment: Mapping[str, str]
 ) -> FreshProcess:
-    """A Worker's process with an interpreter of its own."""
+    """Start a Worker's process with an interpreter of its own."""
     command = interpreter(_BOOTSTRAP, _MODULE, str(descriptor), str(os.getpid()), worker)
     return FreshProcess(command, descriptor, output, environment)
 
@@ -77,7 +80,7 @@ class ChildProcess:
         self.epoch = epoch
         self._log = log
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, appended(log) as output:
+        with contextlib.ExitStack() as undo, theirs, open_log(log) as output:
             undo.callback(mine.close)
             self._log_start = output.tell()
             self.process = start(theirs.fileno(), output)
@@ -114,8 +117,9 @@ class ChildProcess:
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
         """Never blocks; closes the descriptors. The I/O thread notices a process that is gone."""
+        body = encode_message(message)
         with contextlib.suppress(OSError):
-            self.link.send(encode(message), descriptors)
+            self.link.send(body, descriptors)
 
     def kill(self) -> None:
         """Send SIGKILL, which also ends a stopped process."""
@@ -132,16 +136,23 @@ class ChildProcess:
         """What it is doing, by its last heartbeat or else its first unfinished instruction."""
         if self.doing.node:
             return f", in {self.doing.node} ({self.doing.what})"
-        return f", in {self.under_way[0]}" if self.under_way else ""
+        if self.under_way:
+            return f", in {self.under_way[0]}"
+        return ""
 
     def reap(self) -> str:
         """Once it has ended: close its sockets and say how it ended."""
         code = self.process.wait()
         self.link.close()
-        how = f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if self.error:
+            how = self.error
+        elif code < 0:
+            how = f"was killed by {_signal_name(-code)}"
+        else:
+            how = f"ended with exit code {code}"
         stack = self.stack()
-        stood = f"\n  it{stack}" if stack else self._last_lines()
-        return f"process {self.process.pid} {self.error or how}{stood}"
+        where = f"\n  it{stack}" if stack else self._last_lines()
+        return f"process {self.process.pid} {how}{where}"
 
     def stack(self) -> str:
         """Its main thread's stack, innermost call first; empty if it did not write one."""
@@ -152,24 +163,52 @@ class ChildProcess:
             text = file.read(_STACK_BYTES).decode(errors="replace")
         main = text.split("(most recent call first):")[-1]
         frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")]
-        shown = "".join(f"\n  | {line}" for line in frames[:_STACK_LINES])
-        return f" stood at:{shown}" if shown else ""
+        if not frames:
+            return ""
+        return f" stood at:{_quoted(frames[:_STACK_LINES])}"
 
     def _last_lines(self) -> str:
         """The end of its log."""
         with open(self._log, "rb") as file:
             file.seek(max(self._log_start, self._log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-        return "".join(f"\n  | {line}" for line in lines)
+            lines = file.read().decode(errors="replace").splitlines()
+        return _quoted(lines[-_TAIL_LINES:])
 
 
-def _name(number: int) -> str:
+def _quoted(lines: Sequence[str]) -> str:
+    """These lines below an error."""
+    return "".join(f"\n  | {line}" for line in lines)
+
+
+def wait_until_over(children: Sequence[ChildProcess], seconds: float) -> list[ChildProcess]:
+    """Wait until all have been reaped, together at most so long. Returns those that have not."""
+    end = time.monotonic() + seconds
+    for child in children:
+        child.over.wait(max(0.0, end - time.monotonic()))
+    return [child for child in children if not child.over.is_set()]
+
+
+def read_stacks(children: Sequence[ChildProcess]) -> list[str]:
+    """The main thread's stack of each one that writes it in time."""
+    for child in children:
+        child.ask_for_stack(time.monotonic())
+    wait_until_over(children, STACK_WAIT)  # the time to write; one that ends writes no more
+    shown: list[str] = []
+    for child in children:
+        if stack := child.stack():
+            shown.append(f"{child.name}, process {child.process.pid},{stack}")
+    return shown
+
+
+def _signal_name(number: int) -> str:
     """The name of a signal. Those between SIGRTMIN and SIGRTMAX have none."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if number in set(signal.Signals):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
-def appended(log: Path) -> BinaryIO:
-    """A Worker's log, to write at its end."""
+def open_log(log: Path) -> BinaryIO:
+    """Open a Worker's log, to write at its end."""
     with writing("the log of a Worker", log):
         return open(log, "ab", opener=own)
 
@@ -183,15 +222,17 @@ def environment(
     needed: what its kernels need.
     """
     # Waiting threads spin briefly and then sleep, since other processes want the cores.
-    given = {
+    defaults = {
         "GOMP_SPINCOUNT": _SPINS,
         "GLIBC_TUNABLES": _COPIES,
         "MIMALLOC_ARENA_EAGER_COMMIT": _ON_DEMAND,
         **needed,
     }
-    found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
+    variables = defaults | os.environ | {"OMP_NUM_THREADS": str(threads)}
     if devices:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = seen.split(",") if seen is not None else [str(i) for i in range(max(devices) + 1)]
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(names[i % len(names)] for i in devices)
-    return found
+        # The plan numbers the GPUs that this process sees, which may be some of the machine's.
+        names = [str(number) for number in range(max(devices) + 1)]
+        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+            names = visible.split(",")
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[i % len(names)] for i in devices)
+    return variables

@@ -52,7 +52,7 @@ class Failures:
         """A Worker of another host has ended. The ranks of a group have one epoch."""
         self._gone.add((worker, epoch))
 
-    def judged(self, children: Mapping[str, ChildProcess], now: float) -> BaseException | None:
+    def judge(self, children: Mapping[str, ChildProcess], now: float) -> BaseException | None:
         """The first failure that ends the run; ignored ones are dropped, and their ranks killed."""
         left: list[tuple[float, ChildProcess, BaseException]] = []
         for since, child, error in self._waiting:

@@ -10,7 +10,6 @@ judgement. Does not own: sending heartbeats (engine/run/worker_process), killing
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,38 +26,25 @@ SUPERVISOR_STOPPED = 5.0
 """Seconds between two looks after which this process itself was stopped: no silence counts."""
 
 
-def silent(
+def mark_silent(
     children: Sequence[ChildProcess], before: float, now: float, heartbeat: float
 ) -> list[ChildProcess]:
     """Mark and return those to be killed. before: the last look. The caller holds the lock."""
     if now - before > SUPERVISOR_STOPPED:
         for child in children:
             child.heard = now
-    found: list[ChildProcess] = []
+    silent_children: list[ChildProcess] = []
     for child in children:
-        if now - child.heard <= (heartbeat if child.spoke else FIRST_BEAT):
+        limit = heartbeat if child.spoke else FIRST_BEAT
+        if now - child.heard <= limit:
             continue
         if child.heard > child.stack_asked:
             child.ask_for_stack(now)
         elif child.stack_asked <= now - STACK_WAIT:
-            found.append(child)
+            silent_children.append(child)
             child.lost = True
             child.error = (
                 f"was killed as nothing was heard of it for {now - child.heard:.1f} s"
                 f"{child.where()}: it was stopped, or is in code that holds the interpreter's lock"
             )
-    return found
-
-
-def stacks(busy: Sequence[ChildProcess]) -> list[str]:
-    """The main thread's stack of each one that writes it in time."""
-    for child in busy:
-        child.ask_for_stack(time.monotonic())
-    end = time.monotonic() + STACK_WAIT
-    for child in busy:
-        child.over.wait(max(0.0, end - time.monotonic()))
-    return [
-        f"{child.name}, process {child.process.pid},{stack}"
-        for child in busy
-        if (stack := child.stack())
-    ]
+    return silent_children

@@ -27,7 +27,9 @@ def one_worker(
     every, first, phase = options.samples_every, plan.first, plan.phase_number
     samples = SamplesBehind(SampleWriter(folder.samples, every=every, first=first, phase=phase))
     stack.callback(samples.close)
-    place = RecordPlace.of(plan, folder.path, options)
+    recorder = None
+    if (place := RecordPlace.of(plan, folder.path, options)) is not None:
+        recorder = RowRecorder(place, name, plan)
     worker = Worker(
         name,
         plan,
@@ -35,6 +37,6 @@ def one_worker(
         inproc=options.inproc,
         samples=samples,
         newest=NewestRows(folder.path),
-        recorder=RowRecorder(place, name, plan) if place is not None else None,
+        recorder=recorder,
     )
     return InprocWorkers(worker)

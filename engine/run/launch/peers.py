@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 
 from dataflow.errors import RunError
 from engine.channels.descriptors import exhausted
@@ -26,7 +27,7 @@ def sources(message: m.ToWorker | Ask) -> frozenset[str]:
     """The Workers that keep the rows or weights of this message."""
     match message:
         case m.RunChunk() | m.TrainStep() | m.Evaluate() | m.Record():
-            return _keepers(gather for gathers in message.inputs.values() for gather in gathers)
+            return _keepers(chain.from_iterable(message.inputs.values()))
         case Save():
             return _keepers(gather for _, gather in message.rows.values())
         case m.Load():
@@ -35,10 +36,11 @@ def sources(message: m.ToWorker | Ask) -> frozenset[str]:
 
 
 def _keepers(gathers: Iterable[Gather]) -> frozenset[str]:
-    return frozenset(worker for gather in gathers for worker, _ in gather.refs)
+    refs = chain.from_iterable(gather.refs for gather in gathers)
+    return frozenset(worker for worker, _ in refs)
 
 
-def connect(
+def connect_peers(
     child: ChildProcess,
     message: m.ToWorker | Ask,
     children: Mapping[str, ChildProcess],
@@ -46,8 +48,11 @@ def connect(
     send: Send,
 ) -> None:
     """Connect a Worker to those whose rows this message needs. worlds: pairs that share tensors."""
+    # Before the message, over the same control socket: the Worker has its end when it reads the
+    # message. It then needs no waiting, and one without a socket to a peer knows that it is gone.
     for name in sources(message) - {child.name}:
         peer = children.get(name)
+        # By epoch: a peer that was restarted needs a new socket, its old one has lost an end.
         if peer is None or peer.gone or (name, peer.epoch) in child.connected:
             continue
         child.connected.add((name, peer.epoch))
@@ -59,8 +64,10 @@ def connect(
             raise RunError(f"{problem}{exhausted(error) or error}.") from error
         tensors = meeting is not None
         for end, other, sock in ((peer, child, serves), (child, peer, asks)):
-            where = (meeting.descriptor(),) if meeting else ()
-            told = Connect(peer=other.name, serve=sock is serves, tensors=tensors)
-            send(end, told, (sock.detach(), *where))
+            connection = Connect(peer=other.name, serve=sock is serves, tensors=tensors)
+            descriptors = [sock.detach()]
+            if meeting is not None:
+                descriptors.append(meeting.descriptor())
+            send(end, connection, tuple(descriptors))
         if meeting is not None:
             meeting.close()

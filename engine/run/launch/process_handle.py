@@ -97,6 +97,7 @@ class ForkedProcess:
     def wait(self) -> int:
         _readable(self.ends)
         code = self._exit_code()
+        # Under the lock, as another thread may be about to signal by this descriptor.
         with self._lock:
             self._over = True
             os.close(self.ends)
@@ -110,8 +111,13 @@ class ForkedProcess:
         code = _zombie_exit_code(self.pid)
         if code is not None:
             return code
-        status = os.read(self._status, STATUS.size) if _readable(self._status, _TOLD) else b""
-        return STATUS.unpack(status)[0] if status else -signal.SIGKILL
+        # The template has reaped it: it has written the code, or has died before and nobody knows.
+        status = b""
+        if _readable(self._status, _TOLD):
+            status = os.read(self._status, STATUS.size)
+        if not status:
+            return -signal.SIGKILL
+        return STATUS.unpack(status)[0]
 
 
 def _readable(descriptor: int, seconds: float | None = None) -> bool:
@@ -124,8 +130,11 @@ def _readable(descriptor: int, seconds: float | None = None) -> bool:
 def _zombie_exit_code(pid: int) -> int | None:
     """The exit code of a process that has ended and is still listed; None if it is not listed."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # it is gone, or goes as its line is read
         return None
+    fields = line.rpartition(")")[2].split()  # the name in brackets may have spaces
     state, status = fields[0], int(fields[-1])
-    return os.waitstatus_to_exitcode(status) if state == "Z" else None
+    if state != "Z":
+        return None
+    return os.waitstatus_to_exitcode(status)

@@ -19,22 +19,33 @@ Group = tuple[str, ...]
 """The Workers of one replica, by rank."""
 
 
-def groups(plan: Plan) -> dict[str, Group]:
+def groups_by_worker(plan: Plan) -> dict[str, Group]:
     """The rank group of each Worker that has one. Raises PlanError for one with two groups."""
-    found: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     for node in plan.nodes:
-        for group in (tuple(rank.worker for rank in ranks) for ranks in node.rank_groups):
-            for worker in group if len(group) > 1 else ():
-                if (other := found.setdefault(worker, group)) != group:
-                    both = f"{', '.join(group)} and of {', '.join(other)}"
-                    fix = "Fix: pin nodes with other ranks to other workers."
-                    raise PlanError(f"{node.name}: worker {worker} is a rank of {both}. {fix}")
-    return found
+        for ranks in node.rank_groups:
+            group = tuple(rank.worker for rank in ranks)
+            if len(group) > 1:
+                _add_group(groups, group, node.name)
+    return groups
 
 
-def spanning(of: Mapping[str, Group], here: Collection[str]) -> dict[str, Group]:
+def _add_group(groups: dict[str, Group], group: Group, node: str) -> None:
+    """Add a node's group by each of its Workers. Raises PlanError for one with another group."""
+    for worker in group:
+        if (other := groups.setdefault(worker, group)) != group:
+            both = f"{', '.join(group)} and of {', '.join(other)}"
+            fix = "Fix: pin nodes with other ranks to other workers."
+            raise PlanError(f"{node}: worker {worker} is a rank of {both}. {fix}")
+
+
+def find_spanning(groups: Mapping[str, Group], here: Collection[str]) -> dict[str, Group]:
     """The groups of the Workers that are here, of which others are on other hosts."""
-    return {w: group for w, group in of.items() if w in here and not set(group) <= set(here)}
+    spanning: dict[str, Group] = {}
+    for worker, group in groups.items():
+        if worker in here and not set(group) <= set(here):
+            spanning[worker] = group
+    return spanning
 
 
 def far_seat(worker: str, group: Group) -> Seat:
@@ -47,6 +58,7 @@ class Meeting:
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        # A file without a name: nobody else can find it, and it leaves nothing behind (0008).
         self._file = meeting_place()
 
     def seat(self, worker: str) -> Seat:
@@ -64,15 +76,15 @@ class Meeting:
             self._file = -1
 
 
-def meetings(members: Sequence[str], of: Mapping[str, Group]) -> dict[str, Meeting]:
+def open_meetings(members: Sequence[str], groups: Mapping[str, Group]) -> dict[str, Meeting]:
     """By Worker, a new meeting for each group. Raises PlanError for a group that is not whole."""
-    found: dict[str, Meeting] = {}
+    by_worker: dict[str, Meeting] = {}
     for worker in members:
-        group = of.get(worker)
-        if group is None or worker in found:
+        group = groups.get(worker)
+        if group is None or worker in by_worker:
             continue
         if missing := ", ".join(name for name in group if name not in members):
             problem = f"ranks begin together, and {missing} would not"
             raise PlanError(f"{worker}: {problem}. Fix: go back.")
-        found |= dict.fromkeys(group, Meeting(group))
-    return found
+        by_worker |= dict.fromkeys(group, Meeting(group))
+    return by_worker

@@ -24,7 +24,7 @@ from dataflow.importing import import_path
 from engine.channels.descriptors import exhausted
 from engine.keep.run_folder import RunFolder
 from engine.plan.plan import Plan
-from engine.run.launch.child import ChildProcess, appended, environment, fresh
+from engine.run.launch.child import ChildProcess, environment, open_log, start_fresh
 from engine.run.launch.process_handle import StartedProcess
 from engine.run.launch.template import Template, TemplateGone
 
@@ -43,14 +43,14 @@ class Starter:
         self._alike = Counter(n for w, n in self._threads.items() if self._is_plain(w))
         self._templates: dict[_Key, Template] = {}
 
-    def forked(self, worker: str) -> bool:
+    def is_forked(self, worker: str) -> bool:
         """Whether it is forked from a template."""
         return self._is_plain(worker) and self._alike[self._threads[worker]] > 1
 
     def prepare(self, workers: Collection[str]) -> None:
         """Start the templates of these, which then import while others start."""
         for worker in workers:
-            if self.forked(worker):
+            if self.is_forked(worker):
                 with _room_for(worker):
                     self._template(worker)
 
@@ -60,9 +60,9 @@ class Starter:
         """
 
         def start(descriptor: int, output: BinaryIO) -> StartedProcess:
-            if self.forked(worker):
+            if self.is_forked(worker):
                 return self._fork(worker, descriptor, output, still)
-            return fresh(worker, descriptor, output, self._environment(worker))
+            return start_fresh(worker, descriptor, output, self._environment(worker))
 
         with _room_for(worker):
             return ChildProcess(worker, epoch, start=start, log=self._folder.log(worker))
@@ -91,18 +91,21 @@ class Starter:
     def _template(self, worker: str) -> Template:
         key = self._key(worker)
         if key not in self._templates:
-            with appended(self._folder.log(worker)) as output:
-                self._templates[key] = Template(
-                    self._modules(worker), self._environment(worker), output
-                )
+            modules, variables = self._modules(worker), self._environment(worker)
+            with open_log(self._folder.log(worker)) as output:
+                self._templates[key] = Template(modules, variables, output)
         return self._templates[key]
 
     def _modules(self, worker: str) -> list[str]:
         """Of the kernels of all that are forked from its template."""
         threads = self._threads[worker]
-        alike = {w for w, n in self._threads.items() if n == threads and self.forked(w)}
-        names = {n.kernel.partition(":")[0] for n in self._plan.nodes if alike & {*n.workers}}
-        return sorted(name for name in names if name.startswith(_OURS))
+        alike = {w for w, n in self._threads.items() if n == threads and self.is_forked(w)}
+        modules: set[str] = set()
+        for node in self._plan.nodes:
+            module, _, _ = node.kernel.partition(":")
+            if module.startswith(_OURS) and not alike.isdisjoint(node.workers):
+                modules.add(module)
+        return sorted(modules)
 
     def _key(self, worker: str) -> _Key:
         """What a process has from the moment that it starts."""
@@ -111,8 +114,8 @@ class Starter:
 
     def _environment(self, worker: str) -> Mapping[str, str]:
         devices = self._plan.devices.get(worker, ())
-        given = self._plan.environments.get(worker, {})
-        return environment(self._threads[worker], devices, given)
+        needed = self._plan.environments.get(worker, {})
+        return environment(self._threads[worker], devices, needed)
 
     def _is_plain(self, worker: str) -> bool:
         return not (self._plan.devices.get(worker) or self._plan.environments.get(worker))
@@ -125,8 +128,8 @@ def _room_for(worker: str) -> Iterator[None]:
         yield
     except OSError as error:
         fix = "Fix: allow more processes (ulimit -u)"
-        found = exhausted(error) or f"{error}. {fix}"
-        problem = f"expected its process to start, found: {found}"
+        cause = exhausted(error) or f"{error}. {fix}"
+        problem = f"expected its process to start, found: {cause}"
         raise RunError(f"worker {worker}: {problem}, or plan fewer workers.") from error
 
 

@@ -32,10 +32,15 @@ from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.protocol.workers import Ask, WorkerGone
 from engine.run.control import control
-from engine.run.launch.child import ChildProcess
-from engine.run.launch.heartbeat import stacks
-from engine.run.launch.peers import connect
-from engine.run.launch.ranks import Meeting, far_seat, groups, meetings, spanning
+from engine.run.launch.child import ChildProcess, read_stacks, wait_until_over
+from engine.run.launch.peers import connect_peers
+from engine.run.launch.ranks import (
+    Meeting,
+    far_seat,
+    find_spanning,
+    groups_by_worker,
+    open_meetings,
+)
 from engine.run.launch.starter import Starter
 from engine.run.launch.worker_io import WorkerIO
 
@@ -80,14 +85,15 @@ class Supervisor:
         self._folder = folder
         self._options = options
         self._starter = Starter(plan, share.workers, folder)
-        self._groups = groups(plan)
-        self._far = spanning(self._groups, share.workers)
+        self._groups = groups_by_worker(plan)
+        self._far = find_spanning(self._groups, share.workers)
         self._peers: dict[str, control.PeerAddress] = {}
         self._requests = 0
         self._moved = 0
         self._retiring: dict[ChildProcess, float] = {}
         """When each of these is killed."""
-        leases = {w: each.lease for w, each in share.workers.items() if each and w in self._far}
+        networks = ((w, share.workers[w]) for w in self._far)
+        leases = {worker: network.lease for worker, network in networks if network}
         self._io = WorkerIO(self._groups, options.heartbeat, share.on_change, leases)
 
     def open(self) -> Iterator[m.Event | m.From]:
@@ -110,8 +116,9 @@ class Supervisor:
         """Kill what is left of them, wait for its end, start the next incarnations."""
         old = self._replaced(workers)
         self._io.end(old)
-        epochs = {child.name: child.epoch + 1 for child in old}
-        self._start({w: epochs[w] if w in epochs else self._share.absent[w] for w in workers})
+        epochs = {name: self._share.absent[name] for name in workers if name in self._share.absent}
+        epochs |= {child.name: child.epoch + 1 for child in old}
+        self._start({name: epochs[name] for name in workers})
 
     def retire(self, workers: Sequence[str]) -> None:
         """Ask them to end, as recorded rows are flushed then; `next` kills those that do not."""
@@ -145,9 +152,7 @@ class Supervisor:
             return
         for child in left:
             self._io.send(child, control.Quit())
-        end = time.monotonic() + grace
-        for child in left:
-            child.over.wait(max(0.0, end - time.monotonic()))
+        wait_until_over(left, grace)
         self._io.end(left)
         self._io.close()
         self._starter.close()
@@ -155,18 +160,19 @@ class Supervisor:
     def _start(self, epochs: Mapping[str, int]) -> None:
         """Start these Workers and send them the plan, without waiting for any to be open."""
         near = {w: group for w, group in self._groups.items() if w not in self._far}
-        meeting = meetings(list(epochs), near)
+        meetings = open_meetings(list(epochs), near)
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
             self._starter.prepare(epochs)
-            for name in sorted(epochs, key=self._starter.forked):  # templates import meanwhile
+            for name in sorted(epochs, key=self._starter.is_forked):  # templates import meanwhile
                 self._let_others_start()
                 child = self._starter.start(name, epochs[name], self._raise_failure)
-                self._send_open(child, plan, meeting.get(name))
+                # Open is the first frame that the Worker reads; only then is it watched.
+                self._send_open(child, plan, meetings.get(name))
                 self._io.watch(child)
         finally:
-            for each in meeting.values():
-                each.close()
+            for meeting in meetings.values():
+                meeting.close()
 
     def _let_others_start(self) -> None:
         """Wait while many have not spoken yet: hundreds at once would hinder one another until none
@@ -174,14 +180,17 @@ class Supervisor:
         """
         at_once = max(_LEAST_AT_ONCE, _AT_ONCE * self._share.cluster.cores)
         children = self._io.children
+
+        def has_room() -> bool:
+            starting = sum(not (child.spoke or child.gone) for child in children.values())
+            return starting < at_once
+
         with self._io.changed:
-            self._io.wait_for(
-                lambda: sum(not (c.spoke or c.gone) for c in children.values()) < at_once
-            )
+            self._io.wait_for(has_room)
 
     def _raise_failure(self) -> None:
         with self._io.changed:
-            self._io.wait_for(lambda: True)
+            self._io.raise_failure()
 
     def _send_open(self, child: ChildProcess, plan: bytes, meeting: Meeting | None) -> None:
         opened = control.Open(
@@ -201,7 +210,8 @@ class Supervisor:
         )
         child.send(opened, () if meeting is None else (meeting.descriptor(),))
         if self._peers:
-            child.send(control.PeerAddresses(entries=tuple(self._peers.values())))
+            entries = tuple(self._peers.values())
+            child.send(control.PeerAddresses(entries=entries))
 
     def _seat(self, worker: str, meeting: Meeting | None) -> control.Seat | None:
         if group := self._far.get(worker):
@@ -257,13 +267,13 @@ class Supervisor:
             self._io.send(child, control.Request(number=self._requests, request=request))
         return numbers
 
-    def replied(self, numbers: Mapping[str, int]) -> bool:
+    def has_replied(self, numbers: Mapping[str, int]) -> bool:
         """Whether `replies` would not wait. Raises what a kernel raised."""
         children = self._io.children
         with self._io.changed:
-            self._io.wait_for(lambda: True)
-            there = self._io.replies
-            return all(n in there or children[w].over.is_set() for w, n in numbers.items())
+            self._io.raise_failure()
+            replies = self._io.replies
+            return all(n in replies or children[w].over.is_set() for w, n in numbers.items())
 
     def replies(self, numbers: Mapping[str, int]) -> dict[str, Any]:
         """Wait for the replies to requests. Raises WorkerGone, and what a kernel raised."""
@@ -297,7 +307,7 @@ class Supervisor:
             self._io.send(child, where)
 
     def _connect(self, child: ChildProcess, message: m.ToWorker | Ask) -> None:
-        connect(child, message, self._io.children, self._plan.worlds, self._io.send)
+        connect_peers(child, message, self._io.children, self._plan.worlds, self._io.send)
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
         """The next event; None if none came in time, or none will. Raises what a kernel raised."""
@@ -319,18 +329,18 @@ class Supervisor:
     def reports(self) -> list[Report]:
         """Metrics since the last call, with the bytes of this host's control sockets."""
         with self._io.changed:
-            found, self._io.reports = self._io.reports, []
+            reports, self._io.reports = self._io.reports, []
             moved = self._io.moved
         if moved > self._moved:
-            found.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
+            reports.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
         self._moved = moved
-        return found
+        return reports
 
     def spans(self) -> list[SpanOf]:
         """What was done since the last call."""
         with self._io.changed:
-            found, self._io.spans = self._io.spans, []
-            return found
+            spans, self._io.spans = self._io.spans, []
+            return spans
 
     def doing(self) -> list[Doing]:
         """By the last heartbeat of each; from any thread."""
@@ -341,7 +351,7 @@ class Supervisor:
         """The main thread's stack of each Worker that is doing something."""
         with self._io.changed:
             busy = [c for c in self._io.children.values() if c.doing.node and not c.gone]
-        return stacks(busy)
+        return read_stacks(busy)
 
     def endpoints(self) -> tuple[control.PeerAddress, ...]:
         """Where other hosts reach each Worker; empty for one that is gone or starting."""

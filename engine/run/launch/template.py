@@ -74,21 +74,22 @@ class Template:
         status, theirs = os.pipe()
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, status)
-            given = [os.dup(descriptor), os.dup(output.fileno()), theirs]
-            pid, handle = self._answer(name, given, still)
+            descriptors = [os.dup(descriptor), os.dup(output.fileno()), theirs]
+            pid, handle = self._answer(name, descriptors, still)
             undo.pop_all()
         return ForkedProcess(pid, handle, status)
 
     def _answer(
-        self, name: str, given: Sequence[int], still: Callable[[], None]
+        self, name: str, descriptors: Sequence[int], still: Callable[[], None]
     ) -> tuple[int, int]:
         try:
-            self._link.send(name.encode(), given)
+            self._link.send(name.encode(), descriptors)
         except OSError as error:
             raise TemplateGone from error
         waiting = select.poll()
         waiting.register(self._link, select.POLLIN)
-        end = time.monotonic() + (_ANSWER if self._answered else _IMPORTS)
+        patience = _ANSWER if self._answered else _IMPORTS
+        end = time.monotonic() + patience
         while not waiting.poll(_LOOK):
             still()
             if time.monotonic() > end:

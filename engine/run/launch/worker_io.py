@@ -23,10 +23,11 @@ from dataflow.errors import RunError
 from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.run.control import control
-from engine.run.control.wire import TO_SUPERVISOR, decode
-from engine.run.launch.child import ChildProcess
+from engine.run.control.thread_errors import ErrorsTo
+from engine.run.control.wire import TO_SUPERVISOR, decode_message
+from engine.run.launch.child import ChildProcess, wait_until_over
 from engine.run.launch.failures import Failures
-from engine.run.launch.heartbeat import silent
+from engine.run.launch.heartbeat import mark_silent
 from engine.run.launch.ranks import Group
 
 _REAP = 20.0
@@ -89,6 +90,10 @@ class WorkerIO:
     def wait_for(self, holds: Callable[[], Any], timeout: float | None = None) -> None:
         """With `changed` held: wait until this holds. Raises the failure there is."""
         self.changed.wait_for(lambda: self.failure is not None or holds(), timeout)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """With `changed` held: raise the failure there is, if any."""
         if self.failure is not None:
             raise self.failure
 
@@ -128,13 +133,11 @@ class WorkerIO:
             if not self._thread.is_alive():
                 child.reap()
                 child.over.set()
-        end = time.monotonic() + _REAP
-        for child in children:
-            if not child.over.wait(max(0.0, end - time.monotonic())):
-                pid, expected = child.process.pid, f"to end within {_REAP:g} s of its kill"
-                fix = f"Fix: see what it waits for in /proc/{pid}/stack."
-                problem = f"expected process {pid} {expected}, found it there"
-                raise RunError(f"worker {child.name}: {problem}. {fix}")
+        for child in wait_until_over(children, _REAP):
+            pid, expected = child.process.pid, f"to end within {_REAP:g} s of its kill"
+            fix = f"Fix: see what it waits for in /proc/{pid}/stack."
+            problem = f"expected process {pid} {expected}, found it there"
+            raise RunError(f"worker {child.name}: {problem}. {fix}")
 
     def close(self) -> None:
         """End the thread."""
@@ -150,8 +153,7 @@ class WorkerIO:
     # --- the I/O thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with contextlib.ExitStack() as after, selectors.DefaultSelector() as selector:
-            after.push(self._raise_in_the_loop)
+        with ErrorsTo(self._raise_in_the_loop), selectors.DefaultSelector() as selector:
             selector.register(self._woken_end, selectors.EVENT_READ, None)
             before = time.monotonic()
             while True:
@@ -165,13 +167,10 @@ class WorkerIO:
                         act(selector, child, events)
                 before = self.look_for_silence(before)
 
-    def _raise_in_the_loop(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    def _raise_in_the_loop(self, error: BaseException) -> None:
         """Let the loop raise what goes wrong in this thread."""
-        if error is None:
-            return False
         self.abandon(error)
         self._on_change()
-        return True
 
     def _register(self, selector: selectors.BaseSelector) -> None:
         """Watch new children; wait for room only where something is left to send."""
@@ -183,7 +182,9 @@ class WorkerIO:
                 selector.register(child.ends, selectors.EVENT_READ, (self._on_end, child))
                 selector.register(child.link, selectors.EVENT_READ, (self._on_link, child))
             elif child.link.fileno() in known:
-                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.link.unsent else 0)
+                wanted = selectors.EVENT_READ
+                if child.link.unsent:
+                    wanted |= selectors.EVENT_WRITE
                 if known[child.link.fileno()].events != wanted:
                     selector.modify(child.link, wanted, (self._on_link, child))
 
@@ -208,6 +209,7 @@ class WorkerIO:
             while self._read(child, once=True):
                 pass
         error = child.reap()
+        # Its events are in the list already: the coordinator hears them before the loss.
         with self.changed:
             del self._watched[child]
             self._moved += child.link.moved
@@ -223,7 +225,7 @@ class WorkerIO:
         try:
             frames = child.link.receive()
             for frame in frames or ():
-                self._hear(child, decode(frame.payload, TO_SUPERVISOR))
+                self._hear(child, decode_message(frame.payload, TO_SUPERVISOR))
         except RunError as error:
             child.error = f"was killed as it sent what is no message: {error}"
             return False
@@ -247,8 +249,8 @@ class WorkerIO:
                         return
                 case control.Failed():
                     self._failures.add(child, message.error(), child.heard)
-                    judged = self._failures.judged(self.children, child.heard)
-                    self.failure = self.failure or judged
+                    verdict = self._failures.judge(self.children, child.heard)
+                    self.failure = self.failure or verdict
             self.changed.notify_all()
         self._on_change()
 
@@ -268,9 +270,9 @@ class WorkerIO:
         """Kill silent Workers, judge earlier failures. before: the last call. Returns the time."""
         now = time.monotonic()
         with self.changed:
-            failed = self._failures.judged(self.children, now)
+            failed = self._failures.judge(self.children, now)
             children = [c for c in self._watched if not c.lost]
-            given_up = silent(children, before, now, self._heartbeat)
+            given_up = mark_silent(children, before, now, self._heartbeat)
         for child in given_up:
             child.kill()
         if failed is not None:

@@ -117,10 +117,10 @@ class DiskStore:
             (directory / CUT).write_bytes(cut.to_json())
             if message.rows:
                 (directory / "rows").mkdir()
-            save_state(plan, workers, directory, message)
+            write_state(plan, workers, directory, message)
 
-        kept = self.keep_every > 0 and message.step % self.keep_every == 0
-        self.store.write(step, fill, _meta(plan), timed=message.timed and not kept, kept=kept)
+        stays = self.keep_every > 0 and message.step % self.keep_every == 0
+        self.store.write(step, fill, _meta(plan), timed=message.timed and not stays, kept=stays)
         self.best.prune()
         return True
 
@@ -150,14 +150,17 @@ def _meta(plan: Plan) -> dict[str, Any]:
 
 def resume_states(plan: Plan, workers: Workers) -> None:
     """Train nodes whose optimizer goes on read what the last training of their Model left."""
-    asked: dict[str, dict[str, str]] = defaultdict(dict)
-    for node, path in plan.phase.states.items() if plan.phase else ():
+    states = plan.phase.states if plan.phase else {}
+    paths_by_worker: dict[str, dict[str, str]] = defaultdict(dict)
+    for node, path in states.items():
         for worker in plan.node(node).workers:
-            asked[worker][node] = path
-    workers.ask({w: Restore(directory=Path(), step=0, nodes=n) for w, n in asked.items()})
+            paths_by_worker[worker][node] = path
+    here = Path()  # these paths are not below a checkpoint
+    asks = {w: Restore(directory=here, step=0, nodes=n) for w, n in paths_by_worker.items()}
+    workers.ask(asks)
 
 
-def save_state(
+def write_state(
     plan: Plan, workers: Workers, directory: Path, message: Checkpoint
 ) -> dict[str, Any]:
     """Every Worker with state writes it, the recorder the rows. Returns the answers by Worker."""
@@ -212,33 +215,37 @@ def _files_of(plan: Plan, checkpoint: Path, anew: frozenset[str]) -> list[Path]:
 def _must_wait(file: Path, cut: Cut, source: str) -> None:
     """Raises CheckpointError where a file has rows that do not wait to be trained."""
     known = cut.sources.get(source)
-    finished = {key[0] for key in known.finished} if known else set()
+    finished = set[int]()
+    if known is not None:
+        finished = {key[0] for key in known.finished}
     stray = sorted(positions_of(file) - finished)
     if stray:
-        found = f"found one of position {stray[0]}, which does not. Fix: an earlier checkpoint."
-        raise CheckpointError(f"{file}: expected rows that wait to be trained, {found}")
+        stray_row = f"found one of position {stray[0]}, which does not. Fix: an earlier checkpoint."
+        raise CheckpointError(f"{file}: expected rows that wait to be trained, {stray_row}")
 
 
 def _paths(plan: Plan, *, write: bool) -> dict[str, dict[str, str]]:
     """Worker -> node -> path in a checkpoint. All ranks of a train node write and read; a follower
     is written by one of its readers and read into all of its modules.
     """
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for node in plan.nodes:
-        for worker in node.workers if node.work == "train" else ():
-            found[worker][node.name] = node.name
-    for model in plan.models:
-        modules = _modules(plan, model) if model.follows else []
-        for worker, node in modules[:1] if write else modules:
-            found[worker][node] = f"followers/{model.name}"
-    return found
+    paths: dict[str, dict[str, str]] = defaultdict(dict)
+    for node in (node for node in plan.nodes if node.work == "train"):
+        for worker in node.workers:
+            paths[worker][node.name] = node.name
+    for model in (model for model in plan.models if model.follows):
+        modules = _modules(plan, model)
+        if write:
+            modules = modules[:1]  # all of them have the same weights
+        for worker, node in modules:
+            paths[worker][node] = f"followers/{model.name}"
+    return paths
 
 
 def _modules(plan: Plan, model: PlannedModel) -> list[tuple[str, str]]:
     """(Worker, node) for each module of a model: the first node there that reads it."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    readers: dict[tuple[str, str], tuple[str, str]] = {}
     for node in map(plan.node, model.readers):
         module = next(use.module for use in node.models if use.model == model.name)
         for worker in node.workers:
-            found.setdefault((worker, module), (worker, node.name))
-    return list(found.values())
+            readers.setdefault((worker, module), (worker, node.name))
+    return list(readers.values())

@@ -128,7 +128,9 @@ class Loop:
         """A message, and what has come behind it by the time that it is asked for."""
         yield first
         for _ in range(self._together - 1):
-            message = self._workers.next(0.0) if self._end is None else None
+            if self._end is not None:
+                return
+            message = self._workers.next(0.0)
             if message is None:
                 return
             yield message
@@ -157,9 +159,9 @@ class Loop:
                 self._measure()
             takers = self._events[type(instruction)]
             if takers:
-                told = e.InstructionTold(at=self._clock(), instruction=instruction)
+                event = e.InstructionTold(at=self._clock(), instruction=instruction)
                 for take in takers:
-                    take(told)
+                    take(event)
             self._carry_out_one(instruction)
 
     def _carry_out_one(self, instruction: m.Instruction) -> None:

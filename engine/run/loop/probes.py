@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.protocol.events import EventHeard
 from engine.protocol.messages import Probed
-from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
+from engine.weights.probe import Ends, compare_probes, probe_rows, tolerance_of
 
 KEPT = 64
 """Versions of a writer whose numbers are kept: a restarted reader may load an old one again."""
@@ -35,30 +35,30 @@ class Probes:
         assert isinstance(event.event, Probed)
         self.hear(event.event)
 
-    def hear(self, said: Probed) -> None:
+    def hear(self, probed: Probed) -> None:
         """Compare with the other end once both have reported. Raises RunError if they differ."""
-        if said.reads:
-            writer = next((w for w in self._writers if _same(w, said)), None)
+        if probed.reads:
+            writer = next((w for w in self._writers if _same(w, probed)), None)
             if writer is None:
-                self._early.append(said)
+                self._early.append(probed)
             else:
-                self._compare(writer, said)
+                self._compare(writer, probed)
             return
-        self._writers.append(said)
-        for reader in [r for r in self._early if _same(said, r)]:
+        self._writers.append(probed)
+        for reader in [r for r in self._early if _same(probed, r)]:
             self._early.remove(reader)
-            self._compare(said, reader)
+            self._compare(probed, reader)
 
     def _compare(self, writer: Probed, reader: Probed) -> None:
         rows = probe_rows(self._seed, reader.vocabulary)
         model, version = writer.model, writer.version
         ends = Ends(model=model, writer=writer.node, reader=reader.node, version=version)
-        compare(_numbers(writer), _numbers(reader), rows, tolerance_of(writer.dtypes), ends)
+        compare_probes(_numbers(writer), _numbers(reader), rows, tolerance_of(writer.dtypes), ends)
 
 
 def _same(one: Probed, other: Probed) -> bool:
     return (one.model, one.version) == (other.model, other.version)
 
 
-def _numbers(said: Probed) -> np.ndarray:
-    return np.frombuffer(said.numbers, dtype=np.float32)
+def _numbers(probed: Probed) -> np.ndarray:
+    return np.frombuffer(probed.numbers, dtype=np.float32)

@@ -40,7 +40,9 @@ class RunRequests:
 
     def scaled(self, after: int) -> ScaleRequested | None:
         """The next wish for replicas, when so many were taken; each attempt takes all of them."""
-        return self._scaled[after] if after < len(self._scaled) else None
+        if after >= len(self._scaled):
+            return None
+        return self._scaled[after]
 
     @property
     def stopping(self) -> StopRequested | None:

@@ -56,7 +56,7 @@ class StopSignals:
     def __init__(
         self,
         grace: float = 60.0,
-        kept: Callable[[], str] = lambda: "",
+        describe_safe: Callable[[], str] = lambda: "",
         asked: Callable[[], None] = lambda: None,
         doing: str = "stopping after this Step with a checkpoint",
     ) -> None:
@@ -67,7 +67,7 @@ class StopSignals:
         self.number = 0
         """The first signal; 0 while there is none."""
         self._grace = grace
-        self._kept = kept
+        self._kept = describe_safe
         self._asked = asked
         self._doing = doing
         self._raises = ""
@@ -103,6 +103,7 @@ class StopSignals:
         self._told.setblocking(False)
         self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
         self._thread.start()
+        # Before the handlers: a signal in between is read by the thread, and not lost.
         self._previous_fd = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
         self._previous = _handlers()
         for number in self._previous:
@@ -133,6 +134,8 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the run's thread; the watching thread does all else."""
+        # It runs between any two instructions of whatever the thread does, perhaps with a lock
+        # held: so it takes no lock, prints nothing and writes nothing. It only raises, when asked.
         del frame
         if self._raises:
             raise Signalled(self.number or number, self._raises)
@@ -165,8 +168,10 @@ class StopSignals:
         poller = select.poll()
         poller.register(self._heard, select.POLLIN)
         while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            if not poller.poll(None if left is None else math.ceil(left * 1e3)):
+            patience = None
+            if end is not None:
+                patience = math.ceil(max(0.0, end - time.monotonic()) * 1e3)
+            if not poller.poll(patience):
                 return None
             number = self._heard.recv(1)[0]
             if number == signal.SIGHUP:
@@ -232,8 +237,10 @@ def name(number: int) -> str:
 
 def _handlers() -> dict[int, Any]:
     """The handlers of stop signals; without SIGHUP where nohup has it ignored."""
-    nohup = {signal.SIGHUP} if ignored(signal.SIGHUP) else set[int]()
-    return {number: signal.getsignal(number) for number in STOPS if number not in nohup}
+    numbers = set(STOPS)
+    if ignored(signal.SIGHUP):
+        numbers.discard(signal.SIGHUP)
+    return {number: signal.getsignal(number) for number in STOPS if number in numbers}
 
 
 def _restore(handlers: dict[int, Any]) -> None:

@@ -30,7 +30,7 @@ _guarded: list[int] = []
 
 
 @contextmanager
-def no_silent_end(kept: Callable[[], str]) -> Iterator[None]:
+def no_silent_end(describe_safe: Callable[[], str]) -> Iterator[None]:
     """Inside it, `os._exit(0)` of this process says where it was called and what is safe, and ends
     with 3; `os.exec*` raises RunError. kept: says what is safe.
     """
@@ -39,7 +39,7 @@ def no_silent_end(kept: Callable[[], str]) -> Iterator[None]:
     def tell_and_end(status: int) -> NoReturn:
         if status != 0 or os.getpid() != process:
             end(status)
-        message = f"{_caller()}: os._exit(0) ended the process of the run. Safe: {kept()}."
+        message = f"{_caller()}: os._exit(0) ended the process of the run. Safe: {describe_safe()}."
         with suppress(OSError):  # nobody may be reading
             os.write(2, f"{printable(message)} Fix: return, or raise an error.\n".encode())
         end(FAILED)

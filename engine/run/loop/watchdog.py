@@ -124,17 +124,17 @@ class OutsideWatch:
         os.ftruncate(board, watchdog_process.BOARD)
         theirs, self._beats = os.pipe()
         stacks, self._stacks = os.pipe()
-        given = (theirs, board, stacks)
+        inherited = (theirs, board, stacks)
         self._board = mmap.mmap(board, watchdog_process.BOARD)
         activity.show_on(self._board)
         faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
-        arguments = [*given, int(STACK_SIGNAL), limit, TO_END, int(kills)]
+        arguments = [*inherited, int(STACK_SIGNAL), limit, TO_END, int(kills)]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", watchdog_process.__file__, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=given,
+                pass_fds=inherited,
                 start_new_session=True,  # no Ctrl-C of a terminal
             )
         except OSError as error:
@@ -143,7 +143,7 @@ class OutsideWatch:
                 " more processes and open files (ulimit -u, ulimit -n), or --watchdog 0."
             ) from error
         finally:
-            for descriptor in given:
+            for descriptor in inherited:
                 os.close(descriptor)
 
     def beat(self) -> None:

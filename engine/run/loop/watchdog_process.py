@@ -38,12 +38,12 @@ def main(
     while silent <= limit:
         ready = poll.poll(min(_ROUND, limit / 4) * 1e3)
         now = time.monotonic()
-        said = os.read(beats, 4096) if ready else b""
-        if (ready and not said) or os.getppid() != watched:
+        beats_read = os.read(beats, 4096) if ready else b""
+        if (ready and not beats_read) or os.getppid() != watched:
             return
-        if INTERRUPTED in said:
+        if INTERRUPTED in beats_read:
             limit, why = to_end, "in code that cannot be interrupted"
-        if said:
+        if beats_read:
             silent = 0.0
         elif not _was_stopped(watched, now - before):
             silent += now - before
@@ -62,13 +62,13 @@ def _end_with_it() -> None:
 def _tell(
     watched: int, board: int, stacks: int, number: int, silent: str, why: str, *, kills: bool
 ) -> None:
-    doing = os.pread(board, BOARD, 0).partition(b"\0")[0].decode(errors="replace")
-    doing = doing or "something unknown"
+    shown, _, _ = os.pread(board, BOARD, 0).partition(b"\0")
+    doing = shown.decode(errors="replace") or "something unknown"
     ended = "The process is ended; dataflow resume goes on from the last checkpoint"
     end = ended if kills else "It goes on"
-    told = f"nothing has moved for {silent}: {doing}, {why}. {end}. Fix: see where it stands:\n"
+    message = f"nothing has moved for {silent}: {doing}, {why}. {end}. Fix: see where it stands:\n"
     with contextlib.suppress(OSError):  # nobody may be reading
-        os.write(2, told.encode(errors="backslashreplace") + _stacks(watched, stacks, number))
+        os.write(2, message.encode(errors="backslashreplace") + _stacks(watched, stacks, number))
 
 
 def _stacks(watched: int, stacks: int, number: int) -> bytes:

@@ -74,7 +74,9 @@ class ChunkRuns:
         lengths = world.kernels.lengths(chunk, node)
         starts, ends = world.kernels.rows(node, len(keys), lengths)
         failed = world.outcomes.failed(name, keys) | _without_any(node, chunk)
-        wanted = ~failed & (world.outcomes.kept(name, keys) if node.relation == "subset" else True)
+        wanted = ~failed
+        if node.relation == "subset":
+            wanted &= world.outcomes.kept(name, keys)
 
         def produce(batch: np.ndarray) -> None:
             good = batch[wanted[batch]]
@@ -90,17 +92,19 @@ class ChunkRuns:
 
         batches = list(world.kernels.batches(node, ends))
         seconds = max(ends.tolist(), default=0.0)
-        if world.kernels.computing(node):
+        if world.kernels.computing(node):  # a function: its rows are there all at once
 
-            def made() -> None:
+            def produce_all() -> None:
                 for batch in batches:
                     produce(batch)
                 end()
 
-            world.cores.run(worker, node, seconds, made)
+            world.cores.run(worker, node, seconds, produce_all)
         else:
             self._run_kernel(node, batches, ends, produce, end)
-        tokens = 0 if lengths is None else int(lengths.prompts.sum() + lengths.answers.sum())
+        tokens = 0
+        if lengths is not None:
+            tokens = int(lengths.prompts.sum() + lengths.answers.sum())
         return seconds, len(keys), tokens
 
     def _run_kernel(

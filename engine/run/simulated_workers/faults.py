@@ -90,17 +90,18 @@ class Fate:
 
     def moves(self, plan: Plan) -> list[LeaveRequested | ScaleRequested]:
         """What is asked of replicas that come and go, at this event."""
-        found: list[LeaveRequested | ScaleRequested] = []
-        nodes = elastic_nodes(plan) if self._faults.scales or self._faults.leaves else ()
-        for node in nodes if self._moves > 0 else ():
+        requests: list[LeaveRequested | ScaleRequested] = []
+        if self._moves <= 0 or not (self._faults.scales or self._faults.leaves):
+            return requests
+        for node in elastic_nodes(plan):
             if self._draw.random() < self._faults.scales:
                 count = self._draw.randint(0, len(node.workers) + 1)
-                found.append(ScaleRequested(node=node.name, replicas=count))
+                requests.append(ScaleRequested(node=node.name, replicas=count))
             if self._draw.random() < self._faults.leaves:
                 some = self._draw.sample(node.workers, self._draw.randint(1, len(node.workers)))
-                found.append(LeaveRequested(workers=tuple(some), reason="simulated"))
-        self._moves -= len(found)
-        return found
+                requests.append(LeaveRequested(workers=tuple(some), reason="simulated"))
+        self._moves -= len(requests)
+        return requests
 
     def arrivals(self) -> list[float]:
         """The delays, in seconds, after which a message arrives, once or twice."""

@@ -64,15 +64,25 @@ class SimulatedRanks:
             return None
         del self._ended[message.node, message.id]
         parts = self._once(message.node, parts)
-        told = [m for m, _ in parts]
-        others = {
-            name: OwnRows(keys=_together(f"{message.node}.{name}", [m.others[name] for m in told]))
-            for name in message.others
-        }
-        one = {"worker": self._ranks[message.node][0], "mine": None, "total": None, "inputs": {}}
-        keys = _together(message.node, told)
-        whole = {name: np.concatenate([v[name] for _, v in parts]) for name in versions}
-        return replace(message, keys=keys, others=others, **one), whole
+        messages = [part for part, _ in parts]
+        others: dict[str, OwnRows] = {}
+        for name in message.others:
+            shares = [part.others[name] for part in messages]
+            others[name] = OwnRows(keys=_together(f"{message.node}.{name}", shares))
+        whole = replace(
+            message,
+            worker=self._ranks[message.node][0],
+            keys=_together(message.node, messages),
+            others=others,
+            mine=None,
+            total=None,
+            inputs={},
+        )
+        all_versions: Versions = {}
+        for producer in versions:
+            by_part = [part_versions[producer] for _, part_versions in parts]
+            all_versions[producer] = np.concatenate(by_part)
+        return whole, all_versions
 
     def _once(
         self, node: str, parts: list[tuple[TrainStep, Versions]]
@@ -88,13 +98,13 @@ class SimulatedRanks:
     def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
         """A rank has come to a collective: once all ranks of the node have, each goes on."""
         meetings = self._meetings.setdefault(what, [])
-        there = next((ranks for ranks in meetings if worker not in ranks), None)
-        if there is None:
-            meetings.append(there := {})
-        there[worker] = then
-        if len(there) == len(self._ranks[what[1]]):
-            meetings.remove(there)
-            for go_on in there.values():
+        arrived = next((ranks for ranks in meetings if worker not in ranks), None)
+        if arrived is None:
+            meetings.append(arrived := {})
+        arrived[worker] = then
+        if len(arrived) == len(self._ranks[what[1]]):
+            meetings.remove(arrived)
+            for go_on in arrived.values():
                 go_on()
 
     def give_up(self, worker: str) -> None:
@@ -107,14 +117,16 @@ class SimulatedRanks:
         """A Worker is gone."""
         self.give_up(worker)
         for meetings in self._meetings.values():
-            meetings[:] = [there for there in meetings if worker not in there]
+            meetings[:] = [arrived for arrived in meetings if worker not in arrived]
 
 
 class Devices:
     """Which Workers that take turns on devices are awake; all others always are."""
 
     def __init__(self, plan: Plan) -> None:
-        self._mates = {name: group for group in plan.turns for name in group}
+        self._mates: dict[str, tuple[str, ...]] = {}
+        for group in plan.turns:
+            self._mates |= dict.fromkeys(group, group)
         self._awake: set[str] = set()
 
     def check(self, worker: str) -> None:

@@ -54,9 +54,9 @@ class SimulatedOutboxes:
             lengths = sizes.prompts + sizes.answers
         else:
             lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but the same for a row
-        made = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
+        draw = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
         # It stands for a row's content: the same for the same draws and weights.
-        block, digest = self._made, (made * 1019 + version).astype(np.uint64)
+        block, digest = self._made, (draw * 1019 + version).astype(np.uint64)
         return Ref(
             worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
         )
@@ -68,7 +68,11 @@ class SimulatedOutboxes:
 
     def absent(self, gathers: Iterable[Gather]) -> str:
         """The dead Worker that had a block of these; empty if all are there."""
-        return next((ref[0] for gather in gathers for ref in gather.refs if ref in self._lost), "")
+        for gather in gathers:
+            for worker, block in gather.refs:
+                if (worker, block) in self._lost:
+                    return worker
+        return ""
 
     def offer(self, worker: str, model: str, version: int) -> int:
         """Keep the weights of a version."""
@@ -79,9 +83,9 @@ class SimulatedOutboxes:
 
     def check_offer(self, worker: str, number: int, model: str, version: int) -> None:
         """Raises RunError if these weights are gone, or are of another version."""
-        found = self._find(worker, number, f"the load of {model} version {version}")
-        if (found.node, found.version.tolist()) != (model, [version]):
-            problem = f"has {found.node} {found.version}, not {model} {version}"
+        block = self._find(worker, number, f"the load of {model} version {version}")
+        if (block.node, block.version.tolist()) != (model, [version]):
+            problem = f"has {block.node} {block.version}, not {model} {version}"
             raise RunError(f"block {number} of {worker} {problem}")
 
     def release(self, worker: str, numbers: Iterable[int]) -> None:
@@ -97,22 +101,24 @@ class SimulatedOutboxes:
         for i in planned:
             gathers = inputs[i.name]
             wanted = [(fetch.producer, fetch.columns) for fetch in i.fetches]
-            found = [(gather.producer, gather.columns) for gather in gathers]
-            if wanted != found:
-                raise RunError(f"input {i.name}: expected gathers of {wanted}, found {found}")
+            named = [(gather.producer, gather.columns) for gather in gathers]
+            if wanted != named:
+                raise RunError(f"input {i.name}: expected gathers of {wanted}, found {named}")
             for fetch, gather in zip(i.fetches, gathers, strict=True):
-                own = keys if gather.keys is None else gather.keys
-                if i.fan_in and (gather.keys is None or not set(own.rows()) <= set(keys.rows())):
+                own_keys = keys if gather.keys is None else gather.keys
+                if i.fan_in and (
+                    gather.keys is None or not set(own_keys.rows()) <= set(keys.rows())
+                ):
                     problem = "is to be reduced, and its rows belong to others"
                     raise RunError(f"a gather from {gather.producer} {problem}")
-                self._check_part(i, keys, own, gather)
-                at = shifted(own, -i.offset)
+                self._check_part(i, keys, own_keys, gather)
+                at = shifted(own_keys, -i.offset)
                 self.check_rows(at, gather, fetch.ratio, i.fan_in)
 
     @staticmethod
-    def _check_part(i: PlannedInput, keys: Keys, own: Keys, gather: Gather) -> None:
+    def _check_part(i: PlannedInput, keys: Keys, own_keys: Keys, gather: Gather) -> None:
         """The rows of a concat's input are all those of the chunk that are its."""
-        if i.width and own.rows() != keys.take(i.within(keys.sample)).rows():
+        if i.width and own_keys.rows() != keys.take(i.within(keys.sample)).rows():
             raise RunError(f"a gather from {gather.producer} has other rows than its part")
 
     def check_rows(self, keys: Keys, gather: Gather, ratio: int = 1, fan_in: int = 0) -> None:
@@ -122,11 +128,15 @@ class SimulatedOutboxes:
             mine = gather.block == number
             if not mine.any():
                 raise RunError(f"{what} names block {gather.refs[number]} needlessly")
-            found, wanted = block.keys.take(gather.row[mine]), keys.take(mine)
+            kept_keys, wanted = block.keys.take(gather.row[mine]), keys.take(mine)
             at = wanted.sample if fan_in else wanted.sample // ratio * ratio
-            there = found.position, found.sample * ratio // (fan_in or 1), found.attempt
-            if not np.array_equal(there, (wanted.position, at, wanted.attempt)):
-                raise RunError(f"{what}: wanted {wanted.rows()}, found {found.rows()}")
+            kept_at = (
+                kept_keys.position,
+                kept_keys.sample * ratio // (fan_in or 1),
+                kept_keys.attempt,
+            )
+            if not np.array_equal(kept_at, (wanted.position, at, wanted.attempt)):
+                raise RunError(f"{what}: wanted {wanted.rows()}, found {kept_keys.rows()}")
 
     def versions(self, gather: Gather) -> np.ndarray:
         """int32: the version of each row of a gather."""
@@ -147,7 +157,7 @@ class SimulatedOutboxes:
         return blocks
 
     def _find(self, worker: str, number: int, what: str) -> SimulatedBlock:
-        found = self.blocks.get((worker, number)) or self._lost.get((worker, number))
-        if found is None:
+        block = self.blocks.get((worker, number)) or self._lost.get((worker, number))
+        if block is None:
             raise RunError(f"{what} names block {number} of {worker}, which is gone")
-        return found
+        return block

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from dataflow.errors import RunError
 from dataflow.loss_terms import ROWS
@@ -48,13 +49,13 @@ class Waiting:
 
 
 class SimulatedWorker:
-    """A Worker of this epoch. told, said: how many instructions it was sent, and events it sent."""
+    """A Worker of this epoch. instructions_sent: to it; events_sent: by it."""
 
     def __init__(self, world: SharedWorld, name: str, epoch: int) -> None:
         self.name = name
         self.epoch = epoch
         self.inbox: OrderedInbox[m.ToWorker | FileRequest] = OrderedInbox(epoch)
-        self.told = self.said = 0
+        self.instructions_sent = self.events_sent = 0
         self.opened = self.gone = False
         self._world = world
         self._plan = world.plan
@@ -226,8 +227,8 @@ class SimulatedWorker:
             rows = sets.get(name)
             if rows is not None and (rows.total or len(rows.keys)):
                 self._world.outbox.check(rows.keys, message.inputs, inputs)
-            elif found := [i.name for i in inputs if i.name in message.inputs]:
-                raise RunError(f"{message.node}: {name} has no row, and inputs {found}")
+            elif needless := [i.name for i in inputs if i.name in message.inputs]:
+                raise RunError(f"{message.node}: {name} has no row, and inputs {needless}")
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
         """Fetch what a message names and go on; FetchFailed if a Worker that kept it died."""
@@ -400,4 +401,4 @@ def _described(message: Rows) -> tuple[str, str, int]:
 
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
     """All gathers of these inputs."""
-    return [gather for many in inputs.values() for gather in many]
+    return list(chain.from_iterable(inputs.values()))

@@ -47,7 +47,9 @@ class Simulation:
         together: int = 1,
     ) -> None:
         self.coordinator = Coordinator(plan, settings)
-        closed, disk = (latest.message.step, latest.rows) if latest is not None else (0, None)
+        closed, disk = 0, None
+        if latest is not None:
+            closed, disk = latest.message.step, latest.rows
         self.history = history = History(closed=closed)
         self.store = MemoryStore(plan, latest)
         self.faulty = faults is not None
@@ -89,7 +91,11 @@ class Simulation:
         stream = EventStream(self.history, self.workers, *self._watchers)
         stream.on(kill, *get_args(m.Event))
         loop = Loop(
-            *(self.coordinator, self.workers, self.store, stream, stop),
+            self.coordinator,
+            self.workers,
+            self.store,
+            stream,
+            stop,
             clock=lambda: self.now,
             together=self._together,
         )
@@ -105,9 +111,9 @@ class Simulation:
             self._settle(loop.untold)
         return self.finish
 
-    def _settle(self, said: Sequence[m.Instruction]) -> None:
+    def _settle(self, untold: Sequence[m.Instruction]) -> None:
         """Finish what is under way: every block is released. An open Step's samples are dropped."""
-        self._tell(said)
+        self._tell(untold)
         while (message := self.workers.next()) is not None:
             for event in self.coordinator.in_order(message):
                 self.history.take(EventHeard(at=self.now, event=event))
@@ -115,8 +121,8 @@ class Simulation:
         for step in [step for step in self.history.samples if step > self.history.closed]:
             del self.history.samples[step]
 
-    def _tell(self, said: Sequence[m.Instruction]) -> None:
-        for instruction in said:
+    def _tell(self, instructions: Sequence[m.Instruction]) -> None:
+        for instruction in instructions:
             assert isinstance(instruction, m.ToWorker), f"after the end: {instruction}"
             self.history.take(InstructionTold(at=self.now, instruction=instruction))
             self.workers.tell(instruction)

@@ -24,7 +24,7 @@ class SimulatedSpan:
     """A Worker did one thing, from `start` to `end`, in simulated seconds.
 
     what: start, chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds
-    at its start in which rows or weights travelled. told: when the coordinator asked for it. cause:
+    at its start in which rows or weights travelled. asked: when the coordinator asked. cause:
     the number of the span (its place in the run's list) whose rows or end made the coordinator
     ask, and which may go on after that; -1 for none. busy: seconds of it in which the device
     computed.
@@ -36,7 +36,7 @@ class SimulatedSpan:
     step: int
     start: float
     end: float
-    told: float
+    asked: float
     cause: int = -1
     fetch: float = 0.0
     busy: float = 0.0
@@ -53,7 +53,7 @@ class _Open:
     node: str
     step: int
     start: float
-    told: float
+    asked: float
     cause: int
     end: float = -1.0
     fetch: float = 0.0
@@ -91,8 +91,8 @@ class SpanLog:
     def begin(self, worker: str, what: str, node: str, step: int, message: object) -> int:
         """A Worker begins to do what a message says; the number of the span."""
         now = self._clock.now
-        told, cause = self._told.pop(id(message), (now, NOBODY))
-        self._spans.append(_Open(worker, what, node, step, now, told, cause))
+        asked_at, cause = self._told.pop(id(message), (now, NOBODY))
+        self._spans.append(_Open(worker, what, node, step, now, asked_at, cause))
         return len(self._spans) - 1
 
     def starts(self, worker: str) -> int:
@@ -103,13 +103,13 @@ class SpanLog:
 
     def fetched(self, span: int) -> None:
         """What the span needs has come."""
-        found = self._spans[span]
-        found.fetch = self._clock.now - found.start
+        under_way = self._spans[span]
+        under_way.fetch = self._clock.now - under_way.start
 
     def computed(self, span: int, seconds: float, rows: int = 0, tokens: int = 0) -> None:
         """It has kept its device busy for so long, on so many rows."""
-        found = self._spans[span]
-        found.busy, found.rows, found.tokens = seconds, rows, tokens
+        under_way = self._spans[span]
+        under_way.busy, under_way.rows, under_way.tokens = seconds, rows, tokens
 
     def end(self, span: int) -> None:
         """It has ended."""
@@ -117,19 +117,19 @@ class SpanLog:
 
     def all(self) -> Iterator[SimulatedSpan]:
         """Those that have ended in time, and what was under way as the run ended."""
-        for found in self._spans:
-            end = found.end if found.end >= 0.0 else self._clock.now
+        for each in self._spans:
+            end = each.end if each.end >= 0.0 else self._clock.now
             yield SimulatedSpan(
-                worker=found.worker,
-                what=found.what,
-                node=found.node,
-                step=found.step,
-                start=found.start,
+                worker=each.worker,
+                what=each.what,
+                node=each.node,
+                step=each.step,
+                start=each.start,
                 end=end,
-                told=found.told,
-                cause=found.cause,
-                fetch=found.fetch,
-                busy=min(found.busy, end - found.start),
-                rows=found.rows,
-                tokens=found.tokens,
+                asked=each.asked,
+                cause=each.cause,
+                fetch=each.fetch,
+                busy=min(each.busy, end - each.start),
+                rows=each.rows,
+                tokens=each.tokens,
             )

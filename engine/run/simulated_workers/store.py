@@ -52,7 +52,7 @@ class MemoryStore:
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """The recorder answers with the rows that it has written."""
-        answers = files.save_state(self._plan, workers, _directory(message), message)
+        answers = files.write_state(self._plan, workers, _directory(message), message)
         self.stored.append(SimulatedCheckpoint(message=message, rows=answers[self._plan.recorder]))
         return True
 

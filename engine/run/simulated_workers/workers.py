@@ -125,8 +125,10 @@ class SimulatedWorkers:
         with a timeout of 0 if none has.
         """
         if timeout != 0.0:
-            wanted = self._slow.randint(1, self._together) if self._together > 1 else 1
-            while len(self._inbox) < wanted and self.clock.step():
+            messages = 1
+            if self._together > 1:
+                messages = self._slow.randint(1, self._together)
+            while len(self._inbox) < messages and self.clock.step():
                 pass
             until = self.clock.now + self._within
             while self.clock.next <= until and self.clock.step():
@@ -216,8 +218,10 @@ class SimulatedWorkers:
         if self._fate is None:
             self._inbox.append(event)
             return
-        message = m.From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
-        worker.said += 1
+        message = m.From(
+            worker=worker.name, epoch=worker.epoch, number=worker.events_sent, event=event
+        )
+        worker.events_sent += 1
         for seconds in self._fate.arrivals():
             self.clock.after(seconds, partial(self._arrive, message))
 
@@ -251,7 +255,7 @@ class SimulatedWorkers:
         if self._fate is None:
             worker.obey(message)
             return
-        number, worker.told = worker.told, worker.told + 1
+        number, worker.instructions_sent = worker.instructions_sent, worker.instructions_sent + 1
         for seconds in self._fate.arrivals():
             worker.after(seconds, partial(self._deliver, worker, number, message))
 
@@ -273,16 +277,18 @@ class SimulatedWorkers:
                 self._over = True
 
     def _upto(self, seconds: float) -> float:
-        return self._fate.upto(seconds) if self._fate is not None else 0.0
+        """A time of at most so many seconds; none without faults."""
+        if self._fate is None:
+            return 0.0
+        return self._fate.upto(seconds)
 
     def _strike(self) -> None:
         """Perhaps hit a Worker, but never so often that the run may rightly fail."""
         if self._fate is None or self._over or not self._fate.strikes():
             return
-        stateless, stateful = list[str](), list[str]()
-        for name, worker in self._workers.items():
-            if not worker.gone and self._hits[name] < 2:
-                (stateful if name in self._stateful else stateless).append(name)
+        at_risk = [n for n, w in self._workers.items() if not w.gone and self._hits[n] < 2]
+        stateful = [name for name in at_risk if name in self._stateful]
+        stateless = [name for name in at_risk if name not in self._stateful]
         self._hit(self._fate.strike(stateless, stateful))
 
     def _hit(self, blow: Blow | None) -> None:

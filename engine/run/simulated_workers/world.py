@@ -24,10 +24,10 @@ from engine.run.simulated_workers.store import SavedRows
 
 
 class RunningWorker(Process, Protocol):
-    """A simulated Worker, as its chunks and files see it. said: how many events it sent."""
+    """A simulated Worker, as its chunks and files see it. events_sent: how many."""
 
     epoch: int
-    said: int
+    events_sent: int
 
     def say(self, event: m.Event, span: int | None = None) -> None:
         """Send an event to the coordinator. span: which it comes from; None: what it does now."""

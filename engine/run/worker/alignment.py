@@ -34,33 +34,36 @@ class Alignment:
         }
         ids = [key for key, schema in self._inputs.items() if schema.vocabulary]
         self._one_text = len(ids) == 1 or node.operator.work == "train"
-        made = [s for s in node.schemas if s.columns]
-        self._made = made[0] if len(made) == 1 else None
+        schemas = [s for s in node.schemas if s.columns]
+        self._made = schemas[0] if len(schemas) == 1 else None
 
     def require_inputs(self, keys: Keys, inputs: Mapping[str, Batch]) -> None:
         """Raises KernelError naming the row where two columns of a node differ in length."""
         ports = [(key, inputs[key], kind) for key, kind in self._inputs.items() if key in inputs]
         fix = "Fix: columns that were made from the tokens of this very port."
-        for some in [ports] if self._one_text else [[port] for port in ports]:
-            self._require(keys, some, fix)
+        if self._one_text:
+            self._require(keys, ports, fix)
+            return
+        for port in ports:
+            self._require(keys, [port], fix)
 
-    def require_made(self, keys: Keys, made: Batch, inputs: Mapping[str, Batch]) -> None:
+    def require_made(self, keys: Keys, batch: Batch, inputs: Mapping[str, Batch]) -> None:
         """The same for rows that a node made from the chunk with these keys."""
         if self._made is None:
             return
-        ports: list[tuple[str, Batch, type[Schema]]] = [("", made, self._made)]
-        if self._one_text and not self._made.vocabulary and _same(made.keys, keys):
+        ports: list[tuple[str, Batch, type[Schema]]] = [("", batch, self._made)]
+        if self._one_text and not self._made.vocabulary and _same(batch.keys, keys):
             of_text = next(key for key, schema in self._inputs.items() if schema.vocabulary)
             ports = [(of_text, inputs[of_text], self._inputs[of_text]), *ports]
         fix = "Fix: one value for each token (rollout['completion_mask'].like(values))."
-        self._require(made.keys, ports, fix)
+        self._require(batch.keys, ports, fix)
 
     def _require(self, keys: Keys, ports: Ports, fix: str) -> None:
-        found = misaligned(ports)
-        if found is not None:
-            row = keys.rows()[found.row]
+        difference = misaligned(ports)
+        if difference is not None:
+            row = keys.rows()[difference.row]
             where = f"{self._name}: row (position, sample, attempt) {row}"
-            raise KernelError(f"{where}: {found}. {fix}")
+            raise KernelError(f"{where}: {difference}. {fix}")
 
 
 def _same_rows(node: Node, key: str) -> bool:

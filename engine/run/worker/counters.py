@@ -25,7 +25,9 @@ def cuda_in_use() -> Any:
     """torch.cuda where this process has begun to use it, else None; never imports torch."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_initialized() else None
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return cuda
 
 
 class DeviceMemory:
@@ -95,10 +97,12 @@ class FlowCounts:
             counts, self._bytes = self._bytes, Counter()
             peaks, self._peaks = self._peaks, {}
             before, self._before = self._before, 0
-        found = [(FLOW + name, float(size), 1.0) for name, size in counts.items()]
-        worker = self._worker
-        found += [(f"{FLOW}before/{worker}", float(before), 1.0)] if before else []
-        return found + [(f"{FLOW}node_peak/{n}@{worker}", float(b), 1.0) for n, b in peaks.items()]
+        reports = [(FLOW + name, float(size), 1.0) for name, size in counts.items()]
+        if before:
+            reports.append((f"{FLOW}before/{self._worker}", float(before), 1.0))
+        for node, peak in peaks.items():
+            reports.append((f"{FLOW}node_peak/{node}@{self._worker}", float(peak), 1.0))
+        return reports
 
 
 class PeakReports:
@@ -122,14 +126,14 @@ class PeakReports:
 
 def memory_reports(worker: str, outbox: int = 0) -> list[Report]:
     """Bytes that this process has: now and at most, in its outbox, on its GPU if it uses one."""
-    found = {"memory": _resident(), "peak": _peak(), "outbox": outbox}
+    bytes_by_kind = {"memory": _resident(), "peak": _peak(), "outbox": outbox}
     cuda = cuda_in_use()
     if cuda is not None:
-        found |= {
+        bytes_by_kind |= {
             "device": cuda.memory_allocated(),
             "device_peak": DEVICE_MEMORY.most(),
         }
-    return [(f"{FLOW}{kind}/{worker}", float(size), 1.0) for kind, size in found.items()]
+    return [(f"{FLOW}{kind}/{worker}", float(size), 1.0) for kind, size in bytes_by_kind.items()]
 
 
 def _resident() -> int:

@@ -14,6 +14,7 @@ device: its first GPU, else the host's memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,17 +69,19 @@ class DeviceColumns:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Forget the device columns of blocks, if any; from any thread."""
-        for block in blocks if self._declared else ():
+        if not self._declared:
+            return
+        for block in blocks:
             self._store.release(block)
 
     def restored(self, node: str, batch: Batch) -> Batch:
         """Rows from a file, with device columns on this Worker's device. Raises CheckpointError."""
         records, tensors = batch.records, {}
         for name, column in self._declared_in(node, batch.names).items():
-            given = _from_host(f"rows of {node}, column {name!r}", column, batch.array(name))
-            tensors[name] = given.values
+            values = _from_host(f"rows of {node}, column {name!r}", column, batch.array(name))
+            tensors[name] = values.values
             index = records.schema.get_field_index(name)
-            records = records.set_column(index, column.arrow, lengths_array(given, column))
+            records = records.set_column(index, column.arrow, lengths_array(values, column))
         return Batch(batch.keys, records, tensors)
 
     def _declared_in(self, node: str, names: Sequence[str]) -> dict[str, Column]:
@@ -88,14 +91,14 @@ class DeviceColumns:
     def read(
         self,
         gathers: Sequence[Gather],
-        asked: Sequence[Sequence[BlockRequest]],
-        found: Sequence[Sequence[pa.RecordBatch]],
+        requests_by_gather: Sequence[Sequence[BlockRequest]],
+        records_by_gather: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
         """The device columns of each gather. asked, found: of each block. Raises PeerLost."""
         if not self._declared:
             return [{} for _ in gathers]
         rooms: dict[str, list[Room]] = {}
-        each = zip(gathers, asked, found, strict=True)
+        each = zip(gathers, requests_by_gather, records_by_gather, strict=True)
         columns = [self._read_own(g.producer, a, f, rooms) for g, a, f in each]
         for peer, wanted in rooms.items():
             self._receive(peer, wanted)
@@ -108,20 +111,22 @@ class DeviceColumns:
     def _read_own(
         self,
         producer: str,
-        asked: Sequence[BlockRequest],
-        found: Sequence[pa.RecordBatch],
+        requests: Sequence[BlockRequest],
+        blocks: Sequence[pa.RecordBatch],
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
         """A gather's tensors with this Worker's values; adds what others have to `rooms`."""
-        columns = self._declared_in(producer, found[0].schema.names) if found else {}
+        if not blocks:
+            return {}
+        columns = self._declared_in(producer, blocks[0].schema.names)
         if not columns:
             return {}
         names = tuple(columns)
-        if len(asked) == 1 and asked[0].worker == self._worker:
-            values = self._store.picked(asked[0].block, names, asked[0].rows)
+        if len(requests) == 1 and requests[0].worker == self._worker:
+            values = self._store.picked(requests[0].block, names, requests[0].rows)
             return dict(zip(names, values, strict=True))
-        whole, parts = _allocate(columns, found)
-        for request, targets in zip(asked, parts, strict=True):
+        whole, parts = _allocate(columns, blocks)
+        for request, targets in zip(requests, parts, strict=True):
             if request.worker == self._worker:
                 _copy(self._store.picked(request.block, names, request.rows), targets)
             else:
@@ -133,7 +138,8 @@ class DeviceColumns:
         """Get everything wanted of another Worker, in one transfer."""
         assert self._pairs is not None
         requests = [request for request, _ in wanted]
-        targets = [target for _, many in wanted for target in many]
+        targets = list(chain.from_iterable(tensors for _, tensors in wanted))
+        # The pair's device may be another than the targets': values then come beside them.
         arrived = self._pairs.receive(peer, requests, lambda at: [_on(t, at) for t in targets])
         _copy(arrived, targets)
 
@@ -145,15 +151,16 @@ def _own_device() -> torch.device:
 
 
 def _allocate(
-    columns: Mapping[str, Column], found: Sequence[pa.RecordBatch]
+    columns: Mapping[str, Column], blocks: Sequence[pa.RecordBatch]
 ) -> tuple[dict[str, Tensor], list[list[Tensor]]]:
     """Uninitialized tensors for all blocks, by column; and each block's part of each of them."""
     import torch
 
     whole: dict[str, Tensor] = {}
-    parts: list[list[Tensor]] = [[] for _ in found]
+    parts: list[list[Tensor]] = [[] for _ in blocks]
     for name, column in columns.items():
-        counts = [int(offsets_of(records.column(name))[-1]) for records in found]
+        offsets = [offsets_of(records.column(name)) for records in blocks]
+        counts = [int(block_offsets[-1]) for block_offsets in offsets]
         shape, dtype = (sum(counts), *shape_of(column)), getattr(torch, dtype_of(column))
         whole[name] = torch.empty(shape, dtype=dtype, device=_own_device())
         for part, values in zip(parts, whole[name].split(counts), strict=True):
@@ -165,15 +172,16 @@ def _on(target: Tensor, device: str) -> Tensor:
     """The target itself if it is on that device, else an uninitialized tensor like it there."""
     import torch
 
-    there = target.device == torch.device(device)
-    return target if there else torch.empty_like(target, device=device)
+    if target.device == torch.device(device):
+        return target
+    return torch.empty_like(target, device=device)
 
 
 def _copy(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy the values that are not in their place yet."""
-    for value, target in zip(values, targets, strict=True):
-        if value is not target:
-            target.copy_(value)
+    for source, target in zip(values, targets, strict=True):
+        if source is not target:
+            target.copy_(source)
 
 
 def _from_host(where: str, column: Column, array: pa.Array) -> Ragged:
@@ -187,9 +195,9 @@ def _from_host(where: str, column: Column, array: pa.Array) -> Ragged:
         values = values.flatten()
     try:
         numbers = values.to_numpy(zero_copy_only=False).reshape(-1, *shape_of(column)).copy()
-        given = Ragged(torch.from_numpy(numbers).to(_own_device()), offsets)
-        require(where, column, given)
+        restored = Ragged(torch.from_numpy(numbers).to(_own_device()), offsets)
+        require(where, column, restored)
     except (TypeError, ValueError) as error:  # DataError is one
         expected = f"expected {column.whole.type}: {error}"
         raise CheckpointError(f"{where}: {expected} Fix: an earlier checkpoint.") from error
-    return given
+    return restored

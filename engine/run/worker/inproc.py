@@ -78,9 +78,9 @@ class InprocWorkers:
 
     def forget(self) -> None:
         """Of what was not begun only releases stay."""
-        kept = [i for i in self._told if isinstance(i, Release)]
+        releases = [i for i in self._told if isinstance(i, Release)]
         self._told.clear()
-        self._told.extend(kept)
+        self._told.extend(releases)
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Never: this process would be gone with it."""
@@ -96,16 +96,16 @@ class InprocWorkers:
         """Its metrics since the last call, and the memory of this process: about once a second,
         and where its peak has grown.
         """
-        found, now = self._worker.reports(), time.monotonic()
+        reports, now = self._worker.reports(), time.monotonic()
         if now >= self._memory_due or self._memory.grown():
             self._memory_due = now + _MEMORY_EVERY
-            found += self._memory.reports()
-        return found
+            reports += self._memory.reports()
+        return reports
 
     def spans(self) -> list[SpanOf]:
         """What it did since the last call."""
-        found, self._spans = self._spans, []
-        return found
+        spans, self._spans = self._spans, []
+        return spans
 
     def doing(self) -> list[Doing]:
         """From any thread."""

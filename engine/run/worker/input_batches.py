@@ -7,6 +7,7 @@ which rows (coordinator), transport (channels), values on devices (device_column
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -39,16 +40,18 @@ def assemble(
     """The batch of each input, in the order of its keys. count: called with each gather's rows.
     Raises PeerLost.
     """
-    gathers = [g for many in inputs.values() for g in many]
+    gathers = list(chain.from_iterable(inputs.values()))
     rows = collect(gathers, channel, device)
     for gather, its_rows in zip(gathers, rows, strict=True):
         if count is not None:
             count(gather, its_rows.records)
-    found = iter(rows)
+    rows_left = iter(rows)
     batches: dict[str, Batch] = {}
-    for name, many in inputs.items():
-        own = many[0].keys if many else None  # of rows that are reduced
-        batches[name] = _joined(keys if own is None else own, [next(found) for _ in many])
+    for name, its_gathers in inputs.items():
+        its_keys = keys
+        if its_gathers and its_gathers[0].keys is not None:  # rows that are reduced
+            its_keys = its_gathers[0].keys
+        batches[name] = _joined(its_keys, list(islice(rows_left, len(its_gathers))))
     return batches
 
 
@@ -56,11 +59,14 @@ def collect(
     gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None
 ) -> list[AssembledRows]:
     """The rows of each gather, in its order. Raises PeerLost."""
-    asked = [requests(gather) for gather in gathers]
-    parts = iter(channel.fetch([request for many in asked for request in many]))
-    found = [[next(parts) for _ in many] for many in asked]
-    values = [{} for _ in gathers] if device is None else device.read(gathers, asked, found)
-    return [_ordered(*each) for each in zip(gathers, found, values, strict=True)]
+    requests_by_gather = [requests(gather) for gather in gathers]
+    # One fetch for all gathers, so that every Worker is asked at once.
+    blocks = iter(channel.fetch(list(chain.from_iterable(requests_by_gather))))
+    blocks_by_gather = [list(islice(blocks, len(each))) for each in requests_by_gather]
+    values: Sequence[Mapping[str, Any]] = [{} for _ in gathers]
+    if device is not None:
+        values = device.read(gathers, requests_by_gather, blocks_by_gather)
+    return list(map(_ordered, gathers, blocks_by_gather, values))
 
 
 def requests(gather: Gather) -> list[BlockRequest]:
@@ -70,8 +76,8 @@ def requests(gather: Gather) -> list[BlockRequest]:
     else:
         rows = [gather.row[mine] for mine in grouped(gather.block, len(gather.refs))]
     return [
-        BlockRequest(worker=worker, block=block, columns=gather.columns, rows=own)
-        for (worker, block), own in zip(gather.refs, rows, strict=True)
+        BlockRequest(worker=worker, block=block, columns=gather.columns, rows=block_rows)
+        for (worker, block), block_rows in zip(gather.refs, rows, strict=True)
     ]
 
 
@@ -98,10 +104,13 @@ def _ordered(
 def _joined(keys: Keys, parts: Sequence[AssembledRows]) -> Batch:
     if len(parts) == 1:
         return Batch(keys, parts[0].records, parts[0].device)
-    columns = {
-        name: part.records.column(name) for part in parts for name in part.records.schema.names
-    }
-    unique = {field.name: field for part in parts for field in part.records.schema}
-    schema = pa.schema([unique[name] for name in columns])
-    device = {name: values for part in parts for name, values in part.device.items()}
+    columns: dict[str, pa.Array] = {}
+    fields: dict[str, pa.Field] = {}
+    device: dict[str, Any] = {}
+    for part in parts:
+        records = part.records
+        columns.update(zip(records.schema.names, records.columns, strict=True))
+        fields.update(zip(records.schema.names, records.schema, strict=True))
+        device.update(part.device)
+    schema = pa.schema(list(fields.values()))
     return Batch(keys, pa.RecordBatch.from_arrays(list(columns.values()), schema=schema), device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from dataflow.errors import PlanError
@@ -34,6 +35,10 @@ def kernel_node(
 ) -> KernelNode:
     """What a kernel is told about its node. starts: directories in the place of Models' bases."""
     node = program.node(planned.name)
+    columns_read: dict[str, tuple[str, ...]] = {}
+    for each in planned.inputs:
+        columns = chain.from_iterable(fetch.columns for fetch in each.fetches)
+        columns_read[each.name] = tuple(columns)
     states = (s for s in program.states if isinstance(s, Model))
     models = {s.name: replace(s, base=(starts or {}).get(s.name, s.base)) for s in states}
     return KernelNode(
@@ -42,7 +47,7 @@ def kernel_node(
         scope=planned.scope,
         models={use.param: models[use.model] for use in planned.models},
         params=node.params,
-        reads={i.name: tuple(c for f in i.fetches for c in f.columns) for i in planned.inputs},
+        reads=columns_read,
         returns=planned.returns,
         function=node.operator.function,
         schemas={key: port.schema for key, port in node.inputs.items()},
@@ -99,8 +104,8 @@ class OpenKernels:
             session = self.sessions[node.name] = self._session(node)
             kernel = self.by_node[node.name] = kernel_class(node)()
             with self.during(node.name, "open"):
-                told = kernel_node(node, program, inproc=self._inproc, starts=starts)
-                kernel.open(told, node.layout, session)
+                description = kernel_node(node, program, inproc=self._inproc, starts=starts)
+                kernel.open(description, node.layout, session)
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)
 
@@ -123,8 +128,9 @@ class OpenKernels:
         counted = planned is None or self.rank(node) == 0
         is_function = planned is not None and _is_function(planned)
         elsewhere = self.sessions[node].elsewhere if is_function else None
-        span = {"task": task, "counted": counted}
-        return self._timing.during(node, name, what, **span, elsewhere=elsewhere)
+        return self._timing.during(
+            node, name, what, task=task, counted=counted, elsewhere=elsewhere
+        )
 
     def sleep(self) -> None:
         """Let every kernel that can give its devices back do so."""
@@ -142,12 +148,13 @@ class OpenKernels:
 
     def reports(self) -> list[Report]:
         """Metrics of nodes that run no chunks, since the last call; only the first rank's count."""
-        found: list[Report] = []
+        reports: list[Report] = []
         for name, session in self.sessions.items():
             if not self.nodes[name].traits.chunked:
-                made = session.reports()
-                found += made if self.rank(name) == 0 else []
-        return found
+                node_reports = session.reports()  # of each rank, so that none piles up
+                if self.rank(name) == 0:
+                    reports += node_reports
+        return reports
 
     def close(self) -> None:
         """Close every kernel that was opened, the last first, whatever one of them raises."""

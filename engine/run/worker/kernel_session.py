@@ -88,22 +88,22 @@ class NodeSession:
         """[count] of the outbox's memory, one allocation a call."""
         kind = np.dtype(dtype)
         if count < 0 or kind.hasobject:
-            found = f"expected at least 0 numbers of a fixed size, found {count} of {kind}"
+            problem = f"expected at least 0 numbers of a fixed size, found {count} of {kind}"
             fix = "Fix: the length of the column, and the type that its schema declares."
-            raise KernelError(f"{self._node}: allocate: {found}. {fix}")
+            raise KernelError(f"{self._node}: allocate: {problem}. {fix}")
         return self._memory(count * kind.itemsize).view(kind)
 
     def reports(self) -> list[Report]:
         """Metrics since the last call."""
-        found, self._reports = self._reports, []
-        return found
+        reports, self._reports = self._reports, []
+        return reports
 
     def elsewhere(self) -> ProcessorTime:
         """What other processes computed since the last call."""
-        found, self._elsewhere = self._elsewhere, ProcessorTime()
-        return found
+        elsewhere, self._elsewhere = self._elsewhere, ProcessorTime()
+        return elsewhere
 
     def tombstones(self) -> list[Tombstone]:
         """Rows given up since the last call."""
-        found, self._tombstones = self._tombstones, []
-        return found
+        tombstones, self._tombstones = self._tombstones, []
+        return tombstones

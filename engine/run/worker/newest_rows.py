@@ -72,11 +72,11 @@ def _shown(batch: Batch) -> pa.RecordBatch:
     each = batch.nbytes // max(1, len(batch))
     count = max(1, min(ROWS, len(batch), _MOST_BYTES // max(1, each)))
     rows, keys = batch.records.slice(0, count), batch.keys
-    own = {
+    key_columns = {
         "position": pa.array(keys.position[:count], pa.int64()),
         "sample": pa.array(keys.sample[:count], pa.int32()),
         "attempt": pa.array(keys.attempt[:count], pa.int32()),
     }
-    names = [n for n in rows.schema.names if n not in own and n not in batch.device]
-    columns = own | {name: rows.column(name) for name in names}
+    names = [n for n in rows.schema.names if n not in key_columns and n not in batch.device]
+    columns = key_columns | {name: rows.column(name) for name in names}
     return pa.RecordBatch.from_pydict(columns)

@@ -66,20 +66,20 @@ def _bits(array: pa.Array) -> np.ndarray:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     width = array.type.bit_width // 8
-    data = array.buffers()[1]
-    if data is None or not len(array):
+    bits = array.buffers()[1]
+    if bits is None or not len(array):
         return np.zeros(len(array), dtype=f"u{width}")
-    return np.frombuffer(data, dtype=f"u{width}", count=len(array), offset=array.offset * width)
+    return np.frombuffer(bits, dtype=f"u{width}", count=len(array), offset=array.offset * width)
 
 
 def _texts(array: pa.Array, kind: np.dtype) -> np.ndarray:
     """Hashes of strings' bytes. kind: the dtype of the offsets."""
-    offsets, data = array.buffers()[1], array.buffers()[2]
+    offsets, texts = array.buffers()[1], array.buffers()[2]
     if not len(array) or offsets is None:
         return np.zeros(len(array), dtype=np.uint64)
     first = array.offset * kind.itemsize
     starts = np.frombuffer(offsets, dtype=kind, count=len(array) + 1, offset=first)
-    return _spans(np.frombuffer(data or b"", dtype=np.uint8), starts)
+    return _spans(np.frombuffer(texts or b"", dtype=np.uint8), starts)
 
 
 def _lists(array: pa.Array) -> np.ndarray:
@@ -96,9 +96,9 @@ def _lists(array: pa.Array) -> np.ndarray:
         return _spans(_bits(values), starts)
     missing = values.is_null().to_numpy(zero_copy_only=False)
     bits = _bits(values)
-    found = _spans(np.where(missing, bits.dtype.type(0), bits), starts)
+    hashes = _spans(np.where(missing, bits.dtype.type(0), bits), starts)
     counts = np.diff(np.cumsum(np.concatenate([[0], missing]))[starts])
-    return np.where(counts > 0, _mix(_spans(missing, starts)) + found, found)
+    return np.where(counts > 0, _mix(_spans(missing, starts)) + hashes, hashes)
 
 
 def _inside(array: pa.Array) -> pa.Array:
@@ -109,10 +109,10 @@ def _inside(array: pa.Array) -> pa.Array:
 
 def _spans(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """uint64 [len(starts) - 1]: a hash of the bytes of each span of values."""
-    data = values.view(np.uint8).data
+    raw = values.view(np.uint8).data
     edges = (starts * values.itemsize if values.itemsize > 1 else starts).tolist()
-    found = (xxhash.xxh3_64_intdigest(data[low:high]) for low, high in pairwise(edges))
-    return np.fromiter(found, dtype=np.uint64, count=len(edges) - 1)
+    hashes = (xxhash.xxh3_64_intdigest(raw[low:high]) for low, high in pairwise(edges))
+    return np.fromiter(hashes, dtype=np.uint64, count=len(edges) - 1)
 
 
 def _struct(array: pa.Array) -> np.ndarray:

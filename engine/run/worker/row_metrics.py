@@ -31,8 +31,9 @@ def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) ->
         yield "completion/tokens", float(_tokens(rows[node.name])), 1.0
     several = _with_rows_of_their_own(nodes)
     for node in several:
-        for name, value, count in row_metrics(rows[node.name]):
-            yield (f"rows/{node.name}/{name}" if len(several) > 1 else name), value, count
+        prefix = f"rows/{node.name}/" if len(several) > 1 else ""
+        for name, number, count in row_metrics(rows[node.name]):
+            yield f"{prefix}{name}", number, count
 
 
 def _with_rows_of_their_own(nodes: Sequence[PlannedInput]) -> list[PlannedInput]:
@@ -65,8 +66,9 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
 
 
 def _tokens(rows: Batch) -> int:
-    known = "completion_mask" in rows.names
-    return int(rows.lengths("completion_mask").sum()) if known else 0
+    if "completion_mask" not in rows.names:
+        return 0
+    return int(rows.lengths("completion_mask").sum())
 
 
 def _spread(name: str, column: pa.Array) -> Iterator[Report]:

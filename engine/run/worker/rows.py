@@ -52,9 +52,12 @@ class WorkerRows:
         """Put rows that a node made into the outbox. What is on a device stays there."""
         self.device.require(node, batch)
         tokens = self._plan.node(node).tokens
-        has_tokens = tokens in batch.names
-        lengths = batch.lengths(tokens) if has_tokens else np.zeros(len(batch), np.int64)
-        digest = row_digests(batch) if self._with_digests else np.zeros(0, dtype=np.uint64)
+        lengths = np.zeros(len(batch), np.int64)
+        if tokens in batch.names:
+            lengths = batch.lengths(tokens)
+        digest = np.zeros(0, dtype=np.uint64)
+        if self._with_digests:
+            digest = row_digests(batch)
         version = ages(self._plan, node, _oldest(batch))
         worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)
         if batch.device:

@@ -58,14 +58,16 @@ class Timing:
 
     def reports(self) -> list[Report]:
         """Times since the last call."""
-        found, self._reports = self._reports, []
-        return found
+        reports, self._reports = self._reports, []
+        return reports
 
     def placed(self, node: str) -> str:
         """`my_graph.py:14 score`, as the check names it."""
         if node not in self._placed:
             origin = self.origin(node)
-            self._placed[node] = f"{origin} {node}" if origin else node
+            self._placed[node] = node
+            if origin:
+                self._placed[node] = f"{origin} {node}"
         return self._placed[node]
 
     def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
@@ -149,13 +151,15 @@ class During:
         if isinstance(error, DataflowError):
             self._place(error)
         elif isinstance(error, Exception) and what == "restore":
-            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            problem = f"expected files that it wrote in the checkpoint, found others ({said})"
-            told = f"{self._placed()}: {problem}. Fix: an earlier checkpoint."
-            raise CheckpointError(told) from error
+            first_line = str(error).strip().partition("\n")[0]
+            raised = f"{type(error).__name__}: {first_line}"
+            problem = f"expected files that it wrote in the checkpoint, found others ({raised})"
+            text = f"{self._placed()}: {problem}. Fix: an earlier checkpoint."
+            raise CheckpointError(text) from error
+        # Even SystemExit: the user's code must not end a Worker without a word.
         elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
-            told = "".join(traceback.format_exception(error)).rstrip()
-            why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
+            text = "".join(traceback.format_exception(error)).rstrip()
+            why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{text}"
             raise KernelError(f"{self._placed()}: {what}: {why}") from error
 
     def _took(self) -> ProcessorTime | None:
@@ -173,8 +177,10 @@ class During:
 
     def _place(self, error: DataflowError) -> None:
         """Put the node's line before the error's text. The exception stays the same object."""
-        origin, said = self._timing.origin(self._node), str(error)
-        if origin is None or f"{origin} " in said:
+        origin, text = self._timing.origin(self._node), str(error)
+        if origin is None or f"{origin} " in text:
             return
-        named = said.startswith((f"{self._node}:", f"{self._node} ", f"node {self._node!r}"))
-        error.args = (f"{origin} {said}" if named else f"{self._placed()}: {said}",)
+        if text.startswith((f"{self._node}:", f"{self._node} ", f"node {self._node!r}")):
+            error.args = (f"{origin} {text}",)
+        else:
+            error.args = (f"{self._placed()}: {text}",)

@@ -58,33 +58,37 @@ class WorkerTraining:
     def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
         """Train; with several ranks only fetch the rows that no other rank gives, before Go."""
         self._prepared.pop(message.node, None)
-        own = {ROWS: _assigned(message)}
-        own |= {name: _assigned(rows) for name, rows in message.others.items()}
-        fetches = message.giver in ("", self._worker)
+        row_sets = {ROWS: _assigned(message)}
+        row_sets |= {name: _assigned(rows) for name, rows in message.others.items()}
+        inputs: dict[str, Batch] = {}
+        if message.giver in ("", self._worker):
+            inputs = self._fetched(message, row_sets)
         assignment = Assignment(
             sequence=message.id,
             step=message.step,
-            keys=own[ROWS].keys,
-            inputs=self._fetched(message, own) if fetches else {},
-            mine=own[ROWS].mine,
-            total=own[ROWS].total,
-            others={name: rows for name, rows in own.items() if name != ROWS},
+            keys=row_sets[ROWS].keys,
+            inputs=inputs,
+            mine=row_sets[ROWS].mine,
+            total=row_sets[ROWS].total,
+            others={name: rows for name, rows in row_sets.items() if name != ROWS},
         )
         if self._kernels.nodes[message.node].ranks == 1:
             return self._stepped(message, assignment)
         self._prepared[message.node] = message, assignment
         return m.Prepared(id=message.id, node=message.node, worker=self._worker)
 
-    def _fetched(self, message: m.TrainStep, own: Mapping[str, AssignedRows]) -> dict[str, Batch]:
+    def _fetched(
+        self, message: m.TrainStep, rows_by_set: Mapping[str, AssignedRows]
+    ) -> dict[str, Batch]:
         """The rows of each set, in the order of the inputs."""
         row_sets, aligned = self._row_sets(message.node), self._kernels.aligned[message.node]
-        found: dict[str, Batch] = {}
-        for name, rows in own.items():
+        batches_by_input: dict[str, Batch] = {}
+        for name, rows in rows_by_set.items():
             inputs = {i: g for i, g in message.inputs.items() if row_sets.get(i, ROWS) == name}
             batches = self._rows.assembled(rows.keys, inputs, message.node)
             aligned.require_inputs(rows.keys, batches)
-            found |= batches
-        return {name: found[name] for name in message.inputs}
+            batches_by_input |= batches
+        return {name: batches_by_input[name] for name in message.inputs}
 
     def _row_sets(self, node: str) -> dict[str, str]:
         """The row set of each input."""
@@ -107,16 +111,16 @@ class WorkerTraining:
         what = f"version {version}, {len(keys)} rows"
         with self._kernels.during(message.node, message.node, what, task=message.id):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
-        self._reports += [(name, value, 1.0) for name, value in metrics.items()]
-        score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
+        self._reports += [(name, number, 1.0) for name, number in metrics.items()]
+        score = next((number for name, number in metrics.items() if name.endswith("/reward")), None)
         return m.Evaluated(id=message.id, node=message.node, version=version, score=score)
 
     def reports(self) -> list[Report]:
         """Metrics since the last call."""
-        found, self._reports = self._reports, []
+        reports, self._reports = self._reports, []
         if self._broadcast is not None and (came := self._broadcast.moved()):
-            found.append(("edge/broadcast/bytes", float(came), 1.0))
-        return found
+            reports.append(("edge/broadcast/bytes", float(came), 1.0))
+        return reports
 
     def _shared(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
         """The assignment with its rows, which the first rank that has them gives to the others."""
@@ -129,15 +133,15 @@ class WorkerTraining:
                 if message.giver == self._worker:
                     self._broadcast.give(assignment.inputs)
                     return assignment
-                found = self._broadcast.take(list(message.inputs))
+                received = self._broadcast.take(list(message.inputs))
         except PeerLost as lost:
             place = self._plan.place(message.node)
             raise RunError(f"{place}: rows of step {message.step}: {lost}") from lost
         keys, row_sets = assignment.keys, self._row_sets(message.node)
-        by_set = {ROWS: keys} | {name: own.keys for name, own in assignment.others.items()}
+        by_set = {ROWS: keys} | {name: rows.keys for name, rows in assignment.others.items()}
         inputs = {
             name: Batch(by_set[row_sets.get(name, ROWS)], records, self._rows.device.placed(values))
-            for name, (records, values) in found.items()
+            for name, (records, values) in received.items()
         }
         return replace(assignment, inputs=inputs)
 
@@ -148,7 +152,7 @@ class WorkerTraining:
             metrics: Mapping[str, float] = self._kernels[node].step(assignment)
         if self._kernels.rank(node) == 0:
             label = self._labels[node]
-            self._reports += [(label.on(name), value, 1.0) for name, value in metrics.items()]
+            self._reports += [(label.on(name), number, 1.0) for name, number in metrics.items()]
         return m.Stepped(
             id=message.id,
             node=node,
@@ -176,4 +180,4 @@ def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
 
 def _count(assignment: Assignment) -> int:
     """This rank's rows, of all sets."""
-    return len(assignment.keys) + sum(len(own.keys) for own in assignment.others.values())
+    return len(assignment.keys) + sum(len(rows.keys) for rows in assignment.others.values())

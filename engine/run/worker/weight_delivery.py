@@ -32,7 +32,7 @@ from engine.run.worker.counters import FlowCounts
 from engine.run.worker.timing import Timing
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
-from engine.weights.snapshot import room, snapshot, verified
+from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
 
 
 class Delivery:
@@ -65,20 +65,20 @@ class Delivery:
 
     def version_of(self, node: PlannedNode) -> int | None:
         """The version of the trained weights that a node computes with; None without any."""
-        found = (self._given.get(use.module) for use in node.models if use.trained)
-        return next((version for version in found if version is not None), None)
+        versions = (self._given.get(use.module) for use in node.models if use.trained)
+        return next((version for version in versions if version is not None), None)
 
     def offer(self, message: m.Offer, *, first: bool) -> Iterator[m.Event]:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
         block, digest, dtypes = -1, "", ()
         model, version, worker = message.model, message.version, self._timing.worker
-        what, told = f"offer version {version}", {"task": message.id, "counted": first}
-        with self._timing.during(message.writer, f"offer {model}", what, **told):
+        name, what = f"offer {model}", f"offer version {version}"
+        with self._timing.during(message.writer, name, what, task=message.id, counted=first):
             pieces = self._kernels[message.writer].pieces()
-            if not first:
-                deque(pieces, maxlen=0)
-            else:
+            if first:
                 block, digest, dtypes = self._keep(model, pieces)
+            else:  # its shards go to the first rank as the pieces are gone through
+                deque(pieces, maxlen=0)
         yield m.Offered(id=message.id, worker=worker, block=block, digest=digest)
         probed = self._probe(message, dtypes, counted=first)
         if first and probed is not None:
@@ -89,7 +89,7 @@ class Delivery:
         if self._pairs is None or self._routes[model] == "pull":
             batch, digest = to_batch(pieces, self._channel.allocate)
             return self._channel.keep(batch), digest, tuple(dtypes_of(batch.records))
-        batch, digest, tensors = snapshot(pieces)
+        batch, digest, tensors = copy_pieces(pieces)
         block = self._channel.keep(batch)
         self._pairs.keep(block, tensors)
         return block, digest, tuple(dtypes_of(batch.records))
@@ -150,12 +150,17 @@ class Delivery:
 
     def _load(self, message: m.Load, module: str) -> bool:
         """From the writer's kernel here, or from its Worker's block. Returns whether the latter."""
-        fetched, pieces = False, ()
-        if brings(message, self._given.get(module)):
-            fetched = bool(message.source)
-            pieces = self._fetched(message) if fetched else self._kernels[message.writer].pieces()
-        self._kernels[message.reader].load(pieces, message.version, rate=message.rate)
-        return fetched
+        reader = self._kernels[message.reader]
+        if not brings(message, self._given.get(module)):
+            # The module is the writer's own, or has this version: the reader only notes it.
+            reader.load((), message.version, rate=message.rate)
+            return False
+        if message.source:
+            pieces = self._fetched(message)
+        else:
+            pieces = self._kernels[message.writer].pieces()
+        reader.load(pieces, message.version, rate=message.rate)
+        return bool(message.source)
 
     def _fetched(self, message: m.Load) -> Iterable[Piece]:
         """The pieces of a block, all of them verified. Raises PeerLost."""
@@ -166,11 +171,13 @@ class Delivery:
             return from_records(records, message.digest)
         assert self._pairs is not None
         if message.source == self._timing.worker:
-            return verified(records, self._pairs.kept(message.block), message.digest)
-        arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
+            return verify_pieces(records, self._pairs.kept(message.block), message.digest)
+        arrived = self._pairs.receive(
+            message.source, [block], lambda device: make_room(records, device)
+        )
         size = sum(tensor.nbytes for tensor in arrived)
         self._counts.brought(message.model, message.reader, size)
-        return verified(records, arrived, message.digest)
+        return verify_pieces(records, arrived, message.digest)
 
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""
@@ -206,6 +213,6 @@ def module_of(plan: Plan, load: m.Load) -> str:
     return next(u.module for u in uses if u.model == load.model and u.param != "tokenizer")
 
 
-def brings(load: m.Load, given: int | None) -> bool:
+def brings(load: m.Load, known_version: int | None) -> bool:
     """Whether the writer's pieces are read for it. given: the version that the module has."""
-    return not load.alias and given != load.version
+    return not load.alias and known_version != load.version

@@ -1,13 +1,13 @@
 """A Worker: one process with one or more kernels, which it runs one after another.
 
-    executes          waits for                    unblocked by                      in RunChunk
-    its rows                     the channels of their Workers     worker.py Record            its
-    rows                     the same                          worker.py Evaluate          its rows
-    the same                          training.py TrainStep         its rows; with ranks, Go     the
-    same; the coordinator         training.py Go                the ranks with equal rows    the
-    first of them, which gives    training.py Offer, Load       weights                      see
-    there                         weight_delivery.py Save, Restore     rows to be saved
-    the channels of their Workers     worker_files.py
+    executes          waits for                    unblocked by                      in
+    RunChunk          its rows                     the channels of their Workers     worker.py
+    Record            its rows                     the same                          worker.py
+    Evaluate          its rows                     the same                          training.py
+    TrainStep         its rows; with ranks, Go     the same; the coordinator         training.py
+    Go                the ranks with equal rows    the first of them, which gives    training.py
+    Offer, Load       weights                      see weight_delivery.py
+    Save, Restore     rows to be saved             the channels of their Workers     worker_files.py
 
 Owns: carrying out instructions in order. Does not own: any decision (coordinator), its channel (the
 caller's), messages between processes (engine/run/launch).
@@ -101,10 +101,12 @@ class Worker:
 
     def reports(self) -> list[Report]:
         """Metrics since the last call, except those of chunks, which are Reported."""
-        found, self._reports = self._reports, []
-        found += self._training.reports()
-        own = (self.timing.reports(), self.kernels.reports(), self.counts.reports())
-        return [*found, *(report for reports in own for report in reports)]
+        reports, self._reports = self._reports, []
+        reports += self._training.reports()
+        reports += self.timing.reports()
+        reports += self.kernels.reports()
+        reports += self.counts.reports()
+        return reports
 
     def execute(self, instruction: m.ToWorker) -> Generator[m.Event, None, None]:
         """Carry out one instruction; FetchFailed if a Worker that keeps its rows is gone."""
@@ -150,8 +152,8 @@ class Worker:
         aligned.require_inputs(chunk.keys, inputs)
         self.delivery.begins(self.kernels.nodes[chunk.node])
         version = self.delivery.version_of(self.kernels.nodes[chunk.node])
-        given = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
-        rows = self.kernels[chunk.node].run(given)
+        described = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
+        rows = self.kernels[chunk.node].run(described)
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
         while True:
             during = self.kernels.during(chunk.node, chunk.node, what, task=chunk.id)
@@ -186,7 +188,8 @@ class Worker:
         if self.kernels.nodes[chunk.node].region == "evaluation":
             # Else they would be averaged with those of other nodes under the same names.
             reports = [
-                (f"evaluation/{chunk.node}/{name}", value, count) for name, value, count in reports
+                (f"evaluation/{chunk.node}/{name}", number, count)
+                for name, number, count in reports
             ]
         if reports and not chunk.again:
             yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(reports))

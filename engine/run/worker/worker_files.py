@@ -58,7 +58,9 @@ class WorkerFiles:
         for node, path in request.nodes.items():
             with self.timing.during(node, "restore", counted=False):
                 self.kernels[node].restore(request.directory / path)
-        for model in self.plan.models:
-            for reader in model.readers if model.follows else ():
+        followers = (model for model in self.plan.models if model.follows)
+        for model in followers:
+            version = request.step - request.step % model.every  # the last one that it took
+            for reader in model.readers:
                 if reader in self.kernels.nodes:
-                    self.kernels[reader].load((), request.step - request.step % model.every)
+                    self.kernels[reader].load((), version)

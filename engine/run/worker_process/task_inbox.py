@@ -37,17 +37,21 @@ class Inbox:
         """Wait for the next item; None once the inbox is closed, even if items are left."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
-            self._begun = None if self._closed else self._items.pop(0)
+            self._begun = None
+            if not self._closed:
+                self._begun = self._items.pop(0)
             return self._begun
 
     def within(self) -> Request | None:
         """The next item, if it is a request and a chunk runs; ranks do all else in one order."""
         with self._changed:
-            first = self._items[0] if self._items else None
-            if isinstance(self._begun, RunChunk) and isinstance(first, Request):
-                del self._items[0]
-                return first
-            return None
+            if not isinstance(self._begun, RunChunk) or not self._items:
+                return None
+            first = self._items[0]
+            if not isinstance(first, Request):
+                return None
+            del self._items[0]
+            return first
 
     def has_weights(self) -> bool:
         """Whether weights wait here: later ones must not pass them."""

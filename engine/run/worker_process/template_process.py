@@ -110,6 +110,7 @@ class _Template:
     def _become(self, name: str, template: int, control: int, log: int) -> NoReturn:
         """In the forked process: be a Worker that has of the template only what it imported."""
         try:
+            # First: until then this process would outlive a template that dies now.
             die_with(template)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -139,7 +140,8 @@ def _titled(name: str) -> None:
     """
     words = Path("/proc/self/cmdline").read_bytes()
     last = b"\0".join((b"", worker_process.__name__.encode(), name.encode(), b""))
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    line = Path("/proc/self/stat").read_text()
+    fields = line.rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: proc_pid_stat(5)
     if len(words) == end - begin > len(last):
         ctypes.memmove(begin, words[: -len(last)] + last, len(words))

@@ -44,7 +44,7 @@ class PeerSockets:
         with self._lock:
             earlier = self._sockets.pop(peer, None)
             self._sockets[peer] = sock
-        if earlier is not None:
+        if earlier is not None:  # of another epoch of the peer
             earlier.close()
 
     def dial(self, peer: str) -> socket.socket:
@@ -96,11 +96,11 @@ class WorkerChannel:
         moved = self.channel.moved()
         if came := self.pairs.moved():
             moved["collective"] = came
-        found = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
+        reports = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
         if refused := sum(self.channel.refused.values()) - self.refused:
             self.refused += refused
-            found.append(("edge/refused", float(refused), 1.0))
-        return found
+            reports.append(("edge/refused", float(refused), 1.0))
+        return reports
 
 
 def worker_channel(
@@ -119,26 +119,37 @@ def worker_channel(
     network = opened.network
     if network is None:
         return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs, sockets=sockets)
-    keys, book = None if network.private else CurveKeyPair.make(), AddressBook()
-    far, near = _far(opened, network, keys, book, shm), frozenset(network.near)
+    # Made here, so that the secret key never leaves this process.
+    keys = None if network.private else CurveKeyPair.make()
+    book = AddressBook()
+    far, near = _make_far(opened, network, keys, book, shm), frozenset(network.near)
     channel = RoutedChannel(shm, near=near, far=far, book=book, lease=network.lease)
-    meeting = _meeting(opened, network, keys, book)
+    meeting = _make_meeting(opened, network, keys, book)
     bound = ChannelBound(
         endpoint=channel.endpoint,
         key=keys.public if keys else b"",
         meeting=meeting.endpoint if meeting else "",
     )
     book.write(name, _entry(bound, epoch))
-    made = WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets)
-    made.book, made.keys, made.bound, made.meeting = book, keys, bound, meeting
-    return made
+    return WorkerChannel(
+        channel=channel,
+        shm=shm,
+        pairs=pairs,
+        sockets=sockets,
+        book=book,
+        keys=keys,
+        bound=bound,
+        meeting=meeting,
+    )
 
 
-def _entry(said: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
-    return AddressEntry(endpoint=said.endpoint, epoch=epoch, key=said.key, meeting=said.meeting)
+def _entry(message: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
+    return AddressEntry(
+        endpoint=message.endpoint, epoch=epoch, key=message.key, meeting=message.meeting
+    )
 
 
-def _meeting(
+def _make_meeting(
     opened: Open, network: Network, keys: CurveKeyPair | None, book: AddressBook
 ) -> MeetingServer | None:
     """For the first of ranks on several hosts."""
@@ -156,7 +167,7 @@ def _meeting(
     )
 
 
-def _far(
+def _make_far(
     opened: Open,
     network: Network,
     keys: CurveKeyPair | None,

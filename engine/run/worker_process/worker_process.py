@@ -43,7 +43,7 @@ from engine.protocol.ordered_inbox import OrderedInbox
 from engine.protocol.reports import Doing, Report
 from engine.run.control import control
 from engine.run.control.control_socket import ControlSocket, Frame
-from engine.run.control.wire import TO_WORKER, decode, encode
+from engine.run.control.wire import TO_WORKER, decode_message, encode_message
 from engine.run.launch.heartbeat import BEAT
 from engine.run.loop.watchdog import STACK_SIGNAL
 from engine.run.worker.counters import PeakReports
@@ -74,7 +74,7 @@ class FailureReport:
         if isinstance(error, ProcessLost):
             end(1, str(error))
         self.failed = True
-        self._link.send(encode(control.Failed.of(error, self._worker)))
+        self._link.send(encode_message(control.Failed.of(error, self._worker)))
         traceback.print_exception(error)
         return True
 
@@ -107,7 +107,7 @@ class WorkerProcess:
         logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
         self._channel = worker_channel(opened)
         if self._channel.bound is not None:
-            self._link.send(encode(self._channel.bound))
+            self._link.send(encode_message(self._channel.bound))
         self._peaks = PeakReports(opened.worker)
         self._worker: Any = None
         self._began = time.monotonic()
@@ -126,8 +126,9 @@ class WorkerProcess:
         while True:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT
-                self._link.send(encode(control.Beat(doing=self._doing())))
-                self._tell_memory()
+                beat = control.Beat(doing=self._doing())
+                self._link.send(encode_message(beat))
+                self._report_memory()
             if not poll.poll(max(0.0, due - time.monotonic()) * 1e3):
                 continue
             frames = self._link.receive()
@@ -137,7 +138,7 @@ class WorkerProcess:
                 self._handle(frame)
             self._updates.flush_ended()
 
-    def _tell_memory(self) -> None:
+    def _report_memory(self) -> None:
         """With each heartbeat once it is open, whatever its kernel does."""
         if self._worker is not None:
             self._updates.report(self._memory())
@@ -147,8 +148,10 @@ class WorkerProcess:
         return self._peaks.reports(self._channel.shm.nbytes)
 
     def _handle(self, frame: Frame) -> None:
-        match decode(frame.payload, TO_WORKER):
+        match decode_message(frame.payload, TO_WORKER):
             case control.Command() as command:
+                # The socket keeps the order and belongs to this epoch alone: each number is the
+                # next one. The check is that of both ends of the protocol (ordered_inbox.py).
                 epoch, number = command.epoch, command.number
                 for instruction in self._ordered.take(epoch, number, command.instruction):
                     self._accept(instruction)
@@ -214,13 +217,13 @@ class WorkerProcess:
     def _begin(self) -> None:
         from engine.run.worker.newest_rows import NewestRows
         from engine.run.worker.worker import Worker
-        from engine.run.worker_process.worker_ranks import ranks
+        from engine.run.worker_process.worker_ranks import join_ranks
 
         opened, plan = self._open, cloudpickle.loads(self._open.plan)
         keep_pandas_out()  # unless the user's functions have it
         make_room_for_peers(len(plan.workers))
         gc.enable()  # off since the start (engine/run/launch/child.py)
-        group, cast = ranks(opened, plan, self._descriptors, self._channel)
+        group, cast = join_ranks(opened, plan, self._descriptors, self._channel)
         self._worker = Worker(
             opened.worker,
             plan,
@@ -266,15 +269,17 @@ class WorkerProcess:
         except PeerLost as lost:
             reply = control.RequestReply(number=number, lost=lost.peer)
         self._flush()
-        self._link.send(encode(reply))
+        self._link.send(encode_message(reply))
 
     def _spilled(self) -> int:
         return self._channel.channel.spilled
 
     def _flush(self) -> None:
         self._updates.spilled(self._spilled)
-        grown = self._memory() if self._peaks.grown() else []
-        self._updates.report([*self._worker.reports(), *self._channel.reports(), *grown])
+        self._updates.report(self._worker.reports())
+        self._updates.report(self._channel.reports())
+        if self._peaks.grown():
+            self._updates.report(self._memory())
         self._updates.flush()
 
 
@@ -282,17 +287,23 @@ def _samples(opened: control.Open, plan: Plan) -> Any:
     """The recorder's sample files, which it writes at once, so that it has no state."""
     from engine.keep.samples import SampleWriter
 
-    folder, every = opened.samples, opened.samples_every
-    if folder is None:
+    if opened.samples is None:
         return None
-    return SampleWriter(folder, every=every, first=plan.first, phase=plan.phase_number)
+    return SampleWriter(
+        opened.samples,
+        every=opened.samples_every,
+        first=plan.first,
+        phase=plan.phase_number,
+    )
 
 
 def _recorder(opened: control.Open, plan: Plan) -> Any:
     """What records this Worker's rows, if the run records any."""
     from engine.keep.record.recorder import RowRecorder
 
-    return RowRecorder(opened.record, opened.worker, plan) if opened.record is not None else None
+    if opened.record is None:
+        return None
+    return RowRecorder(opened.record, opened.worker, plan)
 
 
 def main(descriptor: int) -> None:
@@ -304,10 +315,10 @@ def main(descriptor: int) -> None:
     to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sock = socket.socket(fileno=descriptor)
-    sock.set_inheritable(False)
+    sock.set_inheritable(False)  # a child of a kernel would keep it open after this process
     link = ControlSocket(sock)
     frame, *early = _first(link)
-    opened = decode(frame.payload, (control.Open,))
+    opened = decode_message(frame.payload, (control.Open,))
     life = WorkerProcess(link, opened, frame.descriptors)
     _log.info("worker %s, epoch %d, process %d", opened.worker, opened.epoch, os.getpid())
     threading.Thread(target=_listen, args=(life, early), name="control", daemon=True).start()

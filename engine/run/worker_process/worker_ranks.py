@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-def ranks(
+def join_ranks(
     opened: Open, plan: Plan, descriptors: tuple[int, ...], channel: WorkerChannel
 ) -> tuple[Any, Any]:
     """This Worker's process group; its end of broadcasts to the ranks with equal rows."""
@@ -30,8 +30,11 @@ def ranks(
 
     node = next(n for n in plan.nodes if n.ranks > 1 and opened.worker in n.workers)
     names = [f"{worker} on {plan.host_of(worker)}" for worker in seat.names]
-    store = far_store(opened, channel, names) if names else rendezvous(descriptors[0])
-    address = opened.network.address if names and opened.network else ""
+    if names:  # ranks on several hosts, which have no file in common to meet in
+        assert opened.network is not None
+        store, address = far_store(opened, channel, names), opened.network.address
+    else:
+        store, address = rendezvous(descriptors[0]), ""
     group = world(seat.rank, seat.world, store, address=address, names=names)
     rank = node.rank_of(opened.worker)
     members = next(share for share in node.shares if opened.worker in share)
@@ -51,7 +54,8 @@ def far_store(
     from engine.channels.tensors.world import TIMEOUT
     from engine.channels.zmq.rendezvous_client import MeetingClient
 
-    seat, book, limit = opened.seat, channel.book, TIMEOUT if timeout is None else timeout
+    limit = TIMEOUT if timeout is None else timeout
+    seat, book = opened.seat, channel.book
     assert seat is not None
     assert book is not None
     first = seat.names[0]

@@ -14,7 +14,7 @@ from engine.protocol.messages import Event, From, Spilled
 from engine.protocol.reports import Report, SpanOf
 from engine.run.control.control import WorkerUpdate
 from engine.run.control.control_socket import ControlSocket
-from engine.run.control.wire import encode
+from engine.run.control.wire import encode_message
 
 
 class Updates:
@@ -90,4 +90,4 @@ class Updates:
             )
             self._events, self._reports, self._spans, self._printed = [], [], [], []
             self._ended_sent = self._ended
-            self._link.send(encode(update))
+            self._link.send(encode_message(update))
