@@ -21,15 +21,17 @@ LARGE = 1 << 19
 """Numbers in a weight from which on oneDNN is faster, whatever the rows."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear without a gradient, by the faster library."""
+def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute torch.nn.functional.linear without a gradient, by the faster library."""
     if not _large(weight) or x.dtype != torch.float32:
         return nn.functional.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def fast_products(module: nn.Module) -> AbstractContextManager[Any]:
-    """Within it the module's linear layers multiply by `linear`; it can be entered many times."""
+    """Make a context in which the module's linear layers multiply by `linear_product`; it can be
+    entered many times.
+    """
     large = any(_large(weight) for weight in module.parameters())
     return _Products() if large else nullcontext()
 
@@ -49,6 +51,5 @@ class _Products(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is nn.functional.linear:
-            return linear(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        product = linear_product if function is nn.functional.linear else function
+        return product(*args, **(kwargs or {}))
