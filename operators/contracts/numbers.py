@@ -31,7 +31,7 @@ from operators.kernels.torch.model_numbers import (
     ids_of,
 )
 from operators.kernels.torch.packing import Packed, pack
-from operators.kernels.torch.reduce import Weights, count_weights, reduced
+from operators.kernels.torch.reduce import Weights, count_weights, reduce_term
 from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tensors_of
 
 CPU = torch.device("cpu")
@@ -239,7 +239,7 @@ def _share(
     for term in subject.loss.terms:
         found = term_of(subject, term, rows, read, packed, what)
         scope = term.function.scope
-        number = reduced(found, scope, term.label, what.now, weights, packed.rows)
+        number = reduce_term(found, scope, term.label, what.now, weights, packed.rows)
         share = share + value_at(term.weight, STEP) * number
         for name, (total, count) in found.metrics.items():
             before = made.metrics.get(name, (0.0, 0.0))

@@ -43,9 +43,11 @@ class AttentionKind:
         """Softmax over keys in float32: [..., key heads, heads per key head, keys] -> the same."""
         if self.sinks is None:
             return torch.softmax(scores, -1, dtype=torch.float32)
-        sinks = self.sinks.view(*scores.shape[-3:-1], 1).expand(*scores.shape[:-1], 1)
-        weights = torch.softmax(torch.cat([scores, sinks], -1), -1, dtype=torch.float32)
-        return weights[..., :-1]  # what falls to the sink counts for no token
+        sinks = self.sinks.view(*scores.shape[-3:-1], 1)
+        sink_scores = sinks.expand(*scores.shape[:-1], 1)
+        with_sinks = torch.cat([scores, sink_scores], -1)
+        weights = torch.softmax(with_sinks, -1, dtype=torch.float32)
+        return weights[..., :-1]  # the value of a sink is zero
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind) -> Tensor:

@@ -99,8 +99,10 @@ class Common:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass."""
-        keys, values = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in (key, value))
-        self.cache.prefixes[layer] = Level(keys, values)
+        keys = key.transpose(0, 1).unsqueeze(0)
+        values = value.transpose(0, 1).unsqueeze(0)
+        # In the order in which every later step reads them.
+        self.cache.prefixes[layer] = Level(keys.contiguous(), values.contiguous())
         return attend_packed(query[None], key[None], value[None], kind)[0]
 
 
@@ -160,7 +162,8 @@ class Prefill:
         values = torch.cat([prefix_values, v.transpose(1, 2)], 2)
         mask = self.masks.get(kind.window)
         if mask is None:
-            mask = causal(self.width, keys.shape[2], kind.window, keys.device)[None, None]
+            causal_mask = causal(self.width, keys.shape[2], kind.window, keys.device)
+            mask = causal_mask[None, None]
             self.masks[kind.window] = mask
         return attend(q.transpose(1, 2), keys, values, mask, kind).transpose(1, 2)
 
@@ -209,7 +212,8 @@ class Again:
             values.insert(0, prefix.values.expand(self.rows, -1, -1, -1))
         mask = self._mask_in(kind.window)
         out = attend(q, torch.cat(keys, 2), torch.cat(values, 2), mask, kind)
-        flat = out.transpose(1, 2).reshape(self.rows * self.width, *out.shape[1::2])
+        heads, dim = out.shape[1::2]
+        flat = out.transpose(1, 2).reshape(self.rows * self.width, heads, dim)
         return flat[self.place]
 
     def _mask_in(self, window: int | None) -> Tensor:
@@ -217,10 +221,11 @@ class Again:
         if window is None:
             return self.mask
         device, prefix = self.mask.device, self.cache.prefix
-        own = (prefix + self.rest)[:, None] + torch.arange(self.width, device=device)
-        before = torch.arange(prefix + self.prompt, device=device).expand(self.rows, -1)
-        positions = torch.cat([before, own], 1)
-        distance = own[:, None, :, None] - positions[:, None, None, :]
+        first_own = prefix + self.rest
+        own_positions = first_own[:, None] + torch.arange(self.width, device=device)
+        prompt_positions = torch.arange(prefix + self.prompt, device=device)
+        positions = torch.cat([prompt_positions.expand(self.rows, -1), own_positions], 1)
+        distance = own_positions[:, None, :, None] - positions[:, None, None, :]
         return self.mask & (distance < window)
 
     def _pad(self, x: Tensor) -> Tensor:
@@ -264,11 +269,11 @@ class Decode:
     ) -> Tensor:
         """See AttentionPass."""
         cache, heads, dim = self.cache, key.shape[1], query.shape[2]
-        own = self._write(layer, key, value)
+        own_level = self._write(layer, key, value)
         q = (query * kind.scaling).view(self.rows, heads, -1, dim)
         prompt = cache.prompts[layer]
         # Own keys first: own, prompt, prefix is the order of scores, biases and weights below.
-        level_scores = [self._own_scores(own, q, kind), self._prompt_scores(prompt, q, kind)]
+        level_scores = [self._own_scores(own_level, q, kind), self._prompt_scores(prompt, q, kind)]
         if cache.prefix:
             prefix_scores = self._prefix_scores(cache.prefixes[layer], q)
             level_scores.append(kind.capped(prefix_scores))
@@ -276,10 +281,13 @@ class Decode:
         if kind.window is not None:
             scores = scores + self._window_bias(kind.window, scores)
         weights = kind.weights(scores).to(query.dtype)
-        parts = weights.split([level.shape[-1] for level in level_scores], -1)
-        out = self._own_values(own, parts[0]) + self._prompt_values(prompt, parts[1])
+        own_weights, prompt_weights, *prefix_weights = weights.split(
+            [level.shape[-1] for level in level_scores], -1
+        )
+        out = self._own_values(own_level, own_weights)
+        out = out + self._prompt_values(prompt, prompt_weights)
         if cache.prefix:
-            out += self._prefix_values(cache.prefixes[layer], parts[2])
+            out += self._prefix_values(cache.prefixes[layer], prefix_weights[0])
         return out.reshape(self.rows, query.shape[1], -1)
 
     def _window_bias(self, window: int, scores: Tensor) -> Tensor:
@@ -303,21 +311,21 @@ class Decode:
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> Level:
         """Store the new tokens' keys and values behind each row's own."""
-        own = self.cache.level(self.cache.own, layer, key, value)
-        own.reserve(self.rows, self.longest_own)
-        if self.own_bias is None:
-            own.keys[: self.rows, :, self.longest_own - 1] = key
-            own.values[: self.rows, :, self.longest_own - 1] = value
+        level = self.cache.level(self.cache.own, layer, key, value)
+        level.reserve(self.rows, self.longest_own)
+        if self.own_bias is None:  # all rows are equally long
+            level.keys[: self.rows, :, self.longest_own - 1] = key
+            level.values[: self.rows, :, self.longest_own - 1] = value
         else:
             rows = torch.arange(self.rows, device=key.device)
-            own.keys[rows, :, self.last] = key
-            own.values[rows, :, self.last] = value
-        return own
+            level.keys[rows, :, self.last] = key
+            level.values[rows, :, self.last] = value
+        return level
 
     # Own level: [R, K, r, D] with [R, K, L, D].
 
-    def _own_scores(self, own: Level, q: Tensor, kind: AttentionKind) -> Tensor:
-        keys = own.keys[: self.rows, :, : self.longest_own]
+    def _own_scores(self, level: Level, q: Tensor, kind: AttentionKind) -> Tensor:
+        keys = level.keys[: self.rows, :, : self.longest_own]
         if self.longest_own <= SHORT and q.dtype == torch.float32:
             scores = (q.unsqueeze(3) * keys.unsqueeze(2)).sum(-1)
         else:
@@ -327,8 +335,8 @@ class Decode:
             return scores
         return scores + self.own_bias
 
-    def _own_values(self, own: Level, weights: Tensor) -> Tensor:
-        values = own.values[: self.rows, :, : self.longest_own]
+    def _own_values(self, level: Level, weights: Tensor) -> Tensor:
+        values = level.values[: self.rows, :, : self.longest_own]
         if self.longest_own <= SHORT and weights.dtype == torch.float32:
             return (weights.unsqueeze(-1) * values.unsqueeze(2)).sum(3)
         return weights @ values
@@ -367,15 +375,18 @@ class Decode:
     # Prefix level: all rows side by side, [K, R * r, D] with [K, L, D].
 
     def _prefix_scores(self, prefix: Level, q: Tensor) -> Tensor:
-        return self._split_rows(self._join_rows(q) @ prefix.keys[0].transpose(1, 2))
+        keys = prefix.keys[0].transpose(1, 2)
+        return self._split_rows(self._join_rows(q) @ keys)
 
     def _prefix_values(self, prefix: Level, weights: Tensor) -> Tensor:
         return self._split_rows(self._join_rows(weights) @ prefix.values[0])
 
     def _join_rows(self, x: Tensor) -> Tensor:
         """[R, K, r, X] -> [K, R * r, X]."""
-        return x.transpose(0, 1).reshape(x.shape[1], -1, x.shape[3])
+        _, heads, _, last = x.shape
+        return x.transpose(0, 1).reshape(heads, -1, last)
 
     def _split_rows(self, x: Tensor) -> Tensor:
         """The inverse of _join_rows."""
-        return x.view(x.shape[0], self.rows, -1, x.shape[2]).transpose(0, 1)
+        heads, _, last = x.shape
+        return x.view(heads, self.rows, -1, last).transpose(0, 1)

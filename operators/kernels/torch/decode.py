@@ -101,7 +101,8 @@ class Decoder:
             self._next = torch.cat(logits)[group : group + 1]
         # The last token of each row is fed by the next step.
         written = self.written.length[self._row].astype(np.int64) - 1
-        self.counts.again += int(self._lengths[prompts].sum() + written.sum())
+        fed = self._lengths[prompts].sum() + written.sum()
+        self.counts.again += int(fed)
         longest_prompt = int(self._lengths[self._prompt].max(initial=0))
         # Copying the prompt's keys for each row costs far less than feeding its tokens.
         cost = np.maximum(written, (longest_prompt + written) // 4)
@@ -134,16 +135,13 @@ class Decoder:
 
         rests int64 [rows]: the length of each row's prompt rest.
         """
-        own = torch.ones(width, width, dtype=torch.bool, device=self.device).tril()
-        places = torch.arange(int(rests.max()), device=self.device)
-        prompt = places < self._to(rests)[:, None]
         shape = (len(rests), 1, width)
-        levels = [
-            own.new_ones(*shape, self._cache.prefix),
-            prompt[:, None, None].expand(*shape, -1),
-            own.expand(*shape, -1),
-        ]
-        return torch.cat(levels, -1)
+        triangle = torch.ones(width, width, dtype=torch.bool, device=self.device).tril()
+        prefix_mask = triangle.new_ones(*shape, self._cache.prefix)
+        places = torch.arange(int(rests.max()), device=self.device)
+        in_rest = places < self._to(rests)[:, None]
+        prompt_mask = in_rest[:, None, None].expand(*shape, -1)
+        return torch.cat([prefix_mask, prompt_mask, triangle.expand(*shape, -1)], -1)
 
     @torch.inference_mode()
     def _admit(self, count: int) -> np.ndarray:
@@ -161,7 +159,8 @@ class Decoder:
         self._next, self._waiting = logits[-1:], first + count
         before = np.zeros(len(self._row), bool)
         self._row, self._layout = np.concatenate([self._row, rows]), None
-        ended = self._write(rows, logits[self._to(rows // n - first // n)])
+        prompt_of_row = rows // n - first // n  # among those of `logits`
+        ended = self._write(rows, logits[self._to(prompt_of_row)])
         return self._drop(np.concatenate([before, ended]))
 
     def _prefill(self, prompts: np.ndarray) -> Tensor:
@@ -170,7 +169,8 @@ class Decoder:
         """
         cache, ids, prefix = self._cache, self.task.prompts, self._cache.prefix
         if prefix and not cache.prefixes:
-            self._fill(ids[0][:prefix], np.arange(prefix), Common(cache=cache, longest=prefix))
+            common = Common(cache=cache, longest=prefix)
+            self._fill(ids[0][:prefix], np.arange(prefix), common)
         lengths = self._lengths[prompts] - prefix
         segment, within = _lay_out(lengths)
         starts = ids.offsets[prompts] + prefix
@@ -197,7 +197,8 @@ class Decoder:
         rows = self._row
         worthwhile = max(1, len(rows) * self._weight // SHARE)
         with _threads(min(self._threads, worthwhile), self._threads):
-            logits = self._forward(self.written.length[rows].astype(np.int64) - 1)
+            last = self.written.length[rows].astype(np.int64) - 1
+            logits = self._forward(last)
             return self._drop(self._write(rows, logits))
 
     def _forward(self, last: np.ndarray) -> Tensor:
@@ -273,16 +274,12 @@ class Decoder:
     def _write(self, rows: np.ndarray, logits: Tensor) -> np.ndarray:
         """Sample and record one token per row; returns bool [rows]: which rows ended with it."""
         task, written = self.task, self.written
-        draws = torch.from_numpy(uniform(task.seeds[rows], written.length[rows])).to(self.device)
-        drawn = sample(logits, draws, task.how)
+        draws = uniform(task.seeds[rows], written.length[rows])
+        drawn = sample(logits, torch.from_numpy(draws).to(self.device), task.how)
         # Waits for the device: whether a row ended decides what is fed next.
-        written.append(
-            rows,
-            drawn.tokens.cpu().numpy(),
-            drawn.logprobs.cpu().numpy(),
-            None if drawn.mass is None else drawn.mass.cpu().numpy(),
-            self.version,
-        )
+        tokens, logprobs = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
+        mass = None if drawn.mass is None else drawn.mass.cpu().numpy()
+        written.append(rows, tokens, logprobs, mass, self.version)
         return task.ended(written, rows)
 
     def _drop(self, ended: np.ndarray) -> np.ndarray:
@@ -330,7 +327,8 @@ def common_prefix(prompts: Ragged) -> int:
     least = int(prompts.lengths.min()) - 1
     if len(prompts) < 2 or least < LEAST_PREFIX:
         return 0
-    heads = prompts.values[prompts.offsets[:-1, None] + np.arange(least)]
+    places = prompts.offsets[:-1, None] + np.arange(least)
+    heads = prompts.values[places]
     differs = (heads != heads[0]).any(0)
     length = int(differs.argmax()) if differs.any() else least
     return length if length >= LEAST_PREFIX else 0

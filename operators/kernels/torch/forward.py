@@ -33,7 +33,7 @@ from operators.kernels.torch.models import (
     restore_model,
 )
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
-from operators.kernels.torch.probe import probed, vocabulary_of
+from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.temperatures import Temperatures
 
@@ -83,7 +83,7 @@ class _Forward(Sleeper, Probeable):
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """The module's numbers for these rows (probe.py)."""
-        return probed(self._module, ids, head=self._model.head)
+        return compute_probe(self._module, ids, head=self._model.head)
 
     def close(self) -> None:
         """Drop the module, if it was loaded."""

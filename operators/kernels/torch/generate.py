@@ -26,7 +26,7 @@ from operators.kernels.torch.models import (
     load_pieces,
     restore_model,
 )
-from operators.kernels.torch.probe import probed, vocabulary_of
+from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
 
 
@@ -75,7 +75,7 @@ class TorchGenerate(Generating, Sleeper, Probeable):
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """The module's numbers for these rows (probe.py)."""
-        return probed(self._module, ids, head=self._model.head)
+        return compute_probe(self._module, ids, head=self._model.head)
 
     def sleep(self) -> None:
         """Free the device between two chunks; keys and values do not outlive a chunk."""

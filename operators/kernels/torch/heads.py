@@ -6,6 +6,7 @@ where something is predicted. Does not own: the tree (packing.py), the losses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -150,7 +151,8 @@ def _read_in_chunks(
 ) -> Predictions:
     """Like `_read`, with `rows` rows of logits at a time."""
     device = written.device
-    states = hidden(module, *_make_inputs(packed, device)).index_select(0, index(keep, device))
+    all_states = hidden(module, *_make_inputs(packed, device))
+    states = all_states.index_select(0, index(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
 
     def read_chunk(
@@ -165,15 +167,17 @@ def _read_in_chunks(
 
     # Tokens in the order of the logits they read: those of a chunk lie together.
     order = np.argsort(which, kind="stable")
-    cuts = np.searchsorted(which[order], np.arange(0, len(keep) + rows, rows))
+    sorted_which = which[order]
+    chunk_starts = np.arange(0, len(keep) + rows, rows)
+    cuts = np.searchsorted(sorted_which, chunk_starts)
     parts = []
-    for chunk, (low, high) in enumerate(pairwise(cuts)):
+    for begin, (low, high) in zip(chunk_starts[:-1].tolist(), pairwise(cuts), strict=True):
         tokens = index(order[low:high], device)
-        chunk_rows = slice(chunk * rows, (chunk + 1) * rows)
+        chunk_rows = slice(begin, begin + rows)
         read = checkpoint(
             read_chunk,
             states[chunk_rows],
-            index(which[order[low:high]] - chunk * rows, device),
+            index(sorted_which[low:high] - begin, device),
             written[tokens],
             None if ids is None else ids[tokens],
             reading.of_rows(chunk_rows),
@@ -182,8 +186,7 @@ def _read_in_chunks(
         parts.append(read)
     back = index(np.argsort(order), device)
     logprobs, spread, at_ids, top_ids, top_logprobs = (
-        None if chunks[0] is None else torch.cat(chunks)[back]
-        for chunks in zip(*parts, strict=True)
+        _join(chunks, back) for chunks in zip(*parts, strict=True)
     )
     assert logprobs is not None
     return Predictions(
@@ -193,6 +196,12 @@ def _read_in_chunks(
         top_ids=top_ids,
         top_logprobs=top_logprobs,
     )
+
+
+def _join(chunks: Sequence[Tensor | None], back: Tensor) -> Tensor | None:
+    """Join what was read in chunks, in the order of the tokens; None if it was not read."""
+    tensors = [chunk for chunk in chunks if chunk is not None]
+    return torch.cat(tensors)[back] if tensors else None
 
 
 def predict_values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
@@ -211,12 +220,14 @@ def predict_values_and_scores(
     """Both, of one forward."""
     fed_tokens = np.concatenate([packed.source, packed.last])
     both = _read_scalar_head(module, packed, fed_tokens, device)
-    return both[: len(packed.source)], both[len(packed.source) :]
+    tokens = len(packed.source)
+    return both[:tokens], both[tokens:]
 
 
 def _read_scalar_head(
     module: nn.Module, packed: Packed, fed_tokens: np.ndarray, device: torch.device
 ) -> Tensor:
-    states = hidden(module, *_make_inputs(packed, device))
-    read_states = states.index_select(0, index(fed_tokens, device))
-    return scalar_head(module)(read_states).float().squeeze(-1)
+    all_states = hidden(module, *_make_inputs(packed, device))
+    states = all_states.index_select(0, index(fed_tokens, device))
+    head = scalar_head(module)
+    return head(states).float().squeeze(-1)

@@ -45,26 +45,27 @@ class LossFault(Exception):
     """What is wrong with a call, in words that follow on the name of the loss."""
 
 
-def resolve_parameter(value: Any, step: int) -> Any:
+def resolve_parameter(parameter: Any, step: int) -> Any:
     """Read a loss parameter at a Step: schedules become numbers, also within tuples and
     dataclasses.
     """
-    if isinstance(value, Schedule):
-        return value.at(step)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _resolve_fields(value, step)
-    if isinstance(value, tuple):
-        return tuple(resolve_parameter(part, step) for part in value)
-    return value
+    if isinstance(parameter, Schedule):
+        return parameter.at(step)
+    if is_dataclass(parameter) and not isinstance(parameter, type):
+        return _resolve_fields(parameter, step)
+    if isinstance(parameter, tuple):
+        return tuple(resolve_parameter(part, step) for part in parameter)
+    return parameter
 
 
-def _resolve_fields(value: Any, step: int) -> Any:
+def _resolve_fields(group: Any, step: int) -> Any:
     """Make a copy with numbers for schedules; the same object if it has none."""
-    settings = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+    names = [field.name for field in fields(group) if field.init]
+    settings = {name: getattr(group, name) for name in names}
     numbers = {name: resolve_parameter(setting, step) for name, setting in settings.items()}
     if numbers == settings:
-        return value
-    return replace(value, **numbers)
+        return group
+    return replace(group, **numbers)
 
 
 def call_loss(

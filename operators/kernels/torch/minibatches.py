@@ -14,7 +14,7 @@ import numpy as np
 from dataflow.randomness import stream_seed
 
 
-def minibatches(
+def draw_minibatches(
     position: np.ndarray, *, epochs: int, count: int, seed: int, node: str, step: int
 ) -> Iterator[np.ndarray]:
     """Draw the rows (ascending indices) of each update: `epochs` times `count` of them.

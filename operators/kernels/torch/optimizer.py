@@ -31,9 +31,9 @@ class _Remembering:
         self._file = file
         self.error: OSError | None = None
 
-    def write(self, data: Any) -> int:
+    def write(self, buffer: Any) -> int:
         """Write everything; after the first error, write nothing more."""
-        view = memoryview(data).cast("B")
+        view = memoryview(buffer).cast("B")
         at = 0
         try:
             while at < len(view) and self.error is None:

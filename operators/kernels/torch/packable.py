@@ -11,7 +11,7 @@ loaded, under an attention implementation that also says which mask transformers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,9 +59,13 @@ def require_packable(where: str, module: PreTrainedModel) -> None:
         with _spoiled(module, _OTHER):
             states_packed = _feed(where, module, ids, packed)[_OTHER:]
     # A row that is not finite by itself would show nothing of the one before it.
-    if all(x.isfinite().all() for x in (states_alone, *alone.fed)):
+    if _are_finite([states_alone, *alone.fed]):
         _require_apart(where, module, states_packed, packed)
         _require_positions(where, module, alone, packed)
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.isfinite().all() for tensor in tensors)
 
 
 def _feed(where: str, module: nn.Module, ids: Tensor, trial: _Trial) -> Tensor:
@@ -94,13 +98,13 @@ class _Trial:
     ) -> Tensor:
         """See AttentionPass."""
         self.layers.append(layer)
-        self.fed += [x[-self.rows[-1] :] for x in (query, key, value)]
+        last_row = slice(-self.rows[-1], None)
+        self.fed += [query[last_row], key[last_row], value[last_row]]
         outs: list[Tensor] = []
-        rows = zip(
-            query.split(self.rows), key.split(self.rows), value.split(self.rows), strict=True
-        )
-        for q, k, v in rows:
-            outs.append(attend_packed(q[None], k[None], v[None], kind)[0])
+        by_row = (tensor.split(self.rows) for tensor in (query, key, value))
+        for q, k, v in zip(*by_row, strict=True):
+            out = attend_packed(q[None], k[None], v[None], kind)
+            outs.append(out[0])
         return torch.cat(outs)
 
 
@@ -226,9 +230,9 @@ def _require_apart(where: str, module: nn.Module, states: Tensor, trial: _Trial)
     """Raise if anything of the row before gets into a row: NaN, then."""
     for call, layer in enumerate(trial.layers):
         fed = trial.fed[3 * call : 3 * call + 3]
-        if not all(tensor.isfinite().all() for tensor in fed):
+        if not _are_finite(fed):
             _refuse(where, module, *_APART, layer)
-    if not states.isfinite().all():
+    if not _are_finite([states]):
         _refuse(where, module, *_APART)
 
 
@@ -242,17 +246,18 @@ def _require_positions(where: str, module: nn.Module, alone: _Trial, packed: _Tr
     """Raise unless the first layer sees a row at the same positions, wherever it is packed."""
     names = ("queries", "keys", "values")
     for name, one, other in zip(names, alone.fed[:3], packed.fed[:3], strict=True):
-        if (one - other).abs().max() > _ALIKE * one.abs().max():
+        difference = (one - other).abs().max()
+        if difference > _ALIKE * one.abs().max():
             expected = "positions to be taken from position_ids"
             _refuse(where, module, expected, f"other {name} where another row is before it")
 
 
 def _refuse(
-    where: str, module: nn.Module, expected: str, found: str, layer: int | None = None
+    where: str, module: nn.Module, expected: str, problem: str, layer: int | None = None
 ) -> None:
     config: Any = module.config
     place = "" if layer is None else f" in layer {layer}"
     raise KernelError(
-        f"{where}: expected {expected}, found {found}{place} ({config.model_type}). Fix: a decoder"
-        " such as Qwen2, Qwen3, Llama, Mistral or Gemma 2."
+        f"{where}: expected {expected}, found {problem}{place} ({config.model_type}). Fix: a"
+        " decoder such as Qwen2, Qwen3, Llama, Mistral or Gemma 2."
     )

@@ -90,14 +90,13 @@ def _make_matrix(
     prompts: Ragged, completions: Ragged, rows: np.ndarray, fed: np.ndarray
 ) -> np.ndarray:
     """int32 [rows, longest]: each row's fed tokens plus 1, then zeros, which sort first."""
-    matrix = np.zeros((len(rows), int(fed.max(initial=0))), dtype=np.int32)
+    longest = int(fed.max(initial=0))
+    matrix = np.zeros((len(rows), longest), dtype=np.int32)
     sizes = prompts.lengths[rows]
-    for ragged, first, lengths in (
-        (prompts, np.zeros_like(sizes), sizes),
-        (completions, sizes, fed - sizes),
-    ):
-        index, row, within = _spans(ragged.offsets[rows], lengths)
-        matrix[row, first[row] + within] = ragged.values[index] + 1
+    index, row, within = _spans(prompts.offsets[rows], sizes)
+    matrix[row, within] = prompts.values[index] + 1
+    index, row, within = _spans(completions.offsets[rows], fed - sizes)
+    matrix[row, sizes[row] + within] = completions.values[index] + 1
     return matrix
 
 
@@ -118,12 +117,15 @@ def _make_tree(
     new = fed[order] - common
     start = np.cumsum(new) - new
     depth = np.arange(longest)
-    is_new = (depth >= common[:, None]) & (depth < fed[order][:, None])
+    is_fed = depth < fed[order][:, None]
+    is_new = (depth >= common[:, None]) & is_fed
     # Packed places grow from row to row, so the running maximum fills in a row's shared places.
-    new_places = np.where(is_new, (start - common)[:, None] + depth, -1)
+    root = start - common  # where a row's first token would be, were all of its tokens new
+    new_places = np.where(is_new, root[:, None] + depth, -1)
     path = np.maximum.accumulate(new_places, axis=0)
     owner, positions = np.nonzero(is_new)
-    end = _find_ends(common, start, int(new.sum()), depth)[owner, positions]
+    ends = _find_ends(common, start, int(new.sum()), depth)
+    end = ends[owner, positions]
     unsorted = np.empty_like(order)
     unsorted[order] = np.arange(count)
     ids = ordered[owner, positions].astype(np.int64) - 1
@@ -150,7 +152,7 @@ def _count_common(ordered: np.ndarray) -> np.ndarray:
 
 def _find_ends(common: np.ndarray, start: np.ndarray, total: int, depth: np.ndarray) -> np.ndarray:
     """int64 [rows, depth]: where the subtree of a row's token at that depth ends."""
-    # It ends where the first later row starts that does not share the token.
+    # It ends where the first later row starts that does not share the token: a minimum from below.
     leaves = np.where(common[1:, None] <= depth, start[1:, None], total)
     later = np.full((len(common), len(depth)), total, dtype=np.int64)
     later[:-1] = np.minimum.accumulate(leaves[::-1], axis=0)[::-1]
@@ -161,7 +163,8 @@ def prompt_groups(position: np.ndarray, prompts: Ragged) -> np.ndarray:
     """Number each (position, prompt) in the order of first appearance: int64 [rows]."""
     numbers: dict[tuple[int, bytes], int] = {}
     keys = [(p, prompts[i].tobytes()) for i, p in enumerate(position.tolist())]
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    by_row = [numbers.setdefault(key, len(numbers)) for key in keys]
+    return np.array(by_row, dtype=np.int64)
 
 
 def micro_batches(
@@ -222,7 +225,8 @@ def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]
     bins: list[list[int]] = []
     filled: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        fits = [b for b in range(len(bins)) if filled[b] + sizes[i] <= capacity]
+        room = capacity - sizes[i]
+        fits = [b for b in range(len(bins)) if filled[b] <= room]
         if not fits:
             bins.append([])
             filled.append(0)

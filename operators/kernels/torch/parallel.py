@@ -110,7 +110,8 @@ class Ranks:
         if self.world == self.tensor:
             return
         # Weights that begin in the same multiple of BUCKET elements share a bucket.
-        starts = np.cumsum([0, *(p.numel() for p in parameters)])[:-1]
+        sizes = [parameter.numel() for parameter in parameters]
+        starts = np.cumsum([0, *sizes])[:-1]
         first_of_bucket = np.flatnonzero(np.diff(starts // BUCKET)) + 1
         cuts = [0, *first_of_bucket.tolist(), len(parameters)]
         for low, high in pairwise(cuts):
@@ -124,7 +125,8 @@ class Ranks:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([*(g.flatten() for g in grads), has])
         dist.all_reduce(flat, group=self._data)
-        *sums, had = flat.split([*(p.numel() for p in parameters), len(parameters)])
+        sizes = [parameter.numel() for parameter in parameters]
+        *sums, had = flat.split([*sizes, len(parameters)])
         for parameter, total, ranks in zip(parameters, sums, had.tolist(), strict=True):
             parameter.grad = total.view_as(parameter) if ranks else None
 
@@ -138,7 +140,7 @@ class Ranks:
 
     def greatest(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Find the maxima by name; a rank need not have every name."""
-        return self._by_name(numbers, -math.inf, lambda own: self._gather(own).amax(dim=0))
+        return self._by_name(numbers, -math.inf, self._greatest)
 
     def _by_name(
         self, numbers: Mapping[str, float], missing: float, combine: Callable[[Tensor], Tensor]
@@ -153,11 +155,13 @@ class Ranks:
         # All ranks must have the same names in the same order before numbers can be combined.
         names: dict[str, None] = {}
         for joined_names in self._exchange("\n".join(numbers).encode()):
-            names |= dict.fromkeys(filter(None, joined_names.decode().split("\n")))
+            rank_names = joined_names.decode().split("\n")
+            names |= dict.fromkeys(filter(None, rank_names))
         if not names:
             return {}
-        own = torch.tensor([numbers.get(name, missing) for name in names], dtype=torch.float64)
-        return dict(zip(names, combine(own).tolist(), strict=True))
+        own_numbers = [numbers.get(name, missing) for name in names]
+        combined = combine(torch.tensor(own_numbers, dtype=torch.float64))
+        return dict(zip(names, combined.tolist(), strict=True))
 
     def agree(self, error: BaseException | None) -> None:
         """On ranks without an error, raise the text of the first failing rank as KernelError."""
@@ -172,26 +176,30 @@ class Ranks:
     def _sum(self, tensor: Tensor) -> Tensor:
         return self._reduce(tensor, dist.ReduceOp.SUM)
 
+    def _greatest(self, tensor: Tensor) -> Tensor:
+        return self._gather(tensor).amax(dim=0)
+
     def _reduce(self, tensor: Tensor, how: Any) -> Tensor:
         moved = tensor.to(self._device)
         dist.all_reduce(moved, how, group=self._group)
         return moved.cpu()
 
-    def _exchange(self, own: bytes) -> list[bytes]:
-        """Send these bytes to every rank. Returns those of all, by rank."""
-        sizes = self._gather(torch.tensor([len(own)]))[:, 0].tolist()
+    def _exchange(self, message: bytes) -> list[bytes]:
+        """Send a message to every rank. Returns those of all, by rank."""
+        size = torch.tensor([len(message)])
+        sizes = self._gather(size)[:, 0].tolist()
         # all_gather takes equal lengths; frombuffer refuses an empty buffer.
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
-        if own:
-            padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        if message:
+            padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         rows = self._gather(padded)
         return [rows[rank, :size].numpy().tobytes() for rank, size in enumerate(sizes)]
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """[n] -> [world, n]."""
-        own = tensor.to(self._device)
-        by_rank = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(by_rank, own, group=self._group)
+        moved = tensor.to(self._device)
+        by_rank = [torch.empty_like(moved) for _ in range(self.world)]
+        dist.all_gather(by_rank, moved, group=self._group)
         return torch.stack(by_rank).cpu()
 
 
@@ -207,8 +215,10 @@ def _make_grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
     by_share = [dist.new_group(ranks.tolist(), timeout=limit) for ranks in places]
     by_part = [dist.new_group(ranks.tolist(), timeout=limit) for ranks in places.T]
     share, part = divmod(group.rank(), tensor)
-    own = [by_part[part], by_share[share]]
-    return DeviceMesh.from_group(own, device.type, mesh=places, mesh_dim_names=("data", "tensor"))
+    groups = [by_part[part], by_share[share]]
+    return DeviceMesh.from_group(
+        groups, device.type, mesh=places, mesh_dim_names=("data", "tensor")
+    )
 
 
 class Turns(Generic[T]):

@@ -25,7 +25,7 @@ def vocabulary_of(module: nn.Module) -> int:
 
 
 @torch.no_grad()
-def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> np.ndarray:
+def compute_probe(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> np.ndarray:
     """Compute float32 [tokens - rows]: for each token but its row's first, its log-prob at
     temperature 1 given those before it; for a scalar head, the value before it.
 

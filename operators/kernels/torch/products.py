@@ -37,9 +37,11 @@ def fast_products(module: nn.Module) -> AbstractContextManager[Any]:
 
 
 def _large(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies by this weight faster, and can."""
+    if type(weight) not in (Tensor, nn.Parameter):  # a DTensor multiplies by its own rules
+        return False
     return (
-        type(weight) in (Tensor, nn.Parameter)  # a DTensor multiplies by its own rules
-        and weight.dim() == 2
+        weight.dim() == 2
         and weight.numel() >= LARGE
         and weight.dtype == torch.float32
         and weight.device.type == "cpu"

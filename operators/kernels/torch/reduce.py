@@ -63,7 +63,9 @@ def count_weights(
     live = np.zeros(len(trained), dtype=bool)
     live[rows] = trained[rows] > 0
     total = int(trained[live].sum())
-    counted = live if masked_rows == "skip" else np.isin(np.arange(len(trained)), rows)
+    counted = live
+    if masked_rows == "count":
+        counted = np.isin(np.arange(len(trained)), rows)
     row_weights = live / max(1, int(counted.sum()))
     token_weights = {
         "token_mean": live / max(1, total),
@@ -81,7 +83,7 @@ def count_weights(
     )
 
 
-def reduced(
+def reduce_term(
     terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray
 ) -> Tensor:
     """Reduce a term to one micro-batch's part of its number.
@@ -89,7 +91,8 @@ def reduced(
     rows: the indices of the micro-batch's rows in the Step. Raises KernelError if the loss does not
     have the length of its scope.
     """
-    length = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}[scope]
+    lengths = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}
+    length = lengths[scope]
     if tuple(terms.loss.shape) != (length,):
         raise KernelError(
             f"loss {name}: expected Terms.loss of shape [{length}], one number a {scope}, found "
@@ -103,8 +106,9 @@ def reduced(
 
 def _spread_weights(scope: LossScope, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:
     """Lay the weights out as the scope's numbers: float32 [tokens], [rows] or [groups]."""
-    row_weights = weights.token if scope == "token" else weights.row
-    by_row = torch.from_numpy(row_weights[rows].astype(np.float32)).to(now.mask.device)
+    step_weights = weights.token if scope == "token" else weights.row
+    row_weights = step_weights[rows].astype(np.float32)
+    by_row = torch.from_numpy(row_weights).to(now.mask.device)
     if scope == "token":
         return now.mask * by_row[now.row]
     if scope == "sequence":
@@ -113,7 +117,7 @@ def _spread_weights(scope: LossScope, now: Now, weights: Weights, rows: np.ndarr
     return (now.group_sum(by_row) > 0).float() * weights.group
 
 
-def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
+def find_bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
     """Find the first row of the micro-batch with a non-finite term that counts."""
     is_bad = ~torch.isfinite(loss)
     if scope == "token":
@@ -121,9 +125,12 @@ def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
     bad = torch.nonzero(is_bad).flatten().tolist()
     if not bad:
         return None
+    if scope == "token":
+        return int(now.row[bad[0]])
     if scope == "group":
-        return int(torch.nonzero(now.row_group == bad[0])[0, 0])
-    return int(now.row[bad[0]]) if scope == "token" else bad[0]
+        rows_of_group = torch.nonzero(now.row_group == bad[0])
+        return int(rows_of_group[0, 0])
+    return bad[0]
 
 
 def _zero() -> Tensor:

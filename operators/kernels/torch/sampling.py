@@ -71,7 +71,7 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     if how.temperature == 0.0:
         tokens = scores.argmax(-1)
     else:
-        sums = cumulated(scores, logprobs, how)
+        sums = cumulate_weights(scores, logprobs, how)
         tokens = _invert(sums, draws)
         if how.truncates:  # the whole is 1 to float32 precision, like the logprobs
             mass = sums[:, -1].clamp(max=1.0).log().float()
@@ -90,7 +90,7 @@ def require_numbers(logprobs: Tensor) -> None:
         )
 
 
-def cumulated(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
+def cumulate_weights(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
     """Add up each token's weight and those of the tokens before it: float64 [rows, vocabulary].
 
     A draw times the last of a row is looked up in them. scores: logits / temperature, of which

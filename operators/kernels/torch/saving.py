@@ -45,7 +45,7 @@ def exact_folder(base: str) -> str:
     return str(exact) if (exact / CONFIG).is_file() else base
 
 
-def saved_dtype(base: str, own: torch.dtype) -> torch.dtype:
+def saved_dtype(base: str, module_dtype: torch.dtype) -> torch.dtype:
     """Find the dtype in which a module of this base and dtype is saved: the base's, unless that is
     wider. A base that does not state it has that of its weights.
     """
@@ -55,11 +55,14 @@ def saved_dtype(base: str, own: torch.dtype) -> torch.dtype:
     if not isinstance(stated, str) or stated == "auto":
         weights = stored_weights(path.parent) or {}
         stored_names = {weight.dtype for weight in weights.values()}
-        return next((dtype for dtype, name in _NARROW.items() if stored_names == {name}), own)
-    dtype = getattr(torch, stated.removeprefix("torch."), own)
-    if dtype in _NARROW and dtype.itemsize <= own.itemsize:
+        for dtype, name in _NARROW.items():
+            if stored_names == {name}:
+                return dtype
+        return module_dtype
+    dtype = getattr(torch, stated.removeprefix("torch."), module_dtype)
+    if dtype in _NARROW and dtype.itemsize <= module_dtype.itemsize:
         return dtype
-    return own
+    return module_dtype
 
 
 def save_model(
@@ -126,10 +129,10 @@ def _cast(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
         return weight
     narrow = weight.to(device="cpu", dtype=dtype)
     if narrow.isinf().any():
+        limit, greatest = torch.finfo(dtype).max, float(weight.abs().max())
         raise KernelError(
-            f"weight {name!r}: expected numbers that the base's {dtype} has, at most"
-            f" {torch.finfo(dtype).max:g}, found {float(weight.abs().max()):g}. Fix: a base in"
-            " bfloat16 or float32, or a lower lr."
+            f"weight {name!r}: expected numbers that the base's {dtype} has, at most {limit:g},"
+            f" found {greatest:g}. Fix: a base in bfloat16 or float32, or a lower lr."
         )
     return narrow
 

@@ -36,12 +36,19 @@ class _Bucket:
     mask: Tensor
     biases: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Each block's keys or values: [tokens, key heads, D] -> [b, key heads, k, D]."""
+        _, key_heads, dim = x.shape
+        by_block = x.index_select(0, self.keys).view(len(self.mask), -1, key_heads, dim)
+        return by_block.transpose(1, 2)
+
     def bias(self, rest: int, dtype: torch.dtype) -> Tensor:
         """0 or -inf [b, 1, rest * q, k]: made once, as each layer keeps its mask until backward."""
         bias = self.biases.get((rest, dtype))
         if bias is None:
             zeros = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
-            bias = zeros.masked_fill_(~self.mask, -torch.inf).repeat(1, rest, 1).unsqueeze(1)
+            bias = zeros.masked_fill_(~self.mask, -torch.inf)
+            bias = bias.repeat(1, rest, 1).unsqueeze(1)
             self.biases[rest, dtype] = bias
         return bias
 
@@ -91,7 +98,8 @@ class _Blocks:
         """query [tokens, heads, dim] -> [tokens, heads, dim of value]."""
         tokens, heads, dim = query.shape
         padded = self.count * self.block
-        q = pad(query, (0, 0, 0, 0, 0, padded - tokens)).view(self.count, self.block, heads, dim)
+        q = pad(query, (0, 0, 0, 0, 0, padded - tokens))
+        q = q.view(self.count, self.block, heads, dim)
         outs = [self._attend(bucket, q, key, value, kind) for bucket in self._buckets]
         wide = value.shape[2]
         if self._order is None:
@@ -104,11 +112,7 @@ class _Blocks:
     ) -> Tensor:
         """Attend in a bucket: query [all blocks, q, heads, dim] -> [b, q, heads, dim of value]."""
         q = query if bucket.blocks is None else query.index_select(0, bucket.blocks)
-        count, key_heads = q.shape[0], key.shape[1]
-        k, v = (
-            x.index_select(0, bucket.keys).view(count, -1, key_heads, x.shape[2]).transpose(1, 2)
-            for x in (key, value)
-        )
+        k, v = bucket.gather(key), bucket.gather(value)
         if kind.plain:
             return _attend_plainly(q, k, v, bucket, kind.scaling)
         mask = bucket.mask.unsqueeze(1)
@@ -130,7 +134,8 @@ class _Blocks:
     def _find_order(self) -> Tensor:
         """Find where each token's result is in the concatenated buckets."""
         blocks = torch.cat([bucket.blocks for bucket in self._buckets if bucket.blocks is not None])
-        places = blocks[:, None] * self.block + torch.arange(self.block, device=blocks.device)
+        within = torch.arange(self.block, device=blocks.device)
+        places = blocks[:, None] * self.block + within
         return torch.argsort(places.ravel())[: self.tokens]
 
 
@@ -143,12 +148,12 @@ def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bucket: _Bucket, scaling: f
     count, length, heads, dim = q.shape
     key_heads = k.shape[1]
     rest = heads // key_heads
-    by_key_head = q.view(count, length, key_heads, rest, dim).permute(0, 2, 3, 1, 4)
-    q = by_key_head.reshape(count, key_heads, rest * length, dim)
+    q = q.view(count, length, key_heads, rest, dim)
+    q = q.permute(0, 2, 3, 1, 4).reshape(count, key_heads, rest * length, dim)
     bias = bucket.bias(rest, q.dtype)
     out = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
-    by_query = out.view(count, key_heads, rest, length, -1).permute(0, 3, 1, 2, 4)
-    return by_query.reshape(count, length, heads, -1)
+    out = out.view(count, key_heads, rest, length, -1)
+    return out.permute(0, 3, 1, 2, 4).reshape(count, length, heads, -1)
 
 
 def _block_length(longest: int, tokens: int) -> int:
@@ -184,7 +189,8 @@ def _find_begins(packed: Packed, first: np.ndarray, block: int, window: int | No
     """
     if window is None:
         return np.zeros_like(first)
-    tokens = np.minimum(first[:, None] + np.arange(block), len(packed.ids) - 1)
+    last_token = len(packed.ids) - 1
+    tokens = np.minimum(first[:, None] + np.arange(block), last_token)
     least_depth = packed.positions[tokens].min(axis=1)
     begins = np.maximum(least_depth - window + 1, 0)
     return np.minimum(begins, packed.positions[first])
@@ -208,17 +214,16 @@ def _find_keys(
     reach = np.minimum(steps, packed.path.shape[1] - 1)
     path_rows = packed.owner[first][:, None]
     above = np.where(is_ancestor, packed.path[path_rows, reach], 0)
-    # Whether j is visible to i: j <= i < end[j] (packing.py); ancestors come before all queries.
-    is_before_end = queries[:, :, None] < packed.end[above][:, None, :]
-    sees_above = is_ancestor[:, None, :] & is_before_end
-    is_later = queries[:, None, :] <= queries[:, :, None]
-    sees_own = is_later & (queries[:, :, None] < packed.end[own][:, None, :])
+    # j is visible to i where j <= i < end[j] (packing.py); ancestors come before all queries.
+    ends_above, ends_own = packed.end[above], packed.end[own]
+    i, j = queries[:, :, None], queries[:, None, :]
+    sees_above = is_ancestor[:, None, :] & (i < ends_above[:, None, :])
+    sees_own = (j <= i) & (i < ends_own[:, None, :])
     keys = np.concatenate([above, own], axis=1)
     mask = np.concatenate([sees_above, sees_own], axis=2)
     if window is not None:
-        positions = packed.positions
-        distance = positions[own][:, :, None] - positions[keys][:, None, :]
-        mask &= distance < window
+        query_positions, key_positions = packed.positions[own], packed.positions[keys]
+        mask &= query_positions[:, :, None] - key_positions[:, None, :] < window
     # Queries beyond the last token are padding: they see key 0 so that no softmax is empty.
     mask[queries >= total, 0] = True
     return keys, mask

@@ -115,7 +115,9 @@ class Slices:
                 grads = split_grads if _is_split(weight) else whole_grads
                 grads.append(part.grad)
         norms = [get_total_norm(grads, foreach=True) for grads in (split_grads, whole_grads)]
-        squares = torch.stack([norm.to(parts[0].device, torch.float64).square() for norm in norms])
+        # The norm of no gradients is a tensor on the host.
+        wide = [norm.to(parts[0].device, torch.float64) for norm in norms]
+        squares = torch.stack([norm.square() for norm in wide])
         # Each rank adds the gradients that all of them have whole.
         squares[1] /= self._ranks
         dist.all_reduce(squares, group=self._group)
@@ -202,7 +204,8 @@ def _find_styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
 
 def _column_blocks(styles: dict[str, str]) -> list[str]:
     """The paths of blocks whose input is read by matrices that are split by columns."""
-    return sorted({path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"})
+    matrices = [path for path, style in styles.items() if style == "colwise"]
+    return sorted({path.rpartition(".")[0] for path in matrices})
 
 
 def _find_uncovered(backbone: nn.Module, styles: dict[str, str]) -> list[str]:

@@ -46,7 +46,7 @@ class Loading:
     def of(info: Mapping[str, Any]) -> Loading:
         """From transformers' loading info."""
         shapes = info["mismatched_keys"]
-        mismatched = sorted((name, tuple(stored), tuple(own)) for name, stored, own in shapes)
+        mismatched = sorted((name, tuple(stored), tuple(loaded)) for name, stored, loaded in shapes)
         return Loading(
             missing=frozenset(info["missing_keys"]),
             unexpected=frozenset(info["unexpected_keys"]),
@@ -134,28 +134,21 @@ def _require_finite(where: str, model: Model, module: nn.Module) -> None:
     """Raise KernelError for a weight or buffer with NaN or infinity, after one pass over each."""
     weights = dict(module.named_parameters()) | dict(module.named_buffers())
     weights = {n: w for n, w in weights.items() if w.is_floating_point() and w.numel()}
-    if not weights:
-        return
-    finite = torch.stack([_is_finite(weight).cpu() for weight in weights.values()])
-    if finite.all():
-        return
-    name = list(weights)[int((~finite).nonzero()[0])]
-    weight = weights[name]
-    places = (~torch.isfinite(weight)).nonzero()
-    number = float(weight[tuple(places[0])])
-    _refuse(
-        where,
-        model,
-        "finite weights",
-        f"{number} at {name}{places[0].tolist()} ({len(places):,} there)",
-        "a base that did not diverge",
-    )
+    for name, weight in weights.items():
+        if not _is_finite(weight):
+            places = (~torch.isfinite(weight)).nonzero()
+            number = float(weight[tuple(places[0])])
+            problem = f"{number} at {name}{places[0].tolist()} ({len(places):,} there)"
+            _refuse(where, model, "finite weights", problem, "a base that did not diverge")
 
 
-def _is_finite(weight: Tensor) -> Tensor:
-    """bool []: aminmax propagates NaN, and an infinity is an extreme."""
-    return torch.isfinite(torch.stack(torch.aminmax(weight))).all()
+def _is_finite(weight: Tensor) -> bool:
+    """aminmax propagates NaN, and an infinity is an extreme: nothing of the weight's size is
+    made.
+    """
+    extremes = torch.stack(torch.aminmax(weight))
+    return bool(torch.isfinite(extremes).all())
 
 
-def _refuse(where: str, model: Model, expected: str, found: str, fix: str) -> None:
-    raise KernelError(f"{where}: expected {expected} at {model.base}, found {found}. Fix: {fix}.")
+def _refuse(where: str, model: Model, expected: str, problem: str, fix: str) -> None:
+    raise KernelError(f"{where}: expected {expected} at {model.base}, found {problem}. Fix: {fix}.")

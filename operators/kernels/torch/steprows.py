@@ -69,11 +69,12 @@ def step_rows(assignment: Assignment, loss: Loss, node: str, row_set: str = "row
     }
     mask = columns["completion_mask"].astype(np.float32)
     trained = np.bincount(completions.segments(), weights=mask, minlength=len(rows))
+    _, groups = np.unique(rows.keys.position, return_inverse=True)
     return TrainRows(
         keys=rows.keys,
         prompts=prompts,
         completions=completions,
-        groups=np.unique(rows.keys.position, return_inverse=True)[1],
+        groups=groups,
         prompt_groups=prompt_groups(rows.keys.position, prompts),
         trained=trained.astype(np.int64),
         mask=mask,

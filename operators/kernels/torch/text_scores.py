@@ -66,8 +66,8 @@ def _split_shared(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
         rows = np.flatnonzero(position == group)
         beginnings = [ids[row] for row in rows.tolist()]
         shared[rows] = max(1, _count_common(beginnings))
-    starts, ends = ids.offsets[:-1], ids.offsets[1:]
-    return spans(ids, starts, shared), spans(ids, starts + shared, ends - starts - shared)
+    starts = ids.offsets[:-1]
+    return spans(ids, starts, shared), spans(ids, starts + shared, ids.lengths - shared)
 
 
 def _count_common(rows: list[np.ndarray]) -> int:

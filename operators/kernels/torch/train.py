@@ -55,8 +55,8 @@ from operators.kernels.torch.models import find_position_limit, load_model, load
 from operators.kernels.torch.optimizer import Optimizer, require_adamw, save_optimizer_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collect_pieces, part_like, split_module
-from operators.kernels.torch.probe import probed, vocabulary_of
-from operators.kernels.torch.reduce import MetricSums, bad_row, reduced
+from operators.kernels.torch.probe import compute_probe, vocabulary_of
+from operators.kernels.torch.reduce import MetricSums, find_bad_row, reduce_term
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
@@ -206,7 +206,9 @@ class TorchTrain(Sleeper, Probeable):
     def _gradient(self, update: StepUpdate) -> Tensor:
         """Run all micro-batches. Returns the norm of the gradient over all ranks' rows."""
         idle = self._idle if self._split else None
-        batches = [each for part in update.parts for each in self._micro_batches(part)]
+        batches: list[_MicroBatch] = []
+        for part in update.parts:
+            batches += self._micro_batches(part)
         with self._ranks.together(batches, idle) as turns:
             for part, rows in turns:
                 whole = reads_scores(part.row_set.loss)
@@ -325,7 +327,7 @@ class TorchTrain(Sleeper, Probeable):
     ) -> Tensor:
         """Compute this micro-batch's share of one term of the loss, times the term's weight."""
         terms = self._terms(term, update, part, packed, now)
-        share = reduced(terms, term.function.scope, term.label, now, part.weights, packed.rows)
+        share = reduce_term(terms, term.function.scope, term.label, now, part.weights, packed.rows)
         update.sums.add_all(terms.metrics)
         update.sums.add(f"loss/{term.label}", share, 0.0)
         return value_at(term.weight, update.step) * share
@@ -334,7 +336,7 @@ class TorchTrain(Sleeper, Probeable):
         self, term: LossTerm, update: StepUpdate, part: Part, packed: Packed, now: Now
     ) -> Terms:
         """Call the term's formula. Raises KernelError if it raises or returns no Terms."""
-        params = {name: resolve_parameter(value, update.step) for name, value in term.params}
+        params = {name: resolve_parameter(param, update.step) for name, param in term.params}
         ports = tensors_of(part.rows, term, packed, now)
         try:
             return call_loss(term.function.fn, now, ports, params)
@@ -353,7 +355,7 @@ class TorchTrain(Sleeper, Probeable):
         bad_rows: list[int] = []
         for term in part.row_set.loss.terms:
             terms = self._terms(term, update, part, packed, now_by_term.of(term))
-            row = bad_row(terms.loss, term.function.scope, now_by_term.now)
+            row = find_bad_row(terms.loss, term.function.scope, now_by_term.now)
             if row is not None:
                 bad_rows.append(row)
         return packed.rows[[min(bad_rows, default=0)]]
@@ -387,7 +389,7 @@ class TorchTrain(Sleeper, Probeable):
     def probe(self, ids: Ragged) -> np.ndarray:
         """The module's numbers for these rows (probe.py)."""
         within = self._split and self._split.look
-        return probed(self._module, ids, head=self._model.head, within=within)
+        return compute_probe(self._module, ids, head=self._model.head, within=within)
 
     def save(self, directory: Path) -> None:
         """Write the Model's Hugging Face directory, and optimizer.pt next to its weights."""

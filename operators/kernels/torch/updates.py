@@ -15,7 +15,7 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.kernel import AssignedRows
 from dataflow.loss_terms import ROWS
-from operators.kernels.torch.minibatches import minibatches
+from operators.kernels.torch.minibatches import draw_minibatches
 from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.reduce import MetricSums, Weights, count_weights
 from operators.kernels.torch.steprows import TrainRows
@@ -99,7 +99,7 @@ def draw_parts(
     stream = node
     if row_set.name != ROWS:
         stream = f"{node}/{row_set.name}"  # sets are drawn apart from each other
-    index_sets = minibatches(
+    index_sets = draw_minibatches(
         every.keys.position,
         epochs=settings.epochs,
         count=settings.minibatches,
