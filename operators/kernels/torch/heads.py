@@ -154,17 +154,6 @@ def _read_in_chunks(
     all_states = hidden(module, *_make_inputs(packed, device))
     states = all_states.index_select(0, index(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
-
-    def read_chunk(
-        chunk_states: Tensor,
-        chunk_which: Tensor,
-        chunk_written: Tensor,
-        chunk_ids: Tensor | None,
-        chunk_reading: _Reading,
-    ) -> list[Tensor | None]:
-        read = _read(head(chunk_states), chunk_which, chunk_written, chunk_ids, chunk_reading)
-        return [read.logprobs, read.entropy, read.at_ids, read.top_ids, read.top_logprobs]
-
     # Tokens in the order of the logits they read: those of a chunk lie together.
     order = np.argsort(which, kind="stable")
     sorted_which = which[order]
@@ -175,7 +164,8 @@ def _read_in_chunks(
         tokens = index(order[low:high], device)
         chunk_rows = slice(begin, begin + rows)
         read = checkpoint(
-            read_chunk,
+            _read_chunk,
+            head,
             states[chunk_rows],
             index(sorted_which[low:high] - begin, device),
             written[tokens],
@@ -196,6 +186,19 @@ def _read_in_chunks(
         top_ids=top_ids,
         top_logprobs=top_logprobs,
     )
+
+
+def _read_chunk(
+    head: Any,
+    states: Tensor,
+    which: Tensor,
+    written: Tensor,
+    ids: Tensor | None,
+    reading: _Reading,
+) -> list[Tensor | None]:
+    """`_read` of some states, as checkpoint calls it: a list of tensors."""
+    read = _read(head(states), which, written, ids, reading)
+    return [read.logprobs, read.entropy, read.at_ids, read.top_ids, read.top_logprobs]
 
 
 def _join(chunks: Sequence[Tensor | None], back: Tensor) -> Tensor | None:
