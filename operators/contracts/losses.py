@@ -198,7 +198,7 @@ def _gradients_of(
 
 
 def _sum(terms: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """As `reduced`: what does not count is left out, not multiplied by 0."""
+    """As `reduce_term`: what does not count is left out, not multiplied by 0."""
     total = torch.zeros((), dtype=torch.float64)
     for term, weight in zip(terms, weights, strict=True):
         total = total + (term.double().masked_fill(weight == 0, 0.0) * weight).sum()

@@ -24,9 +24,14 @@ from operators.contracts.cases import Generated
 from operators.contracts.promise import Broken, refuse_case
 from operators.contracts.subject import LossSubject
 from operators.kernels.torch.loss_call import LossFault, call_loss
+from operators.kernels.torch.model_numbers import (
+    ModelNumbers,
+    NowByTerm,
+    complete_now,
+    ids_of,
+)
 from operators.kernels.torch.packing import Packed, pack
-from operators.kernels.torch.reduce import Weights, count_weights, reduced
-from operators.kernels.torch.said import ModelNumbers, Said, ids_of, said
+from operators.kernels.torch.reduce import Weights, count_weights, reduce_term
 from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tensors_of
 
 CPU = torch.device("cpu")
@@ -100,7 +105,7 @@ def weights_of(subject: LossSubject, rows: TrainRows) -> Weights:
 
 def heard(
     subject: LossSubject, rows: TrainRows, packed: Packed, leaves: Leaves, options: Options
-) -> Said:
+) -> NowByTerm:
     """What the loss's terms see of some rows."""
     now = now_of(rows, packed, STEP, CPU)
     now.vocabulary = 10
@@ -113,13 +118,14 @@ def heard(
         tokens=picked["values" if subject.scalar else "logprobs"],
         scores=picked.get("scores"),
         entropy=picked.get("entropy"),
-        at=picked.get("at_ids"),
+        at_ids=picked.get("at_ids"),
     )
-    found = said(now, answers, ids_of(rows, subject.loss, packed, CPU), scalar=subject.scalar)
+    ids = ids_of(rows, subject.loss, packed, CPU)
+    found = complete_now(now, answers, ids, scalar=subject.scalar)
     return _raw(found, answers, subject) if options.raw else found
 
 
-def _raw(found: Said, answers: ModelNumbers, subject: LossSubject) -> Said:
+def _raw(found: NowByTerm, answers: ModelNumbers, subject: LossSubject) -> NowByTerm:
     name = "values" if subject.scalar else "logprobs"
     return replace(found, now=replace(found.now, **{name: answers.tokens}))
 
@@ -130,12 +136,12 @@ def term_of(
     rows: Generated,
     read: TrainRows,
     packed: Packed,
-    what: Said,
+    what: NowByTerm,
     *,
     double: bool = False,
 ) -> Terms:
     """What one term's function returns. Raises Broken if that does not fit its declaration."""
-    now = what.to(term)
+    now = what.of(term)
     tensors: dict[str, Any] = dict(tensors_of(read, term, packed, now))
     if double:
         now, tensors = _double(now), {name: _doubled(t) for name, t in tensors.items()}
@@ -225,7 +231,7 @@ def _share(
     rows: Generated,
     read: TrainRows,
     packed: Packed,
-    what: Said,
+    what: NowByTerm,
     weights: Weights,
     made: UpdateNumbers,
 ) -> Tensor:
@@ -233,7 +239,7 @@ def _share(
     for term in subject.loss.terms:
         found = term_of(subject, term, rows, read, packed, what)
         scope = term.function.scope
-        number = reduced(found, scope, term.label, what.now, weights, packed.rows)
+        number = reduce_term(found, scope, term.label, what.now, weights, packed.rows)
         share = share + value_at(term.weight, STEP) * number
         for name, (total, count) in found.metrics.items():
             before = made.metrics.get(name, (0.0, 0.0))

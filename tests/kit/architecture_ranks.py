@@ -19,7 +19,7 @@ from dataflow.model import Model
 from operators.kernels.torch.heads import predictions
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import pack
-from operators.kernels.torch.parallel import Ranks, split, whole
+from operators.kernels.torch.parallel import Ranks, gather_whole, split_module
 from operators.kernels.torch.slices import Slices
 from tests.kit.differences import far
 from tests.kit.kernels import FakeSession
@@ -54,9 +54,9 @@ def _compared(base: str, session: FakeSession, way: str) -> float | str:
 
 def _split_numbers(module: Any, session: FakeSession, way: str) -> dict[str, Tensor]:
     if way == "shard":
-        sharded = split(module, session, CPU)
+        sharded = split_module(module, session, CPU)
         found = _numbers(module, sharded)
-        return {n: whole(x) / (1 if n == "logprobs" else 2) for n, x in found.items()}
+        return {n: gather_whole(x) / (1 if n == "logprobs" else 2) for n, x in found.items()}
     mesh = Ranks(session, CPU, "node", 2).mesh
     assert mesh is not None
     slices = Slices(module, mesh, "node")

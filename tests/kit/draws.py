@@ -10,7 +10,7 @@ import torch
 from dataflow.batch import Batch
 from dataflow.randomness import uniform
 from operators.kernels.text import to_ragged
-from operators.kernels.torch.sampling import Sampling, cumulated
+from operators.kernels.torch.sampling import Sampling, cumulate_weights
 
 NOISE = 1e-5
 """Edges are computed once more, from whole rows, which rounds differently than decoding them."""
@@ -53,5 +53,5 @@ def edges(kernel: Any, before: list[int], how: Sampling) -> np.ndarray:
     each = to_ragged([[*before, token] for token in range(kernel.vocabulary)])
     found = kernel.probe(each).reshape(kernel.vocabulary, len(before))[:, -1]
     scores = torch.from_numpy(found.astype(np.float32))[None] / how.temperature
-    sums = cumulated(scores, torch.log_softmax(scores, -1), how)[0]
+    sums = cumulate_weights(scores, torch.log_softmax(scores, -1), how)[0]
     return (sums / sums[-1]).numpy()

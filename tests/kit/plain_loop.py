@@ -48,7 +48,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
     """All Steps that train kernels of this process carry out from now on."""
     steps: list[TrainedStep] = []
     read: set[int] = set()
-    step, reduced, optimize = TorchTrain.step, train_kernel.reduced, Optimizer.step
+    step, optimize = TorchTrain.step, Optimizer.step
+    reduce_term = train_kernel.reduce_term
 
     def note_step(self: Any, assignment: Any) -> Any:
         steps.append(TrainedStep(self._name, assignment.inputs))
@@ -58,7 +59,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
         terms: Any, scope: str, name: str, now: Any, weights: Any, rows: np.ndarray
     ) -> Tensor:
         read.update(rows.tolist())
-        return reduced(terms, scope, name, now, weights, rows)  # type: ignore[arg-type]
+        return reduce_term(terms, scope, name, now, weights, rows)  # type: ignore[arg-type]
 
     def note_update(self: Any, lr: float, norm: Tensor) -> None:
         pairs = zip(self._names, self._weights, strict=True)
@@ -68,7 +69,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
         optimize(self, lr, norm)
 
     monkeypatch.setattr(TorchTrain, "step", note_step)
-    monkeypatch.setattr(train_kernel, "reduced", note_terms)
+    monkeypatch.setattr(train_kernel, "reduce_term", note_terms)
     monkeypatch.setattr(Optimizer, "step", note_update)
     return steps
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.kernels.torch.minibatches import minibatches
+from operators.kernels.torch.minibatches import draw_minibatches
 from operators.kernels.torch.reduce import count_weights
 from tests.kit.turns import example_count
 
@@ -26,8 +26,8 @@ def test_minibatches_are_whole_groups_in_equal_number(
 ) -> None:
     position = np.repeat(np.arange(groups) * 3, 2)
     how = {"epochs": epochs, "count": count, "seed": 1, "node": "n", "step": step}
-    batches = list(minibatches(position, **how))
-    for batch, again in zip(batches, minibatches(position, **how), strict=True):
+    batches = list(draw_minibatches(position, **how))
+    for batch, again in zip(batches, draw_minibatches(position, **how), strict=True):
         assert np.array_equal(batch, again)
     for epoch in range(epochs):
         parts = batches[epoch * count : (epoch + 1) * count]
@@ -40,10 +40,10 @@ def test_minibatches_are_whole_groups_in_equal_number(
 def test_minibatches_differ_by_epoch_step_node_and_seed() -> None:
     position = np.arange(64)
     usual = {"epochs": 2, "count": 2, "seed": 1, "node": "n", "step": 1}
-    first, _, second, _ = minibatches(position, **usual)
+    first, _, second, _ = draw_minibatches(position, **usual)
     assert not np.array_equal(first, second)
     for change in ({"seed": 2}, {"node": "m"}, {"step": 2}):
-        assert not np.array_equal(next(iter(minibatches(position, **(usual | change)))), first)
+        assert not np.array_equal(next(iter(draw_minibatches(position, **(usual | change)))), first)
 
 
 def counted(trained: list[int], groups: list[int], chosen: list[int], **how: Any) -> Any:

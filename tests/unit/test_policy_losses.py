@@ -24,7 +24,7 @@ from operators.advantage import group_advantage
 from operators.data import demonstrations
 from operators.forward import logprobs
 from operators.importance import Importance, importance
-from operators.kernels.torch.train import resolved
+from operators.kernels.torch.loss_call import resolve_parameter
 from operators.losses import (
     clipped_policy_loss,
     clipped_weight_loss,
@@ -260,9 +260,9 @@ def test_what_is_no_correction_in_a_snapshot_is_refused() -> None:
 
 
 def test_bounds_may_be_schedules() -> None:
-    assert resolved(HOW, 50) == replace(HOW, above=linear(4.0, 2.0, 100).at(50))
+    assert resolve_parameter(HOW, 50) == replace(HOW, above=linear(4.0, 2.0, 100).at(50))
     plainly = importance()
-    assert resolved(plainly, 3) is plainly
+    assert resolve_parameter(plainly, 3) is plainly
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from operators import losses
 from operators.kernels.torch.forward import TorchLogprobs, TorchValues
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import load_model
-from operators.kernels.torch.probe import probed, vocabulary_of
+from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.train import TorchTrain
 from tests.contracts.ranks import RankPool, client
 from tests.kit.kernels import FakeSession, open_kernel
@@ -87,9 +87,9 @@ def test_the_tolerance_holds_the_noise_and_finds_a_small_mistake(base: str, dtyp
     """The same products in other shapes (row by row), against one layer norm that is wrong."""
     module = load_model(Model("m", base)).to(getattr(torch, dtype))
     rows = probe.probe_rows(1, vocabulary_of(module))
-    packed = probed(module, rows, head="lm")
+    packed = compute_probe(module, rows, head="lm")
     alone = [
-        probed(module, Ragged(rows[i], np.array([0, probe.LENGTH])), head="lm")
+        compute_probe(module, Ragged(rows[i], np.array([0, probe.LENGTH])), head="lm")
         for i in range(probe.ROWS)
     ]
     probe.compare_probes(packed, np.concatenate(alone), rows, probe.tolerance_of([dtype]), ENDS)
@@ -97,7 +97,7 @@ def test_the_tolerance_holds_the_noise_and_finds_a_small_mistake(base: str, dtyp
         module.get_parameter("model.norm.weight").mul_(1.3)
     with pytest.raises(RunError, match="bit for bit, but computes other log-probs"):
         probe.compare_probes(
-            packed, probed(module, rows, head="lm"), rows, probe.tolerance_of([dtype]), ENDS
+            packed, compute_probe(module, rows, head="lm"), rows, probe.tolerance_of([dtype]), ENDS
         )
 
 

@@ -38,7 +38,7 @@ def test_a_large_product_is_that_of_torch_to_rounding(rows: int, biased: bool) -
     x, weight = torch.randn(1, rows, SHAPE[1], generator=draw), torch.randn(SHAPE, generator=draw)
     bias = torch.randn(SHAPE[0], generator=draw) if biased else None
     with torch.inference_mode():
-        found = products.linear(x, weight, bias)
+        found = products.linear_product(x, weight, bias)
     exact = nn.functional.linear(x.double(), weight.double())
     exact += 0.0 if bias is None else bias.double()
     assert not torch.equal(found, exact.float())
@@ -50,7 +50,7 @@ def test_a_large_product_is_that_of_torch_to_rounding(rows: int, biased: bool) -
 )
 def test_other_products_are_torchs_to_the_bit(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight = torch.randn(5, shape[1], dtype=dtype), torch.randn(*shape, dtype=dtype)
-    assert torch.equal(products.linear(x, weight), nn.functional.linear(x, weight))
+    assert torch.equal(products.linear_product(x, weight), nn.functional.linear(x, weight))
 
 
 def test_a_module_of_small_weights_is_left_alone(asked: Mock) -> None:

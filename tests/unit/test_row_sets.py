@@ -22,7 +22,7 @@ from dataflow.schema import Advantage
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from operators.data import demonstrations
-from operators.kernels.torch.minibatches import minibatches
+from operators.kernels.torch.minibatches import draw_minibatches
 from operators.losses import entropy_loss, supervised_loss
 from tests import right_graphs
 from tests.kit import plain_loop as loop
@@ -187,7 +187,9 @@ def gradient(
 
 def first_of(rows: Batch, count: int, name: str) -> np.ndarray:
     """The rows of the first of so many minibatches."""
-    return next(minibatches(rows.keys.position, epochs=1, count=count, seed=5, node=name, step=1))
+    return next(
+        draw_minibatches(rows.keys.position, epochs=1, count=count, seed=5, node=name, step=1)
+    )
 
 
 def added(a: Gradient, b: Gradient, weight: float) -> Gradient:

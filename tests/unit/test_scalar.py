@@ -22,7 +22,7 @@ from dataflow.errors import KernelError
 from dataflow.model import Model
 from dataflow.schema import Returns
 from operators import losses
-from operators.kernels.torch.heads import values_and_scores
+from operators.kernels.torch.heads import predict_values_and_scores
 from operators.kernels.torch.models import load_model, pieces
 from operators.kernels.torch.packing import pack
 from operators.kernels.torch.saving import save_model
@@ -51,7 +51,7 @@ def numbers(module: nn.Module) -> tuple[Tensor, Tensor]:
     packed = pack(prompts, answers, np.arange(len(ROWS)), whole=True)
     values, scores = torch.zeros(len(answers.values)), torch.zeros(len(ROWS))
     with torch.no_grad():
-        value, score = values_and_scores(module, packed, torch.device("cpu"))
+        value, score = predict_values_and_scores(module, packed, torch.device("cpu"))
     values[torch.from_numpy(packed.tokens)] = value
     scores[torch.from_numpy(packed.rows)] = score
     return values, scores

@@ -18,7 +18,7 @@ from dataflow.errors import DataError, KernelError
 from dataflow.model import Model
 from operators.kernels.torch import soundness
 from operators.kernels.torch.generate import TorchGenerate
-from operators.kernels.torch.models import load_model, positions
+from operators.kernels.torch.models import find_position_limit, load_model
 from tests.kit.kernels import open_kernel, prompt_chunk
 from tests.kit.models import save_tiny
 
@@ -119,7 +119,7 @@ def test_a_configuration_that_transformers_chokes_on_is_one_line(
 
 
 def test_a_pickle_is_refused_without_a_word_on_how_to_run_it(good: Path) -> None:
-    with pytest.raises(KernelError) as refused, soundness.refused("policy", str(good)):
+    with pytest.raises(KernelError) as refused, soundness.loading_errors("policy", str(good)):
         raise pickle.UnpicklingError("Weights only load failed. Set `weights_only` to `False`.")
     assert "found a file of weights that is damaged, or has more than tensors in it. Fix: " in str(
         refused.value
@@ -170,7 +170,7 @@ def test_an_end_that_the_model_cannot_write_is_refused(spoilt: Spoilt, end: Any,
 
 def test_positions_are_those_of_the_file_and_none_where_it_has_none(spoilt: Spoilt) -> None:
     base = spoilt(max_position_embeddings=None)
-    assert positions(base) is None
+    assert find_position_limit(base) is None
     assert len(answers(opened(base, max_tokens=2), "a" * 700)) == 1
 
 

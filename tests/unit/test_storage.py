@@ -89,10 +89,12 @@ def _save(folder: Path) -> None:
 def _optimizer(folder: Path) -> None:
     import torch
 
-    from operators.kernels.torch.optimizer import save_state
+    from operators.kernels.torch.optimizer import save_optimizer_state
 
     adam = {"state": {0: {"exp_avg": torch.zeros(100)}}}
-    save_state({"names": ["w"], "adam": adam, "copies": [], "step": 1}, folder / "optimizer.pt")
+    save_optimizer_state(
+        {"names": ["w"], "adam": adam, "copies": [], "step": 1}, folder / "optimizer.pt"
+    )
 
 
 def _tokenizer(folder: Path) -> None:

@@ -21,7 +21,7 @@ from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.reduce import AGGREGATES, Weights
 from operators.kernels.torch.steprows import _no_rows
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
-from operators.kernels.torch.updates import EveryRow, Part, StepSet, parts_of
+from operators.kernels.torch.updates import EveryRow, Part, StepSet, draw_parts
 from tests.kit.kernels import FakeSession
 from tests.kit.training import PG
 from tests.kit.turns import example_count
@@ -60,7 +60,7 @@ def parts(
     read: StepSet, ranks: Ranks, how: TrainSettings
 ) -> tuple[list[tuple[Part, Keys]], EveryRow]:
     every = EveryRow.of(read, ranks)
-    return list(parts_of(read, every, how, seed=5, node="train_policy", step=3)), every
+    return list(draw_parts(read, every, how, seed=5, node="train_policy", step=3)), every
 
 
 @settings(max_examples=example_count(60))

@@ -75,7 +75,9 @@ def attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [1, heads, tokens, dim] -> [1, tokens, heads, dim]."""
+    """Attend by the pass; transformers calls this: query [1, heads, tokens, dim] -> [1, tokens,
+    heads, dim].
+    """
     if attention_pass is None:
         raise KernelError(
             f"{type(module).__name__}: expected attention_pass=, which says who attends to whom,"
@@ -83,20 +85,17 @@ def attention(
             " with another attn_implementation."
         )
     _refuse(module, attention_mask, dropout, sliding_window, kwargs)
+    if sliding_window is not None and sliding_window >= attention_pass.longest:
+        sliding_window = None  # it hides nothing: the layer attends as one without a window
     kind = AttentionKind(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=_shorter(sliding_window, attention_pass.longest),
+        window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
     layer: Any = module.layer_idx
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return attention_pass.attend(layer, q, k, v, kind).unsqueeze(0), None
-
-
-def _shorter(window: int | None, longest: int) -> int | None:
-    """The window if it hides anything."""
-    return window if window is not None and window < longest else None
 
 
 def _refuse(
@@ -107,27 +106,31 @@ def _refuse(
     kwargs: Mapping[str, Any],
 ) -> None:
     """Raise KernelError for anything that would change the numbers and is not implemented."""
-    found = [f"{name}=" for name, given in kwargs.items() if name not in _IGNORED and _says(given)]
+    refused = [
+        f"{name}="
+        for name, argument in kwargs.items()
+        if name not in _IGNORED and _asks_for_something(argument)
+    ]
     if mask is not None:
-        found.append("attention_mask=")
+        refused.append("attention_mask=")
     if dropout:
-        found.append(f"dropout={dropout}")
+        refused.append(f"dropout={dropout}")
     if window is not None and window < 1:
-        found.append(f"sliding_window={window}")
+        refused.append(f"sliding_window={window}")
     if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        found.append("is_causal=False")
-    if found:
+        refused.append("is_causal=False")
+    if refused:
         raise KernelError(
             f"{type(module).__name__}: packed attention is causal, with scaling=, sliding_window=,"
-            f" softcap= and s_aux= of each layer, found {', '.join(found)} as well, which would"
+            f" softcap= and s_aux= of each layer, found {', '.join(refused)} as well, which would"
             " change the numbers. Fix: a base of another architecture, or this base without it in"
             " its config.json."
         )
 
 
-def _says(given: Any) -> bool:
-    """Whether a keyword asks for something: None and False do not."""
-    return given is not None and given is not False
+def _asks_for_something(argument: Any) -> bool:
+    """Whether a keyword's argument asks for something: None and False do not."""
+    return argument is not None and argument is not False
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
@@ -140,20 +143,20 @@ def forward(
     attention_pass: AttentionPass,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Logits of a causal language model on packed tokens.
+    """Compute the logits of a causal language model on packed tokens.
 
     ids, positions int64 [tokens] -> [tokens, vocabulary]. keep int64 [kept]: only the logits of the
     tokens with these indices are computed: [kept, vocabulary]. Raises KernelError for rows at whose
     length rotary frequencies would depend on other rows (rotary.py).
     """
     require_steady(module, attention_pass.longest)
-    only = {} if keep is None else {"logits_to_keep": keep}
+    # 0 is the default of transformers' decoders: the logits of all tokens.
     out = module(
         input_ids=ids.unsqueeze(0),
         position_ids=positions.unsqueeze(0),
         use_cache=False,
         attention_pass=attention_pass,
-        **only,
+        logits_to_keep=0 if keep is None else keep,
     )
     return out.logits[0]
 
@@ -161,8 +164,8 @@ def forward(
 def hidden(
     module: nn.Module, ids: Tensor, positions: Tensor, attention_pass: AttentionPass
 ) -> Tensor:
-    """Last hidden states of packed tokens: int64 [tokens] twice -> [tokens, hidden]. Raises as
-    `forward` does, and for a module without a backbone of its own.
+    """Compute the last hidden states of packed tokens: int64 [tokens] twice -> [tokens, hidden].
+    Raises as `forward` does, and for a module without a backbone of its own.
     """
     require_steady(module, attention_pass.longest)
     backbone: Any = module.base_model

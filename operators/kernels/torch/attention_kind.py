@@ -43,17 +43,20 @@ class AttentionKind:
         """Softmax over keys in float32: [..., key heads, heads per key head, keys] -> the same."""
         if self.sinks is None:
             return torch.softmax(scores, -1, dtype=torch.float32)
-        sinks = self.sinks.view(*scores.shape[-3:-1], 1).expand(*scores.shape[:-1], 1)
-        return torch.softmax(torch.cat([scores, sinks], -1), -1, dtype=torch.float32)[..., :-1]
+        sinks = self.sinks.view(*scores.shape[-3:-1], 1)
+        sink_scores = sinks.expand(*scores.shape[:-1], 1)
+        with_sinks = torch.cat([scores, sink_scores], -1)
+        weights = torch.softmax(with_sinks, -1, dtype=torch.float32)
+        return weights[..., :-1]  # the value of a sink is zero
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind) -> Tensor:
-    """query [b, heads, q, dim], key and value [b, key heads, k, dim], mask bool [b or 1, 1, q, k]
-    -> [b, heads, q, dim of value].
+    """Attend under a mask: query [b, heads, q, dim], key and value [b, key heads, k, dim], mask
+    bool [b or 1, 1, q, k] -> [b, heads, q, dim of value].
 
     The window of the kind is already in the mask.
     """
-    shared = key.shape[1]
+    key_heads = key.shape[1]
     if kind.plain:
         return scaled_dot_product_attention(
             query,
@@ -61,38 +64,44 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: Attent
             value,
             attn_mask=mask,
             scale=kind.scaling,
-            enable_gqa=query.shape[1] != shared,
+            enable_gqa=query.shape[1] != key_heads,
         )
     count, heads, length, dim = query.shape
-    q = query.reshape(count, shared, -1, dim)
+    # The query heads of one key head lie one after another, so keys are not repeated.
+    q = query.reshape(count, key_heads, -1, dim)
     scores = kind.capped((q @ key.transpose(2, 3)) * kind.scaling)
-    scores = scores.view(count, shared, heads // shared, length, -1)
+    scores = scores.view(count, key_heads, heads // key_heads, length, -1)
     scores = scores.masked_fill(~mask.unsqueeze(2), -torch.inf)
-    weights = kind.weights(scores.permute(0, 3, 1, 2, 4)).permute(0, 2, 3, 1, 4)
-    weights = weights.to(query.dtype).reshape(count, shared, -1, scores.shape[-1])
+    scores_by_query = scores.permute(0, 3, 1, 2, 4)
+    weights = kind.weights(scores_by_query).permute(0, 2, 3, 1, 4)
+    weights = weights.to(query.dtype).reshape(count, key_heads, -1, scores.shape[-1])
     return (weights @ value).view(count, heads, length, -1)
 
 
 def causal(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [queries, keys]: what the last `queries` tokens of a row of `keys` tokens see."""
-    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    return mask if window is None else mask.triu(keys - queries - window + 1)
+    """Make a mask, bool [queries, keys]: what the last `queries` tokens of a row of `keys` tokens
+    see.
+    """
+    before = keys - queries
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(before)
+    if window is None:
+        return mask
+    return mask.triu(before - window + 1)
 
 
 def attend_packed(query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
-    """Causal attention of right-padded rows: [rows, length, heads, dim] with [rows, length, key
+    """Attend causally within right-padded rows: [rows, length, heads, dim] with [rows, length, key
     heads, dim].
 
     Padding is to the right of every real token, so causality alone keeps tokens from seeing it.
     """
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if kind.plain and kind.window is None:
-        shared = q.shape[1] != k.shape[1]
+        has_shared_keys = q.shape[1] != k.shape[1]
         out = scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=kind.scaling, enable_gqa=shared
+            q, k, v, is_causal=True, scale=kind.scaling, enable_gqa=has_shared_keys
         )
     else:
-        out = attend(
-            q, k, v, causal(q.shape[2], k.shape[2], kind.window, q.device)[None, None], kind
-        )
+        mask = causal(q.shape[2], k.shape[2], kind.window, q.device)
+        out = attend(q, k, v, mask[None, None], kind)
     return out.transpose(1, 2)

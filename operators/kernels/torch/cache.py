@@ -44,29 +44,27 @@ class Level:
 
         New room is zero: 0 times garbage may be NaN.
         """
-        self.keys, self.values = (
-            _room(self.keys, holders, length),
-            _room(self.values, holders, length),
-        )
+        self.keys = _grow(self.keys, holders, length)
+        self.values = _grow(self.values, holders, length)
 
     def move(self, source: Tensor, target: Tensor, holders: int) -> None:
         """Copy holders `source` over holders `target`; all indices are below `holders`."""
         self.reserve(holders, 0)
-        for held in (self.keys, self.values):
-            held[target] = held[source]
+        for tensor in (self.keys, self.values):
+            tensor[target] = tensor[source]
 
 
-def _room(held: Tensor, holders: int, length: int) -> Tensor:
-    have, heads, long, dim = held.shape
+def _grow(tensor: Tensor, holders: int, length: int) -> Tensor:
+    have, heads, long, dim = tensor.shape
     if holders <= have and length <= long:
-        return held
+        return tensor
     # Most rows end while others grow longer: longer room is made only for the remaining ones.
     wider = holders if holders <= have else max(holders, 2 * have)
     longer = long if length <= long else max(length, 2 * long, 8)
-    new = held.new_zeros(wider, heads, longer, dim)
-    kept = min(have, wider)
-    new[:kept, :, :long] = held[:kept]
-    return new
+    larger = tensor.new_zeros(wider, heads, longer, dim)
+    remaining = min(have, wider)
+    larger[:remaining, :, :long] = tensor[:remaining]
+    return larger
 
 
 @dataclass(slots=True)
@@ -78,11 +76,16 @@ class Cache:
     prompts: dict[int, Level] = field(default_factory=dict)
     own: dict[int, Level] = field(default_factory=dict)
 
-    def level(self, which: dict[int, Level], layer: int, key: Tensor, value: Tensor) -> Level:
-        """A layer's level, created at first use; key and value [tokens, K, D] give its shape."""
-        if layer not in which:
-            which[layer] = Level(*(x.new_zeros(0, x.shape[1], 0, x.shape[2]) for x in (key, value)))
-        return which[layer]
+    def level(self, levels: dict[int, Level], layer: int, key: Tensor, value: Tensor) -> Level:
+        """Find a layer's level, created at first use; key and value [tokens, K, D] give its
+        shape.
+        """
+        if layer not in levels:
+            # A value may have another D than its key.
+            no_keys = key.new_zeros(0, key.shape[1], 0, key.shape[2])
+            no_values = value.new_zeros(0, value.shape[1], 0, value.shape[2])
+            levels[layer] = Level(no_keys, no_values)
+        return levels[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +99,10 @@ class Common:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass."""
-        keys, values = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in (key, value))
-        self.cache.prefixes[layer] = Level(keys, values)
+        keys = key.transpose(0, 1).unsqueeze(0)
+        values = value.transpose(0, 1).unsqueeze(0)
+        # In the order in which every later step reads them.
+        self.cache.prefixes[layer] = Level(keys.contiguous(), values.contiguous())
         return attend_packed(query[None], key[None], value[None], kind)[0]
 
 
@@ -126,21 +131,20 @@ class Prefill:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass. Rests are right-padded here and nowhere else."""
-        q, k, v = (self._padded(x) for x in (query, key, value))
+        q, k, v = (self._pad(x) for x in (query, key, value))
         level = self.cache.level(self.cache.prompts, layer, key, value)
         level.reserve(self.first + self.groups, self.width)
-        held = slice(self.first, self.first + self.groups)
-        level.keys[held, :, : self.width] = k.transpose(1, 2)
-        level.values[held, :, : self.width] = v.transpose(1, 2)
-        out = (
-            self._after_prefix(layer, q, k, v, kind)
-            if self.cache.prefix
-            else attend_packed(q, k, v, kind)
-        )
+        groups = slice(self.first, self.first + self.groups)
+        level.keys[groups, :, : self.width] = k.transpose(1, 2)
+        level.values[groups, :, : self.width] = v.transpose(1, 2)
+        if self.cache.prefix:
+            out = self._attend_after_prefix(layer, q, k, v, kind)
+        else:
+            out = attend_packed(q, k, v, kind)
         flat = out.reshape(self.groups * self.width, *out.shape[2:])
         return flat if self.place is None else flat[self.place]
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def _pad(self, x: Tensor) -> Tensor:
         """[tokens, heads, D] -> [groups, width, heads, D]."""
         if self.place is None:
             return x.reshape(self.groups, self.width, *x.shape[1:])
@@ -148,15 +152,18 @@ class Prefill:
         room[self.place] = x
         return room.view(self.groups, self.width, *x.shape[1:])
 
-    def _after_prefix(
+    def _attend_after_prefix(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind
     ) -> Tensor:
         prefix = self.cache.prefixes[layer]
-        keys = torch.cat([prefix.keys.expand(self.groups, -1, -1, -1), k.transpose(1, 2)], 2)
-        values = torch.cat([prefix.values.expand(self.groups, -1, -1, -1), v.transpose(1, 2)], 2)
+        prefix_keys = prefix.keys.expand(self.groups, -1, -1, -1)
+        prefix_values = prefix.values.expand(self.groups, -1, -1, -1)
+        keys = torch.cat([prefix_keys, k.transpose(1, 2)], 2)
+        values = torch.cat([prefix_values, v.transpose(1, 2)], 2)
         mask = self.masks.get(kind.window)
         if mask is None:
-            mask = causal(self.width, keys.shape[2], kind.window, keys.device)[None, None]
+            causal_mask = causal(self.width, keys.shape[2], kind.window, keys.device)
+            mask = causal_mask[None, None]
             self.masks[kind.window] = mask
         return attend(q.transpose(1, 2), keys, values, mask, kind).transpose(1, 2)
 
@@ -190,12 +197,12 @@ class Again:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass. Rows are right-padded; later tokens overwrite the padding keys."""
-        q, k, v = (self._padded(x) for x in (query, key, value))
-        own = self.cache.level(self.cache.own, layer, key, value)
-        own.reserve(self.first + self.rows, self.width)
-        held = slice(self.first, self.first + self.rows)
-        own.keys[held, :, : self.width] = k
-        own.values[held, :, : self.width] = v
+        q, k, v = (self._pad(x) for x in (query, key, value))
+        level = self.cache.level(self.cache.own, layer, key, value)
+        level.reserve(self.first + self.rows, self.width)
+        rows = slice(self.first, self.first + self.rows)
+        level.keys[rows, :, : self.width] = k
+        level.values[rows, :, : self.width] = v
         prompt = self.cache.prompts[layer]
         keys = [prompt.keys[self.group, :, : self.prompt], k]
         values = [prompt.values[self.group, :, : self.prompt], v]
@@ -203,19 +210,25 @@ class Again:
             prefix = self.cache.prefixes[layer]
             keys.insert(0, prefix.keys.expand(self.rows, -1, -1, -1))
             values.insert(0, prefix.values.expand(self.rows, -1, -1, -1))
-        out = attend(q, torch.cat(keys, 2), torch.cat(values, 2), self._mask(kind.window), kind)
-        return out.transpose(1, 2).reshape(self.rows * self.width, *out.shape[1::2])[self.place]
+        mask = self._mask_in(kind.window)
+        out = attend(q, torch.cat(keys, 2), torch.cat(values, 2), mask, kind)
+        heads, dim = out.shape[1::2]
+        flat = out.transpose(1, 2).reshape(self.rows * self.width, heads, dim)
+        return flat[self.place]
 
-    def _mask(self, window: int | None) -> Tensor:
+    def _mask_in(self, window: int | None) -> Tensor:
+        """The mask with what a window hides: by the positions of queries and keys."""
         if window is None:
             return self.mask
         device, prefix = self.mask.device, self.cache.prefix
-        own = (prefix + self.rest)[:, None] + torch.arange(self.width, device=device)
-        before = torch.arange(prefix + self.prompt, device=device).expand(self.rows, -1)
-        at = torch.cat([before, own], 1)
-        return self.mask & (own[:, None, :, None] - at[:, None, None, :] < window)
+        first_own = prefix + self.rest
+        own_positions = first_own[:, None] + torch.arange(self.width, device=device)
+        prompt_positions = torch.arange(prefix + self.prompt, device=device)
+        positions = torch.cat([prompt_positions.expand(self.rows, -1), own_positions], 1)
+        distance = own_positions[:, None, :, None] - positions[:, None, None, :]
+        return self.mask & (distance < window)
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def _pad(self, x: Tensor) -> Tensor:
         """[tokens, heads, D] -> [rows, heads, width, D]."""
         room = x.new_zeros(self.rows * self.width, *x.shape[1:])
         room[self.place] = x
@@ -256,64 +269,74 @@ class Decode:
     ) -> Tensor:
         """See AttentionPass."""
         cache, heads, dim = self.cache, key.shape[1], query.shape[2]
-        own = self._written(layer, key, value)
+        own_level = self._write(layer, key, value)
         q = (query * kind.scaling).view(self.rows, heads, -1, dim)
         prompt = cache.prompts[layer]
-        scores = [self._own_scores(own, q, kind), self._prompt_scores(prompt, q, kind)]
+        # Own keys first: own, prompt, prefix is the order of scores, biases and weights below.
+        level_scores = [self._own_scores(own_level, q, kind), self._prompt_scores(prompt, q, kind)]
         if cache.prefix:
-            scores.append(kind.capped(self._prefix_scores(cache.prefixes[layer], q)))
-        every = torch.cat(scores, -1)
+            prefix_scores = self._prefix_scores(cache.prefixes[layer], q)
+            level_scores.append(kind.capped(prefix_scores))
+        scores = torch.cat(level_scores, -1)
         if kind.window is not None:
-            every = every + self._hidden(kind.window, every)
-        weights = kind.weights(every).to(query.dtype)
-        parts = weights.split([s.shape[-1] for s in scores], -1)
-        out = self._own_values(own, parts[0]) + self._prompt_values(prompt, parts[1])
+            scores = scores + self._window_bias(kind.window, scores)
+        weights = kind.weights(scores).to(query.dtype)
+        own_weights, prompt_weights, *prefix_weights = weights.split(
+            [level.shape[-1] for level in level_scores], -1
+        )
+        out = self._own_values(own_level, own_weights)
+        out = out + self._prompt_values(prompt, prompt_weights)
         if cache.prefix:
-            out += self._prefix_values(cache.prefixes[layer], parts[2])
+            out += self._prefix_values(cache.prefixes[layer], prefix_weights[0])
         return out.reshape(self.rows, query.shape[1], -1)
 
-    def _hidden(self, window: int, scores: Tensor) -> Tensor:
+    def _window_bias(self, window: int, scores: Tensor) -> Tensor:
         """[rows, 1, 1, keys], as the scores are ordered: 0, or -inf for keys before the window."""
-        known = self.biases.get(window)
-        if known is None:
-            device, prefix = scores.device, self.cache.prefix
-            at = torch.from_numpy(self.rest).to(device) + prefix
-            begins = (at, at.new_tensor(prefix), at.new_tensor(0))
-            lengths = (self.longest_own, self.width, prefix)
-            behind = [
-                (at + self.last - begin)[:, None] - torch.arange(length, device=device) >= window
-                for begin, length in zip(begins, lengths, strict=True)
-            ]
-            hidden = torch.cat(behind, 1)[:, None, None]
-            known = scores.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-            self.biases[window] = known
-        return known
+        bias = self.biases.get(window)
+        if bias is not None:
+            return bias
+        device, prefix = scores.device, self.cache.prefix
+        own_begin = torch.from_numpy(self.rest).to(device) + prefix
+        position = own_begin + self.last  # [rows]: of the new token
+        begins = (own_begin, own_begin.new_tensor(prefix), own_begin.new_tensor(0))
+        lengths = (self.longest_own, self.width, prefix)
+        levels: list[Tensor] = []
+        for begin, length in zip(begins, lengths, strict=True):
+            distance = (position - begin)[:, None] - torch.arange(length, device=device)
+            levels.append(distance >= window)
+        hidden = torch.cat(levels, 1)[:, None, None]
+        bias = scores.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        self.biases[window] = bias
+        return bias
 
-    def _written(self, layer: int, key: Tensor, value: Tensor) -> Level:
-        own = self.cache.level(self.cache.own, layer, key, value)
-        own.reserve(self.rows, self.longest_own)
-        if self.own_bias is None:
-            own.keys[: self.rows, :, self.longest_own - 1] = key
-            own.values[: self.rows, :, self.longest_own - 1] = value
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> Level:
+        """Store the new tokens' keys and values behind each row's own."""
+        level = self.cache.level(self.cache.own, layer, key, value)
+        level.reserve(self.rows, self.longest_own)
+        if self.own_bias is None:  # all rows are equally long
+            level.keys[: self.rows, :, self.longest_own - 1] = key
+            level.values[: self.rows, :, self.longest_own - 1] = value
         else:
             rows = torch.arange(self.rows, device=key.device)
-            own.keys[rows, :, self.last] = key
-            own.values[rows, :, self.last] = value
-        return own
+            level.keys[rows, :, self.last] = key
+            level.values[rows, :, self.last] = value
+        return level
 
     # Own level: [R, K, r, D] with [R, K, L, D].
 
-    def _own_scores(self, own: Level, q: Tensor, kind: AttentionKind) -> Tensor:
-        keys = own.keys[: self.rows, :, : self.longest_own]
+    def _own_scores(self, level: Level, q: Tensor, kind: AttentionKind) -> Tensor:
+        keys = level.keys[: self.rows, :, : self.longest_own]
         if self.longest_own <= SHORT and q.dtype == torch.float32:
             scores = (q.unsqueeze(3) * keys.unsqueeze(2)).sum(-1)
         else:
             scores = q @ keys.transpose(2, 3)
         scores = kind.capped(scores)
-        return scores if self.own_bias is None else scores + self.own_bias
+        if self.own_bias is None:
+            return scores
+        return scores + self.own_bias
 
-    def _own_values(self, own: Level, weights: Tensor) -> Tensor:
-        values = own.values[: self.rows, :, : self.longest_own]
+    def _own_values(self, level: Level, weights: Tensor) -> Tensor:
+        values = level.values[: self.rows, :, : self.longest_own]
         if self.longest_own <= SHORT and weights.dtype == torch.float32:
             return (weights.unsqueeze(-1) * values.unsqueeze(2)).sum(3)
         return weights @ values
@@ -321,14 +344,16 @@ class Decode:
     # Prompt level: the rows of a group side by side, [G, K, members * r, D] with [G, K, L, D].
 
     def _prompt_scores(self, prompt: Level, q: Tensor, kind: AttentionKind) -> Tensor:
-        scores = self._by_group(q) @ prompt.keys[: self.groups, :, : self.width].transpose(2, 3)
+        keys = prompt.keys[: self.groups, :, : self.width]
+        scores = self._by_group(q) @ keys.transpose(2, 3)
         scores = kind.capped(scores)
         if self.prompt_bias is not None:
             scores = scores + self.prompt_bias
         return self._by_row(scores)
 
     def _prompt_values(self, prompt: Level, weights: Tensor) -> Tensor:
-        return self._by_row(self._by_group(weights) @ prompt.values[: self.groups, :, : self.width])
+        values = prompt.values[: self.groups, :, : self.width]
+        return self._by_row(self._by_group(weights) @ values)
 
     def _by_group(self, x: Tensor) -> Tensor:
         """[R, K, r, X] -> [G, K, members * r, X]."""
@@ -350,13 +375,18 @@ class Decode:
     # Prefix level: all rows side by side, [K, R * r, D] with [K, L, D].
 
     def _prefix_scores(self, prefix: Level, q: Tensor) -> Tensor:
-        return self._spread(self._gathered(q) @ prefix.keys[0].transpose(1, 2))
+        keys = prefix.keys[0].transpose(1, 2)
+        return self._split_rows(self._join_rows(q) @ keys)
 
     def _prefix_values(self, prefix: Level, weights: Tensor) -> Tensor:
-        return self._spread(self._gathered(weights) @ prefix.values[0])
+        return self._split_rows(self._join_rows(weights) @ prefix.values[0])
 
-    def _gathered(self, x: Tensor) -> Tensor:
-        return x.transpose(0, 1).reshape(x.shape[1], -1, x.shape[3])
+    def _join_rows(self, x: Tensor) -> Tensor:
+        """[R, K, r, X] -> [K, R * r, X]."""
+        _, heads, _, last = x.shape
+        return x.transpose(0, 1).reshape(heads, -1, last)
 
-    def _spread(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], self.rows, -1, x.shape[2]).transpose(0, 1)
+    def _split_rows(self, x: Tensor) -> Tensor:
+        """The inverse of _join_rows."""
+        heads, _, last = x.shape
+        return x.view(heads, self.rows, -1, last).transpose(0, 1)

@@ -25,10 +25,15 @@ from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import batch_of, gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.devices import rest, rise
-from operators.kernels.torch.heads import predictions, scores, values
-from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model
+from operators.kernels.torch.heads import predict_scores, predict_values, predictions
+from operators.kernels.torch.models import (
+    find_position_limit,
+    load_model,
+    load_pieces,
+    restore_model,
+)
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
-from operators.kernels.torch.probe import probed, vocabulary_of
+from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.temperatures import Temperatures
 
@@ -47,7 +52,7 @@ class _Forward(Sleeper, Probeable):
         self._temperatures = Temperatures.of(node.params.get("temperature"))
         self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
-        self._name, self._positions = node.name, positions(model.base)
+        self._name, self._position_limit = node.name, find_position_limit(model.base)
         self.version = 0
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
@@ -78,7 +83,7 @@ class _Forward(Sleeper, Probeable):
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """The module's numbers for these rows (probe.py)."""
-        return probed(self._module, ids, head=self._model.head)
+        return compute_probe(self._module, ids, head=self._model.head)
 
     def close(self) -> None:
         """Drop the module, if it was loaded."""
@@ -90,37 +95,45 @@ class _Forward(Sleeper, Probeable):
         rows = chunk.inputs["rows"]
         prompts, completions = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
         require_positions(
-            self._name, self._model.name, self._positions, rows.keys, prompts, completions
+            self._name, self._model.name, self._position_limit, rows.keys, prompts, completions
         )
         for ids in (prompts, completions):
             require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
-        made = self.computed(rows.keys, prompts, completions)
-        yield batch_of(
-            rows.keys, made, completions.offsets if self.per_token else None, self.schema
-        )
+        columns = self.compute(rows.keys, prompts, completions)
+        offsets = completions.offsets if self.per_token else None
+        yield batch_of(rows.keys, columns, offsets, self.schema)
 
-    def computed(self, keys: Keys, prompts: Ragged, completions: Ragged) -> dict[str, Tensor]:
-        """Each column of these rows, float32 [tokens] or [rows], in memory of the session."""
+    def compute(self, keys: Keys, prompts: Ragged, completions: Ragged) -> dict[str, Tensor]:
+        """Compute each column of these rows, float32 [tokens] or [rows], in memory of the
+        session.
+        """
         count = int(completions.offsets[-1]) if self.per_token else len(keys)
-        made = {n: torch.from_numpy(v).zero_() for n, v in self._columns(count).items()}
+        memory = self._allocate_columns(count)
+        columns = {name: torch.from_numpy(array).zero_() for name, array in memory.items()}
         groups = prompt_groups(keys.position, prompts)
-        every = np.arange(len(keys))
-        for part in micro_batches(
-            prompts, completions, every, groups, tokens=self._tokens, atomic=False
-        ):
-            packed = pack(prompts, completions, part, whole=not self.per_token)
-            if len(packed.tokens) or not self.per_token:
-                where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
-                for name, values in self._compute(packed, completions, keys).items():
-                    made[name][where] = values.cpu()
-        _require_finite(made[self.column], keys, completions, self.column)
-        return made
+        index_sets = micro_batches(
+            prompts,
+            completions,
+            np.arange(len(keys)),
+            groups,
+            tokens=self._tokens,
+            atomic=False,
+        )
+        for indices in index_sets:
+            packed = pack(prompts, completions, indices, whole=not self.per_token)
+            if self.per_token and not len(packed.tokens):
+                continue  # empty answers: nothing is predicted
+            where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
+            for name, numbers in self._compute_packed(packed, completions, keys).items():
+                columns[name][where] = numbers.cpu()
+        _require_finite(columns[self.column], keys, completions, self.column)
+        return columns
 
-    def _columns(self, count: int) -> dict[str, np.ndarray]:
-        """The memory of each column, for so many values."""
+    def _allocate_columns(self, count: int) -> dict[str, np.ndarray]:
+        """Allocate the memory of each column, for so many numbers."""
         return {self.column: self._session.allocate(count, np.float32)}
 
-    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
+    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
         raise TypeError(f"{type(self).__name__} computes nothing; use one of its subclasses")
 
 
@@ -136,33 +149,36 @@ class TorchLogprobs(_Forward):
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Raises KernelError for a top_k beyond the vocabulary."""
         super().open(node, layout, session)
-        asked = node.params.get("top_k", 0)
-        if asked > self.vocabulary:
+        top_k = node.params.get("top_k", 0)
+        if top_k > self.vocabulary:
             raise KernelError(
                 f"{node.name}: expected top_k of at most the {self.vocabulary} tokens that Model"
-                f" {self._model.name!r} knows, found {asked}. Fix: top_k={self.vocabulary}, the"
+                f" {self._model.name!r} knows, found {top_k}. Fix: top_k={self.vocabulary}, the"
                 " whole distribution."
             )
-        self._top_k = asked if {"top_ids", "top_logprobs"} & set(node.returns) else 0
+        # Not computed where no node reads a column of them.
+        is_read = bool({"top_ids", "top_logprobs"} & set(node.returns))
+        self._top_k = top_k if is_read else 0
 
-    def _columns(self, count: int) -> dict[str, np.ndarray]:
+    def _allocate_columns(self, count: int) -> dict[str, np.ndarray]:
         if not self._top_k:
-            return super()._columns(count)
+            return super()._allocate_columns(count)
         self.schema = TopLogprobs.of(self._top_k)
-        tops = {
-            name: self._session.allocate(count * self._top_k, kind).reshape(count, -1)
-            for name, kind in (("top_ids", np.int32), ("top_logprobs", np.float32))
-        }
-        return super()._columns(count) | tops
+        columns: dict[str, np.ndarray] = {}
+        for name, kind in (("top_ids", np.int32), ("top_logprobs", np.float32)):
+            memory = self._session.allocate(count * self._top_k, kind)
+            columns[name] = memory.reshape(count, -1)
+        return super()._allocate_columns(count) | columns
 
-    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
+    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
         at = self._temperatures.of_tokens(keys.sample[packed.rows], packed.row)
-        found = predictions(self._module, packed, written, temperature=at, top_k=self._top_k)
-        if found.top_ids is None or found.top_logprobs is None:
-            return {"logprobs": found.logprobs}
-        tops = {"top_ids": found.top_ids.int(), "top_logprobs": found.top_logprobs}
-        return {"logprobs": found.logprobs} | tops
+        predicted = predictions(self._module, packed, written, temperature=at, top_k=self._top_k)
+        columns = {"logprobs": predicted.logprobs}
+        if predicted.top_ids is not None and predicted.top_logprobs is not None:
+            columns["top_ids"] = predicted.top_ids.int()
+            columns["top_logprobs"] = predicted.top_logprobs
+        return columns
 
 
 class TorchValues(_Forward):
@@ -171,8 +187,8 @@ class TorchValues(_Forward):
     schema = Values
     column = "values"
 
-    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
-        return {"values": values(self._module, packed, self._device)}
+    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
+        return {"values": predict_values(self._module, packed, self._device)}
 
 
 class TorchScores(_Forward):
@@ -182,22 +198,19 @@ class TorchScores(_Forward):
     column = "reward"
     per_token = False
 
-    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
-        return {"reward": scores(self._module, packed, self._device)}
+    def _compute_packed(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
+        return {"reward": predict_scores(self._module, packed, self._device)}
 
 
-def _require_finite(found: Tensor, keys: Keys, completions: Ragged, column: str) -> None:
-    """Values are checked once, where they are created."""
-    bad = torch.nonzero(~torch.isfinite(found)).flatten()
-    if len(bad):
-        at = int(bad[0])
-        row = (
-            at
-            if len(found) == len(keys) and column == "reward"
-            else int(completions.segments()[at])
-        )
-        raise DataError(
-            f"{column}: row {keys.rows()[row]} has {float(found[at])}, expected a finite"
-            " number. Fix: look for a Model that diverged, or for a token that it gives no"
-            " probability."
-        )
+def _require_finite(numbers: Tensor, keys: Keys, completions: Ragged, column: str) -> None:
+    """Raise DataError for a number that is not finite: checked once, where they are created."""
+    bad = torch.nonzero(~torch.isfinite(numbers)).flatten()
+    if not len(bad):
+        return
+    at = int(bad[0])
+    row = at if column == "reward" else int(completions.segments()[at])
+    raise DataError(
+        f"{column}: row {keys.rows()[row]} has {float(numbers[at])}, expected a finite"
+        " number. Fix: look for a Model that diverged, or for a token that it gives no"
+        " probability."
+    )

@@ -20,8 +20,13 @@ from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
 from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.devices import rest, rise
-from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model
-from operators.kernels.torch.probe import probed, vocabulary_of
+from operators.kernels.torch.models import (
+    find_position_limit,
+    load_model,
+    load_pieces,
+    restore_model,
+)
+from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
 
 
@@ -39,7 +44,7 @@ class TorchGenerate(Generating, Sleeper, Probeable):
         self._device = next(self._module.parameters()).device
 
     def _positions(self) -> int | None:
-        return positions(self._model.base)
+        return find_position_limit(self._model.base)
 
     def _decoder(self, task: DecodeTask) -> Decoder:
         return Decoder(self._module, task, self._version)
@@ -70,7 +75,7 @@ class TorchGenerate(Generating, Sleeper, Probeable):
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """The module's numbers for these rows (probe.py)."""
-        return probed(self._module, ids, head=self._model.head)
+        return compute_probe(self._module, ids, head=self._model.head)
 
     def sleep(self) -> None:
         """Free the device between two chunks; keys and values do not outlive a chunk."""

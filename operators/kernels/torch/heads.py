@@ -6,6 +6,7 @@ where something is predicted. Does not own: the tree (packing.py), the losses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -31,14 +32,16 @@ _SHAPERS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """For the written tokens, float32 [tokens]. entropy: of the distribution of each. at
-    [tokens, ids]: log-probs of the ids asked for. top_ids int64, top_logprobs [tokens, k]: the most
-    likely tokens, best first.
+    """What a model predicts of the written tokens.
+
+    logprobs float32 [tokens]. entropy [tokens]: of the distribution of each. at_ids [tokens, ids]:
+    log-probs of the ids asked for. top_ids int64, top_logprobs [tokens, k]: the most likely tokens,
+    best first.
     """
 
     logprobs: Tensor
     entropy: Tensor | None = None
-    at: Tensor | None = None
+    at_ids: Tensor | None = None
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
 
@@ -53,31 +56,32 @@ def predictions(
     ids: Tensor | None = None,
     top_k: int = 0,
 ) -> Predictions:
-    """Log-probs (and entropy) of the completion tokens; `written` int64 [tokens] are their ids.
-    ids int64 [tokens, any]: further tokens in their places. top_k: how many of the most likely.
+    """Predict the completion tokens; `written` int64 [tokens] are their ids. ids int64 [tokens,
+    any]: further tokens in their places. top_k: how many of the most likely.
 
     Logits are computed once for each distinct prefix and temperature; if they exceed CHUNK, in
     chunks that the backward pass computes again.
     """
-    keep, which, scale = _distinct(packed.source, temperature)
+    keep, which, scale = _find_distinct(packed.source, temperature)
     config: Any = module.config
     device = written.device
-    asked = _Asked(temperature=_on(scale, device), entropy=entropy, top_k=top_k)
-    if len(keep) * config.vocab_size <= CHUNK or any(
-        getattr(config, name, None) for name in _SHAPERS
-    ):
-        logits = forward(module, *_fed(packed, device), index(keep, device))
-        return _read(logits, index(which, device), written, ids, asked)
+    if not isinstance(scale, float):
+        scale = torch.from_numpy(scale).to(device)
+    reading = _Reading(temperature=scale, entropy=entropy, top_k=top_k)
+    shapes_logits = any(getattr(config, name, None) for name in _SHAPERS)
+    if shapes_logits or len(keep) * config.vocab_size <= CHUNK:
+        logits = forward(module, *_make_inputs(packed, device), index(keep, device))
+        return _read(logits, index(which, device), written, ids, reading)
     rows = max(1, CHUNK // config.vocab_size)
-    return _chunked(module, packed, keep, which, written, ids, asked, rows)
+    return _read_in_chunks(module, packed, keep, which, written, ids, reading, rows)
 
 
-def _fed(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass]:
+def _make_inputs(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass]:
     return index(packed.ids, device), index(packed.positions, device), TreePass(packed, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Reading:
     """What is computed of each token besides its log-prob, and at which temperature: of all, or of
     each row of logits.
     """
@@ -86,24 +90,26 @@ class _Asked:
     entropy: bool
     top_k: int
 
-    def rows(self, some: slice) -> _Asked:
-        """Of some rows of logits."""
-        at = self.temperature
-        return replace(self, temperature=at[some]) if isinstance(at, Tensor) else self
+    def of_rows(self, rows: slice) -> _Reading:
+        """The reading of some rows of logits."""
+        if not isinstance(self.temperature, Tensor):
+            return self
+        return replace(self, temperature=self.temperature[rows])
 
     def scaled(self, logits: Tensor) -> Tensor:
         """float32, divided by the temperature."""
-        at = self.temperature
-        if isinstance(at, Tensor):
-            return logits.float() / at[:, None]
-        return logits.float() / at if at != 1.0 else logits.float()
+        if isinstance(self.temperature, Tensor):
+            return logits.float() / self.temperature[:, None]
+        if self.temperature == 1.0:
+            return logits.float()
+        return logits.float() / self.temperature
 
 
-def _distinct(
+def _find_distinct(
     source: np.ndarray, temperature: Temperature
 ) -> tuple[np.ndarray, np.ndarray, Temperature]:
-    """The fed tokens whose logits are read, once for each temperature at which they are; for each
-    predicted token the index of its own; and the temperature of each that is read, or of all.
+    """Find the fed tokens whose logits are read, once for each temperature at which they are; for
+    each predicted token the index of its own; and the temperature of each that is read, or of all.
     """
     if isinstance(temperature, float):
         keep, which = np.unique(source, return_inverse=True)
@@ -113,89 +119,118 @@ def _distinct(
     return pairs // len(scales), which, scales[pairs % len(scales)]
 
 
-def _on(temperature: Temperature, device: torch.device) -> float | Tensor:
-    if isinstance(temperature, float):
-        return temperature
-    return torch.from_numpy(temperature).to(device)
-
-
 def _read(
-    logits: Tensor, which: Tensor, written: Tensor, ids: Tensor | None, asked: _Asked
+    logits: Tensor, which: Tensor, written: Tensor, ids: Tensor | None, reading: _Reading
 ) -> Predictions:
-    """logits [kept, vocabulary]; token i reads row which[i]."""
-    scaled = asked.scaled(logits)
+    """Read logits [kept, vocabulary]; token i reads row which[i]."""
+    scaled = reading.scaled(logits)
     total = scaled.logsumexp(dim=-1)
-    found = Predictions(logprobs=scaled[which, written] - total[which])
-    if asked.entropy:
+    predicted = Predictions(logprobs=scaled[which, written] - total[which])
+    if reading.entropy:
         expected = (scaled.softmax(dim=-1) * scaled).sum(dim=-1)
-        found = replace(found, entropy=(total - expected)[which])
+        predicted = replace(predicted, entropy=(total - expected)[which])
     if ids is not None:
-        found = replace(found, at=scaled[which[:, None], ids] - total[which, None])
-    if asked.top_k:
-        best, tokens = scaled.topk(asked.top_k, dim=-1)
-        found = replace(found, top_ids=tokens[which], top_logprobs=(best - total[:, None])[which])
-    return found
+        at_ids = scaled[which[:, None], ids] - total[which, None]
+        predicted = replace(predicted, at_ids=at_ids)
+    if reading.top_k:
+        best, tokens = scaled.topk(reading.top_k, dim=-1)
+        top_logprobs = (best - total[:, None])[which]
+        predicted = replace(predicted, top_ids=tokens[which], top_logprobs=top_logprobs)
+    return predicted
 
 
-def _chunked(
+def _read_in_chunks(
     module: nn.Module,
     packed: Packed,
     keep: np.ndarray,
     which: np.ndarray,
     written: Tensor,
     ids: Tensor | None,
-    asked: _Asked,
+    reading: _Reading,
     rows: int,
 ) -> Predictions:
     """Like `_read`, with `rows` rows of logits at a time."""
     device = written.device
-    states = hidden(module, *_fed(packed, device)).index_select(0, index(keep, device))
+    all_states = hidden(module, *_make_inputs(packed, device))
+    states = all_states.index_select(0, index(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
-
-    def part(
-        state: Tensor, of: Tensor, own: Tensor, others: Tensor | None, asked: _Asked
-    ) -> list[Tensor | None]:
-        read = _read(head(state), of, own, others, asked)
-        return [read.logprobs, read.entropy, read.at, read.top_ids, read.top_logprobs]
-
+    # Tokens in the order of the logits they read: those of a chunk lie together.
     order = np.argsort(which, kind="stable")
-    cuts = np.searchsorted(which[order], np.arange(0, len(keep) + rows, rows))
+    sorted_which = which[order]
+    chunk_starts = np.arange(0, len(keep) + rows, rows)
+    cuts = np.searchsorted(sorted_which, chunk_starts)
     parts = []
-    for chunk, (low, high) in enumerate(pairwise(cuts)):
-        chosen = index(order[low:high], device)
-        of = index(which[order[low:high]] - chunk * rows, device)
-        some = slice(chunk * rows, (chunk + 1) * rows)
-        others, own = None if ids is None else ids[chosen], written[chosen]
-        given = (states[some], of, own, others, asked.rows(some))
-        parts.append(checkpoint(part, *given, use_reentrant=False))
+    for begin, (low, high) in zip(chunk_starts[:-1].tolist(), pairwise(cuts), strict=True):
+        tokens = index(order[low:high], device)
+        chunk_rows = slice(begin, begin + rows)
+        read = checkpoint(
+            _read_chunk,
+            head,
+            states[chunk_rows],
+            index(sorted_which[low:high] - begin, device),
+            written[tokens],
+            None if ids is None else ids[tokens],
+            reading.of_rows(chunk_rows),
+            use_reentrant=False,
+        )
+        parts.append(read)
     back = index(np.argsort(order), device)
-    logprobs, spread, at, top_ids, top_logprobs = (
-        None if xs[0] is None else torch.cat(xs)[back] for xs in zip(*parts, strict=True)
+    logprobs, spread, at_ids, top_ids, top_logprobs = (
+        _join(chunks, back) for chunks in zip(*parts, strict=True)
     )
     assert logprobs is not None
     return Predictions(
-        logprobs=logprobs, entropy=spread, at=at, top_ids=top_ids, top_logprobs=top_logprobs
+        logprobs=logprobs,
+        entropy=spread,
+        at_ids=at_ids,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
     )
 
 
-def values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
+def _read_chunk(
+    head: Any,
+    states: Tensor,
+    which: Tensor,
+    written: Tensor,
+    ids: Tensor | None,
+    reading: _Reading,
+) -> list[Tensor | None]:
+    """`_read` of some states, as checkpoint calls it: a list of tensors."""
+    read = _read(head(states), which, written, ids, reading)
+    return [read.logprobs, read.entropy, read.at_ids, read.top_ids, read.top_logprobs]
+
+
+def _join(chunks: Sequence[Tensor | None], back: Tensor) -> Tensor | None:
+    """Join what was read in chunks, in the order of the tokens; None if it was not read."""
+    tensors = [chunk for chunk in chunks if chunk is not None]
+    return torch.cat(tensors)[back] if tensors else None
+
+
+def predict_values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
     """float32 [tokens]: the scalar head before each completion token is written."""
-    return _scalar(module, packed, packed.source, device)
+    return _read_scalar_head(module, packed, packed.source, device)
 
 
-def scores(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
+def predict_scores(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
     """float32 [rows]: the scalar head at the last fed token of each row."""
-    return _scalar(module, packed, packed.last, device)
+    return _read_scalar_head(module, packed, packed.last, device)
 
 
-def values_and_scores(
+def predict_values_and_scores(
     module: nn.Module, packed: Packed, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Both, of one forward."""
-    both = _scalar(module, packed, np.concatenate([packed.source, packed.last]), device)
-    return both[: len(packed.source)], both[len(packed.source) :]
+    fed_tokens = np.concatenate([packed.source, packed.last])
+    both = _read_scalar_head(module, packed, fed_tokens, device)
+    tokens = len(packed.source)
+    return both[:tokens], both[tokens:]
 
 
-def _scalar(module: nn.Module, packed: Packed, where: np.ndarray, device: torch.device) -> Tensor:
-    states = hidden(module, *_fed(packed, device)).index_select(0, index(where, device))
-    return scalar_head(module)(states).float().squeeze(-1)
+def _read_scalar_head(
+    module: nn.Module, packed: Packed, fed_tokens: np.ndarray, device: torch.device
+) -> Tensor:
+    all_states = hidden(module, *_make_inputs(packed, device))
+    states = all_states.index_select(0, index(fed_tokens, device))
+    head = scalar_head(module)
+    return head(states).float().squeeze(-1)

@@ -1,15 +1,16 @@
 """A call of a loss's function: what it is given, and what it must leave alone.
 
-Owns: the copy of Now that each term gets, and every fault of a call: an exception, a backward pass,
-a change of what other terms read, settings of torch that it left changed, a result that is no
-Terms. Does not own: what the function computes, reduction (reduce.py).
+Owns: the copy of Now that each term gets, the numbers of its parameters at a Step, and every fault
+of a call: an exception, a backward pass, a change of what other terms read, settings of torch that
+it left changed, a result that is no Terms. Does not own: what the function computes, reduction
+(reduce.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from dataflow.errors import KernelError
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.metric_names import is_metric_name, is_of_the_engine, repaired_name
+from dataflow.model import Schedule
 from operators.kernels.scoring_child import Caught
 
 _FROM_ROWS = (
@@ -43,48 +45,79 @@ class LossFault(Exception):
     """What is wrong with a call, in words that follow on the name of the loss."""
 
 
+def resolve_parameter(parameter: Any, step: int) -> Any:
+    """Read a loss parameter at a Step: schedules become numbers, also within tuples and
+    dataclasses.
+    """
+    if isinstance(parameter, Schedule):
+        return parameter.at(step)
+    if is_dataclass(parameter) and not isinstance(parameter, type):
+        return _resolve_fields(parameter, step)
+    if isinstance(parameter, tuple):
+        return tuple(resolve_parameter(part, step) for part in parameter)
+    return parameter
+
+
+def _resolve_fields(group: Any, step: int) -> Any:
+    """Make a copy with numbers for schedules; the same object if it has none."""
+    names = [field.name for field in fields(group) if field.init]
+    settings = {name: getattr(group, name) for name in names}
+    numbers = {name: resolve_parameter(setting, step) for name, setting in settings.items()}
+    if numbers == settings:
+        return group
+    return replace(group, **numbers)
+
+
 def call_loss(
     function: Callable[..., Terms],
     now: Now,
     ports: Mapping[str, Tensors[Any]],
     params: Mapping[str, Any],
 ) -> Terms:
-    """Call one term's function. Raises LossFault, of what the function raised if it did.
+    """Call one term's function. Raises LossFault if it raises or breaks a rule of such calls.
 
     What comes from the rows is copied, so that no term sees what another did with it. What the
     model says has gradients and is shared: a change in place is a fault.
     """
-    copies = {name: _copied(getattr(now, name)) for name in _FROM_ROWS}
-    own_now = replace(now, **copies)
+    copied_now = _copy_rows_part(now)
     shared = {name: getattr(now, name) for name in _FROM_MODEL}
     shared = {name: tensor for name, tensor in shared.items() if tensor is not None}
+    # torch counts the changes in place of each tensor: a comparison of numbers would read them.
     versions = {name: tensor._version for name, tensor in shared.items()}
     settings = {name: read() for name, (read, _) in _SETTINGS.items()}
     terms = None
     with Caught() as caught, _without_backward(shared.values()):  # user code may raise anything
-        terms = function(own_now, **ports, **params)
-    changed_settings = _restored(settings)
+        terms = function(copied_now, **ports, **params)
+    # Set back also after an exception: they are those of the whole process.
+    settings_problem = _restore_settings(settings)
     if caught.fault is not None:
         text = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
         raise LossFault(text) from caught.error
-    changed = (name for name, tensor in shared.items() if tensor._version != versions[name])
-    problem = _changed(next(changed, None)) or changed_settings or unfit(terms)
+    problem = _find_change(shared, versions) or settings_problem or find_misfit(terms)
     if problem or terms is None:
         raise LossFault(problem)
     return terms
 
 
-def _changed(name: str | None) -> str:
-    if name is None:
-        return ""
-    return (
-        f"it changed now.{name} in place, which other terms read. Fix: a new tensor, such as"
-        f" now.{name} * 2 for now.{name}.mul_(2)."
-    )
+def _copy_rows_part(now: Now) -> Now:
+    """Copy what comes from the rows; the model's part is shared."""
+    copies: dict[str, Tensor] = {}
+    for name in _FROM_ROWS:
+        tensor = getattr(now, name)
+        if tensor is not None:
+            copies[name] = tensor.clone()
+    return replace(now, **copies)
 
 
-def _copied(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
+def _find_change(tensors: Mapping[str, Tensor], versions: Mapping[str, int]) -> str:
+    """Say which of these was changed in place since it had this version; empty if none was."""
+    for name, tensor in tensors.items():
+        if tensor._version != versions[name]:
+            return (
+                f"it changed now.{name} in place, which other terms read. Fix: a new tensor, such"
+                f" as now.{name} * 2 for now.{name}.mul_(2)."
+            )
+    return ""
 
 
 @contextmanager
@@ -106,39 +139,39 @@ def _refuse_backward(gradients: Any) -> NoReturn:
     )
 
 
-def _restored(settings: Mapping[str, Any]) -> str:
+def _restore_settings(settings: Mapping[str, Any]) -> str:
     """Set torch's settings back to these. Returns which one was changed, in words."""
     problem = ""
-    for name, value in settings.items():
+    for name, before in settings.items():
         read, write = _SETTINGS[name]
-        if read() != value:
+        if read() != before:
             problem = (
-                f"it left torch's {name} at {read()}, found {value} before. Fix: set it back, or"
+                f"it left torch's {name} at {read()}, found {before} before. Fix: set it back, or"
                 " change it in a `with` block, such as `with torch.no_grad():`."
             )
-            write(value)
+            write(before)
     return problem
 
 
-def unfit(made: object) -> str:
-    """What is wrong with what a loss function returned, in words; empty if it is valid Terms."""
-    if not isinstance(made, Terms):
-        return f"expected it to return Terms, found {type(made).__name__}. {_RETURN_TERMS}"
-    if not isinstance(made.loss, Tensor):
-        kind = type(made.loss).__name__
+def find_misfit(returned: object) -> str:
+    """Say what is wrong with what a loss function returned; empty if it is valid Terms."""
+    if not isinstance(returned, Terms):
+        return f"expected it to return Terms, found {type(returned).__name__}. {_RETURN_TERMS}"
+    if not isinstance(returned.loss, Tensor):
+        kind = type(returned.loss).__name__
         return f"expected Terms.loss to be a tensor, found {kind}. {_RETURN_TERMS}"
-    if not isinstance(made.metrics, Mapping):
-        return _no_metric("all", made.metrics)
-    for name, value in made.metrics.items():
-        pair = isinstance(value, tuple) and len(value) == 2
-        if not pair or not all(_is_number(each) for each in value):
-            return _no_metric(name, value)
-        if problem := _name_problem(name):
+    if not isinstance(returned.metrics, Mapping):
+        return _say_no_metric("all", returned.metrics)
+    for name, metric in returned.metrics.items():
+        pair = isinstance(metric, tuple) and len(metric) == 2
+        if not pair or not all(_is_number(each) for each in metric):
+            return _say_no_metric(name, metric)
+        if problem := _find_name_problem(name):
             return problem
     return ""
 
 
-def _name_problem(name: object) -> str:
+def _find_name_problem(name: object) -> str:
     if not isinstance(name, str) or not is_metric_name(name):
         return (
             f"expected the metric to be named as in 'policy/clip_fraction', found {name!r}. Fix:"
@@ -153,15 +186,15 @@ def _name_problem(name: object) -> str:
     return ""
 
 
-def _is_number(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return isinstance(value, _NUMBERS)
+def _is_number(number: object) -> bool:
+    if isinstance(number, Tensor):
+        return number.numel() == 1
+    return isinstance(number, _NUMBERS)
 
 
-def _no_metric(name: object, value: object) -> str:
-    kind = type(value).__name__
-    vectors = value if isinstance(value, tuple) else (value,)
+def _say_no_metric(name: object, metric: object) -> str:
+    kind = type(metric).__name__
+    vectors = metric if isinstance(metric, tuple) else (metric,)
     for each in vectors:
         if isinstance(each, Tensor) and each.numel() != 1:
             kind += f" with a tensor of shape {list(each.shape)}"

@@ -14,10 +14,10 @@ import numpy as np
 from dataflow.randomness import stream_seed
 
 
-def minibatches(
+def draw_minibatches(
     position: np.ndarray, *, epochs: int, count: int, seed: int, node: str, step: int
 ) -> Iterator[np.ndarray]:
-    """The rows (ascending indices) of each update: `epochs` times `count` of them.
+    """Draw the rows (ascending indices) of each update: `epochs` times `count` of them.
 
     Groups (rows with one key.position) stay whole; the updates of an epoch have equal numbers of
     groups, to within one, and each epoch has each row once. One minibatch takes the rows in their
@@ -28,11 +28,11 @@ def minibatches(
         if count == 1:
             yield np.arange(len(position))
             continue
-        draw = np.random.Generator(
-            np.random.Philox(int(stream_seed(seed, f"{node}/minibatches/{step}/{epoch}")))
-        )
+        stream = stream_seed(seed, f"{node}/minibatches/{step}/{epoch}")
+        draw = np.random.Generator(np.random.Philox(int(stream)))
         place = np.empty(len(groups), dtype=np.int64)
         place[draw.permutation(len(groups))] = np.arange(len(groups))
-        bounds = np.linspace(0, len(groups), count + 1).round().astype(np.int64)
-        for low, high in pairwise(bounds):
-            yield np.flatnonzero((place[group] >= low) & (place[group] < high))
+        row_place = place[group]
+        bounds = np.linspace(0, len(groups), count + 1)
+        for low, high in pairwise(bounds.round().astype(np.int64)):
+            yield np.flatnonzero((row_place >= low) & (row_place < high))

@@ -33,7 +33,7 @@ from operators.kernels.torch.packable import require_packable
 from operators.kernels.torch.quiet import quiet
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.torch.scalar import scalar_class
-from operators.kernels.torch.soundness import Loading, refused, require_sound
+from operators.kernels.torch.soundness import Loading, loading_errors, require_sound
 
 # transformers compiles thousands of patterns before it loads its first model, in 0.15 s: here, so
 # that a template has done it for all Workers that it forks. Older versions have no such table.
@@ -44,8 +44,8 @@ with contextlib.suppress(ImportError):
 
 
 def load_model(model: Model, device: str | torch.device | None = None) -> PreTrainedModel:
-    """The module of a Model: eval mode, dropout off, packed attention (attention.py), weights in
-    `model.dtype`.
+    """Load the module of a Model: eval mode, dropout off, packed attention (attention.py), weights
+    in `model.dtype`.
 
     head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden,
     1] (scalar.py), read from the base if it has one (a token or sequence classifier with one
@@ -55,51 +55,55 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     has an architecture that is refused (dataflow/architectures.py).
     """
     where = f"Model {model.name!r}"
-    kind: Any = _class_of(model, _config(where, model.base))
-    only = {"num_labels": 1} if model.head == "scalar" else {}
-    with quiet(), refused(where, model.base):
-        module, info = kind.from_pretrained(
+    model_class: Any = _find_class(model, _read_config(where, model.base))
+    with quiet(), loading_errors(where, model.base):
+        module, info = model_class.from_pretrained(
             exact_folder(model.base),
             dtype=getattr(torch, model.dtype),
             attn_implementation=ATTENTION,
             output_loading_info=True,
             trust_remote_code=False,  # never run code in a model's folder, nor ask about it
             ignore_mismatched_sizes=True,  # `require_sound` reports them
-            **only,
+            **({"num_labels": 1} if model.head == "scalar" else {}),
         )
+    # Not the folder that was read: what is saved has the dtype and tokenizer of the base.
     module.name_or_path = model.base
     require_sound(where, model, module, Loading.of(info))
-    _without_dropout(module)
+    _drop_dropout(module)
     module = module.to(device or default_device()).eval()
     if module.device.type == "cpu":
         keep_freed_memory()
+    # Last: the trial needs eval mode, and finite weights.
     require_packable(where, module)
     return module
 
 
-def _class_of(model: Model, config: Any) -> type[PreTrainedModel]:
-    """The transformers class with the Model's head, of an architecture that is supported."""
+def _find_class(model: Model, config: Any) -> type[PreTrainedModel]:
+    """Find the transformers class with the Model's head, of an architecture that is supported."""
     if model.head == "scalar":
         return scalar_class(config)
     lm: Any = AutoModelForCausalLM
     return lm._model_mapping[type(config)]
 
 
-def described(model: Model) -> PreTrainedModel:
-    """The module of a Model without its weights (on the meta device): its config, and the names and
-    shapes that `pieces` gives. Raises KernelError as `load_model` does, before weights are read.
+def make_meta_module(model: Model) -> PreTrainedModel:
+    """Make the module of a Model without its weights (on the meta device): its config, and the
+    names and shapes that `pieces` gives. Raises KernelError as `load_model` does, before weights
+    are read.
     """
-    config = _config(f"Model {model.name!r}", model.base)
+    config = _read_config(f"Model {model.name!r}", model.base)
     with torch.device("meta"):
-        module: Any = _class_of(model, config)(config)
+        module: Any = _find_class(model, config)(config)
     module.tie_weights()
     return module
 
 
-def positions(base: str) -> int | None:
-    """The most tokens per row that a base supports; None if its config.json has no limit."""
-    found = cached_file(base, CONFIG)
-    return None if found is None else positions_of(read_object(Path(found)))
+def find_position_limit(base: str) -> int | None:
+    """Find the most tokens per row that a base supports; None if its config.json has no limit."""
+    path = cached_file(base, CONFIG)
+    if path is None:
+        return None
+    return positions_of(read_object(Path(path)))
 
 
 def default_device() -> torch.device:
@@ -107,8 +111,10 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _config(where: str, base: str) -> Any:
-    """The base's configuration, after checks for which transformers would print a page of text."""
+def _read_config(where: str, base: str) -> Any:
+    """Read the base's configuration, after checks for which transformers would print a page of
+    text.
+    """
     local = Path(base).expanduser()
     if local.is_file():
         raise KernelError(
@@ -127,17 +133,18 @@ def _config(where: str, base: str) -> Any:
                     f"{where}: expected {needed} in {base}, found {listing(local)}. "
                     "Fix: save model and tokenizer there with save_pretrained."
                 )
-    with refused(where, base):
-        why = refusal(read_object(Path(cached_file(base, CONFIG) or "")))
-        if why is None:
+    with loading_errors(where, base):
+        config = read_object(Path(cached_file(base, CONFIG) or ""))
+        refused = refusal(config)
+        if refused is None:
             return AutoConfig.from_pretrained(base, trust_remote_code=False)
     raise KernelError(
-        f"{where}: expected an architecture that works here at {base}, found {why.found}. Fix:"
-        f" {why.fix}."
+        f"{where}: expected an architecture that works here at {base}, found {refused.found}. Fix:"
+        f" {refused.fix}."
     )
 
 
-def _without_dropout(module: nn.Module) -> None:
+def _drop_dropout(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
@@ -148,7 +155,8 @@ def _without_dropout(module: nn.Module) -> None:
 def restore_model(module: nn.Module, model: Model, directory: Path | str) -> None:
     """Read into the module what `save_model` wrote for this Model."""
     device = next(module.parameters()).device
-    load_pieces(module, pieces(load_model(replace(model, base=str(directory)), device)))
+    saved = load_model(replace(model, base=str(directory)), device)
+    load_pieces(module, pieces(saved))
 
 
 def pieces(module: nn.Module) -> Iterator[Piece]:
@@ -159,21 +167,21 @@ def pieces(module: nn.Module) -> Iterator[Piece]:
         yield Piece(name, buffer)
 
 
-def load_pieces(module: nn.Module, given: Iterable[Piece], rate: float = 1.0) -> int:
-    """Copy weights into the module, in place; returns how many were given. No pieces: no change.
+def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.0) -> int:
+    """Copy weights into the module, in place. Returns the number of pieces. No pieces: no change.
 
-    rate: how far the weights move towards those given; 1.0 copies. A tied weight may come under any
-    of its names, and moves once. Raises KernelError for an unknown name, a different shape, or a
-    missing weight: half a version is no version.
+    rate: how far the weights move towards the new ones; 1.0 copies. A tied weight may come under
+    any of its names, and moves once. Raises KernelError for an unknown name, a different shape, or
+    a missing weight: half a version is no version.
     """
-    given = list(given)
-    if not given:
+    new_pieces = list(new_pieces)
+    if not new_pieces:
         return 0
     targets = dict(module.named_parameters(remove_duplicate=False)) | dict(_kept_buffers(module))
     done: set[int] = set()
     with torch.no_grad():
-        for piece in given:
-            target = _target(targets, piece)
+        for piece in new_pieces:
+            target = _find_target(targets, piece)
             if id(target) not in done:
                 _move(target, piece.data, rate)
             done.add(id(target))
@@ -183,7 +191,7 @@ def load_pieces(module: nn.Module, given: Iterable[Piece], rate: float = 1.0) ->
             f"expected all weights, found {len(done)}: {left[0]} did not come. Fix: send all"
             " pieces."
         )
-    return len(given)
+    return len(new_pieces)
 
 
 def _move(target: Tensor, towards: Tensor, rate: float) -> None:
@@ -193,7 +201,8 @@ def _move(target: Tensor, towards: Tensor, rate: float) -> None:
         target.lerp_(towards.to(device=target.device, dtype=target.dtype), rate)
 
 
-def _target(targets: dict[str, Tensor], piece: Piece) -> Tensor:
+def _find_target(targets: dict[str, Tensor], piece: Piece) -> Tensor:
+    """Find the weight that a piece is for. Raises KernelError if there is none of its shape."""
     target = targets.get(piece.name)
     if target is None:
         near = nearest(piece.name, targets)
@@ -209,5 +218,7 @@ def _target(targets: dict[str, Tensor], piece: Piece) -> Tensor:
 
 def _kept_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers that a checkpoint includes; rotary tables are not among them."""
-    kept = module.state_dict(keep_vars=True)
-    return ((name, buffer) for name, buffer in module.named_buffers() if name in kept)
+    checkpoint_names = module.state_dict(keep_vars=True).keys()
+    for name, buffer in module.named_buffers():
+        if name in checkpoint_names:
+            yield name, buffer

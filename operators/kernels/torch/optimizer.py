@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dataflow.errors import CheckpointError, KernelError
 from dataflow.storage import writing
-from operators.kernels.torch.parallel import like, whole
+from operators.kernels.torch.parallel import gather_whole, part_like
 from operators.kernels.torch.slices import Slices
 from operators.optimizers import AdamW
 
@@ -31,9 +31,9 @@ class _Remembering:
         self._file = file
         self.error: OSError | None = None
 
-    def write(self, data: Any) -> int:
+    def write(self, buffer: Any) -> int:
         """Write everything; after the first error, write nothing more."""
-        view = memoryview(data).cast("B")
+        view = memoryview(buffer).cast("B")
         at = 0
         try:
             while at < len(view) and self.error is None:
@@ -46,22 +46,22 @@ class _Remembering:
         """Do nothing: writes are unbuffered."""
 
 
-def save_state(state: Mapping[str, Any], path: Path) -> None:
+def save_optimizer_state(state: Mapping[str, Any], path: Path) -> None:
     """Write what `Optimizer.state` returned. Raises StorageError."""
-    moments = [
-        v for of in state["adam"]["state"].values() for v in of.values() if isinstance(v, Tensor)
-    ]
-    size = sum(v.numel() * v.element_size() for v in [*moments, *state["copies"]])
+    tensors: list[Tensor] = list(state["copies"])
+    for moments in state["adam"]["state"].values():
+        tensors += [moment for moment in moments.values() if isinstance(moment, Tensor)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     with writing("the optimizer's state", path, size):
         with open(path, "wb", buffering=0) as file:
-            kept = _Remembering(file)
-            torch.save(state, cast(IO[bytes], kept))  # it only uses write and flush
-        if kept.error is not None:
-            raise kept.error
+            remembering = _Remembering(file)
+            torch.save(state, cast(IO[bytes], remembering))  # it only uses write and flush
+        if remembering.error is not None:
+            raise remembering.error
 
 
-def chosen(optimizer: Any, node: str) -> AdamW:
-    """The AdamW that `train(optimizer=)` names. Raises KernelError for anything else."""
+def require_adamw(optimizer: Any, node: str) -> AdamW:
+    """Read which AdamW `train(optimizer=)` names. Raises KernelError for anything else."""
     if optimizer == "adamw":
         return AdamW()
     if not isinstance(optimizer, AdamW):
@@ -90,11 +90,12 @@ class Optimizer:
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         self._weights = [p for p in module.parameters() if p.requires_grad]
         self._slices = slices
-        self._masters = [self._master(p) for p in self._weights]
+        self._masters = [self._make_master(weight) for weight in self._weights]
         pairs = list(zip(self._weights, self._masters, strict=True))
-        self._apart = [(p, m) for p, m in pairs if m is not p]
+        self._apart = [(weight, master) for weight, master in pairs if master is not weight]
         """Weights whose master is another tensor; a float32 weight's part shares its memory."""
-        self._copied = [(p, m) for p, m in pairs if p.dtype != torch.float32]
+        self._copied = [(weight, m) for weight, m in pairs if weight.dtype != torch.float32]
+        """Weights whose master has numbers of its own: each step copies them back."""
         self._clip = clip_norm
         self._adam = torch.optim.AdamW(
             self._masters,
@@ -105,28 +106,32 @@ class Optimizer:
             fused=True,
         )
 
-    def _master(self, weight: nn.Parameter) -> nn.Parameter:
+    def _make_master(self, weight: nn.Parameter) -> nn.Parameter:
+        """Make the tensor that AdamW updates: the weight itself, or a float32 one for it."""
         if self._slices is not None:
             return nn.Parameter(self._slices.part(weight).float())
-        return weight if weight.dtype == torch.float32 else nn.Parameter(weight.detach().float())
+        if weight.dtype == torch.float32:
+            return weight
+        return nn.Parameter(weight.detach().float())
 
     def collect(self) -> None:
         """After each backward: add the weights' gradients to those of their masters."""
         for weight, master in self._apart:
             grad = weight.grad if self._slices is None else self._slices.gradient(weight)
-            if grad is not None:
-                wide = grad.float()
-                master.grad = wide if master.grad is None else master.grad.add_(wide)
-                weight.grad = None
+            if grad is None:
+                continue
+            # Micro-batches are added up in float32: bfloat16 would lose what is small.
+            wide = grad.float()
+            master.grad = wide if master.grad is None else master.grad.add_(wide)
+            weight.grad = None
 
     def norm(self) -> Tensor:
-        """The norm of all gradients, the same on all ranks."""
+        """Compute the norm of all gradients, the same on all ranks."""
         if self._slices is not None:
             self._slices.sum_gradients(self._weights, self._masters)
             return self._slices.norm(self._weights, self._masters)
-        return whole(
-            get_total_norm([m.grad for m in self._masters if m.grad is not None], foreach=True)
-        )
+        gradients = [master.grad for master in self._masters if master.grad is not None]
+        return gather_whole(get_total_norm(gradients, foreach=True))
 
     def step(self, lr: float, norm: Tensor) -> None:
         """Clip to clip_norm (None or 0: not at all), update, and drop the gradients."""
@@ -137,8 +142,8 @@ class Optimizer:
         self._adam.step()
         with torch.no_grad():
             for weight, master in self._copied:
-                own = weight if self._slices is None else self._slices.part(weight)
-                own.copy_(master)
+                target = weight if self._slices is None else self._slices.part(weight)
+                target.copy_(master)
         self.clear()
 
     def clear(self) -> None:
@@ -152,38 +157,44 @@ class Optimizer:
         return self._masters
 
     def state(self, step: int) -> dict[str, Any]:
-        """Everything that the next update depends on, except the module's own weights.
+        """Collect everything that the next update depends on, except the module's own weights.
 
         Split tensors are gathered: every rank must call.
         """
         adam = self._adam.state_dict()
-        adam["state"] = {
-            i: {k: self._gathered(self._weights[i], v) for k, v in of.items()}
-            for i, of in adam["state"].items()
-        }
-        copies = [self._gathered(p, m.detach()) for p, m in self._copied]
+        adam["state"] = {i: self._gather_all(i, state) for i, state in adam["state"].items()}
+        copies = [self._gather(weight, master.detach()) for weight, master in self._copied]
         return {"names": self._names, "adam": adam, "copies": copies, "step": step}
 
-    def _gathered(self, weight: nn.Parameter, value: Tensor) -> Tensor:
-        """A tensor unchanged; a split one gathered to the host, which has room for all."""
-        found = whole(value) if self._slices is None else self._slices.gathered(weight, value)
-        return found if found is value else found.cpu()
+    def _gather_all(self, index: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gather AdamW's state of one weight."""
+        weight = self._weights[index]
+        return {name: self._gather(weight, part) for name, part in state.items()}
 
-    def _cut(self, index: int, value: Tensor) -> Tensor:
-        """This rank's part of a value for a whole weight."""
+    def _gather(self, weight: nn.Parameter, part: Tensor) -> Tensor:
+        """Gather a split tensor to the host, which has room for all; any other is unchanged."""
         if self._slices is None:
-            return like(self._masters[index], value)
-        return self._slices.cut(self._weights[index], value)
+            gathered = gather_whole(part)
+        else:
+            gathered = self._slices.gathered(weight, part)
+        return part if gathered is part else gathered.cpu()
+
+    def _cut(self, index: int, tensor: Tensor) -> Tensor:
+        """Cut this rank's part out of a tensor for a whole weight."""
+        if self._slices is None:
+            return part_like(self._masters[index], tensor)
+        return self._slices.cut(self._weights[index], tensor)
 
     def move(self, device: torch.device) -> None:
         """Move masters and AdamW's state, after the module was moved."""
         for weight, master in self._apart:
-            shared = self._slices is not None and weight.dtype == torch.float32
-            master.data = (
-                self._slices.part(weight) if self._slices and shared else master.data.to(device)
-            )
-        for of in self._adam.state.values():
-            of.update({name: value.to(device) for name, value in of.items()})
+            if self._slices is not None and weight.dtype == torch.float32:
+                # The part of the moved weight: a copy would no longer share its memory.
+                master.data = self._slices.part(weight)
+            else:
+                master.data = master.data.to(device)
+        for state in self._adam.state.values():
+            state.update({name: tensor.to(device) for name, tensor in state.items()})
 
     def restore(self, path: Path) -> int:
         """Read a saved `state`, after the module's weights were read; returns the step.
@@ -200,8 +211,9 @@ class Optimizer:
                 f"{path}: expected the state of {len(self._names)} weights, found that of another"
                 " model. Fix: the checkpoint of this Model."
             )
-        for i, of in saved["adam"]["state"].items():
-            of.update({k: self._cut(i, v) for k, v in of.items() if v.dim()})
+        for i, state in saved["adam"]["state"].items():
+            # AdamW's count of steps has no dimension, and is the same on all ranks.
+            state.update({name: self._cut(i, t) for name, t in state.items() if t.dim()})
         # Moments go on; betas, eps and weight decay are those of this train node.
         groups = self._adam.state_dict()["param_groups"]
         self._adam.load_state_dict({"state": saved["adam"]["state"], "param_groups": groups})
@@ -213,8 +225,8 @@ class Optimizer:
 
 
 def _read(path: Path) -> Any:
-    """What is in a file of tensors and plain values. Raises CheckpointError for any other file:
-    torch's own error says how to let the file run code.
+    """Read a file of tensors and plain values. Raises CheckpointError for any other file, in our
+    own words: torch's say how to let the file run code.
     """
     try:
         with warnings.catch_warnings():

@@ -11,7 +11,7 @@ loaded, under an attention implementation that also says which mask transformers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +25,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dataflow.errors import KernelError
 from operators.kernels.torch.attention import ATTENTION, attention, hidden
 from operators.kernels.torch.attention_kind import AttentionKind, attend_packed
-from operators.kernels.torch.rotary import require_known
-from operators.kernels.torch.soundness import refused
+from operators.kernels.torch.rotary import require_known_rotary
+from operators.kernels.torch.soundness import loading_errors
 
 TRIAL = "dataflow_trial"
 """The attention implementation of the trial: ATTENTION with a mask that is looked at."""
@@ -48,22 +48,27 @@ def require_packable(where: str, module: PreTrainedModel) -> None:
 
     The module must be in eval mode, and loaded with ATTENTION.
     """
-    require_known(module, where)
+    require_known_rotary(module, where)
     ids = torch.arange(1, 1 + _ROW + _OTHER, device=module.device) % module.config.vocab_size
     alone, packed = _Trial([_ROW]), _Trial([_OTHER, _ROW])
-    with torch.inference_mode(), refused(where, str(module.name_or_path)):
+    with torch.inference_mode(), loading_errors(where, str(module.name_or_path)):
         with _implementation(module, TRIAL):
-            said = _fed(where, module, ids[_OTHER:], alone)
+            states_alone = _feed(where, module, ids[_OTHER:], alone)
         _require_layers(where, module, alone)
         _require_masks(where, module, alone)
         with _spoiled(module, _OTHER):
-            beside = _fed(where, module, ids, packed)[_OTHER:]
-    if all(x.isfinite().all() for x in (said, *alone.fed)):
-        _require_apart(where, module, beside, packed)
+            states_packed = _feed(where, module, ids, packed)[_OTHER:]
+    # A row that is not finite by itself would show nothing of the one before it.
+    if _are_finite([states_alone, *alone.fed]):
+        _require_apart(where, module, states_packed, packed)
         _require_positions(where, module, alone, packed)
 
 
-def _fed(where: str, module: nn.Module, ids: Tensor, trial: _Trial) -> Tensor:
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.isfinite().all() for tensor in tensors)
+
+
+def _feed(where: str, module: nn.Module, ids: Tensor, trial: _Trial) -> Tensor:
     positions = torch.cat([torch.arange(n, device=ids.device) for n in trial.rows])
     try:
         return hidden(module, ids, positions, trial)
@@ -93,12 +98,17 @@ class _Trial:
     ) -> Tensor:
         """See AttentionPass."""
         self.layers.append(layer)
-        self.fed += [x[-self.rows[-1] :] for x in (query, key, value)]
-        parts = zip(*(x.split(self.rows) for x in (query, key, value)), strict=True)
-        return torch.cat([attend_packed(q[None], k[None], v[None], kind)[0] for q, k, v in parts])
+        last_row = slice(-self.rows[-1], None)
+        self.fed += [query[last_row], key[last_row], value[last_row]]
+        outs: list[Tensor] = []
+        by_row = (tensor.split(self.rows) for tensor in (query, key, value))
+        for q, k, v in zip(*by_row, strict=True):
+            out = attend_packed(q[None], k[None], v[None], kind)
+            outs.append(out[0])
+        return torch.cat(outs)
 
 
-def _tried(
+def _attention_of_trial(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -109,7 +119,7 @@ def _tried(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in the trial."""
+    """Note the mask and the window of a layer, and attend; transformers calls this in the trial."""
     if attention_pass is None:
         raise KernelError(
             f"{type(module).__name__}: expected a decoder that passes keywords on to its attention"
@@ -129,29 +139,35 @@ def _tried(
     )
 
 
-def _mask(
+def _describe_mask(
     *,
     mask_function: Callable[..., Tensor],
     local_size: int | None = None,
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor:
-    """Instead of a mask: int64 [1, 1, 1, 1], the window, _FULL or _STRANGE."""
+    """Return what a mask says in its place: int64 [1, 1, 1, 1], the window, _FULL or _STRANGE."""
     window = local_size or 1 << 20
+    # Positions on both sides of where the window begins.
     at = torch.tensor([0, 1, 2, window - 1, window, window + 1, 2 * window + 1], device=device)
     q, k = at[:, None], at[None]
     zero = torch.zeros((), dtype=torch.int64, device=device)
     try:
         seen = mask_function(zero, zero, q, k)
-    except IndexError:  # it looks positions up in a table of the tokens given
+    except IndexError:  # it looks positions up in a table of the tokens that were fed
         seen = torch.zeros((), dtype=torch.bool)
-    right = torch.equal(seen.expand(len(at), -1), (k <= q) & ((q - k < window) | (not local_size)))
-    said = (local_size or _FULL) if right else _STRANGE
-    return torch.full((1, 1, 1, 1), said)
+    expected = k <= q
+    if local_size:
+        expected &= q - k < window
+    if torch.equal(seen.expand(len(at), -1), expected):
+        code = local_size or _FULL
+    else:
+        code = _STRANGE
+    return torch.full((1, 1, 1, 1), code)
 
 
-ALL_ATTENTION_FUNCTIONS.register(TRIAL, _tried)
-ALL_MASK_ATTENTION_FUNCTIONS.register(TRIAL, _mask)
+ALL_ATTENTION_FUNCTIONS.register(TRIAL, _attention_of_trial)
+ALL_MASK_ATTENTION_FUNCTIONS.register(TRIAL, _describe_mask)
 
 
 @contextmanager
@@ -167,7 +183,7 @@ def _implementation(module: PreTrainedModel, name: str) -> Iterator[None]:
 def _spoiled(module: PreTrainedModel, count: int) -> Iterator[None]:
     """The embeddings of the first `count` tokens are NaN, and so is all that they get into."""
 
-    def spoil(_: nn.Module, given: Any, embedded: Tensor) -> Tensor:
+    def spoil(_: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
         embedded = embedded.clone()
         embedded[:, :count] = torch.nan
         return embedded
@@ -180,38 +196,43 @@ def _spoiled(module: PreTrainedModel, count: int) -> Iterator[None]:
 
 
 def _require_masks(where: str, module: nn.Module, trial: _Trial) -> None:
-    """The mask that transformers builds for each layer is what the layer's keywords say."""
+    """Raise unless the mask that transformers builds for each layer is what the layer's keywords
+    say.
+    """
     for layer, mask, window in zip(trial.layers, trial.masks, trial.windows, strict=True):
-        said = int(mask) if mask is not None and mask.numel() == 1 else _STRANGE
-        if said == _STRANGE:
-            found = "a mask that is neither causal nor a sliding window"
-        elif said != (window or _FULL):
-            found = f"a mask with {_shown(said)} and an attention call with {_shown(window)}"
+        # More than one number is a mask that was not made by _describe_mask.
+        code = int(mask) if mask is not None and mask.numel() == 1 else _STRANGE
+        if code == _STRANGE:
+            problem = "a mask that is neither causal nor a sliding window"
+        elif code != (window or _FULL):
+            problem = f"a mask with {_name_window(code)} and an attention call with"
+            problem += f" {_name_window(window)}"
         else:
             continue
-        _refuse(where, module, "causal attention, in a sliding window or not", found, layer)
+        _refuse(where, module, "causal attention, in a sliding window or not", problem, layer)
 
 
-def _shown(window: int | None) -> str:
+def _name_window(window: int | None) -> str:
     return f"a window of {window}" if window else "no window"
 
 
 def _require_layers(where: str, module: nn.Module, trial: _Trial) -> None:
-    """Each layer attends once, for its keys are cached by the number of the layer."""
+    """Raise unless each layer attends once, for its keys are cached by the number of the layer."""
     if not trial.layers:
         _refuse(where, module, "layers that call transformers' attention interface", "none")
-    twice = [layer for layer in set(trial.layers) if trial.layers.count(layer) > 1]
-    if twice:
-        found = f"{trial.layers.count(twice[0])} of them"
-        _refuse(where, module, "one attention per layer", found, twice[0])
+    repeated = [layer for layer in set(trial.layers) if trial.layers.count(layer) > 1]
+    if repeated:
+        problem = f"{trial.layers.count(repeated[0])} of them"
+        _refuse(where, module, "one attention per layer", problem, repeated[0])
 
 
-def _require_apart(where: str, module: nn.Module, beside: Tensor, trial: _Trial) -> None:
-    """Nothing of the row before gets into a row."""
+def _require_apart(where: str, module: nn.Module, states: Tensor, trial: _Trial) -> None:
+    """Raise if anything of the row before gets into a row: NaN, then."""
     for call, layer in enumerate(trial.layers):
-        if not all(x.isfinite().all() for x in trial.fed[3 * call : 3 * call + 3]):
+        fed = trial.fed[3 * call : 3 * call + 3]
+        if not _are_finite(fed):
             _refuse(where, module, *_APART, layer)
-    if not beside.isfinite().all():
+    if not _are_finite([states]):
         _refuse(where, module, *_APART)
 
 
@@ -222,21 +243,21 @@ _APART = (
 
 
 def _require_positions(where: str, module: nn.Module, alone: _Trial, packed: _Trial) -> None:
-    """The first layer sees a row at the same positions, wherever it is packed."""
-    for name, one, other in zip(
-        ("queries", "keys", "values"), alone.fed[:3], packed.fed[:3], strict=True
-    ):
-        if (one - other).abs().max() > _ALIKE * one.abs().max():
+    """Raise unless the first layer sees a row at the same positions, wherever it is packed."""
+    names = ("queries", "keys", "values")
+    for name, one, other in zip(names, alone.fed[:3], packed.fed[:3], strict=True):
+        difference = (one - other).abs().max()
+        if difference > _ALIKE * one.abs().max():
             expected = "positions to be taken from position_ids"
             _refuse(where, module, expected, f"other {name} where another row is before it")
 
 
 def _refuse(
-    where: str, module: nn.Module, expected: str, found: str, layer: int | None = None
+    where: str, module: nn.Module, expected: str, problem: str, layer: int | None = None
 ) -> None:
     config: Any = module.config
     place = "" if layer is None else f" in layer {layer}"
     raise KernelError(
-        f"{where}: expected {expected}, found {found}{place} ({config.model_type}). Fix: a decoder"
-        " such as Qwen2, Qwen3, Llama, Mistral or Gemma 2."
+        f"{where}: expected {expected}, found {problem}{place} ({config.model_type}). Fix: a"
+        " decoder such as Qwen2, Qwen3, Llama, Mistral or Gemma 2."
     )

@@ -65,7 +65,7 @@ class Ranks:
         self._data = self._group
         self.mesh: DeviceMesh | None = None
         if tensor > 1:
-            grid = _grid(session.group, tensor, device)
+            grid = _make_grid(session.group, tensor, device)
             self._data, self.mesh = grid.get_group("data"), grid["tensor"]
 
     @property
@@ -79,25 +79,27 @@ class Ranks:
         return self.rank % self.tensor == 0
 
     def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
-        """int64 [kinds, rows]: numbers of each row of the Step; each rank gives those of its own
-        rows (indices `mine`), int64 [kinds, own rows].
+        """Put together numbers of each row of the Step, int64 [kinds, rows]; each rank gives those
+        of its own rows (indices `mine`), int64 [kinds, own rows].
 
         Raises KernelError on every rank if a row is not on the ranks of exactly one share.
         """
         if self.world == 1:
             return numbers
+        # One sum for all kinds, with the number of ranks that have each row in the last line.
         table = np.zeros((len(numbers) + 1, rows), dtype=np.int64)
         table[:-1, mine], table[-1, mine] = numbers, 1
-        *found, holders = self._sum(torch.from_numpy(table)).numpy()
+        *sums, holders = self._sum(torch.from_numpy(table)).numpy()
         if (holders != self.tensor).any():
             row = int(np.argmax(holders != self.tensor))
-            many = {1: "one"}.get(self.tensor, str(self.tensor))
+            count = "one" if self.tensor == 1 else str(self.tensor)
             raise KernelError(
-                f"{self._node}: expected each of {rows} rows with exactly {many} of {self.world}"
+                f"{self._node}: expected each of {rows} rows with exactly {count} of {self.world}"
                 f" ranks, found row {row} with {holders[row]}. Fix: assignments of one sequence"
                 " number on all ranks."
             )
-        return np.stack(found) // self.tensor
+        # Each of the tensor ranks of a share has added the same numbers.
+        return np.stack(sums) // self.tensor
 
     def together(self, parts: Sequence[T] = (), idle: Callable[[], None] | None = None) -> Turns[T]:
         """A block that may fail on one rank alone: see Turns."""
@@ -107,8 +109,11 @@ class Ranks:
         """Replace each gradient by its sum over data-parallel ranks; None if no rank has one."""
         if self.world == self.tensor:
             return
-        bounds = np.cumsum([0, *(p.numel() for p in parameters)]) // BUCKET
-        cuts = [0, *(np.flatnonzero(np.diff(bounds[:-1])) + 1).tolist(), len(parameters)]
+        # Weights that begin in the same multiple of BUCKET elements share a bucket.
+        sizes = [parameter.numel() for parameter in parameters]
+        starts = np.cumsum([0, *sizes])[:-1]
+        first_of_bucket = np.flatnonzero(np.diff(starts // BUCKET)) + 1
+        cuts = [0, *first_of_bucket.tolist(), len(parameters)]
         for low, high in pairwise(cuts):
             self._sum_bucket(parameters[low:high])
 
@@ -120,90 +125,100 @@ class Ranks:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([*(g.flatten() for g in grads), has])
         dist.all_reduce(flat, group=self._data)
-        *sums, had = flat.split([*(p.numel() for p in parameters), len(parameters)])
+        sizes = [parameter.numel() for parameter in parameters]
+        *sums, had = flat.split([*sizes, len(parameters)])
         for parameter, total, ranks in zip(parameters, sums, had.tolist(), strict=True):
             parameter.grad = total.view_as(parameter) if ranks else None
 
     def most(self, number: int) -> int:
-        """The maximum over all ranks."""
+        """Find the maximum over all ranks."""
         return int(self._reduce(torch.tensor([number]), dist.ReduceOp.MAX))
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name over the shares of rows; a rank need not have every name."""
+        """Add up by name over the shares of rows; a rank need not have every name."""
         return self._by_name(numbers, 0.0, self._sum)
 
     def greatest(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Maxima by name; a rank need not have every name."""
-        return self._by_name(numbers, -math.inf, lambda mine: self._gather(mine).amax(dim=0))
+        """Find the maxima by name; a rank need not have every name."""
+        return self._by_name(numbers, -math.inf, self._greatest)
 
     def _by_name(
-        self, numbers: Mapping[str, float], missing: float, together: Callable[[Tensor], Tensor]
+        self, numbers: Mapping[str, float], missing: float, combine: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        """together: of all ranks' float64 [names]; missing: the number of a rank without a name."""
+        """Combine numbers of all ranks by name.
+
+        combine: of all ranks' float64 [names]; missing: the number of a rank without a name.
+        """
         if self.world == 1:
             return dict(numbers)
         numbers = numbers if self.counts else {}
-        told = self._exchange("\n".join(numbers).encode())
-        names = list(
-            dict.fromkeys(name for names in told for name in names.decode().split("\n") if name)
-        )
-        mine = torch.tensor([numbers.get(name, missing) for name in names], dtype=torch.float64)
-        return dict(zip(names, together(mine).tolist(), strict=True)) if names else {}
+        # All ranks must have the same names in the same order before numbers can be combined.
+        names: dict[str, None] = {}
+        for joined_names in self._exchange("\n".join(numbers).encode()):
+            rank_names = joined_names.decode().split("\n")
+            names |= dict.fromkeys(filter(None, rank_names))
+        if not names:
+            return {}
+        own_numbers = [numbers.get(name, missing) for name in names]
+        combined = combine(torch.tensor(own_numbers, dtype=torch.float64))
+        return dict(zip(names, combined.tolist(), strict=True))
 
     def agree(self, error: BaseException | None) -> None:
         """On ranks without an error, raise the text of the first failing rank as KernelError."""
-        first = int(
-            self._reduce(
-                torch.tensor([self.world if error is None else self.rank]), dist.ReduceOp.MIN
-            )
-        )
+        failing = torch.tensor([self.world if error is None else self.rank])
+        first = int(self._reduce(failing, dist.ReduceOp.MIN))
         if first == self.world:
             return
-        told = self._exchange(str(error or "").encode())
+        texts = self._exchange(str(error or "").encode())
         if error is None:
-            raise KernelError(told[first].decode())
+            raise KernelError(texts[first].decode())
 
     def _sum(self, tensor: Tensor) -> Tensor:
         return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def _greatest(self, tensor: Tensor) -> Tensor:
+        return self._gather(tensor).amax(dim=0)
 
     def _reduce(self, tensor: Tensor, how: Any) -> Tensor:
         moved = tensor.to(self._device)
         dist.all_reduce(moved, how, group=self._group)
         return moved.cpu()
 
-    def _exchange(self, mine: bytes) -> list[bytes]:
-        """The bytes of every rank, by rank."""
-        sizes = self._gather(torch.tensor([len(mine)]))[:, 0].tolist()
+    def _exchange(self, message: bytes) -> list[bytes]:
+        """Send a message to every rank. Returns those of all, by rank."""
+        size = torch.tensor([len(message)])
+        sizes = self._gather(size)[:, 0].tolist()
+        # all_gather takes equal lengths; frombuffer refuses an empty buffer.
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
-        padded[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[
-            : len(mine)
-        ]
+        if message:
+            padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         rows = self._gather(padded)
         return [rows[rank, :size].numpy().tobytes() for rank, size in enumerate(sizes)]
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """[n] -> [world, n]."""
-        mine = tensor.to(self._device)
-        found = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(found, mine, group=self._group)
-        return torch.stack(found).cpu()
+        moved = tensor.to(self._device)
+        by_rank = [torch.empty_like(moved) for _ in range(self.world)]
+        dist.all_gather(by_rank, moved, group=self._group)
+        return torch.stack(by_rank).cpu()
 
 
-def _grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
-    """All ranks as a grid [share, part]: groups of ranks with the same rows ("tensor") and of ranks
-    with the same part of the weights ("data").
+def _make_grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
+    """Lay all ranks out as a grid [share, part]: groups of ranks with the same rows ("tensor") and
+    of ranks with the same part of the weights ("data").
 
     All ranks create all subgroups, in the same order, with the timeout of the whole group: the
     default is half an hour.
     """
     limit = group._get_backend(device).options._timeout
     places = torch.arange(group.size()).view(-1, tensor)
-    rows, columns = (
-        [dist.new_group(p.tolist(), timeout=limit) for p in each] for each in (places, places.T)
-    )
+    by_share = [dist.new_group(ranks.tolist(), timeout=limit) for ranks in places]
+    by_part = [dist.new_group(ranks.tolist(), timeout=limit) for ranks in places.T]
     share, part = divmod(group.rank(), tensor)
-    mine = [columns[part], rows[share]]
-    return DeviceMesh.from_group(mine, device.type, mesh=places, mesh_dim_names=("data", "tensor"))
+    groups = [by_part[part], by_share[share]]
+    return DeviceMesh.from_group(
+        groups, device.type, mesh=places, mesh_dim_names=("data", "tensor")
+    )
 
 
 class Turns(Generic[T]):
@@ -218,7 +233,8 @@ class Turns(Generic[T]):
     """
 
     def __init__(self, ranks: Ranks, parts: Sequence[T], idle: Callable[[], None] | None) -> None:
-        self._ranks, self._parts, self._idle = ranks, parts, idle if ranks.world > 1 else None
+        self._ranks, self._parts = ranks, parts
+        self._idle = idle if ranks.world > 1 else None
         self._collective = self._idle is not None or ranks.tensor > 1
         self._most, self._begun, self._inside = len(parts), 0, False
 
@@ -233,13 +249,13 @@ class Turns(Generic[T]):
             yield part
             self._inside = False
 
-    def through(self, said: Tensor) -> None:
+    def through(self, output: Tensor) -> None:
         """After a loss failed on this rank: join the other ranks' backward with a zero gradient.
 
-        said: the model's output.
+        output: the model's.
         """
         if self._collective:
-            (0.0 * said.sum()).backward()
+            (0.0 * output.sum()).backward()
             self._inside = False
 
     def __exit__(
@@ -253,6 +269,7 @@ class Turns(Generic[T]):
         if self._collective and self._inside:
             return  # Inside a forward or backward ranks cannot agree: the engine ends the others.
         if self._idle is not None:
+            # Also after an error: the other ranks' micro-batches are collectives of all.
             for _ in range(self._most - self._begun):
                 self._idle()
         self._ranks.agree(error)
@@ -270,18 +287,18 @@ class Sharded(nn.Module):
         self.module = module
 
     def forward(self, call: Callable[[], T]) -> T:
-        """The result of `call`: only tensors and tuples, so that FSDP can hook its backward."""
+        """Return what `call` does: only tensors and tuples, so that FSDP can hook its backward."""
         return call()
 
     @torch.no_grad()
     def look(self, call: Callable[[], T]) -> T:
         """Like `forward`, but no backward follows: so what was gathered is split again here."""
-        said = self(call)
+        output = self(call)
         cast(FSDPModule, self).reshard()
-        return said
+        return output
 
 
-def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
+def split_module(module: nn.Module, session: Session, device: torch.device) -> Sharded:
     """Split a module's weights over the session's ranks, in place; all ranks must start with the
     same weights.
 
@@ -291,39 +308,41 @@ def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
     """
     mesh = DeviceMesh.from_group(session.group, device.type)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    kinds = set(getattr(module, "_no_split_modules", None) or ())
-    found = Sharded(module)
-    for part in (*(m for m in module.modules() if type(m).__name__ in kinds), found):
+    layer_classes = set(getattr(module, "_no_split_modules", None) or ())
+    layers = [part for part in module.modules() if type(part).__name__ in layer_classes]
+    sharded = Sharded(module)
+    # Layers first: the whole then takes what is in none of them.
+    for part in (*layers, sharded):
         fully_shard(part, mesh=mesh, mp_policy=policy)
-    for part in found.modules():
+    for part in sharded.modules():
         if isinstance(part, FSDPModule):
             # The plain sum is gloo's only reduction.
             part.set_force_sum_reduction_for_comms(True)
             part.set_gradient_divide_factor(1.0)
-    return found
+    return sharded
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A split tensor, gathered (every rank must call); any other is returned unchanged."""
+def gather_whole(tensor: Tensor) -> Tensor:
+    """Gather a split tensor (every rank must call); any other is returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(target: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of a whole tensor if the target is split; nothing is sent."""
+def part_like(target: Tensor, tensor: Tensor) -> Tensor:
+    """Cut this rank's part out of a whole tensor if the target is split; nothing is sent."""
     if not isinstance(target, DTensor):
         return tensor
     moved = tensor.to(device=target.device)
     return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
 
 
-def collected(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
-    """Whole pieces on the first rank, one at a time; the others only take part in the gathering.
+def collect_pieces(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
+    """Gather whole pieces on the first rank, one at a time; the others only take part.
 
     With tensor ranks, only those with the first rank's rows take part.
     """
     if ranks.rank >= ranks.tensor > 1:
         return ()
-    gathered = (Piece(piece.name, whole(piece.data)) for piece in pieces)
+    gathered = (Piece(piece.name, gather_whole(piece.data)) for piece in pieces)
     if ranks.rank == 0:
         return gathered
     for _ in gathered:

@@ -6,7 +6,6 @@ gradient and no random draw, and changes nothing in the module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from dataflow.batch import Ragged
 from operators.kernels.tensors import gather, numbers
-from operators.kernels.torch.heads import predictions, values
+from operators.kernels.torch.heads import predict_values, predictions
 from operators.kernels.torch.packing import pack
 
 
@@ -26,29 +25,30 @@ def vocabulary_of(module: nn.Module) -> int:
 
 
 @torch.no_grad()
-def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> np.ndarray:
-    """float32 [tokens - rows]: for each token but its row's first, its log-prob at temperature 1
-    given those before it; for a scalar head, the value before it.
+def compute_probe(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> np.ndarray:
+    """Compute float32 [tokens - rows]: for each token but its row's first, its log-prob at
+    temperature 1 given those before it; for a scalar head, the value before it.
 
     within: calls a function with the weights gathered, if they are split (parallel.Sharded); then
     every rank must call.
     """
     device = next(module.parameters()).device
+    # Each row's first token is its prompt: nothing before it predicts it.
     starts = ids.offsets[:-1]
-    first = Ragged(ids.values[starts], np.arange(len(ids) + 1))
-    others = np.ones(len(ids.values), dtype=bool)
-    others[starts] = False
-    rest = Ragged(ids.values[others], ids.offsets - np.arange(len(ids) + 1))
+    row_ends = np.arange(len(ids) + 1)
+    first = Ragged(ids.values[starts], row_ends)
+    is_later = np.ones(len(ids.values), dtype=bool)
+    is_later[starts] = False
+    rest = Ragged(ids.values[is_later], ids.offsets - row_ends)
     packed = pack(first, rest, np.arange(len(ids)))
 
-    def say() -> Tensor:
+    def predict() -> Tensor:
         if head == "scalar":
-            return values(module, packed, device)
-        return predictions(
-            module, packed, gather(rest.values, packed.tokens, device, torch.int64)
-        ).logprobs
+            return predict_values(module, packed, device)
+        written = gather(rest.values, packed.tokens, device, torch.int64)
+        return predictions(module, packed, written).logprobs
 
-    call: Callable[[Callable[[], Tensor]], Tensor] = within or (lambda do: do())
-    said = np.empty(len(rest.values), dtype=np.float32)
-    said[packed.tokens] = numbers(call(say))
-    return said
+    predicted = within(predict) if within else predict()
+    by_token = np.empty(len(rest.values), dtype=np.float32)
+    by_token[packed.tokens] = numbers(predicted)
+    return by_token

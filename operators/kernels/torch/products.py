@@ -21,23 +21,27 @@ LARGE = 1 << 19
 """Numbers in a weight from which on oneDNN is faster, whatever the rows."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear without a gradient, by the faster library."""
+def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute torch.nn.functional.linear without a gradient, by the faster library."""
     if not _large(weight) or x.dtype != torch.float32:
         return nn.functional.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def fast_products(module: nn.Module) -> AbstractContextManager[Any]:
-    """Within it the module's linear layers multiply by `linear`; it can be entered many times."""
+    """Make a context in which the module's linear layers multiply by `linear_product`; it can be
+    entered many times.
+    """
     large = any(_large(weight) for weight in module.parameters())
     return _Products() if large else nullcontext()
 
 
 def _large(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies by this weight faster, and can."""
+    if type(weight) not in (Tensor, nn.Parameter):  # a DTensor multiplies by its own rules
+        return False
     return (
-        type(weight) in (Tensor, nn.Parameter)  # a DTensor multiplies by its own rules
-        and weight.dim() == 2
+        weight.dim() == 2
         and weight.numel() >= LARGE
         and weight.dtype == torch.float32
         and weight.device.type == "cpu"
@@ -49,6 +53,5 @@ class _Products(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is nn.functional.linear:
-            return linear(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        product = linear_product if function is nn.functional.linear else function
+        return product(*args, **(kwargs or {}))

@@ -41,14 +41,14 @@ class Weights:
     tokens: int
 
     def of(self, mine: np.ndarray) -> Weights:
-        """Those of one rank's rows (indices `mine` in the Step), in the rank's order."""
+        """Take those of one rank's rows (indices `mine` in the Step), in the rank's order."""
         return replace(self, token=self.token[mine], row=self.row[mine], live=self.live[mine])
 
 
 def count_weights(
     trained: np.ndarray,
     groups: np.ndarray,
-    chosen: np.ndarray,
+    rows: np.ndarray,
     *,
     aggregate: str,
     masked_rows: str = "skip",
@@ -57,63 +57,80 @@ def count_weights(
     """Count the denominators of one update.
 
     trained int64 [rows]: trained tokens of each row of the Step; groups int64 [rows]: its group;
-    chosen: the update's rows. masked_rows: `skip` or `count` rows without a trained token.
+    rows: the indices of the update's. masked_rows: `skip` or `count` rows without a trained token.
     constant: the divisor of aggregate="constant".
     """
     live = np.zeros(len(trained), dtype=bool)
-    live[chosen] = trained[chosen] > 0
+    live[rows] = trained[rows] > 0
     total = int(trained[live].sum())
-    counted = live if masked_rows == "skip" else np.isin(np.arange(len(trained)), chosen)
-    ones = live / max(1, int(counted.sum()))
-    by_token = {
+    counted = live
+    if masked_rows == "count":
+        counted = np.isin(np.arange(len(trained)), rows)
+    row_weights = live / max(1, int(counted.sum()))
+    token_weights = {
         "token_mean": live / max(1, total),
-        "sequence_mean": ones / np.maximum(1, trained),
-        "sequence_sum": ones,
+        "sequence_mean": row_weights / np.maximum(1, trained),
+        "sequence_sum": row_weights,
         "constant": live / constant,
-    }[aggregate]
+    }
     counted_groups = len(np.unique(groups[counted]))
     return Weights(
-        token=by_token, row=ones, group=1.0 / max(1, counted_groups), live=live, tokens=total
+        token=token_weights[aggregate],
+        row=row_weights,
+        group=1.0 / max(1, counted_groups),
+        live=live,
+        tokens=total,
     )
 
 
-def reduced(
+def reduce_term(
     terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray
 ) -> Tensor:
-    """One micro-batch's part of a term's number; `rows`: the indices of its rows in the Step.
+    """Reduce a term to one micro-batch's part of its number.
 
-    Raises KernelError if the loss does not have the length of its scope.
+    rows: the indices of the micro-batch's rows in the Step. Raises KernelError if the loss does not
+    have the length of its scope.
     """
-    wanted = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}[scope]
-    if tuple(terms.loss.shape) != (wanted,):
+    lengths = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}
+    length = lengths[scope]
+    if tuple(terms.loss.shape) != (length,):
         raise KernelError(
-            f"loss {name}: expected Terms.loss of shape [{wanted}], one number a {scope}, found "
+            f"loss {name}: expected Terms.loss of shape [{length}], one number a {scope}, found "
             f"{list(terms.loss.shape)}. Fix: return unreduced terms, or declare another scope."
         )
-    weight = _weight(scope, now, weights, rows)
+    weight = _spread_weights(scope, now, weights, rows)
     # Filled, not multiplied: the loss at a token that does not count may be infinite.
-    return (terms.loss.float().masked_fill(weight == 0, 0.0) * weight).sum()
+    loss = terms.loss.float().masked_fill(weight == 0, 0.0)
+    return (loss * weight).sum()
 
 
-def _weight(scope: LossScope, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:
-    of_row = weights.token if scope == "token" else weights.row
-    by_row = torch.from_numpy(of_row[rows].astype(np.float32)).to(now.mask.device)
+def _spread_weights(scope: LossScope, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:
+    """Lay the weights out as the scope's numbers: float32 [tokens], [rows] or [groups]."""
+    step_weights = weights.token if scope == "token" else weights.row
+    row_weights = step_weights[rows].astype(np.float32)
+    by_row = torch.from_numpy(row_weights).to(now.mask.device)
     if scope == "token":
         return now.mask * by_row[now.row]
     if scope == "sequence":
         return by_row
+    # A group counts if one of its rows does.
     return (now.group_sum(by_row) > 0).float() * weights.group
 
 
-def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
-    """The first row of the micro-batch with a non-finite term that counts."""
-    counts = now.mask > 0 if scope == "token" else torch.ones_like(loss, dtype=torch.bool)
-    bad = torch.nonzero(counts & ~torch.isfinite(loss)).flatten().tolist()
+def find_bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
+    """Find the first row of the micro-batch with a non-finite term that counts."""
+    is_bad = ~torch.isfinite(loss)
+    if scope == "token":
+        is_bad &= now.mask > 0
+    bad = torch.nonzero(is_bad).flatten().tolist()
     if not bad:
         return None
+    if scope == "token":
+        return int(now.row[bad[0]])
     if scope == "group":
-        return int(torch.nonzero(now.row_group == bad[0])[0, 0])
-    return int(now.row[bad[0]]) if scope == "token" else bad[0]
+        rows_of_group = torch.nonzero(now.row_group == bad[0])
+        return int(rows_of_group[0, 0])
+    return bad[0]
 
 
 def _zero() -> Tensor:
@@ -158,17 +175,17 @@ class MetricSums:
         self.greatest[name] = torch.maximum(known, number)
 
     def means(self, add_up: _ByName = dict, most: _ByName = dict) -> dict[str, float]:
-        """Metrics to report, without means and maxima of no values. add_up: sums over ranks, by
-        name; most: maxima.
+        """Compute the metrics to report, without means and maxima of no numbers. add_up: sums over
+        ranks, by name; most: maxima.
         """
         totals, counts = add_up(_read(self.sums)), add_up(_read(self.counts))
         peaks = most(_read(self.greatest))
-        means = {
-            name: total / counts.get(name, 1.0)
-            for name, total in totals.items()
-            if counts.get(name, 1.0)
-        }
-        return means | {name: peak for name, peak in peaks.items() if peak != -math.inf}
+        metrics: dict[str, float] = {}
+        for name, total in totals.items():
+            count = counts.get(name, 1.0)  # a sum has no count
+            if count:
+                metrics[name] = total / count
+        return metrics | {name: peak for name, peak in peaks.items() if peak != -math.inf}
 
 
 def _detached(number: Tensor | float) -> Tensor | float:
@@ -176,4 +193,5 @@ def _detached(number: Tensor | float) -> Tensor | float:
 
 
 def _read(numbers: Mapping[str, Tensor]) -> dict[str, float]:
+    """Read numbers from the device, which waits for it."""
     return {name: float(number) for name, number in numbers.items()}

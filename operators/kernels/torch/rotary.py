@@ -40,7 +40,7 @@ def require_steady(module: nn.Module, longest: int) -> None:
             )
 
 
-def require_known(module: nn.Module, where: str) -> None:
+def require_known_rotary(module: nn.Module, where: str) -> None:
     """Raise KernelError for a kind of rotary embedding that this module does not know of."""
     config: Any = module.config
     for kind, _ in _kinds(config):
@@ -65,7 +65,7 @@ def _limits(config: Any) -> Iterator[tuple[str, int, str, str]]:
 
 def _kinds(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each kind with its fields: one for all layers, or one for each type of layer (Gemma 3)."""
-    given = getattr(config, "rope_parameters", None) or {}
-    for fields in (given, *given.values()):
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for fields in (parameters, *parameters.values()):
         if isinstance(fields, Mapping) and "rope_type" in fields:
             yield fields["rope_type"], fields

@@ -52,15 +52,16 @@ class DrawnTokens:
 
 
 def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
-    """One token per row; logits [rows, vocabulary], draws float64 [rows] in [0, 1).
+    """Draw one token per row; logits [rows, vocabulary], draws float64 [rows] in [0, 1).
 
     The log-probability is that of softmax(logits / temperature) over the whole vocabulary, before
     top-k and top-p; for temperature 0 it is that at temperature 1. Minus the mass it is that of the
     distribution drawn from, which TRL and verl record. A row depends only on its own logits and
     draw. Raises KernelError for logits that are no numbers.
     """
-    if logits.shape[0] * logits.shape[1] > BLOCK and logits.shape[0] > 1:
-        return _in_blocks(logits, draws, how)
+    rows, vocabulary = logits.shape
+    if rows * vocabulary > BLOCK and rows > 1:
+        return _sample_in_blocks(logits, draws, how)
     scores = logits.float()
     if how.temperature not in (0.0, 1.0):
         scores = scores / how.temperature
@@ -70,13 +71,12 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     if how.temperature == 0.0:
         tokens = scores.argmax(-1)
     else:
-        sums = cumulated(scores, logprobs, how)
-        tokens = _inverse(sums, draws)
+        sums = cumulate_weights(scores, logprobs, how)
+        tokens = _invert(sums, draws)
         if how.truncates:  # the whole is 1 to float32 precision, like the logprobs
             mass = sums[:, -1].clamp(max=1.0).log().float()
-    return DrawnTokens(
-        tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass
-    )
+    drawn_logprobs = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return DrawnTokens(tokens=tokens, logprobs=drawn_logprobs, mass=mass)
 
 
 def require_numbers(logprobs: Tensor) -> None:
@@ -90,37 +90,43 @@ def require_numbers(logprobs: Tensor) -> None:
         )
 
 
-def cumulated(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
-    """float64 [rows, vocabulary]: each token's weight plus those of the tokens before it; a draw
-    times the last of a row is looked up in them. scores: logits / temperature, of which logprobs
-    are the log_softmax; both float32 [rows, vocabulary].
+def cumulate_weights(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
+    """Add up each token's weight and those of the tokens before it: float64 [rows, vocabulary].
+
+    A draw times the last of a row is looked up in them. scores: logits / temperature, of which
+    logprobs are the log_softmax; both float32 [rows, vocabulary].
     """
+    # float64: a float32 sum over a vocabulary would lose the weights of unlikely tokens.
     return _truncated(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
 
 
-def _in_blocks(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
+def _sample_in_blocks(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     """`sample` on blocks of rows."""
     size = max(1, BLOCK // logits.shape[1])
-    parts = [sample(x, u, how) for x, u in zip(logits.split(size), draws.split(size), strict=True)]
-    masses = [p.mass for p in parts if p.mass is not None]
+    blocks = zip(logits.split(size), draws.split(size), strict=True)
+    parts = [sample(block_logits, block_draws, how) for block_logits, block_draws in blocks]
+    masses = [part.mass for part in parts if part.mass is not None]
     return DrawnTokens(
-        tokens=torch.cat([p.tokens for p in parts]),
-        logprobs=torch.cat([p.logprobs for p in parts]),
+        tokens=torch.cat([part.tokens for part in parts]),
+        logprobs=torch.cat([part.logprobs for part in parts]),
         mass=torch.cat(masses) if masses else None,
     )
 
 
-def _inverse(sums: Tensor, draws: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds draw * total; so never one of weight 0."""
+def _invert(sums: Tensor, draws: Tensor) -> Tensor:
+    """Find the first token whose cumulative weight exceeds draw * total; so never one of weight
+    0.
+    """
     total = sums[:, -1]
     # draw * total may round up to total, which no cumulative weight exceeds.
-    target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(draws * total, below_total)
     return torch.searchsorted(sums, target.unsqueeze(1), right=True).squeeze(1)
 
 
 def _truncated(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
-    """Weights with those outside the top-k set to 0, then those outside the top-p of the rest; ties
-    at the edge stay.
+    """Set the weights outside the top-k to 0, then those outside the top-p of the rest; ties at the
+    edge stay.
 
     scores [rows, vocabulary]: rank the tokens, even where two weights round to the same number.
     top-p keeps the smallest set of most likely tokens whose share reaches it (Holtzman et al.,
@@ -133,7 +139,8 @@ def _truncated(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
         best, order = scores.sort(-1, descending=True)
         ordered = weights.gather(-1, order)
         before = ordered.cumsum(-1, dtype=torch.float64) - ordered
-        inside = before < how.top_p * ordered.sum(-1, keepdim=True, dtype=torch.float64)
+        total = ordered.sum(-1, keepdim=True, dtype=torch.float64)
+        inside = before < how.top_p * total
         least = best.where(inside, torch.inf).amin(-1, keepdim=True)
         weights = weights.where(scores >= least, 0.0)
     return weights

@@ -45,18 +45,24 @@ def exact_folder(base: str) -> str:
     return str(exact) if (exact / CONFIG).is_file() else base
 
 
-def saved_dtype(base: str, own: torch.dtype) -> torch.dtype:
-    """The dtype in which a module of this base and dtype is saved: the base's, unless that is
+def saved_dtype(base: str, module_dtype: torch.dtype) -> torch.dtype:
+    """Find the dtype in which a module of this base and dtype is saved: the base's, unless that is
     wider. A base that does not state it has that of its weights.
     """
     path = Path(cached_file(base, CONFIG) or "")
     config = read_object(path)
     stated = config.get("dtype", config.get("torch_dtype"))
     if not isinstance(stated, str) or stated == "auto":
-        found = {each.dtype for each in (stored_weights(path.parent) or {}).values()}
-        return next((kind for kind, name in _NARROW.items() if found == {name}), own)
-    kind = getattr(torch, stated.removeprefix("torch."), own)
-    return kind if kind in _NARROW and kind.itemsize <= own.itemsize else own
+        weights = stored_weights(path.parent) or {}
+        stored_names = {weight.dtype for weight in weights.values()}
+        for dtype, name in _NARROW.items():
+            if stored_names == {name}:
+                return dtype
+        return module_dtype
+    dtype = getattr(torch, stated.removeprefix("torch."), module_dtype)
+    if dtype in _NARROW and dtype.itemsize <= module_dtype.itemsize:
+        return dtype
+    return module_dtype
 
 
 def save_model(
@@ -80,10 +86,12 @@ def save_model(
         _write(module, target, weights)
         _drop(target / EXACT)
     else:
-        _write(module, target, _rounded(module, weights, dtype))
+        _write(module, target, _round_weights(module, weights, dtype))
+        # save_pretrained has written the module's dtype.
         config = json.loads((target / CONFIG).read_text(encoding="utf-8"))
         config["dtype"] = str(dtype).removeprefix("torch.")
-        replace_text("the configuration", target / CONFIG, json.dumps(config, indent=2) + "\n")
+        text = json.dumps(config, indent=2) + "\n"
+        replace_text("the configuration", target / CONFIG, text)
         if exact:
             _write(module, target / EXACT, weights)
         else:
@@ -92,40 +100,41 @@ def save_model(
 
 
 def _drop(exact: Path) -> None:
-    """Weights that were saved in this directory before would be read in place of the new ones."""
+    """Remove weights of an earlier save: they would be read in place of the new ones."""
     if exact.is_dir():
         shutil.rmtree(exact)
 
 
 def _write(module: PreTrainedModel, target: Path, weights: Mapping[str, Tensor] | None) -> None:
-    written = module.parameters() if weights is None else weights.values()
-    size = sum(p.numel() * p.element_size() for p in written)
+    tensors = module.parameters() if weights is None else weights.values()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     with writing("the weights", target, size), quiet(), _rust_errors():
         module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
 
 
-def _rounded(
+def _round_weights(
     module: PreTrainedModel, weights: Mapping[str, Tensor] | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The weights in another dtype, on the host; tied ones once, by their first name."""
+    """Cast the weights to another dtype, on the host; tied ones once, by their first name."""
     if weights is None:
-        kept = module.state_dict(keep_vars=True)
-        buffers = {name: held for name, held in module.named_buffers() if name in kept}
+        checkpoint_names = module.state_dict(keep_vars=True).keys()
+        buffers = {n: buffer for n, buffer in module.named_buffers() if n in checkpoint_names}
         weights = dict(module.named_parameters()) | buffers
-    return {name: _cast(name, held.detach(), dtype) for name, held in weights.items()}
+    return {name: _cast(name, weight.detach(), dtype) for name, weight in weights.items()}
 
 
 def _cast(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast one weight to the host. Raises KernelError for a number that becomes infinite."""
     if not weight.is_floating_point():
         return weight
-    made = weight.to(device="cpu", dtype=dtype)
-    if made.isinf().any():
+    narrow = weight.to(device="cpu", dtype=dtype)
+    if narrow.isinf().any():
+        limit, greatest = torch.finfo(dtype).max, float(weight.abs().max())
         raise KernelError(
-            f"weight {name!r}: expected numbers that the base's {dtype} has, at most"
-            f" {torch.finfo(dtype).max:g}, found {float(weight.abs().max()):g}. Fix: a base in"
-            " bfloat16 or float32, or a lower lr."
+            f"weight {name!r}: expected numbers that the base's {dtype} has, at most {limit:g},"
+            f" found {greatest:g}. Fix: a base in bfloat16 or float32, or a lower lr."
         )
-    return made
+    return narrow
 
 
 @contextmanager
@@ -134,10 +143,11 @@ def _rust_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        if found is None:
+        match = re.search(r"os error (\d+)", str(error))
+        if match is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        number = int(match[1])
+        raise OSError(number, os.strerror(number)) from error
 
 
 def save_tokenizer(base: str, target: Path) -> None:
@@ -147,7 +157,8 @@ def save_tokenizer(base: str, target: Path) -> None:
         with writing("the tokenizer", target):
             AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)
         return
-    present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
+    paths = [local / name for name in TOKENIZER_FILES]
+    present = [path for path in paths if path.is_file()]
     if not present:
         raise KernelError(
             f"saving to {target}: expected tokenizer files in the base {base}, found none. Fix:"

@@ -26,39 +26,42 @@ HEADS = ("score", "classifier")
 
 
 def scalar_class(config: Any) -> type[PreTrainedModel]:
-    """The class of a module with a scalar head.
+    """Choose the class of a module with a scalar head.
 
     That of the base, if it is a token or sequence classifier. Else the token classifier with a
     head named `score`; else the sequence classifier; else one that is made here.
     """
     autos: tuple[Any, ...] = (AutoModelForTokenClassification, AutoModelForSequenceClassification)
-    known: list[Any] = [auto._model_mapping.get(type(config), None) for auto in autos]
-    named = config.architectures or []
-    for kind in known:
-        if kind is not None and kind.__name__ in named:
-            return kind
-    token, sequence = known
-    scored = token is not None and issubclass(token, GenericForTokenClassification)
-    return known[0] if scored else sequence or _made(config)
+    classifiers: list[Any] = [auto._model_mapping.get(type(config), None) for auto in autos]
+    base_classes = config.architectures or []
+    for classifier in classifiers:
+        if classifier is not None and classifier.__name__ in base_classes:
+            return classifier
+    token, sequence = classifiers
+    # The head of this one is named `score`; others have heads of their own.
+    if token is None or not issubclass(token, GenericForTokenClassification):
+        return sequence or _make_class(config)
+    return classifiers[0]
 
 
 def head_name(module: nn.Module) -> str:
-    """The name of the linear that a scalar module ends in."""
+    """Find the name of the linear that a scalar module ends in."""
     return next(name for name in HEADS if hasattr(module, name))
 
 
 def scalar_head(module: nn.Module) -> nn.Module:
-    """The linear that a scalar module ends in: [..., hidden] -> [..., 1]."""
+    """Find the linear that a scalar module ends in: [..., hidden] -> [..., 1]."""
     return module.get_submodule(head_name(module))
 
 
-def _made(config: Any) -> type[PreTrainedModel]:
-    """The class that transformers' sequence classifiers of newer architectures are: the backbone
-    and a linear without a bias.
+def _make_class(config: Any) -> type[PreTrainedModel]:
+    """Make the class that transformers' sequence classifiers of newer architectures are: the
+    backbone and a linear without a bias.
     """
     body: Any = AutoModel._model_mapping[type(config)]  # type: ignore[attr-defined]
     # The architecture's own base class, with its initialisation and the name of its backbone.
-    parent = next(one for one in body.__mro__[1:] if one.__name__.endswith("PreTrainedModel"))
+    bases = body.__mro__[1:]
+    parent = next(base for base in bases if base.__name__.endswith("PreTrainedModel"))
 
     def begin(self: Any, config: Any) -> None:
         parent.__init__(self, config)

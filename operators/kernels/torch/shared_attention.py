@@ -36,14 +36,21 @@ class _Bucket:
     mask: Tensor
     biases: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Each block's keys or values: [tokens, key heads, D] -> [b, key heads, k, D]."""
+        _, key_heads, dim = x.shape
+        by_block = x.index_select(0, self.keys).view(len(self.mask), -1, key_heads, dim)
+        return by_block.transpose(1, 2)
+
     def bias(self, rest: int, dtype: torch.dtype) -> Tensor:
         """0 or -inf [b, 1, rest * q, k]: made once, as each layer keeps its mask until backward."""
-        known = self.biases.get((rest, dtype))
-        if known is None:
+        bias = self.biases.get((rest, dtype))
+        if bias is None:
             zeros = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
-            known = zeros.masked_fill_(~self.mask, -torch.inf).repeat(1, rest, 1).unsqueeze(1)
-            self.biases[rest, dtype] = known
-        return known
+            bias = zeros.masked_fill_(~self.mask, -torch.inf)
+            bias = bias.repeat(1, rest, 1).unsqueeze(1)
+            self.biases[rest, dtype] = bias
+        return bias
 
 
 class TreePass:
@@ -81,136 +88,142 @@ class _Blocks:
         self.block = block or _block_length(reach, self.tokens)
         self.count = -(-self.tokens // self.block)
         self.window = window
-        self._buckets = [
-            self._bucket(packed, blocks, device)
-            for blocks in _alike(packed, self.block, self.count, window)
-        ]
-        self._order = self._inverse().to(device) if len(self._buckets) > 1 else None
+        sets = _group_alike(packed, self.block, self.count, window)
+        self._buckets = [self._make_bucket(packed, blocks, device) for blocks in sets]
+        self._order: Tensor | None = None  # one bucket has the tokens in their order
+        if len(self._buckets) > 1:
+            self._order = self._find_order().to(device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
         """query [tokens, heads, dim] -> [tokens, heads, dim of value]."""
         tokens, heads, dim = query.shape
-        blocks = self.count * self.block
-        q = pad(query, (0, 0, 0, 0, 0, blocks - tokens)).view(self.count, self.block, heads, dim)
+        padded = self.count * self.block
+        q = pad(query, (0, 0, 0, 0, 0, padded - tokens))
+        q = q.view(self.count, self.block, heads, dim)
         outs = [self._attend(bucket, q, key, value, kind) for bucket in self._buckets]
         wide = value.shape[2]
         if self._order is None:
-            return outs[0].reshape(blocks, heads, wide)[:tokens]
-        return torch.cat([out.reshape(-1, heads, wide) for out in outs]).index_select(
-            0, self._order
-        )
+            return outs[0].reshape(padded, heads, wide)[:tokens]
+        joined = torch.cat([out.reshape(-1, heads, wide) for out in outs])
+        return joined.index_select(0, self._order)
 
     def _attend(
         self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
-        """One bucket: query [all blocks, q, heads, dim] -> [b, q, heads, dim of value]."""
+        """Attend in a bucket: query [all blocks, q, heads, dim] -> [b, q, heads, dim of value]."""
         q = query if bucket.blocks is None else query.index_select(0, bucket.blocks)
-        count, shared = q.shape[0], key.shape[1]
-        k, v = (
-            x.index_select(0, bucket.keys).view(count, -1, shared, x.shape[2]).transpose(1, 2)
-            for x in (key, value)
-        )
+        k, v = bucket.gather(key), bucket.gather(value)
         if kind.plain:
-            return _plain(q, k, v, bucket, kind.scaling)
-        return attend(q.transpose(1, 2), k, v, bucket.mask.unsqueeze(1), kind).transpose(1, 2)
+            return _attend_plainly(q, k, v, bucket, kind.scaling)
+        mask = bucket.mask.unsqueeze(1)
+        return attend(q.transpose(1, 2), k, v, mask, kind).transpose(1, 2)
 
-    def _bucket(self, packed: Packed, blocks: np.ndarray, device: torch.device | str) -> _Bucket:
-        keys, mask = _keys(packed, blocks, self.block, self.window)
-        every = len(blocks) == self.count
+    def _make_bucket(
+        self, packed: Packed, blocks: np.ndarray, device: torch.device | str
+    ) -> _Bucket:
+        keys, mask = _find_keys(packed, blocks, self.block, self.window)
+        block_index: Tensor | None = None
+        if len(blocks) < self.count:
+            block_index = torch.from_numpy(blocks).to(device)
         return _Bucket(
-            None if every else torch.from_numpy(blocks).to(device),
+            block_index,
             torch.from_numpy(keys.ravel()).to(device),
             torch.from_numpy(mask).to(device),
         )
 
-    def _inverse(self) -> Tensor:
-        """Where each token's result is in the concatenated buckets."""
+    def _find_order(self) -> Tensor:
+        """Find where each token's result is in the concatenated buckets."""
         blocks = torch.cat([bucket.blocks for bucket in self._buckets if bucket.blocks is not None])
-        places = blocks[:, None] * self.block + torch.arange(self.block, device=blocks.device)
+        within = torch.arange(self.block, device=blocks.device)
+        places = blocks[:, None] * self.block + within
         return torch.argsort(places.ravel())[: self.tokens]
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, bucket: _Bucket, scaling: float) -> Tensor:
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bucket: _Bucket, scaling: float) -> Tensor:
     """q [b, q, heads, dim], k and v [b, key heads, k, dim] -> [b, q, heads, dim of value].
 
     The query heads of one key head are laid out one after another as more queries: keys are never
     repeated.
     """
     count, length, heads, dim = q.shape
-    shared = k.shape[1]
-    rest = heads // shared
-    q = (
-        q.view(count, length, shared, rest, dim)
-        .permute(0, 2, 3, 1, 4)
-        .reshape(count, shared, rest * length, dim)
-    )
-    out = scaled_dot_product_attention(q, k, v, attn_mask=bucket.bias(rest, q.dtype), scale=scaling)
-    return (
-        out.view(count, shared, rest, length, -1)
-        .permute(0, 3, 1, 2, 4)
-        .reshape(count, length, heads, -1)
-    )
+    key_heads = k.shape[1]
+    rest = heads // key_heads
+    q = q.view(count, length, key_heads, rest, dim)
+    q = q.permute(0, 2, 3, 1, 4).reshape(count, key_heads, rest * length, dim)
+    bias = bucket.bias(rest, q.dtype)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
+    out = out.view(count, key_heads, rest, length, -1)
+    return out.permute(0, 3, 1, 2, 4).reshape(count, length, heads, -1)
 
 
 def _block_length(longest: int, tokens: int) -> int:
     """A quarter of the longest path: a block's ancestors are at most a few times its tokens."""
-    return max(1, min(tokens, _even(max(SHORTEST_BLOCK, longest // 4))))
+    length = _round_up(max(SHORTEST_BLOCK, longest // 4))
+    return max(1, min(tokens, length))
 
 
-def _even(count: int) -> int:
-    """Rounded up to a multiple of 8: GPU kernels copy masks of other widths."""
+def _round_up(count: int) -> int:
+    """Round up to a multiple of 8: GPU kernels copy masks of other widths."""
     return -(-count // 8) * 8
 
 
-def _alike(packed: Packed, block: int, count: int, window: int | None) -> list[np.ndarray]:
-    """Sets of blocks whose numbers of ancestors differ by at most ALIKE, a block or a third."""
+def _group_alike(packed: Packed, block: int, count: int, window: int | None) -> list[np.ndarray]:
+    """Group blocks whose numbers of ancestors differ by at most ALIKE, a block or a third."""
     first = np.arange(count) * block
-    depth = packed.positions[first] - _begins(packed, first, block, window)
+    depth = packed.positions[first] - _find_begins(packed, first, block, window)
     order = np.argsort(depth, kind="stable")
     sets: list[list[int]] = []
+    deepest = -1
     for b in order.tolist():
-        if not sets or depth[b] > max(
-            depth[sets[-1][0]] * 4 // 3, depth[sets[-1][0]] + max(ALIKE, block)
-        ):
+        if depth[b] > deepest:
             sets.append([])
+            deepest = max(depth[b] * 4 // 3, depth[b] + max(ALIKE, block))
         sets[-1].append(b)
-    return [np.sort(np.array(s, dtype=np.int64)) for s in sets]
+    # Ascending: a bucket of all blocks is taken to have them in their order.
+    return [np.sort(np.array(blocks, dtype=np.int64)) for blocks in sets]
 
 
-def _begins(packed: Packed, first: np.ndarray, block: int, window: int | None) -> np.ndarray:
+def _find_begins(packed: Packed, first: np.ndarray, block: int, window: int | None) -> np.ndarray:
     """int64 [b]: the depth of the first ancestor that any token of each block sees: a block may
     begin deep in one row and go on with another, near the root.
     """
     if window is None:
         return np.zeros_like(first)
-    tokens = np.minimum(first[:, None] + np.arange(block), len(packed.ids) - 1)
-    begins = np.maximum(packed.positions[tokens].min(axis=1) - window + 1, 0)
+    last_token = len(packed.ids) - 1
+    tokens = np.minimum(first[:, None] + np.arange(block), last_token)
+    least_depth = packed.positions[tokens].min(axis=1)
+    begins = np.maximum(least_depth - window + 1, 0)
     return np.minimum(begins, packed.positions[first])
 
 
-def _keys(
+def _find_keys(
     packed: Packed, blocks: np.ndarray, block: int, window: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [b, k]: each block's keys; bool [b, q, k]: which of them each query sees."""
+    """int64 [b, k]: each block's keys, its first token's ancestors and then its own tokens; bool
+    [b, q, k]: which of them each query sees.
+    """
     total = len(packed.ids)
     first = blocks * block
     depth = packed.positions[first]
-    begin = _begins(packed, first, block, window)
+    begin = _find_begins(packed, first, block, window)
     queries = first[:, None] + np.arange(block)
     own = np.minimum(queries, total - 1)
-    steps = begin[:, None] + np.arange(_even(int((depth - begin).max(initial=0))))
-    known = steps < depth[:, None]
+    width = _round_up(int((depth - begin).max(initial=0)))
+    steps = begin[:, None] + np.arange(width)
+    is_ancestor = steps < depth[:, None]  # the others are padding, as blocks differ in depth
     reach = np.minimum(steps, packed.path.shape[1] - 1)
-    above = np.where(known, packed.path[packed.owner[first][:, None], reach], 0)
-    sees_above = known[:, None, :] & (queries[:, :, None] < packed.end[above][:, None, :])
-    sees_own = (queries[:, None, :] <= queries[:, :, None]) & (
-        queries[:, :, None] < packed.end[own][:, None, :]
-    )
+    path_rows = packed.owner[first][:, None]
+    above = np.where(is_ancestor, packed.path[path_rows, reach], 0)
+    # j is visible to i where j <= i < end[j] (packing.py); ancestors come before all queries.
+    ends_above, ends_own = packed.end[above], packed.end[own]
+    i, j = queries[:, :, None], queries[:, None, :]
+    sees_above = is_ancestor[:, None, :] & (i < ends_above[:, None, :])
+    sees_own = (j <= i) & (i < ends_own[:, None, :])
     keys = np.concatenate([above, own], axis=1)
     mask = np.concatenate([sees_above, sees_own], axis=2)
     if window is not None:
-        at = packed.positions
-        mask &= at[own][:, :, None] - at[keys][:, None, :] < window
+        query_positions, key_positions = packed.positions[own], packed.positions[keys]
+        mask &= query_positions[:, :, None] - key_positions[:, None, :] < window
     # Queries beyond the last token are padding: they see key 0 so that no softmax is empty.
     mask[queries >= total, 0] = True
     return keys, mask

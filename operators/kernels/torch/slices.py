@@ -15,7 +15,7 @@ summed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import filter
+from fnmatch import filter as matching
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.utils import get_total_norm
 
 from dataflow.errors import KernelError
-from operators.kernels.torch.parallel import like, whole
+from operators.kernels.torch.parallel import gather_whole, part_like
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _SUMMED = "replicated_with_grad_allreduce"
@@ -46,36 +46,31 @@ class Slices:
     def __init__(self, module: nn.Module, mesh: DeviceMesh, node: str) -> None:
         """Raises KernelError for a module that cannot be split over this many ranks."""
         backbone: Any = module.base_model
-        styles = _styles(module, mesh.size(), node)
+        styles = _find_styles(module, mesh.size(), node)
         split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
         # Every rank has the weights: nothing is sent.
         parallelize_module(backbone, mesh, split, src_data_rank=None)
-        for path in {
-            path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"
-        }:
-            backbone.get_submodule(path).register_forward_pre_hook(
-                _read_once(mesh), with_kwargs=True
-            )
+        for path in _column_blocks(styles):
+            block = backbone.get_submodule(path)
+            block.register_forward_pre_hook(_make_reading_hook(mesh), with_kwargs=True)
         self._group = mesh.get_group()
         self._ranks = mesh.size()
-        self._summed = {
-            id(p)
-            for path, style in styles.items()
-            if style == _SUMMED
-            for p in backbone.get_submodule(path).parameters()
-        }
+        self._summed: set[int] = set()
+        for path, style in styles.items():
+            if style == _SUMMED:
+                self._summed |= {id(p) for p in backbone.get_submodule(path).parameters()}
 
-    def same(self, said: Tensor) -> Tensor:
-        """The identity on a value that is the same on all ranks; its gradient becomes their mean.
+    def same(self, output: Tensor) -> Tensor:
+        """Return a tensor that is the same on all ranks; its gradient becomes their mean.
 
         Sums on a GPU have no fixed order, and weights that every rank has whole must not drift.
         """
-        return _Same.apply(said, self._group, self._ranks)  # type: ignore[return-value]
+        return _Same.apply(output, self._group, self._ranks)  # type: ignore[return-value]
 
     def part(self, weight: Tensor) -> Tensor:
         """This rank's part of a weight: a view, not a copy."""
-        held = weight.detach()
-        return held.to_local() if isinstance(held, DTensor) else held
+        detached = weight.detach()
+        return detached.to_local() if isinstance(detached, DTensor) else detached
 
     def gradient(self, weight: Tensor) -> Tensor | None:
         """The gradient of this rank's part."""
@@ -85,12 +80,12 @@ class Slices:
         return grad.redistribute(placements=weight.placements).to_local()
 
     def gathered(self, weight: Tensor, part: Tensor) -> Tensor:
-        """A value for a whole weight, from each rank's part (every rank must call); a value that
+        """Gather a tensor for a whole weight from each rank's part (every rank must call); one that
         is already whole is returned unchanged.
         """
         if not isinstance(weight, DTensor) or not part.dim():
             return part
-        made = DTensor.from_local(
+        split_tensor = DTensor.from_local(
             part,
             weight.device_mesh,
             weight.placements,
@@ -98,11 +93,11 @@ class Slices:
             shape=weight.shape,
             stride=weight.stride(),
         )
-        return whole(made)
+        return gather_whole(split_tensor)
 
-    def cut(self, weight: Tensor, given: Tensor) -> Tensor:
-        """The inverse of `gathered`: this rank's part of a value for a whole weight."""
-        return self.part(like(weight, given))
+    def cut(self, weight: Tensor, tensor: Tensor) -> Tensor:
+        """The inverse of `gathered`: this rank's part of a tensor for a whole weight."""
+        return self.part(part_like(weight, tensor))
 
     @torch.no_grad()
     def sum_gradients(self, weights: Iterable[Tensor], parts: Iterable[Tensor]) -> None:
@@ -112,47 +107,52 @@ class Slices:
                 dist.all_reduce(part.grad, group=self._group)
 
     def norm(self, weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-        """The gradient norm of the whole module, the same to the bit on all ranks."""
-        pairs = [
-            (_is_split(w), p.grad)
-            for w, p in zip(weights, parts, strict=True)
-            if p.grad is not None
-        ]
-        norms = [
-            get_total_norm([g for split, g in pairs if split == of], foreach=True)
-            for of in (True, False)
-        ]
-        squares = torch.stack([norm.to(parts[0].device, torch.float64).square() for norm in norms])
+        """Compute the gradient norm of the whole module, the same to the bit on all ranks."""
+        split_grads: list[Tensor] = []
+        whole_grads: list[Tensor] = []
+        for weight, part in zip(weights, parts, strict=True):
+            if part.grad is not None:
+                grads = split_grads if _is_split(weight) else whole_grads
+                grads.append(part.grad)
+        norms = [get_total_norm(grads, foreach=True) for grads in (split_grads, whole_grads)]
+        # The norm of no gradients is a tensor on the host.
+        wide = [norm.to(parts[0].device, torch.float64) for norm in norms]
+        squares = torch.stack([norm.square() for norm in wide])
+        # Each rank adds the gradients that all of them have whole.
         squares[1] /= self._ranks
         dist.all_reduce(squares, group=self._group)
         return squares.sum().sqrt().float()
 
 
-def _read_once(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
-    """Mark the common input of several matrices of a block as whole before the block runs, so that
-    its gradient is summed over ranks once, and not once for each matrix (the default).
+def _make_reading_hook(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
+    """Make a hook that marks the common input of several matrices of a block as whole before the
+    block runs, so that its gradient is summed over ranks once, and not once for each matrix (the
+    default).
     """
 
-    def mark(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        def marked(states: Tensor) -> DTensor:
-            return DTensor.from_local(states, mesh, [Replicate()], run_check=False)
+    def mark(states: Tensor) -> DTensor:
+        return DTensor.from_local(states, mesh, [Replicate()], run_check=False)
 
+    def mark_input(
+        block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        # transformers calls some blocks with positions, others with keywords.
         if args:
-            return (marked(args[0]), *args[1:]), kwargs
-        return args, {
-            n: marked(given) if n == "hidden_states" else given for n, given in kwargs.items()
-        }
+            return (mark(args[0]), *args[1:]), kwargs
+        if "hidden_states" in kwargs:
+            kwargs = kwargs | {"hidden_states": mark(kwargs["hidden_states"])}
+        return args, kwargs
 
-    return mark
+    return mark_input
 
 
 class _Same(torch.autograd.Function):
     """The identity; its backward is the mean over ranks."""
 
     @staticmethod
-    def forward(ctx: Any, said: Tensor, group: Any, ranks: int) -> Tensor:
+    def forward(ctx: Any, output: Tensor, group: Any, ranks: int) -> Tensor:
         ctx.group, ctx.ranks = group, ranks
-        return said.view_as(said)
+        return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -168,62 +168,69 @@ def _is_split(weight: Tensor) -> bool:
     )
 
 
-def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
-    """The style of each split part of the backbone, by its path. Raises KernelError if the module
-    cannot be split.
+def _find_styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
+    """Find the style of each split part of the backbone, by its path. Raises KernelError if the
+    module cannot be split.
     """
     config: Any = module.config
     backbone: Any = module.base_model
-    given: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
-    plan = {pattern: style for pattern, style in given.items() if style != _WHOLE}
+    whole_plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    plan = {pattern: style for pattern, style in whole_plan.items() if style != _WHOLE}
     paths = [path for path, _ in backbone.named_modules()]
-    found = {path: style for pattern, style in plan.items() for path in filter(paths, pattern)}
+    styles: dict[str, str] = {}
+    for pattern, style in plan.items():
+        styles |= dict.fromkeys(matching(paths, pattern), style)
     unknown = sorted(set(plan.values()) - {*_STYLES, _SUMMED})
-    if unknown or not found:
+    if unknown or not styles:
         what = f"one with {', '.join(unknown)}" if unknown else "none"
         raise KernelError(
             f"{node}: expected transformers to have a tensor-parallel plan of"
             f" {' and '.join(_STYLES)} for {config.model_type!r}, found {what}. Fix: tensor=1, or a"
             " decoder such as Qwen2, Qwen3, Llama or Mistral."
         )
-    if alone := _uncovered(backbone, found):
+    if uncovered := _find_uncovered(backbone, styles):
         raise KernelError(
             f"{node}: expected transformers' tensor-parallel plan for {config.model_type!r} to say"
-            f" what becomes of each weight next to a split one, found nothing of {alone[0]}, whose"
-            " gradient would be that of a rank's own heads. Fix: tensor=1."
+            f" what becomes of each weight next to a split one, found nothing of {uncovered[0]},"
+            " whose gradient would be that of a rank's own heads. Fix: tensor=1."
         )
-    if odd := _indivisible(module, found, ranks):
+    if indivisible := _find_indivisible(module, styles, ranks):
         raise KernelError(
-            f"{node}: expected sizes divisible by its {ranks} tensor ranks, found {odd[0]}. Fix:"
-            " tensor=1."
+            f"{node}: expected sizes divisible by its {ranks} tensor ranks, found"
+            f" {indivisible[0]}. Fix: tensor=1."
         )
-    return found
+    return styles
 
 
-def _uncovered(backbone: nn.Module, styles: dict[str, str]) -> list[str]:
-    """Weights in a block whose input is split by columns that the plan does not mention."""
-    blocks = {path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"}
-    return [
-        f"{block}.{name}"
-        for block in sorted(blocks)
-        for name, _ in backbone.get_submodule(block).named_parameters()
-        if not any(f"{block}.{name}".startswith(f"{path}.") for path in styles)
-    ]
+def _column_blocks(styles: dict[str, str]) -> list[str]:
+    """The paths of blocks whose input is read by matrices that are split by columns."""
+    matrices = [path for path, style in styles.items() if style == "colwise"]
+    return sorted({path.rpartition(".")[0] for path in matrices})
 
 
-def _indivisible(module: nn.Module, styles: dict[str, str], ranks: int) -> list[str]:
-    """The numbers of heads and the split dimensions that the ranks cannot share equally."""
+def _find_uncovered(backbone: nn.Module, styles: dict[str, str]) -> list[str]:
+    """Find weights, in a block whose input is split by columns, that the plan does not mention."""
+    covered = tuple(f"{path}." for path in styles)
+    uncovered: list[str] = []
+    for block in _column_blocks(styles):
+        named = backbone.get_submodule(block).named_parameters()
+        paths = [f"{block}.{name}" for name, _ in named]
+        uncovered += [path for path in paths if not path.startswith(covered)]
+    return uncovered
+
+
+def _find_indivisible(module: nn.Module, styles: dict[str, str], ranks: int) -> list[str]:
+    """Find the numbers of heads and the split dimensions that the ranks cannot share equally."""
     config: Any = module.config
     backbone: Any = module.base_model
     heads = ("num_attention_heads", "num_key_value_heads")
-    sizes = {name: int(getattr(config, name, 0)) for name in heads} | {
-        path: _length(backbone.get_submodule(path), style)
-        for path, style in styles.items()
-        if style in _STYLES
-    }
+    sizes = {name: int(getattr(config, name, 0)) for name in heads}
+    for path, style in styles.items():
+        if style in _STYLES:
+            sizes[path] = _split_length(backbone.get_submodule(path), style)
     return [f"{name} of {size}" for name, size in sizes.items() if size % ranks]
 
 
-def _length(matrix: nn.Module, style: str) -> int:
+def _split_length(matrix: Any, style: str) -> int:
     """The dimension along which a linear layer is split: its output or its input."""
-    return int(matrix.out_features if style == "colwise" else matrix.in_features)  # type: ignore[arg-type]
+    return int(matrix.out_features if style == "colwise" else matrix.in_features)

@@ -33,12 +33,12 @@ class TorchTextScores(TorchScores):
         """Load tokenizer and module. Raises KernelError or DataError if the base lacks one."""
         super().open(node, layout, session)
         self._tokenizer = load_tokenizer(self._model.base)
-        self._room = Room.of_scores(node, self._model.name, self._positions)
+        self._room = Room.of_scores(node, self._model.name, self._position_limit)
 
     @torch.inference_mode()
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch for the whole chunk; rows that the Model has no positions for are dropped if
-        overlong="drop".
+        """Score the whole chunk in one batch; rows that the Model has no positions for are dropped
+        if overlong="drop".
         """
         rows = chunk.inputs["rows"]
         if not len(rows):
@@ -48,29 +48,33 @@ class TorchTextScores(TorchScores):
                 f"{self._name}: expected the prompts as text or messages, found only token ids."
                 " Fix: rows of prompts(data), or reads='tokens' by a Model of the same tokenizer."
             )
-        asked = prompts_of(rows.array("prompt"))
-        ids = self._tokenizer.encode_answered(asked, rows.array("completion").to_pylist())
+        prompts = prompts_of(rows.array("prompt"))
+        ids = self._tokenizer.encode_answered(prompts, rows.array("completion").to_pylist())
         require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
-        stay, ids = self._room.fitted(ids, rows.keys, self._session)
-        if len(stay):
-            keys = rows.keys.take(stay)
-            prompts, completions = _parted(ids, keys.position)
-            made = self.computed(keys, prompts, completions)
-            yield batch_of(keys, made, None, self.schema)
+        fitting, ids = self._room.fitted(ids, rows.keys, self._session)
+        if len(fitting):
+            keys = rows.keys.take(fitting)
+            shared, rest = _split_shared(ids, keys.position)
+            columns = self.compute(keys, shared, rest)
+            yield batch_of(keys, columns, None, self.schema)
 
 
-def _parted(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
-    """The ids, cut into what all rows of one position begin with, and the rest."""
-    first = np.ones(len(ids), dtype=np.int64)
-    for one in np.unique(position).tolist():
-        rows = np.flatnonzero(position == one)
-        first[rows] = max(1, _common([ids[row] for row in rows.tolist()]))
-    starts, ends = ids.offsets[:-1], ids.offsets[1:]
-    return spans(ids, starts, first), spans(ids, starts + first, ends - starts - first)
+def _split_shared(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
+    """Cut the ids into what all rows of one position begin with, and the rest."""
+    shared = np.ones(len(ids), dtype=np.int64)
+    for group in np.unique(position).tolist():
+        rows = np.flatnonzero(position == group)
+        beginnings = [ids[row] for row in rows.tolist()]
+        shared[rows] = max(1, _count_common(beginnings))
+    starts = ids.offsets[:-1]
+    return spans(ids, starts, shared), spans(ids, starts + shared, ids.lengths - shared)
 
 
-def _common(rows: list[np.ndarray]) -> int:
-    """How many tokens all rows begin with; less than the shortest has."""
-    shortest = min(map(len, rows)) - 1
-    differs = [row[:shortest] != rows[0][:shortest] for row in rows[1:]]
-    return min((int(d.argmax()) for d in differs if d.any()), default=shortest)
+def _count_common(rows: list[np.ndarray]) -> int:
+    """Count the tokens that all rows begin with; less than the shortest has."""
+    common = min(map(len, rows)) - 1
+    for row in rows[1:]:
+        differs = row[:common] != rows[0][:common]
+        if differs.any():
+            common = int(differs.argmax())
+    return common

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,7 @@ from dataflow.loss import Loss, LossTerm
 from dataflow.loss_terms import ROWS
 from dataflow.model import Model, Schedule
 from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS
-from operators.kernels.torch.temperatures import Given, Temperatures
-
-_OF_A_SET = ("temperature", "sampler_temperature", "max_tokens", "step_rows", "own_samples")
-"""What each row set has of its own."""
+from operators.kernels.torch.temperatures import NodeTemperature, Temperatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +29,36 @@ class RowSet:
     name: str
     loss: Loss
     minibatches: int = 1
-    temperature: Given = None
-    sampler_temperature: Given = None
+    temperature: NodeTemperature = None
+    sampler_temperature: NodeTemperature = None
     max_tokens: float | None = None
     step_rows: int | None = None
     own_samples: bool | tuple[bool, ...] = True
 
     @property
-    def own(self) -> np.ndarray:
+    def written_by_model(self) -> np.ndarray:
         """Boolean, [1] or of each of a prompt's samples: whether the trained Model wrote it."""
         return np.atleast_1d(np.array(self.own_samples, dtype=bool))
 
     @property
-    def at(self) -> Temperatures:
+    def temperatures(self) -> Temperatures:
         """The temperatures of its log-probs."""
         return Temperatures.of(self.temperature)
 
     @property
-    def as_sampled(self) -> np.ndarray:
+    def sampled_alike(self) -> np.ndarray:
         """Boolean, [1] or of each of a prompt's samples: whether its recorded log-probs have that
         temperature, too.
         """
-        return self.at.equal(self.sampler_temperature)
+        return self.temperatures.equal(self.sampler_temperature)
 
     @property
     def atomic(self) -> bool:
-        """Whether a micro-batch has whole groups: a term is a number for each."""
+        """Whether micro-batches keep groups whole, as a term that is one number a group needs."""
         return any(term.function.scope == "group" for term in self.loss.terms)
 
     @property
-    def entropy(self) -> bool:
+    def reads_entropy(self) -> bool:
         """Whether a term reads the entropy of the next token."""
         return any(term.function.entropy for term in self.loss.terms)
 
@@ -83,8 +80,8 @@ class TrainSettings:
     minibatches: int = 1
     clip_norm: float | None = 1.0
     start: int = 0
-    temperature: Given = None
-    sampler_temperature: Given = None
+    temperature: NodeTemperature = None
+    sampler_temperature: NodeTemperature = None
     max_tokens: float | None = None
     step_rows: int | None = None
     own_samples: bool | tuple[bool, ...] = True
@@ -94,23 +91,29 @@ class TrainSettings:
     @property
     def row_sets(self) -> tuple[RowSet, ...]:
         """The sets of rows that the terms of the loss stand on, the node's own first."""
-        main = {name: getattr(self, name) for name in _OF_A_SET}
-        parts = self.minibatches
-        return tuple(
-            RowSet(
-                name=name,
-                loss=self.loss.on(name),
-                minibatches=parts,
-                **(main if name == ROWS else self.own_rows.get(name, {})),
-            )
-            for name in self.loss.row_sets
+        return tuple(self._row_set(name) for name in self.loss.row_sets)
+
+    def _row_set(self, name: str) -> RowSet:
+        if name != ROWS:
+            bare = RowSet(name=name, loss=self.loss.on(name), minibatches=self.minibatches)
+            return replace(bare, **self.own_rows.get(name, {}))
+        return RowSet(
+            name=name,
+            loss=self.loss.on(name),
+            minibatches=self.minibatches,
+            temperature=self.temperature,
+            sampler_temperature=self.sampler_temperature,
+            max_tokens=self.max_tokens,
+            step_rows=self.step_rows,
+            own_samples=self.own_samples,
         )
 
     @staticmethod
     def of(node: KernelNode, model: Model) -> TrainSettings:
-        """A node's settings. Raises KernelError if loss, Model and aggregate do not fit."""
-        known = {f.name for f in dataclasses.fields(TrainSettings)}
-        settings = TrainSettings(**{k: v for k, v in node.params.items() if k in known})
+        """Read a node's settings. Raises KernelError if loss, Model and aggregate do not fit."""
+        names = {field.name for field in dataclasses.fields(TrainSettings)}
+        # The node has other parameters, too: the optimizer's are read by optimizer.py.
+        settings = TrainSettings(**{k: v for k, v in node.params.items() if k in names})
         _require_aggregate(node.name, settings)
         for term in settings.loss.terms:
             _require_term(node.name, settings.aggregate, term, model)
@@ -128,14 +131,21 @@ def _require_aggregate(node: str, settings: TrainSettings) -> None:
             f"{node}: expected masked_rows to be one of {', '.join(MASKED_ROWS)}, found"
             f" {settings.masked_rows!r}. Fix: masked_rows='skip'."
         )
-    for rows in settings.row_sets if settings.aggregate == "constant" else ():
-        if not (rows.max_tokens and rows.step_rows):
-            of = "" if rows.name == ROWS else f" of {rows.name}"
-            raise KernelError(
-                f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens,"
-                f" found {rows.step_rows} and {rows.max_tokens}{of}. Fix: rows of a"
-                " generate(max_tokens=...)."
-            )
+    if settings.aggregate == "constant":
+        for row_set in settings.row_sets:
+            _require_divisor(node, row_set)
+
+
+def _require_divisor(node: str, row_set: RowSet) -> None:
+    """Raise KernelError if the divisor of aggregate="constant" is not known for a row set."""
+    if row_set.max_tokens and row_set.step_rows:
+        return
+    place = "" if row_set.name == ROWS else f" of {row_set.name}"
+    raise KernelError(
+        f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens,"
+        f" found {row_set.step_rows} and {row_set.max_tokens}{place}. Fix: rows of a"
+        " generate(max_tokens=...)."
+    )
 
 
 def _require_term(node: str, aggregate: str, term: LossTerm, model: Model) -> None:
@@ -145,8 +155,11 @@ def _require_term(node: str, aggregate: str, term: LossTerm, model: Model) -> No
             f" {model.name!r} with head={model.head!r}. Fix: Model(...,"
             f" head={term.function.head!r})."
         )
-    own = "sequence_mean" if term.function.scope == "sequence" else "token_mean"
-    if term.function.scope != "token" and aggregate not in ("token_mean", own):
+    # The default may stay: such a term takes the mean of its numbers whatever aggregate says.
+    fitting = {"token_mean"}
+    if term.function.scope == "sequence":
+        fitting.add("sequence_mean")
+    if term.function.scope != "token" and aggregate not in fitting:
         raise KernelError(
             f"{node}: {term.label} is a number a {term.function.scope}, and takes only their"
             f" mean, found aggregate={aggregate!r}. Fix: leave aggregate out."

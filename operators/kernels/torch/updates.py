@@ -15,7 +15,7 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.kernel import AssignedRows
 from dataflow.loss_terms import ROWS
-from operators.kernels.torch.minibatches import minibatches
+from operators.kernels.torch.minibatches import draw_minibatches
 from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.reduce import MetricSums, Weights, count_weights
 from operators.kernels.torch.steprows import TrainRows
@@ -26,27 +26,29 @@ from operators.kernels.torch.train_settings import RowSet, TrainSettings
 class StepSet:
     """The rows of a set in one Step: this rank's, and which of all they are."""
 
-    of: RowSet
+    row_set: RowSet
     rows: TrainRows
     assigned: AssignedRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EveryRow:
-    """What is known of a set's rows on all ranks: keys, and int64 [rows] trained tokens of each."""
+    """A set's rows on all ranks: their keys, and int64 [rows] trained tokens of each."""
 
     keys: Keys
     trained: np.ndarray
 
     @staticmethod
     def of(read: StepSet, ranks: Ranks) -> EveryRow:
-        """Asked of all ranks, each of which knows its own rows: 40 bytes a row of the Step in one
-        sum. Raises KernelError, on every rank, where they do not have each row once.
+        """Ask all ranks, each of which knows its own rows: 40 bytes a row of the Step in one sum
+        (docs/decisions/0038-a-rank-is-told-its-own-rows.md). Raises KernelError, on every rank,
+        where they do not have each row once.
         """
-        own = read.assigned.keys
-        mine = np.stack([own.position, own.sample, own.attempt, read.rows.trained])
-        found = ranks.whole(read.assigned.indices, mine, read.assigned.count)
-        position, sample, attempt, trained = found
+        assigned = read.assigned
+        keys = assigned.keys
+        numbers = np.stack([keys.position, keys.sample, keys.attempt, read.rows.trained])
+        table = ranks.whole(assigned.indices, numbers, assigned.count)
+        position, sample, attempt, trained = table
         return EveryRow(Keys.of(position, sample, attempt), trained)
 
 
@@ -54,7 +56,7 @@ class EveryRow:
 class Part:
     """An update's rows of one set: this rank's (`picked` of the Step's `rows`), their weights."""
 
-    of: RowSet
+    row_set: RowSet
     rows: TrainRows
     picked: np.ndarray
     weights: Weights
@@ -64,11 +66,12 @@ class Part:
 class StepUpdate:
     """One update of a Step: its rows, and where metrics go.
 
-    whole: the keys of the update's rows on all ranks.
+    keys: those of the update's rows on all ranks. first: whether no update of the Step was made
+    before it.
     """
 
     parts: tuple[Part, ...]
-    whole: Keys
+    keys: Keys
     step: int
     lr: float
     first: bool
@@ -80,7 +83,7 @@ class StepUpdate:
         return sum(part.weights.tokens for part in self.parts)
 
 
-def parts_of(
+def draw_parts(
     read: StepSet,
     every: EveryRow,
     settings: TrainSettings,
@@ -89,25 +92,31 @@ def parts_of(
     node: str,
     step: int,
 ) -> Iterator[tuple[Part, Keys]]:
-    """A set's rows in each update, with the keys of those on all ranks."""
-    of, mine = read.of, read.assigned.indices
+    """Draw a set's rows of each update, with the keys of those on all ranks."""
+    row_set = read.row_set
+    own_indices = read.assigned.indices
     groups = np.unique(every.keys.position, return_inverse=True)[1]
-    drawn = minibatches(
+    stream = node
+    if row_set.name != ROWS:
+        stream = f"{node}/{row_set.name}"  # sets are drawn apart from each other
+    index_sets = draw_minibatches(
         every.keys.position,
         epochs=settings.epochs,
         count=settings.minibatches,
         seed=seed,
-        node=node if of.name == ROWS else f"{node}/{of.name}",
+        node=stream,
         step=step,
     )
-    for minibatch in drawn:
+    for minibatch in index_sets:
+        # Counted over all ranks' rows, so that no rank's share changes a weight.
         weights = count_weights(
             every.trained,
             groups,
             minibatch,
             aggregate=settings.aggregate,
             masked_rows=settings.masked_rows,
-            constant=of.constant,
+            constant=row_set.constant,
         )
-        picked = np.flatnonzero(np.isin(mine, minibatch))
-        yield Part(of, read.rows, picked, weights.of(mine)), every.keys.take(minibatch)
+        picked = np.flatnonzero(np.isin(own_indices, minibatch))
+        part = Part(row_set, read.rows, picked, weights.of(own_indices))
+        yield part, every.keys.take(minibatch)

@@ -27,7 +27,7 @@ class WeightSample:
 
     @torch.no_grad()
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._views = [_spread(weight) for weight in weights]
+        self._views = [_sample(weight) for weight in weights]
         self._before = torch.cat(self._views)
 
     def __len__(self) -> int:
@@ -35,18 +35,21 @@ class WeightSample:
 
     @torch.no_grad()
     def changed(self) -> Tensor:
-        """int64 []: how many have other bits now. Waits for no device."""
+        """Count those that have other bits now: int64 []. Waits for no device."""
         now = torch.cat(self._views)
-        return (self._before.view(torch.int32) != now.view(torch.int32)).count_nonzero()
+        # As integers: NaN is not equal to itself, and -0.0 is equal to 0.0.
+        differs = self._before.view(torch.int32) != now.view(torch.int32)
+        return differs.count_nonzero()
 
 
-def _spread(weight: Tensor) -> Tensor:
-    """Up to MOST elements of this rank's part of a weight: a view, never a copy."""
-    held = weight.to_local() if isinstance(weight, DTensor) else weight
-    while held.dim() > 1 and not held.is_contiguous():
-        held = held[len(held) // 2]  # one row of a transposed matrix: all of it has no flat view
+def _sample(weight: Tensor) -> Tensor:
+    """View up to MOST elements of this rank's part of a weight, never a copy."""
+    part = weight.to_local() if isinstance(weight, DTensor) else weight
+    while part.dim() > 1 and not part.is_contiguous():
+        part = part[len(part) // 2]  # one row of a transposed matrix: all of it has no flat view
     # An odd stride: a multiple of the length of a row would only see the same column of each.
-    stride = -(-held.numel() // MOST) | 1
-    if held.dim() == 1:
-        return held[::stride]
-    return held.as_strided((-(-held.numel() // stride),), (stride,))
+    stride = -(-part.numel() // MOST) | 1
+    if part.dim() == 1:
+        return part[::stride]
+    count = -(-part.numel() // stride)
+    return part.as_strided((count,), (stride,))

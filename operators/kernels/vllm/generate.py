@@ -18,7 +18,7 @@ from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
-from operators.kernels.torch.models import described, positions
+from operators.kernels.torch.models import find_position_limit, make_meta_module
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.vllm.decode import VllmDecoder
 from operators.kernels.vllm.engine import Engine
@@ -44,13 +44,13 @@ class VllmGenerate(Generating, Sleeper, Probeable):
 
     def _made(self) -> Engine:
         model = self._model
-        module = described(model)
+        module = make_meta_module(model)
         size = self._size(module.config)
         return Engine(model, module, exact_folder(model.base), size)
 
     def _size(self, config: Any) -> EngineSize:
         prompt = self._node.params.get("max_prompt_tokens") or PROMPT
-        limit = positions(self._model.base)
+        limit = find_position_limit(self._model.base)
         length = self._layout.longest or prompt + self._max_tokens
         length = length if limit is None else min(limit, length)
         token = _token_bytes(config, self._model.dtype)
@@ -66,7 +66,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         )
 
     def _positions(self) -> int | None:
-        return positions(self._model.base)
+        return find_position_limit(self._model.base)
 
     def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
         stay, prompts = super()._encoded(chunk)
@@ -83,7 +83,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         row = int(prompts.lengths.argmax())
         longest = int(prompts.lengths[row])
         enough = 1 << (longest - 1).bit_length()
-        limit = positions(self._model.base)
+        limit = find_position_limit(self._model.base)
         bound = enough if limit is None else min(enough, limit - self._max_tokens)
         raise DataError(
             f"{self._node.name}: row {keys.rows()[row]}: expected a prompt of at most {room}"

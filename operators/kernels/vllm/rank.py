@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from operators.kernels.torch.products import linear as linear_product
+from operators.kernels.torch.products import linear_product
 from operators.kernels.vllm.failing import NotesCause
 
 Linear = str
