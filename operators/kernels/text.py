@@ -319,7 +319,7 @@ def require_ends(
         )
 
 
-def require_known(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: int) -> None:
+def require_embedded_ids(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: int) -> None:
     """Raise DataError for a row with a token id for which the Model has no embedding."""
     beyond = np.flatnonzero((ids.values >= vocabulary) | (ids.values < 0))
     if len(beyond):

@@ -32,9 +32,9 @@ from operators.kernels.data import (
     SourceRows,
     open_demonstrations,
     open_rows,
-    tokenized_demonstrations,
+    tokenize_demonstrations,
 )
-from operators.kernels.preferences import open_preferences, tokenized_preferences
+from operators.kernels.preferences import open_preferences, tokenize_preferences
 from operators.kernels.text import Pairs, Tokenizer
 from operators.kernels.tokenizer_files import FILES, read_tokenizer
 
@@ -119,7 +119,7 @@ def _count_demonstrations(
     source, tokenizer = open_demonstrations(data, split), _tokenizer_in(folder, base)
 
     def pairs(rows: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
-        return tokenized_demonstrations(tokenizer, source.shape, rows, True, place)
+        return tokenize_demonstrations(tokenizer, source.shape, rows, True, place)
 
     return _count_pairs(source, pairs, _place(data, split))
 
@@ -132,7 +132,7 @@ def _count_preferences(
     source, tokenizer = open_preferences(data, split), _tokenizer_in(folder, base)
 
     def pairs(rows: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
-        return tokenized_preferences(source, rows, tokenizer, place)
+        return tokenize_preferences(source, rows, tokenizer, place)
 
     return _count_pairs(source, pairs, _place(data, split))
 

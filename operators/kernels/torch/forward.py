@@ -22,8 +22,8 @@ from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from dataflow.top_logprobs import TopLogprobs
 from operators.kernels.overlong import require_positions
-from operators.kernels.tensors import batch_of, gather
-from operators.kernels.text import require_known
+from operators.kernels.tensors import gather, make_batch
+from operators.kernels.text import require_embedded_ids
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predictions, scores, values
 from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model
@@ -93,9 +93,9 @@ class _Forward(Sleeper, Probeable):
             self._name, self._model.name, self._positions, rows.keys, prompts, completions
         )
         for ids in (prompts, completions):
-            require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
+            require_embedded_ids(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         made = self.computed(rows.keys, prompts, completions)
-        yield batch_of(
+        yield make_batch(
             rows.keys, made, completions.offsets if self.per_token else None, self.schema
         )
 

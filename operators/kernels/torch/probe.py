@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dataflow.batch import Ragged
-from operators.kernels.tensors import gather, numbers
+from operators.kernels.tensors import gather, to_host_array
 from operators.kernels.torch.heads import predictions, values
 from operators.kernels.torch.packing import pack
 
@@ -50,5 +50,5 @@ def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> 
 
     call: Callable[[Callable[[], Tensor]], Tensor] = within or (lambda do: do())
     said = np.empty(len(rest.values), dtype=np.float32)
-    said[packed.tokens] = numbers(call(say))
+    said[packed.tokens] = to_host_array(call(say))
     return said

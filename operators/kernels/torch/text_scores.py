@@ -15,9 +15,9 @@ from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.prompt_types import is_token_ids
-from operators.kernels.overlong import Room, spans
-from operators.kernels.tensors import batch_of
-from operators.kernels.text import load_tokenizer, prompts_of, require_known
+from operators.kernels.overlong import Room, take_spans
+from operators.kernels.tensors import make_batch
+from operators.kernels.text import load_tokenizer, prompts_of, require_embedded_ids
 from operators.kernels.torch.forward import TorchScores
 
 
@@ -50,13 +50,13 @@ class TorchTextScores(TorchScores):
             )
         asked = prompts_of(rows.array("prompt"))
         ids = self._tokenizer.encode_answered(asked, rows.array("completion").to_pylist())
-        require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
+        require_embedded_ids(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         stay, ids = self._room.fitted(ids, rows.keys, self._session)
         if len(stay):
             keys = rows.keys.take(stay)
             prompts, completions = _parted(ids, keys.position)
             made = self.computed(keys, prompts, completions)
-            yield batch_of(keys, made, None, self.schema)
+            yield make_batch(keys, made, None, self.schema)
 
 
 def _parted(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
@@ -66,7 +66,7 @@ def _parted(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
         rows = np.flatnonzero(position == one)
         first[rows] = max(1, _common([ids[row] for row in rows.tolist()]))
     starts, ends = ids.offsets[:-1], ids.offsets[1:]
-    return spans(ids, starts, first), spans(ids, starts + first, ends - starts - first)
+    return take_spans(ids, starts, first), take_spans(ids, starts + first, ends - starts - first)
 
 
 def _common(rows: list[np.ndarray]) -> int:

@@ -39,7 +39,7 @@ from dataflow.loss import LossTerm, Now, Terms
 from dataflow.model import Schedule, value_at
 from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import gather
-from operators.kernels.text import require_known
+from operators.kernels.text import require_embedded_ids
 from operators.kernels.torch.heads import predictions, values, values_and_scores
 from operators.kernels.torch.loss_call import LossFault, call_loss
 from operators.kernels.torch.mismatch import mismatch
@@ -160,7 +160,7 @@ class TorchTrain(Sleeper, Probeable):
         name, limit = self._model.name, self._positions
         require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
         for ids in (rows.prompts, rows.completions):
-            require_known(self._name, name, ids, rows.keys, self.vocabulary)
+            require_embedded_ids(self._name, name, ids, rows.keys, self.vocabulary)
         if len(rows.keys):
             require_ids(self._name, name, rows, of.loss, self.vocabulary)
         assigned = assignment.rows_of(of.name)

@@ -68,8 +68,8 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     def _positions(self) -> int | None:
         return positions(self._model.base)
 
-    def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
-        stay, prompts = super()._encoded(chunk)
+    def _encode(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
+        stay, prompts = super()._encode(chunk)
         self._require_room(chunk.keys.take(stay), prompts)
         return stay, prompts
 
