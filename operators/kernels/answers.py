@@ -48,7 +48,7 @@ class DatasetAnswers:
         answers = rows.array(self._column)
         # RowRoom hands the same object back where no row was dropped or cut.
         if completion is pairs.completion and not is_messages(answers.type):
-            texts = self._tokenizer.without_end(answers.to_pylist())
+            texts = self._tokenizer.strip_ends(answers.to_pylist())
         else:
             texts = self._tokenizer.decode(completion)
         columns = {

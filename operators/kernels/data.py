@@ -194,7 +194,7 @@ class Demonstrations(DataCursor):
         )
         all_fit = len(fitting_rows) == len(rows) and completion is pairs.completion
         if all_fit and _has_text_answers(rows):
-            texts = self._tokenizer.without_end(rows.column("completion").to_pylist())
+            texts = self._tokenizer.strip_ends(rows.column("completion").to_pylist())
         else:
             texts = self._tokenizer.decode(completion)
         columns: dict[str, Any] = {

@@ -60,7 +60,7 @@ class Preferences(DataCursor):
         self._room = RowRoom.of(node, model.name)
         # The first pair now, so that data of a wrong form stops the run before its first Step.
         first = self._data.take(np.arange(1))
-        tokenize_preferences(self._data, first, self._tokenizer, self._data.place)
+        tokenize_preferences(self._tokenizer, self._data, first, self._data.place)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: both rows of the chunk's positions. A pair goes if one of its rows is too
@@ -68,7 +68,7 @@ class Preferences(DataCursor):
         """
         source_rows = self._take(chunk)
         place = self._places(chunk)
-        pairs = tokenize_preferences(self._data, source_rows, self._tokenizer, place)
+        pairs = tokenize_preferences(self._tokenizer, self._data, source_rows, place)
         keys = chunk.keys.expand(2)
         fitting_rows, _, (completion, mask) = self._room.fitted(
             pairs.prompt, (pairs.completion, pairs.mask), keys, self._session
@@ -128,9 +128,9 @@ def _start(conversation: Conversation) -> str:
 
 
 def tokenize_preferences(
+    tokenizer: Tokenizer,
     source: SourceRows,
     rows: pa.RecordBatch,
-    tokenizer: Tokenizer,
     place: Callable[[int], str],
 ) -> Pairs:
     """Tokenize the answers of each row, chosen before rejected, with the prompt of both.
