@@ -51,14 +51,14 @@ def keep_weights() -> None:
     def packed(layer: Any, remove_weight: bool) -> None:
         packs(layer, remove_weight=False)
 
-    chosen = packed if os.environ.get(LINEAR) == "packed" else plain
+    dispatch = packed if os.environ.get(LINEAR) == "packed" else plain
     for module in (utils, linear, embedding):
         if hasattr(module, "dispatch_cpu_unquantized_gemm"):
-            vars(module)["dispatch_cpu_unquantized_gemm"] = chosen
+            vars(module)["dispatch_cpu_unquantized_gemm"] = dispatch
 
 
 def die_with_parent() -> None:
-    """A rank in a process of its own ends at once with the process that started it."""
+    """End a rank in a process of its own at once with the process that started it."""
     if os.environ.get("DATAFLOW_VLLM_PARENT", str(os.getpid())) == str(os.getpid()):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
