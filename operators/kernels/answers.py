@@ -31,9 +31,11 @@ class DatasetAnswers:
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Read the tokenizer. Raises DataError if it is malformed, or has no end token."""
-        self._name, self._column = node.name, node.params["column"]
+        self._name = node.name
+        self._column = node.params["column"]
         model = node.models["tokenizer"]
-        self._tokenizer, self._session = load_tokenizer(model.base), session
+        self._tokenizer = load_tokenizer(model.base)
+        self._session = session
         self._tokenizer.eos()  # raises if there is none: every answer ends with it
         self._room = RowRoom.of(node, model.name)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from dataflow.errors import DataError
 from dataflow.prompt_types import Message
@@ -218,8 +219,8 @@ def _content_span(
     one, other = (_render(tokenizer, _replace_content(turns, index, content)) for content in _MARKS)
     if one == other:
         return None, None
-    before = one[: _count_same_letters(one, other)]
-    behind = one[len(one) - _count_same_letters(one[::-1], other[::-1]) :]
+    before = one[: count_same_beginning(one, other)]
+    behind = one[len(one) - count_same_beginning(one[::-1], other[::-1]) :]
     start = stop = None
     if rendered.startswith(before):
         start = len(before)
@@ -228,10 +229,12 @@ def _content_span(
     return start, stop
 
 
-def _count_same_letters(one: str, other: str) -> int:
-    """How many letters two texts have in common at their beginning."""
+def count_same_beginning(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Count how many letters of two texts, or elements of two lists, are the same from their
+    beginning on.
+    """
     most = min(len(one), len(other))
-    return next((at for at in range(most) if one[at] != other[at]), most)
+    return next((index for index in range(most) if one[index] != other[index]), most)
 
 
 def _replace_content(turns: list[Message], index: int, content: str) -> list[Message]:
@@ -243,7 +246,7 @@ def _begun_otherwise(
     tokenizer: Tokenizer, turns: list[Message], rendered: str, index: int, generated: str
 ) -> str:
     """The error for an answer whose beginning is not what generation would see, `generated`."""
-    same = _count_same_letters(generated, rendered)
+    same = count_same_beginning(generated, rendered)
     plain = _render(tokenizer, turns[:index])
     what = "renders earlier turns differently once an answer follows"
     if same >= len(plain):

@@ -69,7 +69,10 @@ class Order:
     """Which row is at which position: epoch after epoch, each shuffled or in file order."""
 
     def __init__(self, rows: int, seed: int, name: str, shuffle: bool) -> None:
-        self._rows, self._seed, self._name, self._shuffle = rows, seed, name, shuffle
+        self._rows = rows
+        self._seed = seed
+        self._name = name
+        self._shuffle = shuffle
         self._permutations: dict[int, np.ndarray] = {}
 
     def at(self, positions: np.ndarray) -> np.ndarray:
@@ -100,6 +103,12 @@ class DataCursor:
     _data: SourceRows
     _order: Order
     _next = 0
+
+    def _begin(self, source: SourceRows, node: KernelNode, seed: int) -> None:
+        """Begin at the first position of these rows, in the node's own order."""
+        self._data = source
+        shuffle = node.params.get("shuffle", True)
+        self._order = Order(len(source), seed, node.name, shuffle)
 
     @property
     def rows(self) -> int:
@@ -144,10 +153,9 @@ class Prompts(DataCursor):
         self._decodes_text = "prompt_text" in node.returns and not has_text
         decoded = {"prompt_text"} if self._decodes_text else set[str]()
         columns_to_read = [name for name in node.returns if name not in decoded]
-        self._data = rows.select(("prompt", *columns_to_read))
+        self._begin(rows.select(("prompt", *columns_to_read)), node, session.seed)
         if self._decodes_text:
             self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
-        self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions. Another attempt gives the same row."""
@@ -172,13 +180,13 @@ class Demonstrations(DataCursor):
         cannot be tokenized.
         """
         self._extra_columns = list_data_columns(node, Completion)
-        self._data = open_demonstrations(
+        source = open_demonstrations(
             node.params["data"], node.params.get("split"), self._extra_columns
         )
-        shuffle = node.params.get("shuffle", True)
-        self._order = Order(len(self._data), session.seed, node.name, shuffle)
+        self._begin(source, node, session.seed)
         model = node.models["tokenizer"]
-        self._tokenizer, self._session = load_tokenizer(model.base), session
+        self._tokenizer = load_tokenizer(model.base)
+        self._session = session
         self._tokenizer.eos()  # raises if there is none: every demonstration ends with it
         self._room = RowRoom.of(node, model.name)
         self._assistant_only = node.params.get("assistant_only", True)
@@ -274,7 +282,8 @@ IDS = pa.large_list(pa.field("item", pa.int32(), nullable=False))
 def _refuse_odd_ids(dataset: str, split: str | None, table: pa.Table) -> None:
     """Raise DataError for a prompt without token ids, with a null, or with what is no id."""
     column: Any = table.column("prompt").combine_chunks()
-    ids, row = column.flatten(), column.value_parent_indices().to_numpy()
+    ids = column.flatten()
+    row = column.value_parent_indices().to_numpy()
     missing = ids.is_null().to_numpy(zero_copy_only=False)
     numbers = ids.fill_null(0).to_numpy(zero_copy_only=False)
     odd = (numbers < 0) | (numbers > np.iinfo(np.int32).max)
@@ -346,7 +355,8 @@ def refuse_silent_messages(dataset: str, split: str | None, table: pa.Table, nam
     if not _is_messages(table, name):
         return
     column: Any = table.column(name).combine_chunks()
-    messages, row = column.flatten(), column.value_parent_indices().to_numpy()
+    messages = column.flatten()
+    row = column.value_parent_indices().to_numpy()
     silent = _is_null(messages, "content")
     if messages.type.get_field_index("tool_calls") >= 0:
         silent &= _is_null(messages, "tool_calls")

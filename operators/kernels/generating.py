@@ -66,9 +66,12 @@ class Generating(Interruptible):
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Load tokenizer and module. Raises KernelError or DataError if the base lacks one."""
-        self._node, self._layout, self._session = node, layout, session
+        self._node = node
+        self._layout = layout
+        self._session = session
         self._model: Model = node.models["policy"]
-        model, params = self._model, node.params
+        model = self._model
+        params = node.params
         self._how = Sampling(
             temperature=float(params.get("temperature", 1.0)),
             top_p=float(params.get("top_p", 1.0)),
@@ -209,7 +212,8 @@ class Generating(Interruptible):
         )
 
     def _holds_stop(self, tails: list[np.ndarray]) -> np.ndarray:
-        texts = self._tokenizer.decode(to_ragged([tail.tolist() for tail in tails]))
+        ids = to_ragged([tail.tolist() for tail in tails])
+        texts = self._tokenizer.decode(ids)
         return np.array([self._has_stop(text) for text in texts], bool)
 
     def _has_stop(self, text: str) -> bool:
@@ -234,7 +238,8 @@ class Generating(Interruptible):
             return self._pack([prompts[group] for group in groups], prompts.values.dtype)
 
         def texts() -> pa.Array:
-            return pa.array(self._tokenizer.decode(ids) if len(ids) else [], pa.utf8())
+            decoded = self._tokenizer.decode(ids) if len(ids) else []
+            return pa.array(decoded, pa.utf8())
 
         ids = column(written.tokens)
         # Functions, in the order of the columns: only what somebody reads is computed.
@@ -271,7 +276,8 @@ class Generating(Interruptible):
 
     def _report(self, decoder: DecodeLoop) -> None:
         """Report the metrics of a decode loop that has written all its rows."""
-        counts, lengths = decoder.counts, decoder.written.length
+        counts = decoder.counts
+        lengths = decoder.written.length
         self._session.metric("generate/tokens", float(lengths.mean()), len(lengths))
         if counts.rows:
             # A row's first token comes from the prefill, every other one from a decode forward.

@@ -26,7 +26,8 @@ class KlInReward(ColumnFunction):
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """As of any function on columns."""
         yield from super().run(chunk)
-        schemas, params = self._node.schemas, self._node.params
+        schemas = self._node.schemas
+        params = self._node.params
         rollout = Columns(chunk.inputs["rollout"], schemas["rollout"])
         reference = Columns(chunk.inputs["reference"], schemas["reference"])
         tokens = int((rollout["completion_mask"].values > 0).sum())

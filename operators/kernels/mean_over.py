@@ -45,7 +45,8 @@ class MeanOver:
 
 def _ancestor_indices(chunk: Chunk, descendants: Batch) -> np.ndarray:
     """int64 [descendants]: the index of each one's ancestor in the chunk, whose keys are sorted."""
-    rows, keys = chunk.keys, descendants.keys
+    rows = chunk.keys
+    keys = descendants.keys
     # One number for position and sample, in the order of the keys.
     width = int(max(rows.sample.max(initial=0), keys.sample.max(initial=0))) + 1
     row_numbers = rows.position * width + rows.sample

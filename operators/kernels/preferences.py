@@ -18,10 +18,9 @@ from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Completion, Preference
 from operators import data_files, data_shapes
-from operators.kernels.conversations import encode_conversations
+from operators.kernels.conversations import count_same_beginning, encode_conversations
 from operators.kernels.data import (
     DataCursor,
-    Order,
     SourceRows,
     list_data_columns,
     refuse_nulls,
@@ -51,11 +50,11 @@ class Preferences(DataCursor):
         cannot be tokenized.
         """
         self._extra_columns = list_data_columns(node, _Pair)
-        self._data = open_preferences(node.params["data"], also=self._extra_columns)
-        shuffle = node.params.get("shuffle", True)
-        self._order = Order(len(self._data), session.seed, node.name, shuffle)
+        source = open_preferences(node.params["data"], also=self._extra_columns)
+        self._begin(source, node, session.seed)
         model = node.models["tokenizer"]
-        self._tokenizer, self._session = load_tokenizer(model.base), session
+        self._tokenizer = load_tokenizer(model.base)
+        self._session = session
         self._tokenizer.eos()  # raises if there is none: every answer ends with it
         self._room = RowRoom.of(node, model.name)
         # The first pair now, so that data of a wrong form stops the run before its first Step.
@@ -113,7 +112,7 @@ def open_preferences(
 def _require_common_prompts(rows: SourceRows, split: str | None) -> None:
     """Raise DataError for two conversations without a common beginning, which is their prompt."""
     for index, (chosen, rejected) in enumerate(_read_answers(rows.table)):
-        if not count_common(chosen, rejected):
+        if not find_prompt_length(chosen, rejected):
             raise DataError(
                 f"{data_files.row_place(rows.name, split, index)}: expected chosen and rejected to"
                 f" begin with one prompt, found {_start(chosen)} and {_start(rejected)}. Fix: a"
@@ -159,7 +158,7 @@ def _split_conversations(
     prompts: list[Conversation] = []
     answers: list[tuple[Conversation, Conversation]] = []
     for chosen, rejected in _read_answers(rows):
-        cut = count_common(chosen, rejected)
+        cut = find_prompt_length(chosen, rejected)
         prompts.append(chosen[:cut])
         answers.append((chosen[cut:], rejected[cut:]))
     return prompts, answers
@@ -180,16 +179,15 @@ def _read_column(column: pa.Array | pa.ChunkedArray) -> Sequence[Conversation]:
     return prompts_of(column)
 
 
-def count_common(chosen: Conversation, rejected: Conversation) -> int:
-    """How many characters, or messages, two conversations have in common at their beginning: the
-    prompt, as in TRL's extract_prompt (trl/data_utils.py).
+def find_prompt_length(chosen: Conversation, rejected: Conversation) -> int:
+    """Find how many characters, or messages, two conversations have in common at their beginning:
+    the prompt, as in TRL's extract_prompt (trl/data_utils.py).
 
     An answer has at least one message, and of a text also the space before it.
     """
-    most = min(len(chosen), len(rejected))
-    count = next((i for i in range(most) if chosen[i] != rejected[i]), most)
+    count = count_same_beginning(chosen, rejected)
     if not isinstance(chosen, str):
-        return min(count, most - 1)
+        return min(count, len(chosen) - 1, len(rejected) - 1)
     if count and chosen[count - 1] == " ":
         return count - 1
     return count

@@ -25,7 +25,8 @@ def in_order(output: Batch, keys: Keys) -> Batch:
     """
     if output.keys is keys or _are_same(output.keys, keys):
         return output
-    output_order, key_order = _sort_order(output.keys), _sort_order(keys)
+    output_order = _sort_order(output.keys)
+    key_order = _sort_order(keys)
     if len(output_order) != len(key_order):
         raise DataError(_describe_difference(output.keys, keys))
     if not _are_same(output.keys.take(output_order), keys.take(key_order)):
@@ -72,7 +73,8 @@ def refuse_broken_promise(output: Batch, keeps: str | None) -> None:
         return
     position, first, group = np.unique(output.keys.position, return_index=True, return_inverse=True)
     keep = output.flat("keep") != 0
-    kept_count, size = np.bincount(group, weights=keep), np.bincount(group)
+    kept_count = np.bincount(group, weights=keep)
+    size = np.bincount(group)
     if keeps == "pairs":
         wrong = ~np.isin(kept_count, (0, 2))
     else:
@@ -136,7 +138,8 @@ def _describe_difference(returned: Keys, keys: Keys) -> str:
     """What is wrong with the returned rows: their number, a duplicate, or one not given."""
     if len(returned) != len(keys):
         return f"it returned {len(returned)} rows for {len(keys)}. {LIKE}"
-    input_rows, returned_rows = set(keys.rows()), returned.rows()
+    input_rows = set(keys.rows())
+    returned_rows = returned.rows()
     unknown = next((row for row in returned_rows if row not in input_rows), None)
     if unknown is not None:
         problem = f"a row (position, sample, attempt) {unknown}, which it was not given"

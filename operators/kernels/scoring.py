@@ -85,7 +85,8 @@ class HostReward:
         fns = tuple(node.params["fns"])
         weights = node.params.get("weights") or (1.0,) * len(fns)
         names = part_names(node.params)
-        self._node, self._session = node.name, session
+        self._node = node.name
+        self._session = session
         self._functions = [
             Function(name=name, asked=wants(fn), weight=weight)
             for name, fn, weight in zip(names, fns, weights, strict=True)

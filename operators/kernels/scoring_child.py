@@ -148,7 +148,8 @@ class Scorer:
 
     def __init__(self, fn: RewardFn, *, interrupts: bool = False) -> None:
         """interrupts: a KeyboardInterrupt is the function's own."""
-        self._fn, self._wants = fn, wants(fn)
+        self._fn = fn
+        self._wants = wants(fn)
         self._interrupts = interrupts
         self.raised: BaseException | None = None
         """What it raised in the last call, for a debugger; in a process of its own nothing is kept.
@@ -279,7 +280,8 @@ def _judge_steps(returned: Any, steps: Sequence[int]) -> list[float | None] | Sc
         row_numbers = _judge_list(row_list, count, "step")
         if isinstance(row_numbers, ScoringOutcome):
             assert row_numbers.fault is not None
-            kind, text = row_numbers.fault.kind, row_numbers.fault.text
+            kind = row_numbers.fault.kind
+            text = row_numbers.fault.text
             return _faulty(kind, f"{text}, of completion {index}")
         numbers += row_numbers
     return numbers
@@ -429,7 +431,8 @@ class CallSocket:
     def _receive(self, size: int) -> bytearray | None:
         """So many bytes; None if the parent has closed, or is gone."""
         buffer = bytearray(size)
-        view, received = memoryview(buffer), 0
+        view = memoryview(buffer)
+        received = 0
         while received < size:
             with contextlib.suppress(OSError):
                 count = self._sock.recv_into(view[received:])

@@ -111,7 +111,8 @@ def decode_answer(payload: bytes, due: int) -> ScoringOutcome:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Garbled(f"an answer came that cannot be read ({error})") from error
     if (fault := outcome.fault) is not None:
-        text, detail = abridge(fault.text, _TEXT), abridge(fault.detail, _DETAIL)
+        text = abridge(fault.text, _TEXT)
+        detail = abridge(fault.detail, _DETAIL)
         return ScoringOutcome(fault=ScoringFault(kind=fault.kind, text=text, detail=detail))
     if len(outcome.values) != due:
         raise Garbled(f"an answer with {len(outcome.values)} values came where {due} are due")

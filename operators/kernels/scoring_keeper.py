@@ -245,7 +245,9 @@ def _read_image(process: Path) -> tuple[int, ...]:
     sets the first of them last. Zeros while it has none; one number where it never will.
     """
     fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
-    state, flags, code = fields[0], int(fields[6]), int(fields[23])
+    state = fields[0]
+    flags = int(fields[6])
+    code = int(fields[23])
     if state in b"ZX" or flags & _KERNEL_THREAD:
         return (0,)
     if not code:

@@ -37,7 +37,8 @@ class Output:
         self._name = name
         self._pending = bytearray()
         self._last: deque[str] = deque(maxlen=_LAST)
-        self._call_bytes_left, self._bytes_left = _CALL, _ALL
+        self._call_bytes_left = _CALL
+        self._bytes_left = _ALL
         self._skipped = 0
         self._captured: list[str] | None = None
 
@@ -46,7 +47,8 @@ class Output:
         self._pending += printed
         *lines, rest = self._pending.split(b"\n")
         if len(rest) > _PENDING:
-            lines, rest = [*lines, rest], bytearray()
+            lines = [*lines, rest]
+            rest = bytearray()
         self._pending = bytearray(rest)
         for line in lines:
             self._keep(bytes(line))
@@ -60,7 +62,8 @@ class Output:
             _log.warning(
                 "reward %r printed %d bytes more, which are not kept", self._name, self._skipped
             )
-        self._call_bytes_left, self._skipped = _CALL, 0
+        self._call_bytes_left = _CALL
+        self._skipped = 0
 
     def last(self) -> list[str]:
         """The last lines printed since `forget`."""

@@ -85,20 +85,24 @@ class Child:
     """
 
     def __init__(self, name: str, shipped: bytes) -> None:
-        self._name, self._shipped = name, shipped
+        self._name = name
+        self._shipped = shipped
         self.process: subprocess.Popen[bytes] | None = None
         self.pid = 0
         self.running = False
         self.outcome: ScoringOutcome | None = None
         self._output = Output(name)
-        self._number, self._due = 0, 0
+        self._number = 0
+        self._due = 0
         self._unsent = memoryview(b"")
         self._code: int | None = None
         self._start_error = 0
         """Why the keeper could start no process, as an errno; 0 if it could."""
         self._keeper_line = b""
         """What has come of a line of the keeper's that is not complete."""
-        self._sock, self._life, self._printed = _closed_socket(), _closed_socket(), -1
+        self._sock = _closed_socket()
+        self._life = _closed_socket()
+        self._printed = -1
 
     def start(self) -> None:
         """Start a fresh interpreter and send it the function; the outcome says if that is loaded.
@@ -115,8 +119,12 @@ class Child:
             end.setblocking(False)
         os.set_blocking(self._printed, False)
         self._answers = Answers()
-        self.running, self.pid, self._number = True, 0, 0
-        self._code, self._keeper_line, self._start_error = None, b"", 0
+        self.running = True
+        self.pid = 0
+        self._number = 0
+        self._code = None
+        self._keeper_line = b""
+        self._start_error = 0
         self.ask(self._shipped, 0)
 
     def _not_started(self, why: str) -> KernelError:

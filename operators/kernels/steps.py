@@ -136,7 +136,8 @@ class _Window:
 
     def count(self, tokenizer: Decoding, ids: Sequence[int], place: int) -> int:
         """The fewest first tokens that reach a place within this window, by bisection."""
-        low, high = self.begin, self.end
+        low = self.begin
+        high = self.end
         while high - low > 1:
             middle = (low + high) // 2
             if self.reaches(tokenizer, ids, middle, place):
@@ -160,7 +161,8 @@ def _windows(tokenizer: Decoding, ids: Sequence[int]) -> Iterator[_Window]:
         added = text[len(context) :]
         before += len(added)
         if added:  # else only special tokens: what follows needs the context before them
-            first, context = begin, tokenizer.text(ids[begin:end])
+            first = begin
+            context = tokenizer.text(ids[begin:end])
         begin = end
 
 
@@ -169,6 +171,7 @@ def _trained_tokens(mask: np.ndarray, counts: Sequence[int]) -> Iterator[int]:
     trained = np.flatnonzero(mask)
     for count in counts:
         if len(trained):
-            yield int(trained[max(0, int(np.searchsorted(trained, count)) - 1)])
+            before = int(np.searchsorted(trained, count))
+            yield int(trained[max(0, before - 1)])
         else:
             yield count - 1

@@ -145,7 +145,8 @@ class Tokenizer:
 
     def decode(self, ids: Ragged) -> list[str]:
         """The text of each row, without special tokens."""
-        tokens, offsets = ids.values.tolist(), ids.offsets.tolist()
+        tokens = ids.values.tolist()
+        offsets = ids.offsets.tolist()
         rows = [tokens[start:stop] for start, stop in itertools.pairwise(offsets)]
         return self.inner.batch_decode(
             rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -373,7 +374,8 @@ def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     tokens = itertools.chain.from_iterable(rows)
-    return Ragged(np.fromiter(tokens, dtype=np.int32, count=int(offsets[-1])), offsets)
+    values = np.fromiter(tokens, dtype=np.int32, count=int(offsets[-1]))
+    return Ragged(values, offsets)
 
 
 def masked_pairs(
@@ -382,12 +384,11 @@ def masked_pairs(
     masks: Sequence[Sequence[int]],
 ) -> Pairs:
     """Rows of prompts, completions, and the masks of these."""
+    if not isinstance(prompt, Ragged):
+        prompt = to_ragged(prompt)
     completion = to_ragged(completions)
-    return Pairs(
-        prompt=prompt if isinstance(prompt, Ragged) else to_ragged(prompt),
-        completion=completion,
-        mask=completion.like(to_ragged(masks).values.astype(np.uint8)),
-    )
+    mask = to_ragged(masks).values.astype(np.uint8)
+    return Pairs(prompt=prompt, completion=completion, mask=completion.like(mask))
 
 
 @lru_cache(maxsize=16)

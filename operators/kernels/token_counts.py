@@ -105,7 +105,8 @@ def _count_prompts(
     else:
         tokenizer = _read_tokenizer_in(folder, base)
         sizes = prompt_bytes(column).to_numpy(zero_copy_only=False)
-        sampled_rows, longest_rows = _draw_sample(sizes), _find_longest(sizes)
+        sampled_rows = _draw_sample(sizes)
+        longest_rows = _find_longest(sizes)
         texts = column.take(pa.array([*sampled_rows, *longest_rows]))
         counts = tokenizer.encode_column(texts).lengths
         sample = counts[: len(sampled_rows)]
@@ -148,18 +149,22 @@ def _count_pairs(
     """Count prompts and answers of a sample of rows, and of those with most bytes. files: so that
     plans of the same files count once.
     """
-    source, tokenizer = kind.open(dataset, split), _read_tokenizer_in(folder, base)
+    source = kind.open(dataset, split)
+    tokenizer = _read_tokenizer_in(folder, base)
     sizes = np.zeros(len(source), dtype=np.int64)
     for column in source.table.columns:
         sizes += prompt_bytes(column.combine_chunks()).to_numpy(zero_copy_only=False)
-    sampled_rows, longest_rows = _draw_sample(sizes), _find_longest(sizes)
+    sampled_rows = _draw_sample(sizes)
+    longest_rows = _find_longest(sizes)
     rows = np.array([*sampled_rows, *longest_rows], dtype=np.int64)
 
     def place(row: int) -> str:
         return source.place(int(rows[row]))
 
     pairs = kind.tokenize(tokenizer, source, source.take(rows), place)
-    prompts, answers = pairs.prompt.lengths, pairs.completion.lengths
+    prompts = pairs.prompt.lengths
+    answers = pairs.completion.lengths
+    rows_together = prompts + answers
     answers_per_row = len(pairs.prompt) // len(rows)  # two for preferences
     sampled = len(sampled_rows) * answers_per_row
     return TokenCounts(
@@ -167,7 +172,7 @@ def _count_pairs(
         longest=max(1, int(prompts.max())),
         answers=_ascending(answers[:sampled]),
         longest_answer=max(1, int(answers.max())),
-        longest_row=max(2, int((prompts + answers).max())),
+        longest_row=max(2, int(rows_together.max())),
         place=_place(dataset, split),
     )
 

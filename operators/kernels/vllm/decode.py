@@ -22,7 +22,9 @@ class VllmDecoder:
 
     def __init__(self, engine: Engine, task: DecodeTask, version: int) -> None:
         rows = len(task.prompts) * task.n
-        self._engine, self._task, self.version = engine, task, version
+        self._engine = engine
+        self._task = task
+        self.version = version
         self.written = Written.empty(rows, truncates=task.how.truncates)
         self.counts = Counts()
         self._slots = min(task.slots, rows)

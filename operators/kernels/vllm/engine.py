@@ -50,7 +50,9 @@ class Engine:
 
     def __init__(self, model: Any, described: Any, base: str, size: EngineSize) -> None:
         """described: the Model's module of transformers, on the meta device. base: directory."""
-        self.name, self.size, self.version = model.name, size, 0
+        self.name = model.name
+        self.size = size
+        self.version = 0
         self._names, self._shapes = names_and_shapes(described)
         self._llm = start_engine(model.name, base, model.dtype, size)
         self._core: Any = self._llm.llm_engine.engine_core

@@ -77,7 +77,10 @@ class VllmErrors:
         """what: expected, as a part of a sentence. instead: a fix. noted: where a rank has noted
         the cause, if it is there.
         """
-        self._model, self._what, self._ranks, self._instead = model, what, ranks, instead
+        self._model = model
+        self._what = what
+        self._ranks = ranks
+        self._instead = instead
         self._noted = noted
 
     def __enter__(self) -> None:

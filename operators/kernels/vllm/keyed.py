@@ -126,7 +126,8 @@ class Keyed(LogitsProcessor):
             self._move(source, target, swap=direction == MoveDirectionality.SWAP)
 
     def _move(self, source: int, target: int, *, swap: bool) -> None:
-        source_row, target_row = self._rows.pop(source, None), self._rows.pop(target, None)
+        source_row = self._rows.pop(source, None)
+        target_row = self._rows.pop(target, None)
         if source_row is not None:
             self._rows[target] = source_row
         if swap and target_row is not None:

@@ -39,7 +39,8 @@ def require_whole(model: str, expected: Mapping[str, frozenset[str]], pieces: li
 def require_shapes(model: str, shapes: Mapping[str, torch.Size], pieces: list[Piece]) -> None:
     """Raise KernelError for the first weight of another shape."""
     for piece in pieces:
-        expected, shape = tuple(shapes[piece.name]), tuple(piece.data.shape)
+        expected = tuple(shapes[piece.name])
+        shape = tuple(piece.data.shape)
         if shape != expected:
             raise KernelError(
                 f"Model {model!r}: weight {piece.name!r}: expected shape"
