@@ -151,8 +151,7 @@ class Prompts(DataCursor):
         rows = open_rows(node.params["data"], node.params.get("split"))
         has_text = "prompt_text" in rows.table.column_names
         self._decodes_text = "prompt_text" in node.returns and not has_text
-        decoded = {"prompt_text"} if self._decodes_text else set[str]()
-        columns_to_read = [name for name in node.returns if name not in decoded]
+        columns_to_read = [name for name in node.returns if name != "prompt_text" or has_text]
         self._begin(rows.select(("prompt", *columns_to_read)), node, session.seed)
         if self._decodes_text:
             self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
@@ -385,7 +384,7 @@ def _is_null(messages: Any, field: str) -> np.ndarray:
 
 
 def _find_first_answer(turns: Sequence[Message], row: int, place: Callable[[int], str]) -> int:
-    """Find the index of the assistant's first turn. Raises DataError if there is none, or none
+    """Find the index of the assistant's first turn. Raises DataError if there is none, or no turn
     before it. place: called for a wrong row alone, as it reads the file.
     """
     first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
