@@ -24,13 +24,18 @@ from operators.kernels.text import Pairs, load_tokenizer, prompts_of
 
 
 class DatasetAnswers:
-    """params: column, overlong. models: `tokenizer`, the Model whose directory has it."""
+    """Kernel of `answers`: one row of Completion for each prompt whose answer fits.
+
+    params: column, overlong. models: `tokenizer`, the Model whose directory has it.
+    """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Read the tokenizer. Raises DataError if it is malformed, or has no end token."""
-        self._name, self._column = node.name, node.params["column"]
+        self._name = node.name
+        self._column = node.params["column"]
         model = node.models["tokenizer"]
-        self._tokenizer, self._session = load_tokenizer(model.base), session
+        self._tokenizer = load_tokenizer(model.base)
+        self._session = session
         self._tokenizer.eos()  # raises if there is none: every answer ends with it
         self._room = RowRoom.of(node, model.name)
 
@@ -38,38 +43,47 @@ class DatasetAnswers:
         """One batch of all rows that fit. Raises DataError for a row without an answer."""
         rows = chunk.inputs["prompt"]
         self._require_texts(rows)
-        pairs = self._tokenised(rows)
-        stay, prompt, (completion, mask) = self._room.fitted(
+        pairs = self._tokenize(rows)
+        fitting_rows, prompt, (completion, mask) = self._room.fitted(
             pairs.prompt, (pairs.completion, pairs.mask), rows.keys, self._session
         )
-        plain = not is_messages(rows.array(self._column).type)
-        texts = (
-            self._tokenizer.without_end(rows.array(self._column).to_pylist())
-            if plain and completion is pairs.completion
-            else self._tokenizer.decode(completion)
-        )
-        columns = {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask}
-        if len(stay):
-            yield Batch.make(rows.keys.take(stay), {**columns, "completion": texts}, Completion)
+        answers = rows.array(self._column)
+        # RowRoom hands the same object back where no row was dropped or cut.
+        if completion is pairs.completion and not is_messages(answers.type):
+            texts = self._tokenizer.strip_ends(answers.to_pylist())
+        else:
+            texts = self._tokenizer.decode(completion)
+        columns = {
+            "prompt_ids": prompt,
+            "completion_ids": completion,
+            "completion_mask": mask,
+            "completion": texts,
+        }
+        if len(fitting_rows):
+            yield Batch.make(rows.keys.take(fitting_rows), columns, Completion)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _tokenised(self, rows: Batch) -> Pairs:
-        """Raises DataError for messages that answer a prompt that is text."""
-        prompt, said = rows.array("prompt"), prompts_of(rows.array(self._column))
-        talks = is_messages(prompt.type)
-        if not talks and not is_messages(rows.array(self._column).type):
-            return self._tokenizer.encode_pairs(self._tokenizer.encode_column(prompt), said)  # type: ignore[arg-type]
-        if not talks:
-            kind = "token ids" if is_token_ids(prompt.type) else "text"
+    def _tokenize(self, rows: Batch) -> Pairs:
+        """Tokenize prompts and answers. Raises DataError for messages that answer a prompt that is
+        text.
+        """
+        column = rows.array("prompt")
+        answers = prompts_of(rows.array(self._column))
+        has_conversations = is_messages(column.type)
+        if not has_conversations and not is_messages(rows.array(self._column).type):
+            prompt_ids = self._tokenizer.encode_column(column)
+            return self._tokenizer.encode_pairs(prompt_ids, answers)  # type: ignore[arg-type]
+        if not has_conversations:
+            kind = "token ids" if is_token_ids(column.type) else "text"
             raise DataError(
                 f"{self._name}: expected text in column {self._column!r}, as the prompts are"
                 f" {kind}, found lists of messages. Fix: prompts that are messages, too."
             )
-        asked = prompts_of(prompt)
-        turns = [self._turns(*each) for each in zip(asked, said, strict=True)]
-        first = [len(prompt) for prompt in asked]
+        prompts = prompts_of(column)
+        turns = [self._join(*each) for each in zip(prompts, answers, strict=True)]
+        first = [len(prompt) for prompt in prompts]
         keys = rows.keys.rows()
 
         def place(row: int) -> str:
@@ -77,19 +91,22 @@ class DatasetAnswers:
 
         return encode_conversations(self._tokenizer, turns, first, True, place)
 
-    def _turns(self, prompt: Any, answer: Any) -> list[dict[str, Any]]:
-        """The conversation of a prompt with its answer."""
+    def _join(self, prompt: Any, answer: Any) -> list[dict[str, Any]]:
+        """Join a prompt and its answer to one conversation. Raises DataError if the prompt ends in
+        the assistant's turn.
+        """
         if prompt and prompt[-1]["role"] == "assistant":
             raise DataError(
                 f"{self._name}: expected a prompt that the assistant is to answer, found one that"
                 f" ends in its turn: {prompt[-1]['content']!r:.60}. Fix: the whole answer in column"
                 f" {self._column!r}, and the prompt without its beginning."
             )
-        said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        return [*prompt, *said]
+        if isinstance(answer, str):
+            return [*prompt, {"role": "assistant", "content": answer}]
+        return [*prompt, *answer]
 
     def _require_texts(self, rows: Batch) -> None:
-        """Raises DataError for a column of other values, and for a null."""
+        """Raise DataError for a column of other values, and for a null."""
         column = rows.array(self._column)
         if not (pa.types.is_string(column.type) or is_chat(column.type)):
             raise DataError(
@@ -98,8 +115,9 @@ class DatasetAnswers:
             )
         missing = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
         if len(missing):
+            key = rows.keys.rows()[missing[0]]
             raise DataError(
-                f"{self._name}: row {rows.keys.rows()[missing[0]]}: expected an answer in column"
+                f"{self._name}: row {key}: expected an answer in column"
                 f" {self._column!r}, found null ({len(missing)} of {len(rows)} rows). Fix: leave"
                 f" such rows out, or give each a {self._column}."
             )

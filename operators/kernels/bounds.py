@@ -29,24 +29,26 @@ class Outside:
     text: str
 
 
-def out_of_bounds(made: Batch, schema: type[Schema], read: Collection[str]) -> Outside | None:
-    """The first value outside of its column's bounds; None if there is none. read: the columns
-    that somebody reads.
+def find_out_of_bounds(
+    output: Batch, schema: type[Schema], read: Collection[str]
+) -> Outside | None:
+    """Find the first value outside of its column's bounds; None if there is none. read: the
+    columns that somebody reads. Columns on a device are not looked at.
     """
     for name in read:
         column = schema.columns.get(name)
-        if column is None or name in made.device or name not in made.names:
+        if column is None or name in output.device or name not in output.names:
             continue
         if column.least is None and column.most is None:
             continue
-        outside = _outside(made, column)
+        outside = _find_in_column(output, column)
         if outside is not None:
             return outside
     return None
 
 
-def _outside(made: Batch, column: Column) -> Outside | None:
-    values = _numbers(made.array(column.name))
+def _find_in_column(output: Batch, column: Column) -> Outside | None:
+    values = _flat_numbers(output.array(column.name))
     slack = ROUNDING if values.dtype.kind == "f" else 0.0
     wrong = np.zeros(len(values), dtype=bool)
     if column.least is not None:
@@ -56,7 +58,7 @@ def _outside(made: Batch, column: Column) -> Outside | None:
     if not wrong.any():
         return None
     first = int(np.argmax(wrong))
-    row, token = _place(made, column.name, first)
+    row, token = _place(output, column.name, first)
     text = (
         f"column {column.name!r}: expected {_bounds(column)}, found {values[first]:g}{token}. Fix:"
         f" {_fix(column)}"
@@ -64,22 +66,24 @@ def _outside(made: Batch, column: Column) -> Outside | None:
     return Outside(row=row, text=text)
 
 
-def newer_than_its_inputs(made: Batch, inputs: Mapping[str, Batch]) -> Outside | None:
-    """The first token of a version that none of the inputs' tokens has reached; None if there is
-    none, or if no input has versions.
+def find_newer_than_inputs(output: Batch, inputs: Mapping[str, Batch]) -> Outside | None:
+    """Find the first token of a version that none of the inputs' tokens has reached; None if there
+    is none, or if no input has versions.
     """
-    if "version" not in made.names:
+    if "version" not in output.names:
         return None
-    known = [_numbers(batch.array("version")) for batch in inputs.values() if _has(batch)]
-    if not known or not sum(map(len, known)):
+    versioned = [batch for batch in inputs.values() if "version" in batch.names]
+    input_versions = [_flat_numbers(batch.array("version")) for batch in versioned]
+    newest_of_each = [int(versions.max()) for versions in input_versions if len(versions)]
+    if not newest_of_each:
         return None
-    newest = max(int(versions.max()) for versions in known if len(versions))
-    versions = _numbers(made.array("version"))
+    newest = max(newest_of_each)
+    versions = _flat_numbers(output.array("version"))
     wrong = versions > newest
     if not wrong.any():
         return None
     first = int(np.argmax(wrong))
-    row, token = _place(made, "version", first)
+    row, token = _place(output, "version", first)
     text = (
         f"column 'version': expected at most {newest}, the newest version of its inputs, found"
         f" {versions[first]}{token}. Fix: the version of the weights that made the token"
@@ -87,22 +91,18 @@ def newer_than_its_inputs(made: Batch, inputs: Mapping[str, Batch]) -> Outside |
     return Outside(row=row, text=text)
 
 
-def _has(batch: Batch) -> bool:
-    return "version" in batch.names
-
-
-def _numbers(array: pa.Array) -> np.ndarray:
-    """[values]: of all rows, one after another."""
+def _flat_numbers(array: pa.Array) -> np.ndarray:
+    """[values]: those of all rows, one after another."""
     if pa.types.is_large_list(array.type):
         array = array.flatten()
     return array.to_numpy(zero_copy_only=False)
 
 
-def _place(made: Batch, name: str, index: int) -> tuple[int, str]:
+def _place(output: Batch, name: str, index: int) -> tuple[int, str]:
     """The row that a value belongs to, and in words its token."""
-    if not pa.types.is_large_list(made.array(name).type):
+    if not pa.types.is_large_list(output.array(name).type):
         return index, ""
-    offsets = made.ragged(name).offsets
+    offsets = output.ragged(name).offsets
     row = int(np.searchsorted(offsets, index, side="right")) - 1
     return row, f" at token {index - int(offsets[row])}"
 

@@ -32,23 +32,23 @@ class ConcatRows:
         if not self._node.returns:  # only the keys are read
             yield Batch(chunk.keys, pa.RecordBatch.from_arrays([], names=[]))
             return
-        whole = [self._whole(name, batch) for name, batch in parts.items()]
-        for part in whole[1:]:
-            self._require_types(whole[0], part)
-        yield Batch.concat(whole).sorted()
+        completed = [self._complete(name, batch) for name, batch in parts.items()]
+        for part in completed[1:]:
+            self._require_types(completed[0], part)
+        yield Batch.concat(completed).sorted()
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _whole(self, name: str, batch: Batch) -> Batch:
-        """A part with every column that is read, in one order."""
-        kind = self._node.schemas[name]
-        columns = {
-            column: batch.array(column)
-            if column in batch.names
-            else _filled(self._schema.columns[column], batch, kind)
-            for column in self._node.returns
-        }
+    def _complete(self, input_name: str, batch: Batch) -> Batch:
+        """Give a part every column that is read, in the order of `node.returns`."""
+        schema = self._node.schemas[input_name]
+        columns: dict[str, pa.Array | Ragged] = {}
+        for name in self._node.returns:
+            if name in batch.names:
+                columns[name] = batch.array(name)
+            else:
+                columns[name] = _fill(self._schema.columns[name], batch, schema)
         return Batch.make(batch.keys, columns, self._schema)
 
     def _require_types(self, first: Batch, other: Batch) -> None:
@@ -61,11 +61,13 @@ class ConcatRows:
                 )
 
 
-def _filled(column: Column, batch: Batch, kind: type[Schema]) -> pa.Array | Ragged:
-    """The value of absent rows; for a column with an axis, one for each of a row's elements."""
+def _fill(column: Column, batch: Batch, schema: type[Schema]) -> pa.Array | Ragged:
+    """Make a column that the batch lacks: its value of absent rows, once for each row; for a column
+    with an axis, once for each of a row's elements.
+    """
     if column.axis is None:
         return pa.array([column.absent] * len(batch), column.type)
-    like = next(name for name in batch.names if kind.columns[name].axis == column.axis)
-    elements = batch.ragged(like)
+    aligned_name = next(name for name in batch.names if schema.columns[name].axis == column.axis)
+    elements = batch.ragged(aligned_name)
     values = np.full(len(elements.values), column.absent, column.type.to_pandas_dtype())
     return elements.like(values)

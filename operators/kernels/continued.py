@@ -27,38 +27,42 @@ class Continued:
         template for it.
         """
         self._session = session
-        self._told = "prompt_text" in (node.returns or TokenPrompt.columns)
+        self._decodes_text = "prompt_text" in (node.returns or TokenPrompt.columns)
         self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
         then = node.params.get("then")
-        self._turn = np.array(self._tokenizer.encode_turn(then) if then else [], np.int32)
+        turn = self._tokenizer.encode_turn(then) if then else []
+        self._turn = np.array(turn, np.int32)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch for the whole chunk."""
         rows = chunk.inputs["rows"]
-        ids = self._joined(rows.ragged("prompt_ids"), rows.ragged("completion_ids"))
+        ids = self._join(rows.ragged("prompt_ids"), rows.ragged("completion_ids"))
         columns: dict[str, Ragged | pa.Array] = {"prompt": ids}
-        if self._told:
+        if self._decodes_text:
             columns["prompt_text"] = pa.array(self._tokenizer.decode(ids), pa.utf8())
         yield Batch.make(chunk.keys, columns, TokenPrompt)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _joined(self, prompts: Ragged, completions: Ragged) -> Ragged:
-        """int32 ids of prompt, completion and turn, in memory of the session."""
+    def _join(self, prompts: Ragged, completions: Ragged) -> Ragged:
+        """Join prompt, completion and turn of each row: int32 ids in memory of the session."""
         parts: list[np.ndarray] = []
         for row in range(len(prompts)):
-            parts += [prompts[row], completions[row], self._after(completions[row])]
-        lengths = np.array([len(part) for part in parts], np.int64).reshape(-1, 3).sum(axis=1)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            parts += [prompts[row], completions[row], self._turn_after(completions[row])]
+        part_lengths = np.array([len(part) for part in parts], np.int64)
+        row_lengths = part_lengths.reshape(-1, 3).sum(axis=1)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(row_lengths)])
         values = self._session.allocate(int(offsets[-1]), np.int32)
         if parts:
             np.concatenate(parts, out=values)
         return Ragged(values, offsets)
 
-    def _after(self, completion: np.ndarray) -> np.ndarray:
+    def _turn_after(self, completion: np.ndarray) -> np.ndarray:
         """The turn, without its leading end of turn behind an answer that wrote one."""
         ends = self._tokenizer.eos_ids
-        ended = len(completion) and int(completion[-1]) in ends
-        opens = len(self._turn) and int(self._turn[0]) in ends
-        return self._turn[1:] if ended and opens else self._turn
+        is_ended = len(completion) and int(completion[-1]) in ends
+        begins_with_end = len(self._turn) and int(self._turn[0]) in ends
+        if is_ended and begins_with_end:
+            return self._turn[1:]
+        return self._turn

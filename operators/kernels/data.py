@@ -49,28 +49,31 @@ class SourceRows:
 
     def take(self, index: np.ndarray) -> pa.RecordBatch:
         """These rows, in this order; repeats are allowed."""
-        found = self.table.take(pa.array(index))
-        arrays = [found.column(name).combine_chunks() for name in found.column_names]
-        return pa.RecordBatch.from_arrays(arrays, names=found.column_names)
+        table = self.table.take(pa.array(index))
+        arrays = [table.column(name).combine_chunks() for name in table.column_names]
+        return pa.RecordBatch.from_arrays(arrays, names=table.column_names)
 
     def select(self, names: Iterable[str]) -> SourceRows:
         """Only these columns. Raises DataError that lists the columns there are."""
-        wanted = list(dict.fromkeys(names))
-        for name in wanted:
+        unique_names = list(dict.fromkeys(names))
+        for name in unique_names:
             if name not in self.table.column_names:
                 raise DataError(
                     f"{self.name}: no column {name!r}, data has:"
                     f" {', '.join(self.table.column_names)}"
                 )
-        return replace(self, table=self.table.select(wanted).combine_chunks())
+        return replace(self, table=self.table.select(unique_names).combine_chunks())
 
 
 class Order:
     """Which row is at which position: epoch after epoch, each shuffled or in file order."""
 
     def __init__(self, rows: int, seed: int, name: str, shuffle: bool) -> None:
-        self._rows, self._seed, self._name, self._shuffle = rows, seed, name, shuffle
-        self._kept: dict[int, np.ndarray] = {}
+        self._rows = rows
+        self._seed = seed
+        self._name = name
+        self._shuffle = shuffle
+        self._permutations: dict[int, np.ndarray] = {}
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         """int64 [positions]: row indices."""
@@ -78,19 +81,20 @@ class Order:
         if not self._shuffle:
             return index
         for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            index[here] = self._permutation(epoch)[index[here]]
+            in_epoch = epochs == epoch
+            index[in_epoch] = self._permutation(epoch)[index[in_epoch]]
         return index
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        if epoch not in self._kept:
-            while len(self._kept) >= _KEPT_EPOCHS:
-                self._kept.pop(next(iter(self._kept)))
+        """int64 [rows]; that of an epoch asked for long ago is drawn again, the same."""
+        if epoch not in self._permutations:
+            while len(self._permutations) >= _KEPT_EPOCHS:
+                oldest = next(iter(self._permutations))
+                self._permutations.pop(oldest)
             key = int(stream_seed(self._seed, f"{self._name}/epoch {epoch}"))
-            self._kept[epoch] = np.random.Generator(np.random.Philox(key=key)).permutation(
-                self._rows
-            )
-        return self._kept[epoch]
+            generator = np.random.Generator(np.random.Philox(key=key))
+            self._permutations[epoch] = generator.permutation(self._rows)
+        return self._permutations[epoch]
 
 
 class DataCursor:
@@ -100,13 +104,19 @@ class DataCursor:
     _order: Order
     _next = 0
 
+    def _begin(self, source: SourceRows, node: KernelNode, seed: int) -> None:
+        """Begin at the first position of these rows, in the node's own order."""
+        self._data = source
+        shuffle = node.params.get("shuffle", True)
+        self._order = Order(len(source), seed, node.name, shuffle)
+
     @property
     def rows(self) -> int:
         """Rows in the data: positions in one epoch."""
         return len(self._data)
 
-    def _taken(self, chunk: Chunk) -> pa.RecordBatch:
-        """The rows of the chunk's positions, which are produced from now on."""
+    def _take(self, chunk: Chunk) -> pa.RecordBatch:
+        """Take the rows of the chunk's positions, which count as produced from now on."""
         if len(chunk.keys):
             self._next = max(self._next, int(chunk.keys.position.max()) + 1)
         return self._data.take(self._order.at(chunk.keys.position))
@@ -139,19 +149,20 @@ class Prompts(DataCursor):
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Read the data. Raises DataError if it has no prompts or lacks a column that is read."""
         rows = open_rows(node.params["data"], node.params.get("split"))
-        self._told = "prompt_text" in node.returns and "prompt_text" not in rows.table.column_names
-        wanted = [name for name in node.returns if name != "prompt_text" or not self._told]
-        self._data = rows.select(("prompt", *wanted))
-        if self._told:
+        has_text = "prompt_text" in rows.table.column_names
+        self._decodes_text = "prompt_text" in node.returns and not has_text
+        columns_to_read = [name for name in node.returns if name != "prompt_text" or has_text]
+        self._begin(rows.select(("prompt", *columns_to_read)), node, session.seed)
+        if self._decodes_text:
             self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
-        self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions. Another attempt gives the same row."""
-        found = self._taken(chunk)
-        columns: dict[str, Any] = dict(zip(found.schema.names, found.columns, strict=True))
-        if self._told:
-            columns["prompt_text"] = pa.array(self._tokenizer.decode(ragged(columns["prompt"])))
+        rows = self._take(chunk)
+        columns: dict[str, Any] = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if self._decodes_text:
+            prompt_ids = ragged(columns["prompt"])
+            columns["prompt_text"] = pa.array(self._tokenizer.decode(prompt_ids))
         yield Batch.make(chunk.keys, columns, Prompt)
 
 
@@ -167,145 +178,153 @@ class Demonstrations(DataCursor):
         """Read data and tokenizer. Raises DataError if either is malformed, or if the first row
         cannot be tokenized.
         """
-        self._also = columns_asked_for(node, Completion)
-        self._data = open_demonstrations(node.params["data"], node.params.get("split"), self._also)
-        self._order = Order(
-            len(self._data), session.seed, node.name, node.params.get("shuffle", True)
+        self._extra_columns = list_data_columns(node, Completion)
+        source = open_demonstrations(
+            node.params["data"], node.params.get("split"), self._extra_columns
         )
+        self._begin(source, node, session.seed)
         model = node.models["tokenizer"]
-        self._tokenizer, self._session = load_tokenizer(model.base), session
+        self._tokenizer = load_tokenizer(model.base)
+        self._session = session
         self._tokenizer.eos()  # raises if there is none: every demonstration ends with it
         self._room = RowRoom.of(node, model.name)
         self._assistant_only = node.params.get("assistant_only", True)
-        self._tokenized(self._data.take(np.arange(1)), self._data.place)
+        # The first row now, so that data of a wrong form stops the run before its first Step.
+        self._tokenize(self._data.take(np.arange(1)), self._data.place)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions."""
-        found = self._taken(chunk)
-        pairs = self._tokenized(found, self._places(chunk))
-        given = (pairs.completion, pairs.mask)
-        stay, prompt, (completion, mask) = self._room.fitted(
-            pairs.prompt, given, chunk.keys, self._session
+        rows = self._take(chunk)
+        pairs = self._tokenize(rows, self._places(chunk))
+        fitting_rows, prompt, (completion, mask) = self._room.fitted(
+            pairs.prompt, (pairs.completion, pairs.mask), chunk.keys, self._session
         )
-        whole = len(stay) == len(found) and completion is pairs.completion
-        texts = (
-            self._tokenizer.without_end(found.column("completion").to_pylist())
-            if whole and _has_text_answers(found)
-            else self._tokenizer.decode(completion)
+        all_fit = len(fitting_rows) == len(rows) and completion is pairs.completion
+        if all_fit and _has_text_answers(rows):
+            texts = self._tokenizer.strip_ends(rows.column("completion").to_pylist())
+        else:
+            texts = self._tokenizer.decode(completion)
+        columns: dict[str, Any] = {
+            "prompt_ids": prompt,
+            "completion_ids": completion,
+            "completion_mask": mask,
+        }
+        for name in self._extra_columns:
+            columns[name] = rows.column(name).take(pa.array(fitting_rows))
+        columns["completion"] = texts
+        if len(fitting_rows):
+            yield Batch.make(chunk.keys.take(fitting_rows), columns, Completion)
+
+    def _tokenize(self, rows: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
+        return tokenize_demonstrations(
+            self._tokenizer, self._data.shape, rows, self._assistant_only, place
         )
-        columns = {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask}
-        columns |= {name: found.column(name).take(pa.array(stay)) for name in self._also}
-        if len(stay):
-            yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
-
-    def _tokenized(self, found: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
-        return tokenized_demonstrations(
-            self._tokenizer, self._data.shape, found, self._assistant_only, place
-        )
 
 
-def tokenized_demonstrations(
+def tokenize_demonstrations(
     tokenizer: Tokenizer,
     shape: data_shapes.Shape,
-    found: pa.RecordBatch,
+    rows: pa.RecordBatch,
     assistant_only: bool,
     place: Callable[[int], str],
 ) -> Pairs:
-    """The prompt and completion of each row. place: of a row, for errors.
+    """Tokenize the prompt and completion of each row. place: of a row, for errors.
 
     Raises DataError for a row that cannot be tokenized.
     """
     if shape == "text":
-        return tokenizer.encode_texts(found.column("text").to_pylist())
-    if _has_text_answers(found):
-        return tokenizer.encode_pairs(
-            found.column("prompt").to_pylist(), found.column("completion").to_pylist()
-        )
+        return tokenizer.encode_texts(rows.column("text").to_pylist())
+    if _has_text_answers(rows):
+        prompt_texts = rows.column("prompt").to_pylist()
+        completion_texts = rows.column("completion").to_pylist()
+        return tokenizer.encode_pairs(prompt_texts, completion_texts)
     if shape == "messages":
-        turns = messages_of(found.column("messages"))
-        first = [_first_answer(row, index, place) for index, row in enumerate(turns)]
+        turns = messages_of(rows.column("messages"))
+        first = [_find_first_answer(row, index, place) for index, row in enumerate(turns)]
     else:
-        asked = messages_of(found.column("prompt"))
-        answered = messages_of(found.column("completion"))
-        turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
-        first = [len(row) for row in asked]
+        prompts = messages_of(rows.column("prompt"))
+        completions = messages_of(rows.column("completion"))
+        turns = [[*before, *after] for before, after in zip(prompts, completions, strict=True)]
+        first = [len(prompt) for prompt in prompts]
     return encode_conversations(tokenizer, turns, first, assistant_only, place)
 
 
-def columns_asked_for(node: KernelNode, made: type[Schema]) -> tuple[str, ...]:
-    """The columns of the data that somebody reads, besides those that the source makes."""
-    return tuple(name for name in node.returns if name not in made.columns)
+def list_data_columns(node: KernelNode, produced: type[Schema]) -> tuple[str, ...]:
+    """The columns of the data that somebody reads, besides those that the source produces."""
+    return tuple(name for name in node.returns if name not in produced.columns)
 
 
-def open_rows(data: str, split: str | None = None) -> SourceRows:
-    """The rows for `prompts`: of Parquet, JSONL or CSV, a task, or a data set of the hub.
+def open_rows(dataset: str, split: str | None = None) -> SourceRows:
+    """Read the rows for `prompts`: of Parquet, JSONL or CSV, a task, or a data set of the hub.
 
     Raises DataError naming the file, and the columns or the line found.
     """
-    table = data_files.read_prompts(data, split)
-    shape = data_shapes.prompt_shape(data, types_of(table))
-    refuse_nulls(data, split, table, "prompt")
-    refuse_silent_messages(data, split, table, "prompt")
+    table = data_files.read_prompts(dataset, split)
+    shape = data_shapes.prompt_shape(dataset, types_of(table))
+    refuse_nulls(dataset, split, table, "prompt")
+    refuse_silent_messages(dataset, split, table, "prompt")
     kind = table.schema.field("prompt").type
     if is_token_ids(kind):
-        _refuse_odd_ids(data, split, table)
+        _refuse_odd_ids(dataset, split, table)
         kind = IDS
     elif not is_messages(kind):
         kind = pa.utf8()
     prompts = table.column("prompt").cast(kind)
     table = table.set_column(table.column_names.index("prompt"), "prompt", prompts)
-    return SourceRows(name=data, shape=shape, table=table)
+    return SourceRows(name=dataset, shape=shape, table=table)
 
 
 IDS = pa.large_list(pa.field("item", pa.int32(), nullable=False))
 """Prompts by token ids, as they travel."""
 
 
-def _refuse_odd_ids(data: str, split: str | None, table: pa.Table) -> None:
+def _refuse_odd_ids(dataset: str, split: str | None, table: pa.Table) -> None:
     """Raise DataError for a prompt without token ids, with a null, or with what is no id."""
     column: Any = table.column("prompt").combine_chunks()
-    ids, row = column.flatten(), column.value_parent_indices().to_numpy()
+    ids = column.flatten()
+    row = column.value_parent_indices().to_numpy()
     missing = ids.is_null().to_numpy(zero_copy_only=False)
-    values = ids.fill_null(0).to_numpy(zero_copy_only=False)
-    odd = (values < 0) | (values > np.iinfo(np.int32).max)
-    wrong = {
+    numbers = ids.fill_null(0).to_numpy(zero_copy_only=False)
+    odd = (numbers < 0) | (numbers > np.iinfo(np.int32).max)
+    rows_by_problem = {
         "found none": np.flatnonzero(column.value_lengths().to_numpy() == 0),
         "found null": row[missing],
-        f"found {values[odd][0] if odd.any() else ''}": row[odd],
     }
-    for found, rows in wrong.items():
+    if odd.any():
+        rows_by_problem[f"found {numbers[odd][0]}"] = row[odd]
+    for problem, rows in rows_by_problem.items():
         if len(rows):
-            where = data_files.row_place(data, split, int(rows[0]))
+            where = data_files.row_place(dataset, split, int(rows[0]))
             raise DataError(
-                f"{where}: prompt: expected token ids, whole numbers from 0 on, {found}. Fix: leave"
-                " the row out, or write the ids that a tokenizer gives."
+                f"{where}: prompt: expected token ids, whole numbers from 0 on, {problem}. Fix:"
+                " leave the row out, or write the ids that a tokenizer gives."
             )
 
 
 def open_demonstrations(
-    data: str, split: str | None = None, also: Iterable[str] = ()
+    dataset: str, split: str | None = None, also: Iterable[str] = ()
 ) -> SourceRows:
-    """The rows for `demonstrations`, with the columns that make one, and those that are read.
+    """Read the rows for `demonstrations`. Their columns are those that make one, and `also`.
 
     Raises DataError naming the file and the columns found.
     """
-    table = data_files.read_table(data, split)
-    shape = data_shapes.demonstration_shape(data, types_of(table))
+    table = data_files.read_table(dataset, split)
+    shape = data_shapes.demonstration_shape(dataset, types_of(table))
     names = ("prompt", "completion") if shape in ("trl", "verl") else (shape,)
     for name in names:
-        refuse_nulls(data, split, table, name)
-        refuse_silent_messages(data, split, table, name)
+        refuse_nulls(dataset, split, table, name)
+        refuse_silent_messages(dataset, split, table, name)
     if "prompt" in names and _is_messages(table, "prompt") != _is_messages(table, "completion"):
-        kinds = ", ".join(f"{name}: {table.schema.field(name).type}" for name in names)
+        kinds = [f"{name}: {table.schema.field(name).type}" for name in names]
         raise DataError(
-            f"{data}: expected prompt and completion both as text or both as messages, found"
-            f" {kinds}."
+            f"{dataset}: expected prompt and completion both as text or both as messages, found"
+            f" {', '.join(kinds)}."
         )
-    return SourceRows(name=data, shape=shape, table=table).select((*names, *also))
+    return SourceRows(name=dataset, shape=shape, table=table).select((*names, *also))
 
 
 def types_of(table: pa.Table) -> dict[str, pa.DataType]:
-    """The columns of a table."""
+    """The type of each column of a table."""
     return {field.name: field.type for field in table.schema}
 
 
@@ -313,15 +332,16 @@ def _is_messages(table: pa.Table | pa.RecordBatch, name: str) -> bool:
     return is_messages(table.schema.field(name).type)
 
 
-def _has_text_answers(found: pa.RecordBatch) -> bool:
-    return "completion" in found.schema.names and not _is_messages(found, "completion")
+def _has_text_answers(rows: pa.RecordBatch) -> bool:
+    return "completion" in rows.schema.names and not _is_messages(rows, "completion")
 
 
-def refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> None:
+def refuse_nulls(dataset: str, split: str | None, table: pa.Table, name: str) -> None:
     """Raise DataError for a null, naming its row."""
     column = table.column(name)
     if column.null_count:
-        where = data_files.row_place(data, split, pc.index(column.is_null(), True).as_py())
+        first = pc.index(column.is_null(), True).as_py()
+        where = data_files.row_place(dataset, split, first)
         fix = f"leave such rows out, or give each a {name}"
         raise DataError(
             f"{where}: expected a {name}, found null ({column.null_count} of {len(table)} rows)."
@@ -329,39 +349,44 @@ def refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> No
         )
 
 
-def refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: str) -> None:
+def refuse_silent_messages(dataset: str, split: str | None, table: pa.Table, name: str) -> None:
     """Raise DataError for no messages, or one without role or content (tool calls excepted)."""
     if not _is_messages(table, name):
         return
     column: Any = table.column(name).combine_chunks()
-    messages, row = column.flatten(), column.value_parent_indices().to_numpy()
-    silent = _nulls(messages, "content")
+    messages = column.flatten()
+    row = column.value_parent_indices().to_numpy()
+    silent = _is_null(messages, "content")
     if messages.type.get_field_index("tool_calls") >= 0:
-        silent &= _nulls(messages, "tool_calls")
-    wrong = {
-        "expected messages, found none": np.flatnonzero(column.value_lengths().to_numpy() == 0),
-        "expected a role in each message, found null": row[_nulls(messages, "role")],
+        silent &= _is_null(messages, "tool_calls")
+    empty_rows = np.flatnonzero(column.value_lengths().to_numpy() == 0)
+    rows_by_problem = {
+        "expected messages, found none": empty_rows,
+        "expected a role in each message, found null": row[_is_null(messages, "role")],
         "expected content in each message, found null": row[silent],
     }
-    for told, rows in wrong.items():
+    for problem, rows in rows_by_problem.items():
         if len(rows):
-            where = data_files.row_place(data, split, int(rows[0]))
+            where = data_files.row_place(dataset, split, int(rows[0]))
             raise DataError(
-                f"{where}: {name}: {told}. Fix: leave the row out, or give it what is missing."
+                f"{where}: {name}: {problem}. Fix: leave the row out, or give it what is missing."
             )
 
 
-def _nulls(messages: Any, field: str) -> np.ndarray:
-    """bool [messages]."""
-    values = messages.field(field)
-    missing = values.is_null().to_numpy(zero_copy_only=False)
+def _is_null(messages: Any, field: str) -> np.ndarray:
+    """bool [messages]: where the field is null; of a field that is JSON also where its text is."""
+    column = messages.field(field)
+    missing = column.is_null().to_numpy(zero_copy_only=False)
     if is_json(messages.type.field(field)):
-        missing = missing | np.array([text == "null" for text in values.to_pylist()], dtype=bool)
+        null_texts = [text == "null" for text in column.to_pylist()]
+        missing = missing | np.array(null_texts, dtype=bool)
     return missing
 
 
-def _first_answer(turns: Sequence[Message], row: int, place: Callable[[int], str]) -> int:
-    """place: asked for a wrong row alone, as it reads the file."""
+def _find_first_answer(turns: Sequence[Message], row: int, place: Callable[[int], str]) -> int:
+    """Find the index of the assistant's first turn. Raises DataError if there is none, or no turn
+    before it. place: called for a wrong row alone, as it reads the file.
+    """
     first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
     if not first:
         raise DataError(

@@ -46,12 +46,12 @@ class DecodeTask:
         of them with a stop.
         """
         lengths = written.length[rows]
-        stop = (written.tokens[rows, lengths - 1][:, None] == self.ends).any(1)
+        last_tokens = written.tokens[rows, lengths - 1]
+        stop = (last_tokens[:, None] == self.ends).any(1)
         if self.stopped is not None:
-            tails = [
-                written.tokens[r, max(0, e - self.window) : e]
-                for r, e in zip(rows, lengths, strict=True)
-            ]
+            tails: list[np.ndarray] = []
+            for row, end in zip(rows, lengths, strict=True):
+                tails.append(written.tokens[row, max(0, end - self.window) : end])
             stop |= self.stopped(tails)
         written.stop[rows] = stop
         return stop | (lengths >= self.max_tokens)
@@ -74,12 +74,12 @@ class Written:
     def empty(rows: int, *, truncates: bool = False) -> Written:
         """Nothing written yet, for this many rows."""
         return Written(
-            np.zeros((rows, 0), np.int32),
-            np.zeros((rows, 0), np.float32),
-            np.zeros((rows, 0), np.int32),
-            np.zeros(rows, np.int32),
-            np.zeros(rows, bool),
-            np.zeros((rows, 0), np.float32) if truncates else None,
+            tokens=np.zeros((rows, 0), np.int32),
+            logprobs=np.zeros((rows, 0), np.float32),
+            versions=np.zeros((rows, 0), np.int32),
+            length=np.zeros(rows, np.int32),
+            stop=np.zeros(rows, bool),
+            mass=np.zeros((rows, 0), np.float32) if truncates else None,
         )
 
     def append(
@@ -93,25 +93,30 @@ class Written:
         """Add one token to each of these rows. All [rows]: tokens, log-probs float32, mass float32
         if the sampler truncates; version: one for all, or int32.
         """
-        where = self.length[rows]
-        room = self.tokens.shape[1]
-        if where.max() >= room:
-            more = ((0, 0), (0, max(16, room)))
-            self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
-            self.versions = np.pad(self.versions, more)
-            self.mass = None if self.mass is None else np.pad(self.mass, more)
-        self.tokens[rows, where] = tokens
-        self.logprobs[rows, where] = logprobs
+        places = self.length[rows]
+        if places.max() >= self.tokens.shape[1]:
+            self._grow()
+        self.tokens[rows, places] = tokens
+        self.logprobs[rows, places] = logprobs
         if self.mass is not None and mass is not None:
-            self.mass[rows, where] = mass
-        self.versions[rows, where] = version
-        self.length[rows] = where + 1
+            self.mass[rows, places] = mass
+        self.versions[rows, places] = version
+        self.length[rows] = places + 1
+
+    def _grow(self) -> None:
+        """Double the room of each row, from 16 tokens on: appending stays linear in the tokens."""
+        more = ((0, 0), (0, max(16, self.tokens.shape[1])))
+        self.tokens = np.pad(self.tokens, more)
+        self.logprobs = np.pad(self.logprobs, more)
+        self.versions = np.pad(self.versions, more)
+        if self.mass is not None:
+            self.mass = np.pad(self.mass, more)
 
 
 @dataclass(slots=True)
 class Counts:
-    """rows, slots: live rows and slots, summed over all decode forwards. again: tokens whose keys
-    and values were computed again because new weights had come.
+    """What a decode loop has counted. rows, slots: live rows and slots, summed over all decode
+    forwards. again: tokens whose keys and values were computed again because new weights had come.
     """
 
     rows: int = 0

@@ -20,8 +20,8 @@ from dataflow.kernel import Chunk, Interruptible, KernelNode, Layout, Session
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.decoding import Counts, DecodeTask, Written
-from operators.kernels.overlong import Room, rows_of
-from operators.kernels.text import load_tokenizer, require_ends, require_known, to_ragged
+from operators.kernels.overlong import Room, take_rows
+from operators.kernels.text import load_tokenizer, require_embedded_ids, require_ends, to_ragged
 from operators.kernels.torch.sampling import Sampling
 
 
@@ -66,26 +66,30 @@ class Generating(Interruptible):
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Load tokenizer and module. Raises KernelError or DataError if the base lacks one."""
-        self._node, self._layout, self._session = node, layout, session
+        self._node = node
+        self._layout = layout
+        self._session = session
         self._model: Model = node.models["policy"]
-        model, given = self._model, node.params
+        model = self._model
+        params = node.params
         self._how = Sampling(
-            temperature=float(given.get("temperature", 1.0)),
-            top_p=float(given.get("top_p", 1.0)),
-            top_k=int(given.get("top_k", 0)),
+            temperature=float(params.get("temperature", 1.0)),
+            top_p=float(params.get("top_p", 1.0)),
+            top_k=int(params.get("top_k", 0)),
         )
-        self._n, self._max_tokens = int(given.get("n", 1)), int(given["max_tokens"])
+        self._n = int(params.get("n", 1))
+        self._max_tokens = int(params["max_tokens"])
         if self._n < 1 or self._max_tokens < 1:
             raise KernelError(
                 f"{node.name}: expected n and max_tokens >= 1, found {self._n} and"
                 f" {self._max_tokens}."
             )
-        stop = given.get("stop", ())
+        stop = params.get("stop", ())
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        self._sampler = str(given.get("sampler", "keyed"))
+        self._sampler = str(params.get("sampler", "keyed"))
         self._version = 0
-        self._drains = given.get("on_update") == "drain"
-        self._asked = Event()
+        self._drains = params.get("on_update") == "drain"
+        self._interruption = Event()
         self._start()
         self._tokenizer: Any = load_tokenizer(model.base)
         require_ends(
@@ -120,18 +124,17 @@ class Generating(Interruptible):
         """
         if not len(chunk.keys):
             return
-        stay, prompts = self._encoded(chunk)
-        keys = chunk.keys.take(stay).expand(self._n)
+        fitting_prompts, prompts = self._encode(chunk)
+        keys = chunk.keys.take(fitting_prompts).expand(self._n)
         if not len(keys):
             return
         decoder = self._decoder(self._task(prompts, keys))
-        left = len(keys)
-        for rows in _whole_groups(
-            decoder.finished(self._told), self._n, len(keys), self._least(len(keys))
-        ):
-            left -= len(rows)
-            if not left:  # report before the last rows leave: the Step may end soon after
-                self._count(decoder)
+        finished = decoder.finished(self._was_interrupted)
+        rows_left = len(keys)
+        for rows in _whole_groups(finished, self._n, len(keys), self._least_rows(len(keys))):
+            rows_left -= len(rows)
+            if not rows_left:  # report before the last rows leave: the Step may end soon after
+                self._report(decoder)
             yield self._batch(decoder, prompts, keys, rows)
             if self._version != decoder.version:
                 self._renew(decoder)
@@ -146,13 +149,13 @@ class Generating(Interruptible):
 
         Between two chunks, it makes the next one begin with an empty batch.
         """
-        self._asked.set()
+        self._interruption.set()
 
-    def _told(self) -> bool:
+    def _was_interrupted(self) -> bool:
         """Whether an interruption was requested since the last call."""
-        if not self._asked.is_set():
+        if not self._interruption.is_set():
             return False
-        self._asked.clear()
+        self._interruption.clear()
         return True
 
     def _renew(self, decoder: DecodeLoop) -> None:
@@ -164,17 +167,18 @@ class Generating(Interruptible):
             )
         decoder.renew(self._version)
 
-    def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
-        """The indices of the prompts to answer, and their token ids."""
+    def _encode(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
+        """Encode the prompts: the indices of those to answer, and their token ids."""
         prompts = self._tokenizer.encode_column(chunk.inputs["prompt"].array("prompt"))
-        require_known(self._node.name, self._model.name, prompts, chunk.keys, self.vocabulary)
-        some, keys = self._not_empty(prompts, chunk.keys), chunk.keys
-        if len(some) < len(keys):
-            prompts, keys = rows_of(prompts, some), keys.take(some)
-        stay, prompts = self._room.fitted(prompts, keys, self._session)
-        return some[stay], prompts
+        keys = chunk.keys
+        require_embedded_ids(self._node.name, self._model.name, prompts, keys, self.vocabulary)
+        not_empty = self._find_not_empty(prompts, keys)
+        if len(not_empty) < len(keys):
+            prompts, keys = take_rows(prompts, not_empty), keys.take(not_empty)
+        fitting, prompts = self._room.fitted(prompts, keys, self._session)
+        return not_empty[fitting], prompts
 
-    def _not_empty(self, prompts: Ragged, keys: Keys) -> np.ndarray:
+    def _find_not_empty(self, prompts: Ragged, keys: Keys) -> np.ndarray:
         """The indices of the prompts that have tokens; others are given up, or end the run."""
         empty = np.flatnonzero(prompts.lengths == 0)
         drops = self._node.params.get("empty_prompt") == "drop"
@@ -191,7 +195,7 @@ class Generating(Interruptible):
         return np.flatnonzero(prompts.lengths)
 
     def _task(self, prompts: Ragged, keys: Keys) -> DecodeTask:
-        longest = max((len(s) for s in self._stop), default=0)
+        longest_stop = max((len(stop) for stop in self._stop), default=0)
         return DecodeTask(
             prompts=prompts,
             n=self._n,
@@ -203,35 +207,47 @@ class Generating(Interruptible):
             budget=self._layout.tokens,
             stopped=self._holds_stop if self._stop else None,
             # A character takes at most 4 byte-level tokens, and may begin in the token before.
-            window=4 * longest + 4,
+            window=4 * longest_stop + 4,
             sampler=self._sampler,
         )
 
     def _holds_stop(self, tails: list[np.ndarray]) -> np.ndarray:
-        texts = self._tokenizer.decode(to_ragged([tail.tolist() for tail in tails]))
-        return np.array([any(s in text for s in self._stop) for text in texts], bool)
+        ids = to_ragged([tail.tolist() for tail in tails])
+        texts = self._tokenizer.decode(ids)
+        return np.array([self._has_stop(text) for text in texts], bool)
 
-    def _least(self, rows: int) -> int:
-        return rows if rows <= self._layout.slots else max(1, self._layout.slots // 4)
+    def _has_stop(self, text: str) -> bool:
+        return any(stop in text for stop in self._stop)
+
+    def _least_rows(self, rows: int) -> int:
+        """How many rows a batch has at least: all that fit the slots, else a quarter of those."""
+        if rows <= self._layout.slots:
+            return rows
+        return max(1, self._layout.slots // 4)
 
     def _batch(self, decoder: DecodeLoop, prompts: Ragged, keys: Keys, rows: np.ndarray) -> Batch:
         """The requested columns of some finished rows."""
         written = decoder.written
         spans = list(zip(rows.tolist(), written.length[rows].tolist(), strict=True))
 
-        def column(data: np.ndarray) -> Ragged:
-            return self._packed([data[row, :length] for row, length in spans], data.dtype)
+        def column(tokens: np.ndarray) -> Ragged:
+            return self._pack([tokens[row, :length] for row, length in spans], tokens.dtype)
+
+        def row_prompts() -> Ragged:
+            groups = (rows // self._n).tolist()
+            return self._pack([prompts[group] for group in groups], prompts.values.dtype)
+
+        def texts() -> pa.Array:
+            decoded = self._tokenizer.decode(ids) if len(ids) else []
+            return pa.array(decoded, pa.utf8())
 
         ids = column(written.tokens)
+        # Functions, in the order of the columns: only what somebody reads is computed.
         make = {
-            "prompt_ids": lambda: self._packed(
-                [prompts[g] for g in (rows // self._n).tolist()], prompts.values.dtype
-            ),
+            "prompt_ids": row_prompts,
             "completion_ids": lambda: ids,
             "completion_mask": lambda: ids.like(self._ones(len(ids.values))),
-            "completion": lambda: pa.array(
-                self._tokenizer.decode(ids) if len(ids) else [], pa.utf8()
-            ),
+            "completion": texts,
             "sampler_logprobs": lambda: column(written.logprobs),
             "version": lambda: column(written.versions),
             "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
@@ -239,17 +255,16 @@ class Generating(Interruptible):
         mass = written.mass
         if mass is not None:
             make["sampler_mass"] = lambda: column(mass)
-        wanted = self._node.returns or tuple(make)
+        names = self._node.returns or tuple(make)
+        columns = {name: make[name]() for name in make if name in names}
         schema = Rollout if mass is None else TruncatedRollout
-        return Batch.make(
-            keys.take(rows), {name: make[name]() for name in make if name in wanted}, schema
-        )
+        return Batch.make(keys.take(rows), columns, schema)
 
-    def _packed(self, rows: list[np.ndarray], kind: np.dtype) -> Ragged:
-        """A list column of these rows, built in the session's memory: each value is copied once."""
+    def _pack(self, rows: list[np.ndarray], dtype: np.dtype) -> Ragged:
+        """Pack rows to a list column in the session's memory: each value is copied once."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
-        values = self._session.allocate(int(offsets[-1]), kind)
+        values = self._session.allocate(int(offsets[-1]), dtype)
         if rows:
             np.concatenate(rows, out=values)
         return Ragged(values, offsets)
@@ -259,41 +274,45 @@ class Generating(Interruptible):
         values.fill(1)
         return values
 
-    def _count(self, decoder: DecodeLoop) -> None:
-        counts, lengths = decoder.counts, decoder.written.length
+    def _report(self, decoder: DecodeLoop) -> None:
+        """Report the metrics of a decode loop that has written all its rows."""
+        counts = decoder.counts
+        lengths = decoder.written.length
         self._session.metric("generate/tokens", float(lengths.mean()), len(lengths))
         if counts.rows:
             # A row's first token comes from the prefill, every other one from a decode forward.
             wasted = counts.rows - int((lengths - 1).sum())
             self._session.metric("generate/slot_waste", wasted / counts.rows, counts.rows)
-            self._session.metric(
-                "generate/slot_idle", 1.0 - counts.rows / counts.slots, counts.slots
-            )
+            idle = 1.0 - counts.rows / counts.slots
+            self._session.metric("generate/slot_idle", idle, counts.slots)
         if counts.again:
-            self._session.metric(
-                "generate/recomputed", counts.again / lengths.sum(), float(lengths.sum())
-            )
+            tokens = lengths.sum()
+            self._session.metric("generate/recomputed", counts.again / tokens, float(tokens))
 
 
 def _whole_groups(
     finished: Iterator[np.ndarray], n: int, rows: int, least: int
 ) -> Iterator[np.ndarray]:
-    """Finished rows, sorted, as whole groups, at least `least` at a time; the rest at the end.
+    """Gather finished rows to whole groups, sorted, at least `least` rows at a time; the rest at
+    the end. n: rows of a group.
 
     An empty array is an interruption: all finished groups are yielded at once, even if none are.
     """
-    left = np.full(rows // n, n)
+    rows_left = np.full(rows // n, n)  # of each group
     ready: list[np.ndarray] = []
-    for done in finished:
-        groups = done // n
-        np.subtract.at(left, groups, 1)
-        ready.append(np.unique(groups[left[groups] == 0]))
-        if not len(done) or sum(map(len, ready)) * n >= least:
-            yield _rows_of(np.concatenate(ready), n)
+    for finished_rows in finished:
+        groups = finished_rows // n
+        np.subtract.at(rows_left, groups, 1)
+        ready.append(np.unique(groups[rows_left[groups] == 0]))
+        ready_rows = sum(map(len, ready)) * n
+        if not len(finished_rows) or ready_rows >= least:
+            yield _group_rows(np.concatenate(ready), n)
             ready = []
     if any(map(len, ready)):
-        yield _rows_of(np.concatenate(ready), n)
+        yield _group_rows(np.concatenate(ready), n)
 
 
-def _rows_of(groups: np.ndarray, n: int) -> np.ndarray:
-    return (np.sort(groups)[:, None] * n + np.arange(n)).ravel()
+def _group_rows(groups: np.ndarray, n: int) -> np.ndarray:
+    """The indices of all rows of these groups, ascending."""
+    first_rows = np.sort(groups)[:, None] * n
+    return (first_rows + np.arange(n)).ravel()

@@ -18,7 +18,7 @@ from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Session
 from dataflow.schema import Schema
 from dataflow.user import Columns
-from operators.kernels.bounds import newer_than_its_inputs, out_of_bounds
+from operators.kernels.bounds import find_newer_than_inputs, find_out_of_bounds
 from operators.kernels.returned import LIKE, in_order, in_own_memory, refuse_broken_promise
 from operators.kernels.scoring_child import Caught
 
@@ -34,28 +34,27 @@ class ColumnFunction:
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Call the function on the chunk's rows. Raises KernelError if it fails or misfits."""
-        arguments = [
-            Columns(batch, self._node.schemas[name]) for name, batch in chunk.inputs.items()
-        ]
-        made = None
+        schemas = self._node.schemas
+        arguments = [Columns(batch, schemas[name]) for name, batch in chunk.inputs.items()]
+        output = None
         with Caught() as caught:  # user code may raise anything
-            made = self._function(*arguments, **self._node.params)
+            output = self._function(*arguments, **self._node.params)
         if caught.fault is not None:
-            raise self._failed(chunk, f"it {caught.fault.text}\n{caught.fault.detail}".rstrip())
-        if not isinstance(made, Columns):
-            raise self._failed(
-                chunk, f"expected Columns, found {type(made).__name__}. Fix: return score.set(...)"
-            )
-        if not made.keyed and len(made) == len(chunk.keys):
+            problem = f"it {caught.fault.text}\n{caught.fault.detail}"
+            raise self._failed(chunk, problem.rstrip())
+        if not isinstance(output, Columns):
+            kind = type(output).__name__
+            raise self._failed(chunk, f"expected Columns, found {kind}. Fix: return score.set(...)")
+        if not output.keyed and len(output) == len(chunk.keys):
             raise self._failed(chunk, f"the rows that it returned have no keys. {LIKE}")
         try:
-            rows = in_order(made.batch, chunk.keys)
-            self._refuse_unusable(chunk, rows, made.schema)
+            rows = in_order(output.batch, chunk.keys)
+            self._require_usable(chunk, rows, output.schema)
             refuse_broken_promise(rows, self._node.keeps)
         except DataError as error:
             raise self._failed(chunk, str(error)) from None
-        kept = rows.select([n for n in rows.names if n not in rows.device or self._is_read(n)])
-        owned = in_own_memory(kept, chunk.inputs.values())
+        kept_names = [n for n in rows.names if n not in rows.device or self._is_read(n)]
+        owned = in_own_memory(rows.select(kept_names), chunk.inputs.values())
         yield Batch(chunk.keys, owned.records, owned.device)
 
     def close(self) -> None:
@@ -65,55 +64,63 @@ class ColumnFunction:
         """Whether a column is read (if unknown: yes); unread ones would fill device memory."""
         return not self._node.returns or name in self._node.returns
 
-    def _refuse_unusable(self, chunk: Chunk, made: Batch, schema: type[Schema]) -> None:
+    def _require_usable(self, chunk: Chunk, output: Batch, schema: type[Schema]) -> None:
         """Check, once, where rows are created, that declared columns are there, finite and within
-        their bounds.
+        their bounds. Raises KernelError.
         """
         for name in self._node.returns:
-            if name not in made.names:
+            if name not in output.names:
                 if name.endswith("/*"):
                     continue
-                raise self._failed(
-                    chunk, f"it returned no column {name!r}; there are: {', '.join(made.names)}"
-                )
-            row = _first_not_finite(made, name)
+                there_are = ", ".join(output.names)
+                raise self._failed(chunk, f"it returned no column {name!r}; there are: {there_are}")
+            row = _find_first_not_finite(output, name)
             if row is not None:
                 problem = f"column {name!r} has a value that is not finite"
                 fix = "a finite number in its place, as a nan spoils all that is computed of it"
                 raise self._failed(chunk, f"{problem}. Fix: {fix}", row)
-        outside = out_of_bounds(made, schema, self._node.returns) or newer_than_its_inputs(
-            made, chunk.inputs
-        )
+        outside = find_out_of_bounds(output, schema, self._node.returns)
+        if outside is None:
+            outside = find_newer_than_inputs(output, chunk.inputs)
         if outside is not None:
             raise self._failed(chunk, outside.text, outside.row)
 
     def _failed(self, chunk: Chunk, why: str, row: int = 0) -> KernelError:
         keys = chunk.keys.rows()
-        shown = f"row (position, sample, attempt) {keys[row]}" if keys else "no row"
-        whole = f"{len(keys)} rows from" if not row else "a chunk with"
+        key = f"row (position, sample, attempt) {keys[row]}" if keys else "no row"
+        rows = "a chunk with" if row else f"{len(keys)} rows from"
         return KernelError(
-            f"{self._node.name}: operator {self._node.operator!r} failed on {whole} {shown}: {why}"
+            f"{self._node.name}: operator {self._node.operator!r} failed on {rows} {key}: {why}"
         )
 
 
-def _first_not_finite(made: Batch, name: str) -> int | None:
-    """The first row with a non-finite value; None if there is none, or the column has no floats."""
-    if name in made.device:
-        return first_not_finite(made.tensor(name))
-    array = made.array(name)
+def _find_first_not_finite(output: Batch, name: str) -> int | None:
+    """Find the first row with a non-finite value; None if there is none, or the column has no
+    floats.
+    """
+    if name in output.device:
+        return first_not_finite(output.tensor(name))
+    array = output.array(name)
     is_list = pa.types.is_large_list(array.type)
-    values = array.values if is_list else array
-    values = values.flatten() if pa.types.is_fixed_size_list(values.type) else values
-    if (
-        not pa.types.is_floating(values.type)
-        or np.isfinite(values.to_numpy(zero_copy_only=False)).all()
-    ):
+    elements = array.values if is_list else array
+    if pa.types.is_fixed_size_list(elements.type):
+        elements = elements.flatten()
+    if not pa.types.is_floating(elements.type):
         return None
-    found = made.ragged(name) if is_list else None
-    flat = array.to_numpy(zero_copy_only=False) if found is None else found.values
+    if np.isfinite(elements.to_numpy(zero_copy_only=False)).all():
+        return None
+    if is_list:
+        column = output.ragged(name)
+        return int(column.segments()[_argmin_finite(column.values)])
+    return _argmin_finite(array.to_numpy(zero_copy_only=False))
+
+
+def _argmin_finite(flat: np.ndarray) -> int:
+    """The index of the first that is not finite; flat: [values], or [values, k]."""
     finite = np.isfinite(flat)
-    at = int(np.argmin(finite if finite.ndim == 1 else finite.all(axis=1)))
-    return at if found is None else int(found.segments()[at])
+    if finite.ndim > 1:
+        finite = finite.all(axis=1)
+    return int(np.argmin(finite))
 
 
 class Select:
@@ -126,11 +133,11 @@ class Select:
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch without columns: the kept rows' keys."""
-        keep = chunk.inputs["where"].flat("keep") != 0
-        self._session.metric(
-            f"{self._name}/kept", float(keep.mean()) if len(keep) else 0.0, float(len(keep))
-        )
-        yield chunk.inputs["where"].select([]).take(keep)
+        rows = chunk.inputs["where"]
+        keep = rows.flat("keep") != 0
+        share = float(keep.mean()) if len(keep) else 0.0
+        self._session.metric(f"{self._name}/kept", share, float(len(keep)))
+        yield rows.select([]).take(keep)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -154,7 +161,8 @@ class HostEvaluate:
         functions = [name for name in rows.names if name.startswith("reward/")]
         means = {"reward": _mean(rows.array("reward")), "rows": float(len(rows))}
         for name in functions:
-            means[_free(name.removeprefix("reward/"), means)] = _mean(rows.array(name))
+            metric = _free_name(name.removeprefix("reward/"), means)
+            means[metric] = _mean(rows.array(name))
         return {f"{self._prefix}/{name}": mean for name, mean in means.items() if mean is not None}
 
     def close(self) -> None:
@@ -163,11 +171,15 @@ class HostEvaluate:
 
 def _mean(column: pa.Array) -> float | None:
     """The exactly rounded mean over the rows that have a number; None if no row has."""
-    values = column.drop_null().to_pylist()
-    return math.fsum(values) / len(values) if values else None
+    numbers = column.drop_null().to_pylist()
+    if not numbers:
+        return None
+    return math.fsum(numbers) / len(numbers)
 
 
-def _free(name: str, taken: Mapping[str, object]) -> str:
+def _free_name(name: str, taken: Mapping[str, object]) -> str:
     """The name, or with a number added if taken: a user's function may be named `reward`."""
+    if name not in taken:
+        return name
     numbered = (f"{name}_{i}" for i in range(2, len(taken) + 3))
-    return name if name not in taken else next(n for n in numbered if n not in taken)
+    return next(n for n in numbered if n not in taken)

@@ -26,12 +26,14 @@ class KlInReward(ColumnFunction):
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """As of any function on columns."""
         yield from super().run(chunk)
-        schemas, how = self._node.schemas, self._node.params
-        rollout, reference = (
-            Columns(chunk.inputs[name], schemas[name]) for name in ("rollout", "reference")
-        )
+        schemas = self._node.schemas
+        params = self._node.params
+        rollout = Columns(chunk.inputs["rollout"], schemas["rollout"])
+        reference = Columns(chunk.inputs["reference"], schemas["reference"])
         tokens = int((rollout["completion_mask"].values > 0).sum())
-        kinds = {"kind": how["kind"], "dialect": how["dialect"]}
         if tokens:
-            total = float(kl_estimates(rollout, reference, **kinds).sum())
+            estimates = kl_estimates(
+                rollout, reference, kind=params["kind"], dialect=params["dialect"]
+            )
+            total = float(estimates.sum())
             self._session.metric("policy/kl_reference", total / tokens, tokens)

@@ -24,27 +24,31 @@ class MeanOver:
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch of the rows with a descendant that has a reward; the others are tombstones."""
-        below = chunk.inputs["reward"]
-        given = below.array("reward")
-        valid = np.asarray(given.is_valid())
-        owner = _places(chunk, below)[valid]
-        reward = given.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
-        count = np.bincount(owner, minlength=len(chunk.keys))
-        total = np.bincount(owner, weights=reward, minlength=len(chunk.keys))
-        left = count > 0
-        for key in chunk.keys.take(~left).rows():
+        descendants = chunk.inputs["reward"]
+        column = descendants.array("reward")
+        has_reward = np.asarray(column.is_valid())
+        ancestor = _ancestor_indices(chunk, descendants)[has_reward]
+        reward = column.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
+        count = np.bincount(ancestor, minlength=len(chunk.keys))
+        total = np.bincount(ancestor, weights=reward, minlength=len(chunk.keys))
+        has_mean = count > 0
+        for key in chunk.keys.take(~has_mean).rows():
             self._session.tombstone(
                 key, "no remaining row made from it has a reward. Fix: let select keep more rows."
             )
-        mean = (total[left] / count[left]).astype(np.float32)
-        yield Batch.make(chunk.keys.take(left), {"reward": mean}, Reward)
+        mean = (total[has_mean] / count[has_mean]).astype(np.float32)
+        yield Batch.make(chunk.keys.take(has_mean), {"reward": mean}, Reward)
 
     def close(self) -> None:
         """Nothing to close."""
 
 
-def _places(chunk: Chunk, below: Batch) -> np.ndarray:
+def _ancestor_indices(chunk: Chunk, descendants: Batch) -> np.ndarray:
     """int64 [descendants]: the index of each one's ancestor in the chunk, whose keys are sorted."""
-    rows, keys = chunk.keys, below.keys
+    rows = chunk.keys
+    keys = descendants.keys
+    # One number for position and sample, in the order of the keys.
     width = int(max(rows.sample.max(initial=0), keys.sample.max(initial=0))) + 1
-    return np.searchsorted(rows.position * width + rows.sample, keys.position * width + keys.sample)
+    row_numbers = rows.position * width + rows.sample
+    key_numbers = keys.position * width + keys.sample
+    return np.searchsorted(row_numbers, key_numbers)

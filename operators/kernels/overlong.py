@@ -47,25 +47,16 @@ class Room:
         (engine/plan/passes/resolve.py).
         """
         params = node.params
-        answer, bounds = int(params["max_tokens"]), []
-        if params.get("max_prompt_tokens") is not None:
-            bounds.append(
-                (
-                    int(params["max_prompt_tokens"]),
-                    f"max_prompt_tokens={params['max_prompt_tokens']}",
-                )
-            )
-        for limit, name in (
-            (params.get("positions"), params.get("positions_of", model)),
-            (positions, model),
-        ):
+        answer = int(params["max_tokens"])
+        bounds: list[tuple[int, str]] = []
+        most_by_param = params.get("max_prompt_tokens")
+        if most_by_param is not None:
+            bounds.append((int(most_by_param), f"max_prompt_tokens={most_by_param}"))
+        planned_limit = params.get("positions"), params.get("positions_of", model)
+        for limit, name in (planned_limit, (positions, model)):
             if limit is not None:
-                bounds.append(
-                    (
-                        limit - answer,
-                        f"Model {name!r} has {limit} positions, and max_tokens={answer}",
-                    )
-                )
+                why = f"Model {name!r} has {limit} positions, and max_tokens={answer}"
+                bounds.append((limit - answer, why))
         most, why = min(bounds, default=(None, ""))
         return Room(
             node=node.name, most=most, why=why, policy=params.get("overlong_prompt", "error")
@@ -85,39 +76,44 @@ class Room:
         )
 
     def fitted(self, prompts: Ragged, keys: Keys, session: Session) -> tuple[np.ndarray, Ragged]:
-        """The indices of the prompts that stay, and their ids; dropped ones go to the session.
+        """Fit the prompts: the indices of those that stay, and their ids. Dropped ones become
+        tombstones of the session.
 
         Raises DataError naming the first prompt that is too long if the policy is `error`, or if no
         prompt can fit.
         """
-        every = np.arange(len(prompts))
+        all_rows = np.arange(len(prompts))
         if self.most is None or not len(prompts):
-            return every, prompts
+            return all_rows, prompts
         long = np.flatnonzero(prompts.lengths > self.most)
         if len(long) and (self.policy == "error" or self.most < 1):
             raise DataError(self._message(prompts, keys, long))
         if self.policy != "error":
             session.metric(self.metric, len(long) / len(prompts), len(prompts))
         if not len(long):
-            return every, prompts
+            return all_rows, prompts
         if self.policy == "truncate":
-            return every, last_tokens(prompts, self.most)
+            return all_rows, last_tokens(prompts, self.most)
         for index in long.tolist():
             message = self._message(prompts, keys, np.array([index]))
             session.tombstone(keys.rows()[index], message, failed=False)
-        stay = np.setdiff1d(every, long)
-        return stay, rows_of(prompts, stay)
+        fitting_rows = np.setdiff1d(all_rows, long)
+        return fitting_rows, take_rows(prompts, fitting_rows)
 
     def _message(self, prompts: Ragged, keys: Keys, long: np.ndarray) -> str:
-        key, found = keys.take(long[:1]).rows()[0], int(prompts.lengths[long[0]])
-        many = (
-            f" ({len(long)} of {len(prompts)} {self.what}s are too long, the longest"
-            f" {int(prompts.lengths.max())})"
-        )
-        of = f"{self.what} tokens" if self.what == "prompt" else "tokens"
+        """The error for the first of the rows that are too long, and how many there are."""
+        key = keys.take(long[:1]).rows()[0]
+        length = int(prompts.lengths[long[0]])
+        others = ""
+        if len(long) > 1:
+            others = (
+                f" ({len(long)} of {len(prompts)} {self.what}s are too long, the longest"
+                f" {int(prompts.lengths.max())})"
+            )
+        tokens = "prompt tokens" if self.what == "prompt" else "tokens"
         return (
-            f"{self.node}: row {key}: expected at most {self.most} {of} ({self.why}),"
-            f" found {found}{many if len(long) > 1 else ''}. Fix: {self.fix}."
+            f"{self.node}: row {key}: expected at most {self.most} {tokens} ({self.why}),"
+            f" found {length}{others}. Fix: {self.fix}."
         )
 
 
@@ -134,53 +130,62 @@ class RowRoom:
     def of(node: KernelNode, model: str) -> RowRoom:
         """The positions of the Models that read the node's rows, from the plan."""
         params = node.params
-        least, of = params.get("positions"), params.get("positions_of", model)
         return RowRoom(
-            node=node.name, model=of, positions=least, policy=params.get("overlong", "error")
+            node=node.name,
+            model=params.get("positions_of", model),
+            positions=params.get("positions"),
+            policy=params.get("overlong", "error"),
         )
 
     def fitted(
         self, prompts: Ragged, rest: Sequence[Ragged], keys: Keys, session: Session
     ) -> tuple[np.ndarray, Ragged, list[Ragged]]:
-        """The indices of the rows that stay, their prompts, and the columns aligned with their
-        completions.
+        """Fit the rows: the indices of those that stay, their prompts, and the columns aligned with
+        their completions; the same objects if all rows fit as they are. rest: those columns, the
+        completions first. Dropped rows become tombstones of the session.
 
         Raises DataError naming the longest if the policy is `error`.
         """
-        every, completions = np.arange(len(prompts)), rest[0]
+        all_rows = np.arange(len(prompts))
+        completions = rest[0]
         if self.policy == "error" or self.positions is None or not len(prompts):
             require_positions(self.node, self.model, self.positions, keys, prompts, completions)
-            return every, prompts, list(rest)
-        over = prompts.lengths + completions.lengths - self.positions
-        session.metric(METRIC, float((over > 0).mean()), len(over))
-        if not (over > 0).any():
-            return every, prompts, list(rest)
-        lengths = np.minimum(completions.lengths, completions.lengths - over)
-        stay = np.flatnonzero(lengths > 0 if self.policy == "truncate" else over <= 0)
-        for index in np.setdiff1d(every, stay).tolist():
-            found = f"found {int(prompts.lengths[index] + completions.lengths[index])}"
-            error = (
+            return all_rows, prompts, list(rest)
+        row_lengths = prompts.lengths + completions.lengths
+        excess = row_lengths - self.positions
+        session.metric(METRIC, float((excess > 0).mean()), len(excess))
+        if not (excess > 0).any():
+            return all_rows, prompts, list(rest)
+        lengths = np.minimum(completions.lengths, completions.lengths - excess)
+        # What is cut is the completion's end: a row whose prompt alone is too long has none left.
+        fits = lengths > 0 if self.policy == "truncate" else excess <= 0
+        fitting_rows = np.flatnonzero(fits)
+        for index in np.setdiff1d(all_rows, fitting_rows).tolist():
+            message = (
                 f"{self.node}: expected at most {self.positions} tokens for Model {self.model!r},"
-                f" {found}"
+                f" found {int(row_lengths[index])}"
             )
-            session.tombstone(keys.rows()[index], error, failed=False)
-        cut = [spans(column, column.offsets[stay], lengths[stay]) for column in rest]
-        return stay, rows_of(prompts, stay), cut
+            session.tombstone(keys.rows()[index], message, failed=False)
+        fitting_lengths = lengths[fitting_rows]
+        cut_columns = [
+            take_spans(column, column.offsets[fitting_rows], fitting_lengths) for column in rest
+        ]
+        return fitting_rows, take_rows(prompts, fitting_rows), cut_columns
 
 
 def last_tokens(rows: Ragged, most: int) -> Ragged:
     """Each row's last tokens, those next to the answer: left truncation, as in TRL and verl."""
     lengths = np.minimum(rows.lengths, most)
-    return spans(rows, rows.offsets[1:] - lengths, lengths)
+    return take_spans(rows, rows.offsets[1:] - lengths, lengths)
 
 
-def rows_of(rows: Ragged, which: np.ndarray) -> Ragged:
-    """These rows, in this order."""
-    return spans(rows, rows.offsets[which], rows.lengths[which])
+def take_rows(rows: Ragged, which: np.ndarray) -> Ragged:
+    """Take these rows, in this order."""
+    return take_spans(rows, rows.offsets[which], rows.lengths[which])
 
 
-def spans(rows: Ragged, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
-    """Of each row the values from `starts`, a place in the flat ones, on."""
+def take_spans(rows: Ragged, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
+    """Copy `lengths` values for each new row, from `starts` on, a place in the flat values."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
@@ -197,8 +202,9 @@ def require_positions(
     row = int(lengths.argmax())
     if lengths[row] > positions:
         count = int((lengths > positions).sum())
+        key = keys.rows()[row]
         raise DataError(
-            f"{node}: row {keys.rows()[row]}: expected at most {positions} tokens, the positions of"
+            f"{node}: row {key}: expected at most {positions} tokens, the positions of"
             f" Model {model!r}, found {int(lengths[row])} ({count} of {len(keys)} rows are too"
             " long). Fix: overlong='drop' or 'truncate' (demonstrations), a smaller max_tokens, or"
             " a Model with more positions."

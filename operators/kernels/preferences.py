@@ -18,17 +18,16 @@ from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Completion, Preference
 from operators import data_files, data_shapes
-from operators.kernels.conversations import encode_conversations
+from operators.kernels.conversations import count_same_beginning, encode_conversations
 from operators.kernels.data import (
     DataCursor,
-    Order,
     SourceRows,
-    columns_asked_for,
+    list_data_columns,
     refuse_nulls,
     refuse_silent_messages,
     types_of,
 )
-from operators.kernels.overlong import RowRoom, rows_of
+from operators.kernels.overlong import RowRoom, take_rows
 from operators.kernels.text import Pairs, Tokenizer, load_tokenizer, prompts_of
 
 Conversation = str | list[Any]
@@ -50,63 +49,70 @@ class Preferences(DataCursor):
         """Read data and tokenizer. Raises DataError if either is malformed, or if the first pair
         cannot be tokenized.
         """
-        self._also = columns_asked_for(node, _Pair)
-        self._data = open_preferences(node.params["data"], also=self._also)
-        self._order = Order(
-            len(self._data), session.seed, node.name, node.params.get("shuffle", True)
-        )
+        self._extra_columns = list_data_columns(node, _Pair)
+        source = open_preferences(node.params["data"], also=self._extra_columns)
+        self._begin(source, node, session.seed)
         model = node.models["tokenizer"]
-        self._tokenizer, self._session = load_tokenizer(model.base), session
+        self._tokenizer = load_tokenizer(model.base)
+        self._session = session
         self._tokenizer.eos()  # raises if there is none: every answer ends with it
         self._room = RowRoom.of(node, model.name)
+        # The first pair now, so that data of a wrong form stops the run before its first Step.
         first = self._data.take(np.arange(1))
-        tokenized_preferences(self._data, first, self._tokenizer, self._data.place)
+        tokenize_preferences(self._tokenizer, self._data, first, self._data.place)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: both rows of the chunk's positions. A pair goes if one of its rows is too
         long.
         """
-        found = self._taken(chunk)
-        pairs = tokenized_preferences(self._data, found, self._tokenizer, self._places(chunk))
+        source_rows = self._take(chunk)
+        place = self._places(chunk)
+        pairs = tokenize_preferences(self._tokenizer, self._data, source_rows, place)
         keys = chunk.keys.expand(2)
-        given = (pairs.completion, pairs.mask)
-        stay, _, (completion, mask) = self._room.fitted(pairs.prompt, given, keys, self._session)
-        both = np.flatnonzero(np.isin(stay ^ 1, stay))
-        stay, completion, mask = stay[both], rows_of(completion, both), rows_of(mask, both)
-        columns = {
-            "prompt_ids": rows_of(pairs.prompt, stay),
+        fitting_rows, _, (completion, mask) = self._room.fitted(
+            pairs.prompt, (pairs.completion, pairs.mask), keys, self._session
+        )
+        # Rows 2i and 2i + 1 are a pair: each one's partner differs in the lowest bit.
+        both = np.flatnonzero(np.isin(fitting_rows ^ 1, fitting_rows))
+        rows = fitting_rows[both]
+        completion = take_rows(completion, both)
+        columns: dict[str, Any] = {
+            "prompt_ids": take_rows(pairs.prompt, rows),
             "completion_ids": completion,
-            "completion_mask": mask,
+            "completion_mask": take_rows(mask, both),
             "completion": self._tokenizer.decode(completion),
-            "keep": np.ones(len(stay), dtype=np.uint8),
-            "sign": (1 - 2 * (stay % 2)).astype(np.int8),
+            "keep": np.ones(len(rows), dtype=np.uint8),
+            "sign": (1 - 2 * (rows % 2)).astype(np.int8),
         }
-        columns |= {name: found.column(name).take(pa.array(stay // 2)) for name in self._also}
-        if len(stay):
-            yield Batch.make(keys.take(stay), columns, _Pair)
+        for name in self._extra_columns:
+            columns[name] = source_rows.column(name).take(pa.array(rows // 2))
+        if len(rows):
+            yield Batch.make(keys.take(rows), columns, _Pair)
 
 
-def open_preferences(data: str, split: str | None = None, also: Iterable[str] = ()) -> SourceRows:
-    """The rows for `preferences`, with the columns that make one, and those that are read.
+def open_preferences(
+    dataset: str, split: str | None = None, also: Iterable[str] = ()
+) -> SourceRows:
+    """Read the rows for `preferences`. Their columns are those that make one, and `also`.
 
     Raises DataError naming the file and the columns, or the row, found.
     """
-    table = data_files.read_table(data, split)
-    shape = data_shapes.preference_shape(data, types_of(table))
+    table = data_files.read_table(dataset, split)
+    shape = data_shapes.preference_shape(dataset, types_of(table))
     names = ("prompt", "chosen", "rejected") if shape == "pairs" else ("chosen", "rejected")
     for name in names:
-        refuse_nulls(data, split, table, name)
-        refuse_silent_messages(data, split, table, name)
-    rows = SourceRows(name=data, shape=shape, table=table).select((*names, *also))
+        refuse_nulls(dataset, split, table, name)
+        refuse_silent_messages(dataset, split, table, name)
+    rows = SourceRows(name=dataset, shape=shape, table=table).select((*names, *also))
     if shape == "implicit":
-        _refuse_apart(rows, split)
+        _require_common_prompts(rows, split)
     return rows
 
 
-def _refuse_apart(rows: SourceRows, split: str | None) -> None:
+def _require_common_prompts(rows: SourceRows, split: str | None) -> None:
     """Raise DataError for two conversations without a common beginning, which is their prompt."""
-    for index, (chosen, rejected) in enumerate(_conversations(rows.table, "chosen", "rejected")):
-        if not common(chosen, rejected):
+    for index, (chosen, rejected) in enumerate(_read_answers(rows.table)):
+        if not find_prompt_length(chosen, rejected):
             raise DataError(
                 f"{data_files.row_place(rows.name, split, index)}: expected chosen and rejected to"
                 f" begin with one prompt, found {_start(chosen)} and {_start(rejected)}. Fix: a"
@@ -115,51 +121,73 @@ def _refuse_apart(rows: SourceRows, split: str | None) -> None:
 
 
 def _start(conversation: Conversation) -> str:
-    return f"{conversation if isinstance(conversation, str) else conversation[0]!r:.60}"
+    if isinstance(conversation, str):
+        return f"{conversation!r:.60}"
+    return f"{conversation[0]!r:.60}"
 
 
-def tokenized_preferences(
-    rows: SourceRows, found: pa.RecordBatch, tokenizer: Tokenizer, place: Callable[[int], str]
+def tokenize_preferences(
+    tokenizer: Tokenizer,
+    source: SourceRows,
+    rows: pa.RecordBatch,
+    place: Callable[[int], str],
 ) -> Pairs:
-    """The answers of each row, chosen before rejected, with the prompt of both.
+    """Tokenize the answers of each row, chosen before rejected, with the prompt of both.
 
-    Raises DataError for a row that cannot be tokenized.
+    rows: some of the source. Raises DataError for a row that cannot be tokenized.
     """
-    if rows.shape == "pairs":
-        asked = prompts_of(found.column("prompt"))
-        answers = list(_conversations(found, "chosen", "rejected"))
+    if source.shape == "pairs":
+        prompts = prompts_of(rows.column("prompt"))
+        answers = list(_read_answers(rows))
     else:
-        whole = list(_conversations(found, "chosen", "rejected"))
-        cuts = [common(*pair) for pair in whole]
-        asked = [pair[0][:cut] for pair, cut in zip(whole, cuts, strict=True)]
-        answers = [(a[cut:], b[cut:]) for (a, b), cut in zip(whole, cuts, strict=True)]
-    prompts: list[Any] = list(chain.from_iterable((prompt, prompt) for prompt in asked))
-    said: list[Any] = list(chain.from_iterable(answers))
-    if prompts and isinstance(prompts[0], str):
-        return tokenizer.encode_pairs(prompts, said)
-    turns = [[*prompt, *answer] for prompt, answer in zip(prompts, said, strict=True)]
-    first = [len(prompt) for prompt in prompts]
+        prompts, answers = _split_conversations(rows)
+    # Each prompt twice, once for each of its answers.
+    row_prompts: list[Any] = list(chain.from_iterable((prompt, prompt) for prompt in prompts))
+    row_answers: list[Any] = list(chain.from_iterable(answers))
+    if row_prompts and isinstance(row_prompts[0], str):
+        return tokenizer.encode_pairs(row_prompts, row_answers)
+    turns = [[*prompt, *answer] for prompt, answer in zip(row_prompts, row_answers, strict=True)]
+    first = [len(prompt) for prompt in row_prompts]
     return encode_conversations(tokenizer, turns, first, True, lambda row: place(row // 2))
 
 
-def _conversations(
-    table: pa.Table | pa.RecordBatch, *names: str
-) -> Iterator[tuple[Conversation, ...]]:
-    columns = (table.column(name) for name in names)
-    plain: list[Sequence[Conversation]] = [
-        prompts_of(c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c) for c in columns
-    ]
-    return zip(*plain, strict=True)
+def _split_conversations(
+    rows: pa.RecordBatch,
+) -> tuple[list[Conversation], list[tuple[Conversation, Conversation]]]:
+    """Split each pair of whole conversations into its prompt and its two answers."""
+    prompts: list[Conversation] = []
+    answers: list[tuple[Conversation, Conversation]] = []
+    for chosen, rejected in _read_answers(rows):
+        cut = find_prompt_length(chosen, rejected)
+        prompts.append(chosen[:cut])
+        answers.append((chosen[cut:], rejected[cut:]))
+    return prompts, answers
 
 
-def common(chosen: Conversation, rejected: Conversation) -> int:
-    """How many characters, or messages, two conversations have in common at their beginning: the
-    prompt, as in TRL's extract_prompt (trl/data_utils.py).
+def _read_answers(
+    table: pa.Table | pa.RecordBatch,
+) -> Iterator[tuple[Conversation, Conversation]]:
+    """The columns `chosen` and `rejected`, row by row."""
+    chosen: Sequence[Conversation] = _read_column(table.column("chosen"))
+    rejected: Sequence[Conversation] = _read_column(table.column("rejected"))
+    return zip(chosen, rejected, strict=True)
+
+
+def _read_column(column: pa.Array | pa.ChunkedArray) -> Sequence[Conversation]:
+    if isinstance(column, pa.ChunkedArray):
+        return prompts_of(column.combine_chunks())
+    return prompts_of(column)
+
+
+def find_prompt_length(chosen: Conversation, rejected: Conversation) -> int:
+    """Find how many characters, or messages, two conversations have in common at their beginning:
+    the prompt, as in TRL's extract_prompt (trl/data_utils.py).
 
     An answer has at least one message, and of a text also the space before it.
     """
-    most = min(len(chosen), len(rejected))
-    count = next((i for i in range(most) if chosen[i] != rejected[i]), most)
+    count = count_same_beginning(chosen, rejected)
     if not isinstance(chosen, str):
-        return min(count, most - 1)
-    return count - 1 if count and chosen[count - 1] == " " else count
+        return min(count, len(chosen) - 1, len(rejected) - 1)
+    if count and chosen[count - 1] == " ":
+        return count - 1
+    return count

@@ -84,18 +84,20 @@ class HostReward:
         """Start the children. Raises KernelError (cannot be shipped) or GraphError (cannot fit)."""
         fns = tuple(node.params["fns"])
         weights = node.params.get("weights") or (1.0,) * len(fns)
-        self._node, self._session = node.name, session
+        names = part_names(node.params)
+        self._node = node.name
+        self._session = session
         self._functions = [
             Function(name=name, asked=wants(fn), weight=weight)
-            for name, fn, weight in zip(part_names(node.params), fns, weights, strict=True)
+            for name, fn, weight in zip(names, fns, weights, strict=True)
         ]
         self._timeout = float(node.params.get("timeout", CALL_TIMEOUT))
         self._drop = node.params.get("on_error", "stop") == "drop_group"
         self._by_group = node.scope == "group"
-        names = [f.name for f in self._functions]
-        self._scorers = (
-            InProcess(names, fns) if node.inproc else Children(names, fns, self._timeout)
-        )
+        if node.inproc:
+            self._scorers = InProcess(names, fns)
+        else:
+            self._scorers = Children(names, fns, self._timeout)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch with `reward` and, nullable, `reward/<function>`; dropped rows are tombstoned.
@@ -103,21 +105,21 @@ class HostReward:
         Raises KernelError naming function and rows if a call fails and on_error is `stop`.
         """
         rows = chunk.inputs["rows"]
-        calls = (
-            {i: self._columns(f, rows) for i, f in enumerate(self._functions)} if len(rows) else {}
-        )
+        calls: dict[int, pa.RecordBatch] = {}
+        if len(rows):
+            calls = {i: self._columns(f, rows) for i, f in enumerate(self._functions)}
         outcomes = self._call(calls)
-        values = np.full((len(rows), len(self._functions)), np.nan)
+        rewards = np.full((len(rows), len(self._functions)), np.nan)
         lost = np.zeros(len(rows), dtype=bool)
         for i, records in calls.items():
             fault = outcomes[i].fault
             if fault is None:
-                self._accept(i, outcomes[i], values, slice(None))
+                self._accept(i, outcomes[i], rewards, slice(None))
             else:
-                self._narrow(i, fault, records, chunk, values, lost)
-        lost |= self._none_applied(chunk, values, lost)
+                self._narrow(i, fault, records, chunk, rewards, lost)
+        lost |= self._none_applied(chunk, rewards, lost)
         if not lost.all():
-            yield self._batch(chunk.keys, values, ~lost)
+            yield self._batch(chunk.keys, rewards, ~lost)
 
     def close(self) -> None:
         """End the children; busy ones are killed."""
@@ -141,44 +143,45 @@ class HostReward:
         fault: ScoringFault,
         records: pa.RecordBatch,
         chunk: Chunk,
-        values: np.ndarray,
+        rewards: np.ndarray,
         lost: np.ndarray,
     ) -> None:
-        """After a fault: call again on the smallest units, in a fresh process, to find the row."""
+        """After a fault: call function i again on the smallest units, in a fresh process, to find
+        the rows that cause it. Fills the rewards of the others, and marks these as lost.
+        """
         units = _units(chunk.keys, self._by_group)
         if len(units) == 1:
             self._give_up(i, fault, units[0], records, chunk, lost)
             return
         assert self._scorers is not None, "run before open"
         self._scorers.replace(i)
-        again = 0
+        failed_again = 0
         for unit in units:
-            outcome = self._call({i: records.slice(unit.start, unit.stop - unit.start)})[i]
+            unit_records = records.slice(unit.start, unit.stop - unit.start)
+            outcome = self._call({i: unit_records})[i]
             if outcome.fault is None:
-                self._accept(i, outcome, values, unit)
+                self._accept(i, outcome, rewards, unit)
             else:
-                again += 1
+                failed_again += 1
                 self._give_up(i, outcome.fault, unit, records, chunk, lost)
-        if again:
+        if failed_again:
             return
         self._session.metric(f"reward/{self._functions[i].name}/passed_when_repeated", 1.0)
-        _log.warning(
-            "passed when repeated: %s",
-            self._message(i, fault, slice(0, len(chunk.keys)), records, chunk),
-        )
+        message = self._message(i, fault, slice(0, len(chunk.keys)), records, chunk)
+        _log.warning("passed when repeated: %s", message)
         if fault.kind in ("type", "length", "value", "metric"):
             # It fails only for rows together, and which rows share a chunk is chance: no answer can
             # be trusted.
-            raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
+            raise KernelError(message)
 
-    def _accept(self, i: int, outcome: ScoringOutcome, values: np.ndarray, unit: slice) -> None:
-        values[unit, i] = self._rewards(outcome.values, unit)
-        for name, value in outcome.metrics:
-            self._session.metric(f"reward/{self._functions[i].name}/{name}", value)
+    def _accept(self, i: int, outcome: ScoringOutcome, rewards: np.ndarray, unit: slice) -> None:
+        rewards[unit, i] = self._rewards(outcome.values, unit)
+        for name, number in outcome.metrics:
+            self._session.metric(f"reward/{self._functions[i].name}/{name}", number)
 
-    def _rewards(self, given: Sequence[float | None], unit: slice) -> np.ndarray:
+    def _rewards(self, numbers: Sequence[float | None], unit: slice) -> np.ndarray:
         """float64 [rows of the unit]: one function's reward of each row, NaN where it has none."""
-        return np.array(given, dtype=np.float64)  # None becomes NaN
+        return np.array(numbers, dtype=np.float64)  # None becomes NaN
 
     def _give_up(
         self,
@@ -189,6 +192,7 @@ class HostReward:
         chunk: Chunk,
         lost: np.ndarray,
     ) -> None:
+        """Mark the unit's rows as lost; raises KernelError instead where on_error is `stop`."""
         message = self._message(i, fault, unit, records, chunk)
         if not self._drop:
             assert self._scorers is not None, "run before open"
@@ -200,45 +204,46 @@ class HostReward:
         for key in keys.take(np.asarray(rows, dtype=np.int64)).rows():
             self._session.tombstone(key, message)
 
-    def _none_applied(self, chunk: Chunk, values: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    def _none_applied(self, chunk: Chunk, rewards: np.ndarray, lost: np.ndarray) -> np.ndarray:
         """bool [rows]: where every function returned None; an error unless rows are dropped."""
-        nothing = np.isnan(values).all(axis=1) & ~lost
-        for row in np.flatnonzero(nothing).tolist():
+        has_none = np.isnan(rewards).all(axis=1) & ~lost
+        names = ", ".join(function.name for function in self._functions)
+        for row in np.flatnonzero(has_none).tolist():
             message = (
-                f"node {self._node!r}: no reward for {_shown(chunk, slice(row, row + 1))}:"
-                f" {', '.join(f.name for f in self._functions)} returned None. Fix:"
-                f" {self._fix('nothing')}."
+                f"node {self._node!r}: no reward for {_describe_rows(chunk, slice(row, row + 1))}:"
+                f" {names} returned None. Fix: {self._fix('nothing')}."
             )
             if not self._drop:
                 raise KernelError(message)
             self._tombstone(chunk.keys, [row], message)
-        return nothing
+        return has_none
 
-    def _batch(self, keys: Keys, values: np.ndarray, kept: np.ndarray) -> Batch:
-        return Batch.make(keys.take(kept), self._numbers(values[kept]), RewardSchema)
+    def _batch(self, keys: Keys, rewards: np.ndarray, is_kept: np.ndarray) -> Batch:
+        columns = self._reward_columns(rewards[is_kept])
+        return Batch.make(keys.take(is_kept), columns, RewardSchema)
 
-    def _numbers(self, values: np.ndarray) -> dict[str, pa.Array]:
-        """`reward` and each function's own column. values [rows, functions]: NaN is none."""
+    def _reward_columns(self, rewards: np.ndarray) -> dict[str, pa.Array]:
+        """`reward` and each function's own column. rewards [rows, functions]: NaN is none."""
         weights = np.array([f.weight for f in self._functions], dtype=np.float64)
-        total = np.nansum(values * weights, axis=1)  # in float64, rounded to float32 at the end
+        total = np.nansum(rewards * weights, axis=1)  # in float64, rounded to float32 at the end
         columns = {"reward": pa.array(total.astype(np.float32))}
         for i, function in enumerate(self._functions):
-            column = values[:, i]
-            columns[f"reward/{function.name}"] = pa.array(
-                column.astype(np.float32), mask=np.isnan(column)
-            )
+            column = rewards[:, i]
+            numbers = pa.array(column.astype(np.float32), mask=np.isnan(column))
+            columns[f"reward/{function.name}"] = numbers
         return columns
 
     def _message(
         self, i: int, fault: ScoringFault, unit: slice, records: pa.RecordBatch, chunk: Chunk
     ) -> str:
-        first = records.column("completion")[unit.start].as_py()
-        shown = first if len(first) <= 80 else first[:80] + "..."
+        completion = records.column("completion")[unit.start].as_py()
+        if len(completion) > 80:
+            completion = completion[:80] + "..."
         limit = f" after {self._timeout:g} s" if fault.kind == "timeout" else ""
         detail = f"\n{fault.detail}" if fault.detail else ""
         return (
             f"node {self._node!r}: reward {self._functions[i].name!r} {fault.text}{limit}"
-            f" ({_shown(chunk, unit)}); first completion: {shown!r}. Fix:"
+            f" ({_describe_rows(chunk, unit)}); first completion: {completion!r}. Fix:"
             f" {self._fix(fault.kind)}.{detail}"
         )
 
@@ -249,19 +254,20 @@ class HostReward:
 
 
 def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
-    """What one function receives: completions, and the other columns that its signature takes.
+    """Select what one function receives: completions, and the other columns that its signature
+    takes.
 
     Raises KernelError if a required column is missing.
     """
-    rows = _read(rows)
+    rows = _with_readable_prompts(rows)
     _require_columns(function, rows.names)
-    taken = [n for n in rows.names if n == "completion" or _is_taken(n, function.asked)]
-    records = rows.records.select(taken)
+    names = [n for n in rows.names if n == "completion" or _is_taken(n, function.asked)]
+    records = rows.records.select(names)
     chat = "prompt" in rows.names and is_messages(rows.records.schema.field("prompt").type)
     return records.replace_schema_metadata({CONVERSATIONAL: b"1"} if chat else None)
 
 
-def _read(rows: Batch) -> Batch:
+def _with_readable_prompts(rows: Batch) -> Batch:
     """The rows with their prompts as text or messages, however they were given to the model."""
     if "prompt_text" not in rows.names:
         return rows
@@ -271,12 +277,13 @@ def _read(rows: Batch) -> Batch:
     return rows.select(others).with_columns({"prompt": rows.array("prompt_text")})
 
 
-def _require_columns(function: Function, there: Sequence[str]) -> None:
+def _require_columns(function: Function, names: Sequence[str]) -> None:
     for keyword in function.asked.required - {"log_metric", "log_extra"}:
-        if _COLUMN_OF.get(keyword, keyword) not in there:
-            data = ", ".join(n for n in there if n not in _ENGINES) or "no other columns"
+        if _COLUMN_OF.get(keyword, keyword) not in names:
+            data_columns = [name for name in names if name not in _ENGINES]
+            shown_columns = ", ".join(data_columns) or "no other columns"
             raise KernelError(
-                f"reward {function.name!r}: wants {keyword!r}, data has: {data}. "
+                f"reward {function.name!r}: wants {keyword!r}, data has: {shown_columns}. "
                 f"Fix: a column {keyword!r} in the data, or a default for this parameter."
             )
 
@@ -299,9 +306,13 @@ def _units(keys: Keys, by_group: bool) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
-def _shown(chunk: Chunk, unit: slice) -> str:
+def _describe_rows(chunk: Chunk, unit: slice) -> str:
     """`row 7/3, step 2` or `rows 4/0 to 7/3, step 2`: position/sample of the first and last row."""
     keys = chunk.keys
-    ends = [f"{keys.position[row]}/{keys.sample[row]}" for row in (unit.start, unit.stop - 1)]
+    first, last = (
+        f"{keys.position[row]}/{keys.sample[row]}" for row in (unit.start, unit.stop - 1)
+    )
     step = f", step {chunk.step}" if chunk.step else ""
-    return (f"row {ends[0]}" if ends[0] == ends[1] else f"rows {ends[0]} to {ends[1]}") + step
+    if first == last:
+        return f"row {first}{step}"
+    return f"rows {first} to {last}{step}"

@@ -39,10 +39,10 @@ from operators.kernels.scoring_frames import (
     FaultKind,
     ScoringFault,
     ScoringOutcome,
-    bounded,
+    abridge,
+    describe_value,
+    find_metric_problem,
     is_reward,
-    metric_problem,
-    shown,
 )
 from operators.rewards import RewardFn, wants
 
@@ -87,31 +87,35 @@ class Caught:
             return False
         self.error = error
         self.fault = ScoringFault(
-            kind="raised", text=f"raised {said(error)}", detail=_detail(error, _users_part(trace))
+            kind="raised",
+            text=f"raised {summarize_error(error)}",
+            detail=_format_traceback(error, _user_frames(trace)),
         )
         return True
 
 
-def _detail(error: BaseException, trace: TracebackType) -> str:
-    """The traceback; if that is too long, only the error's text."""
+def _format_traceback(error: BaseException, trace: TracebackType) -> str:
+    """The traceback with the error's text; without that if it is too long."""
     lines = traceback.format_tb(trace)
-    if len(_text(error)) <= _DETAIL:
+    if len(_error_text(error)) <= _DETAIL:
         lines = traceback.format_exception(type(error), error, trace)
-    return printable(bounded("".join(lines), _DETAIL))
+    return printable(abridge("".join(lines), _DETAIL))
 
 
-def _text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as second:  # the user's class
         return f"(its str raised {type(second).__name__})"
 
 
-def said(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """`ValueError: boom`: the class, and the first line of the text that is not blank."""
-    first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
     name = type(error).__qualname__.rpartition(".")[2]
-    return printable(bounded(f"{name}: {first}" if first else name, _TEXT))
+    lines = (line.strip() for line in _error_text(error)[:_DETAIL].split("\n"))
+    first_line = next(filter(None, lines), "")
+    summary = f"{name}: {first_line}" if first_line else name
+    return printable(abridge(summary, _TEXT))
 
 
 class MetricRefused(ValueError):
@@ -122,19 +126,21 @@ class Metrics:
     """What a function logs during one call."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, float]] = []
+        self.logged: list[tuple[str, float]] = []
         self.fault: ScoringFault | None = None
         """Kept because the function may catch what `log` raises."""
 
     def log(self, name: Any, value: Any) -> None:
-        """log_metric(name, value). Raises MetricRefused."""
-        problem = metric_problem(name, value, len(self.found))
+        """log_metric(name, value), which functions may call with these keywords. Raises
+        MetricRefused.
+        """
+        problem = find_metric_problem(name, value, len(self.logged))
         if problem:
-            self.fault = self.fault or ScoringFault(
-                kind="metric", text=f"logged a metric that {problem}"
-            )
+            if self.fault is None:
+                text = f"logged a metric that {problem}"
+                self.fault = ScoringFault(kind="metric", text=text)
             raise MetricRefused(f"log_metric: this {problem}")
-        self.found.append((name, float(value)))
+        self.logged.append((name, float(value)))
 
 
 class Scorer:
@@ -142,7 +148,8 @@ class Scorer:
 
     def __init__(self, fn: RewardFn, *, interrupts: bool = False) -> None:
         """interrupts: a KeyboardInterrupt is the function's own."""
-        self._fn, self._wants = fn, wants(fn)
+        self._fn = fn
+        self._wants = wants(fn)
         self._interrupts = interrupts
         self.raised: BaseException | None = None
         """What it raised in the last call, for a debugger; in a process of its own nothing is kept.
@@ -152,35 +159,36 @@ class Scorer:
         """For async functions, if this thread already runs a loop, as in a notebook."""
 
     def score(self, records: pa.RecordBatch) -> ScoringOutcome:
-        """One call on these rows: `completion`, and the other columns that are there."""
+        """Call the function on these rows: `completion`, and the other columns that are there."""
         metrics = Metrics()
-        keywords = {
-            name: value for name, value in as_keywords(records).items() if self._wants.takes(name)
-        }
+        columns = as_keywords(records).items()
+        keywords = {name: column for name, column in columns if self._wants.takes(name)}
         if "log_metric" in self._wants.names:
             keywords["log_metric"] = metrics.log
         if "log_extra" in self._wants.names:
             keywords["log_extra"] = _ignore_extra
         outcome = None
         with Caught(interrupts=self._interrupts) as caught:
-            made = self._call(keywords)
-            outcome = judged(made, records, metrics.found)
+            returned = self._call(keywords)
+            outcome = judge(returned, records, metrics.logged)
         self.raised = None if self._interrupts else caught.error
         fault = metrics.fault or caught.fault
-        return outcome if outcome is not None and fault is None else ScoringOutcome(fault=fault)
+        if outcome is None or fault is not None:
+            return ScoringOutcome(fault=fault)
+        return outcome
 
     def _call(self, keywords: dict[str, Any]) -> Any:
-        made = self._fn(**keywords)
-        if not inspect.isawaitable(made):
-            return made
+        returned = self._fn(**keywords)
+        if not inspect.isawaitable(returned):
+            return returned
         import asyncio
 
         self._runner = self._runner or asyncio.Runner()
         if self._thread is None and _has_running_loop():
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
         if self._thread is not None:
-            return self._thread.submit(self._runner.run, _awaited(made)).result()
-        return self._runner.run(_awaited(made))
+            return self._thread.submit(self._runner.run, _await(returned)).result()
+        return self._runner.run(_await(returned))
 
     def close(self) -> None:
         """End the event loop, if there is one."""
@@ -198,8 +206,8 @@ def _has_running_loop() -> bool:
     return asyncio._get_running_loop() is not None
 
 
-async def _awaited(made: Awaitable[Any]) -> Any:
-    return await made
+async def _await(returned: Awaitable[Any]) -> Any:
+    return await returned
 
 
 def _ignore_extra(column: str, values: Sequence[Any]) -> None:
@@ -208,15 +216,14 @@ def _ignore_extra(column: str, values: Sequence[Any]) -> None:
 
 def as_keywords(records: pa.RecordBatch) -> dict[str, Any]:
     """The columns as TRL passes them to a function: plain Python lists, by keyword."""
-    found: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for name, column in zip(records.column_names, records.columns, strict=True):
         keyword = {"prompt": "prompts", "completion": "completions"}.get(name)
-        found[keyword or name] = _as_list(name, column)
+        keywords[keyword or name] = _as_list(name, column)
     if CONVERSATIONAL in (records.schema.metadata or {}):
-        found["completions"] = [
-            [{"role": "assistant", "content": text}] for text in found["completions"]
-        ]
-    return found
+        texts = keywords["completions"]
+        keywords["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
+    return keywords
 
 
 def _as_list(name: str, column: pa.Array) -> list[Any]:
@@ -229,94 +236,97 @@ def _as_list(name: str, column: pa.Array) -> list[Any]:
 
 def values_due(records: pa.RecordBatch) -> int:
     """How many numbers a call on these rows returns: one for each row, or for each step."""
-    steps = _steps(records)
+    steps = _count_steps(records)
     return records.num_rows if steps is None else sum(steps)
 
 
-def _steps(records: pa.RecordBatch) -> list[int] | None:
+def _count_steps(records: pa.RecordBatch) -> list[int] | None:
     """How many steps each completion has; None if its steps are not asked for."""
     if STEPS not in (records.schema.metadata or {}):
         return None
-    return np.diff(records.column("steps").offsets.to_numpy()).tolist()
+    offsets = records.column("steps").offsets.to_numpy()
+    return np.diff(offsets).tolist()
 
 
-def judged(made: Any, records: pa.RecordBatch, metrics: list[tuple[str, float]]) -> ScoringOutcome:
-    """The outcome for a returned value: a fault unless one finite number or None per row; with
-    steps, a list of them for each row.
+def judge(
+    returned: Any, records: pa.RecordBatch, metrics: list[tuple[str, float]]
+) -> ScoringOutcome:
+    """Judge a returned value: a fault unless one finite number or None per row; with steps, a list
+    of them for each row.
     """
-    steps = _steps(records)
+    steps = _count_steps(records)
     if steps is None:
-        found = _judged_list(made, records.num_rows, "completion")
+        numbers = _judge_list(returned, records.num_rows, "completion")
     else:
-        found = _judged_steps(made, steps)
-    return (
-        found
-        if isinstance(found, ScoringOutcome)
-        else ScoringOutcome(values=found, metrics=metrics)
-    )
+        numbers = _judge_steps(returned, steps)
+    if isinstance(numbers, ScoringOutcome):
+        return numbers
+    return ScoringOutcome(values=numbers, metrics=metrics)
 
 
-def _judged_steps(made: Any, steps: Sequence[int]) -> list[float | None] | ScoringOutcome:
+def _judge_steps(returned: Any, steps: Sequence[int]) -> list[float | None] | ScoringOutcome:
     """The numbers of all rows' steps, one row after another, or a fault."""
     rows = len(steps)
-    if not _is_list(made):
-        return _no_list(made, "with a list of its steps' numbers for each completion")
-    if len(made) != rows:
-        return _faulty("length", f"returned {len(made)} lists for {rows} completions")
-    lists = list(itertools.islice(made, rows + 1))
+    if not _is_list(returned):
+        return _not_a_list(returned, "with a list of its steps' numbers for each completion")
+    if len(returned) != rows:
+        return _faulty("length", f"returned {len(returned)} lists for {rows} completions")
+    lists = list(itertools.islice(returned, rows + 1))
     if len(lists) != rows:
-        told = f"returned {type(made).__name__} of length {rows} with another number of lists"
-        return _faulty("length", told)
-    values: list[float | None] = []
-    for index, (given, count) in enumerate(zip(lists, steps, strict=True)):
-        found = _judged_list(given, count, "step")
-        if isinstance(found, ScoringOutcome):
-            assert found.fault is not None
-            return _faulty(found.fault.kind, f"{found.fault.text}, of completion {index}")
-        values += found
-    return values
+        kind = type(returned).__name__
+        return _faulty("length", f"returned {kind} of length {rows} with another number of lists")
+    numbers: list[float | None] = []
+    for index, (row_list, count) in enumerate(zip(lists, steps, strict=True)):
+        row_numbers = _judge_list(row_list, count, "step")
+        if isinstance(row_numbers, ScoringOutcome):
+            assert row_numbers.fault is not None
+            kind = row_numbers.fault.kind
+            text = row_numbers.fault.text
+            return _faulty(kind, f"{text}, of completion {index}")
+        numbers += row_numbers
+    return numbers
 
 
-def _judged_list(made: Any, count: int, what: str) -> list[float | None] | ScoringOutcome:
+def _judge_list(returned: Any, count: int, what: str) -> list[float | None] | ScoringOutcome:
     """One finite number or None for each completion or step, or a fault."""
-    kind = type(made).__name__
-    if not _is_list(made):
-        return _no_list(made, f"with a number for each {what}")
-    if len(getattr(made, "shape", (0,))) != 1:
-        told = f"returned an array of shape {tuple(made.shape)}, expected ({count},)"
-        return _faulty("type", told)
-    if len(made) != count:
-        return _faulty("length", f"returned {len(made)} values for {count} {what}s")
-    values = [
-        None if value is None else _number(value) for value in itertools.islice(made, count + 1)
-    ]
-    if len(values) != count:
-        told = f"returned {kind} of length {count} with another number of values"
-        return _faulty("length", told)
-    for index, value in enumerate(values):
-        if isinstance(value, str):
-            return _faulty("value", f"returned {value} as value {index} of {count}")
-    return values  # type: ignore[return-value]
+    if not _is_list(returned):
+        return _not_a_list(returned, f"with a number for each {what}")
+    if len(getattr(returned, "shape", (0,))) != 1:
+        shape = tuple(returned.shape)
+        return _faulty("type", f"returned an array of shape {shape}, expected ({count},)")
+    if len(returned) != count:
+        return _faulty("length", f"returned {len(returned)} values for {count} {what}s")
+    # One more than there should be: a user's class may have another length than it says.
+    numbers = [_read_number(element) for element in itertools.islice(returned, count + 1)]
+    if len(numbers) != count:
+        kind = type(returned).__name__
+        return _faulty("length", f"returned {kind} of length {count} with another number of values")
+    for index, number in enumerate(numbers):
+        if isinstance(number, str):
+            return _faulty("value", f"returned {number} as value {index} of {count}")
+    return numbers  # type: ignore[return-value]
 
 
-def _no_list(made: Any, of: str) -> ScoringOutcome:
-    return _faulty("type", f"returned {type(made).__name__}, expected a list {of}")
+def _not_a_list(returned: Any, of: str) -> ScoringOutcome:
+    return _faulty("type", f"returned {type(returned).__name__}, expected a list {of}")
 
 
-def _is_list(made: Any) -> bool:
-    if isinstance(made, str | bytes | dict):
+def _is_list(returned: Any) -> bool:
+    if isinstance(returned, str | bytes | dict):
         return False
-    return hasattr(made, "__len__") and hasattr(made, "__getitem__")
+    return hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
 
 
-def _number(value: Any) -> float | str:
-    """The value as a float, or as text if it is not a reward."""
-    if not hasattr(value, "__float__"):
-        return shown(value)
+def _read_number(element: Any) -> float | str | None:
+    """An element as a float, None as it is, or as text if it is not a reward."""
+    if element is None:
+        return None
+    if not hasattr(element, "__float__"):
+        return describe_value(element)
     try:
-        number = float(value)
+        number = float(element)
     except (TypeError, ValueError, OverflowError):
-        return shown(value)
+        return describe_value(element)
     return number if is_reward(number) else repr(number)
 
 
@@ -324,14 +334,15 @@ def _faulty(kind: FaultKind, text: str) -> ScoringOutcome:
     return ScoringOutcome(fault=ScoringFault(kind=kind, text=text))
 
 
-def _users_part(trace: TracebackType) -> TracebackType:
+def _user_frames(trace: TracebackType) -> TracebackType:
     """The frames after the last one of this file: those of the user's function."""
-    at: TracebackType | None = trace
-    users: TracebackType | None = None
-    while at is not None:
-        users = at.tb_next if at.tb_frame.f_code.co_filename == __file__ else users
-        at = at.tb_next
-    return users or trace
+    frame: TracebackType | None = trace
+    user_frames: TracebackType | None = None
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == __file__:
+            user_frames = frame.tb_next
+        frame = frame.tb_next
+    return user_frames or trace
 
 
 def main(descriptor: int) -> None:
@@ -369,11 +380,12 @@ def _serve(wire: CallSocket, scorer: Scorer) -> None:
 
 def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:
     """In a process that the function forked and that came back: report it, as a fault."""
+    end = "returned"
     if outcome.fault is None:
         wire.reply(outcome)
-    sys.stderr.write(
-        f"a fork of the function {outcome.fault.text if outcome.fault else 'returned'}\n"
-    )
+    else:
+        end = outcome.fault.text
+    sys.stderr.write(f"a fork of the function {end}\n")
     os._exit(1)
 
 
@@ -397,7 +409,7 @@ class CallSocket:
     def reply(self, outcome: ScoringOutcome) -> None:
         """Answer the last request; ends the process if the socket or the parent is gone."""
         payload = msgspec.msgpack.encode(outcome)
-        if self._is_there():
+        if self._is_open():
             header = HEADER.pack(MARK, os.getpid(), self._number, len(payload))
             with contextlib.suppress(OSError):  # the parent is gone or has hung up
                 self._sock.sendall(header + payload)
@@ -410,20 +422,22 @@ class CallSocket:
                 )
         os._exit(_CUT_OFF)
 
-    def _is_there(self) -> bool:
-        """Whether its descriptor is still the same socket."""
+    def _is_open(self) -> bool:
+        """Whether its descriptor is still the same socket: the function may have closed it."""
         with contextlib.suppress(OSError):
             return os.fstat(self._sock.fileno())[1:3] == self._file
         return False
 
     def _receive(self, size: int) -> bytearray | None:
+        """So many bytes; None if the parent has closed, or is gone."""
         buffer = bytearray(size)
-        view, got = memoryview(buffer), 0
-        while got < size:
+        view = memoryview(buffer)
+        received = 0
+        while received < size:
             with contextlib.suppress(OSError):
-                read = self._sock.recv_into(view[got:])
-                if read:
-                    got += read
+                count = self._sock.recv_into(view[received:])
+                if count:
+                    received += count
                     continue
             return None
         return buffer

@@ -61,23 +61,26 @@ class Answers:
     """Bytes that came from one process, cut into whole frames."""
 
     def __init__(self) -> None:
-        self._came = bytearray()
+        self._received = bytearray()
 
-    def add(self, data: bytes) -> None:
-        """More bytes."""
-        self._came += data
+    def add(self, received: bytes) -> None:
+        """Add bytes that came."""
+        self._received += received
 
     def __len__(self) -> int:
         """Bytes that have not been taken."""
-        return len(self._came)
+        return len(self._received)
 
     def take(self, pid: int, number: int) -> bytes | None:
-        """The process's answer to this call, once complete. Raises Garbled for anything else."""
-        if not MARK.startswith(self._came[: len(MARK)]):
-            raise Garbled(f"{shown(bytes(self._came[:40]))} came where its answer was expected")
-        if len(self._came) < HEADER.size:
+        """Take the process's answer to this call, once complete. Raises Garbled for anything
+        else.
+        """
+        if not MARK.startswith(self._received[: len(MARK)]):
+            beginning = describe_value(bytes(self._received[:40]))
+            raise Garbled(f"{beginning} came where its answer was expected")
+        if len(self._received) < HEADER.size:
             return None
-        _, sender, answered, size = HEADER.unpack_from(self._came)
+        _, sender, answered, size = HEADER.unpack_from(self._received)
         if sender != pid:
             raise Garbled(
                 f"process {sender}, which it had forked, answered, too: a fork has to end by"
@@ -90,34 +93,33 @@ class Answers:
         if size > LARGEST_ANSWER:
             raise Garbled(f"an answer of {size} bytes came, and one may have {LARGEST_ANSWER}")
         end = HEADER.size + size
-        if len(self._came) < end:
+        if len(self._received) < end:
             return None
-        found = bytes(memoryview(self._came)[HEADER.size : end])
-        del self._came[:end]
-        if self._came:
+        payload = bytes(memoryview(self._received)[HEADER.size : end])
+        del self._received[:end]
+        if self._received:
             raise Garbled("more than one answer came")
-        return found
+        return payload
 
 
-def judged_answer(payload: bytes, due: int) -> ScoringOutcome:
-    """The outcome in an answer that must have so many values. Raises Garbled if no call can produce
-    it.
+def decode_answer(payload: bytes, due: int) -> ScoringOutcome:
+    """Decode the outcome in an answer, and check it. due: how many values it must have. Raises
+    Garbled if no call can produce it.
     """
     try:
         outcome = msgspec.msgpack.decode(payload, type=ScoringOutcome)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Garbled(f"an answer came that cannot be read ({error})") from error
     if (fault := outcome.fault) is not None:
-        cut = ScoringFault(
-            kind=fault.kind, text=bounded(fault.text, _TEXT), detail=bounded(fault.detail, _DETAIL)
-        )
-        return ScoringOutcome(fault=cut)
+        text = abridge(fault.text, _TEXT)
+        detail = abridge(fault.detail, _DETAIL)
+        return ScoringOutcome(fault=ScoringFault(kind=fault.kind, text=text, detail=detail))
     if len(outcome.values) != due:
         raise Garbled(f"an answer with {len(outcome.values)} values came where {due} are due")
-    if any(value is not None and not is_reward(value) for value in outcome.values):
+    if any(reward is not None and not is_reward(reward) for reward in outcome.values):
         raise Garbled("an answer came with a value that is no finite float32")
-    for name, value in outcome.metrics:
-        if problem := metric_problem(name, value):
+    for name, number in outcome.metrics:
+        if problem := find_metric_problem(name, number):
             raise Garbled(f"an answer came with a metric that {problem}")
     took = outcome.processors
     if not (0.0 <= took.computed < math.inf and 0.0 <= took.queued < math.inf):
@@ -130,41 +132,46 @@ def is_reward(number: float) -> bool:
     return math.isfinite(number) and abs(number) <= _LARGEST
 
 
-def metric_problem(name: object, value: object, so_far: int = 0) -> str:
+def find_metric_problem(name: object, number: object, so_far: int = 0) -> str:
     """Why this cannot be a metric after `so_far` others in this call; empty if it can."""
-    if problem := _name_problem(name):
+    if problem := _find_name_problem(name):
         return problem
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        return f"{name!r} has the value {shown(value)}, not a number"
-    if not math.isfinite(float(value)):  # type: ignore[arg-type]
-        return f"{name!r} has the value {float(value)!r}, not a finite number"  # type: ignore[arg-type]
+    if isinstance(number, str) or not hasattr(number, "__float__"):
+        return f"{name!r} has the value {describe_value(number)}, not a number"
+    if not math.isfinite(float(number)):  # type: ignore[arg-type]
+        return f"{name!r} has the value {float(number)!r}, not a finite number"  # type: ignore[arg-type]
     if so_far >= _METRICS:
         return f"{name!r} is number {so_far + 1} of one call, and {_METRICS} are the most"
     return ""
 
 
-def _name_problem(name: object) -> str:
+def _find_name_problem(name: object) -> str:
     if not isinstance(name, str):
         return f"has a name of type {type(name).__name__}, not str"
     if not name or len(name) > _NAME or not name.isprintable() or name != name.strip():
-        return f"has the name {shown(name)}, not 1 to {_NAME} characters that can be printed"
+        name_shown = describe_value(name)
+        return f"has the name {name_shown}, not 1 to {_NAME} characters that can be printed"
     if not all(map(is_part, name.split("/"))):
         repaired = "/".join(map(repaired_part, name.split("/")))
         return f"has the name {name!r}, which no metric can have; one like {repaired!r} can"
-    return f"has the name {name!r}, which every reward has already" if name in _OWN else ""
+    if name in _OWN:
+        return f"has the name {name!r}, which every reward has already"
+    return ""
 
 
-def shown(value: object, most: int = 60) -> str:
+def describe_value(user_value: object, most: int = 60) -> str:
     """A user's value as a short text, whatever its repr does."""
     try:
-        text = repr(value)
+        text = repr(user_value)
     except Exception as error:  # a user's class; a text is needed in any case
-        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    return printable(bounded(text, most))
+        text = f"<{type(user_value).__name__}, whose repr raised {type(error).__name__}>"
+    return printable(abridge(text, most))
 
 
-def bounded(text: str, most: int) -> str:
-    """The text; if long, its beginning and end around the number of characters left out."""
+def abridge(text: str, most: int) -> str:
+    """Abridge a text that is long: its beginning and end around the number of characters left
+    out.
+    """
     if len(text) <= most:
         return text
     half = most // 2

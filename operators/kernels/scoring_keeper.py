@@ -33,11 +33,12 @@ _ORPHANED = signal.SIGCONT
 """Sent when the kernel's process ends: it also wakes a keeper that somebody has stopped. Signals
 that stop a whole run are ignored here.
 """
-_HEARD = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Those that wake the keeper; by themselves they do nothing to it."""
 _SECONDS = 5.0
 """Time for killed processes to end; some cannot (another user's, or waiting for a disk)."""
 _ROUND = 0.05
-_IN_BETWEEN = (0, 0, 0)
+_IN_EXEC = (0, 0, 0)
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of /proc/PID/stat: a thread of the kernel, which never has an environment."""
 
@@ -50,8 +51,8 @@ def main(answers: int, life: int, parent: int) -> None:
     to_parent = socket.socket(fileno=life)
     for descriptor in (answers, life):
         os.set_inheritable(descriptor, False)
-    for number in _HEARD:
-        signal.signal(number, _noted)
+    for number in _SIGNALS:
+        signal.signal(number, _do_nothing)
     # The kernel's process may have blocked signals when it started this one.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _prctl(_SUBREAPER, 1)
@@ -66,7 +67,8 @@ def main(answers: int, life: int, parent: int) -> None:
         for number in (signal.SIGCHLD, _ORPHANED):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        die_with(keeper)
+        _end_with(keeper)
+        # Only after the fork: before it, this process imports the standard library alone.
         from operators.kernels.scoring_child import main as serve
 
         serve(answers)
@@ -78,8 +80,13 @@ def main(answers: int, life: int, parent: int) -> None:
     os._exit(0)
 
 
-def die_with(parent: int) -> None:
-    """On Linux: SIGKILL for this process when its parent ends, even in an endless call."""
+def _end_with(parent: int) -> None:
+    """On Linux: SIGKILL for this process when its parent ends, even in an endless call. Ends it at
+    once, without a word, if `parent` is no longer its parent.
+
+    engine/run/control/lifeline.py does the same for processes of a run: this file may import
+    neither that nor dataflow, which imports Arrow.
+    """
     _prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -89,6 +96,7 @@ class Keeper:
     """Waits for the function's process or the kernel's to end, then kills whatever is left."""
 
     def __init__(self, pid: int, to_parent: socket.socket, parent: int) -> None:
+        """pid: the function's process. parent: the kernel's, at the other end of `to_parent`."""
         self._pid = pid
         self._parent = to_parent
         self._code: int | None = None
@@ -96,32 +104,36 @@ class Keeper:
         for descriptor in (self._woken, wake):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._starter = parent
+        self._parent_pid = parent
         _prctl(_DEATH_SIGNAL, _ORPHANED)
 
     def keep(self) -> None:
-        """Run until nothing is left."""
+        """Run until no process is left below this one."""
         poll = select.poll()
         poll.register(self._parent, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        over = self._is_orphan()
-        while self._reap() and self._code is None and not over:
+        # The parent may have ended before its end could send a signal.
+        is_over = self._is_orphan()
+        while self._reap() and self._code is None and not is_over:
             for descriptor, _ in poll.poll():
-                over = over or descriptor == self._parent.fileno() or self._asked_to_end()
-        if over and self._code is None:
+                is_over = is_over or descriptor == self._parent.fileno() or self._was_orphaned()
+        if is_over and self._code is None:
             self._code = -signal.SIGTERM
         self._end_all()
+        exit_code = 0 if self._code is None else self._code
         with contextlib.suppress(OSError):
-            self._parent.send(b"ended %d\n" % (self._code if self._code is not None else 0))
+            self._parent.send(b"ended %d\n" % exit_code)
 
-    def _asked_to_end(self) -> bool:
-        """Others than the system may send that signal, too."""
+    def _was_orphaned(self) -> bool:
+        """Whether the signal has come, and the parent is gone: others than the system may send that
+        signal, too.
+        """
         with contextlib.suppress(BlockingIOError):
             return _ORPHANED in os.read(self._woken, 4096) and self._is_orphan()
         return False
 
     def _is_orphan(self) -> bool:
-        return os.getppid() != self._starter
+        return os.getppid() != self._parent_pid
 
     def _reap(self) -> bool:
         """Collect every child that has ended; returns whether others are left."""
@@ -143,27 +155,29 @@ class Keeper:
         while self._reap() and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 os.killpg(self._pid, signal.SIGKILL)
-            for pid in descendants(os.getpid()):
+            for pid in list_descendants(os.getpid()):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             if poll.poll(_ROUND * 1e3):
-                self._asked_to_end()
+                self._was_orphaned()  # empties the pipe: else the next round would not wait
 
 
-def descendants(of: int) -> list[int]:
-    """Processes below this one, at any depth; none if there is no /proc."""
-    below: dict[int, list[int]] = {}
+def list_descendants(ancestor: int) -> list[int]:
+    """List the processes below this one, at any depth; none if there is no /proc."""
+    children_of: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            parent = int(stat.read_bytes().rpartition(b")")[2].split()[1])
-            below.setdefault(parent, []).append(int(stat.parent.name))
-    found: list[int] = []
-    todo = [of]
+            # Behind the name, which is in parentheses and may have any characters.
+            fields = stat.read_bytes().rpartition(b")")[2].split()
+            parent = int(fields[1])
+            children_of.setdefault(parent, []).append(int(stat.parent.name))
+    descendants: list[int] = []
+    todo = [ancestor]
     while todo:
-        children = below.get(todo.pop(), [])
-        found += children
+        children = children_of.get(todo.pop(), [])
+        descendants += children
         todo += children
-    return found
+    return descendants
 
 
 def sweep(mark: str) -> None:
@@ -172,21 +186,27 @@ def sweep(mark: str) -> None:
     Looks again until one look shows the environment of every process: one in the middle of an exec
     has none for a moment, and one that ends may just have forked.
     """
-    wanted = mark.encode()
+    marked_variable = mark.encode()
     for _ in range(int(_SECONDS / _ROUND)):
-        shown = {pid: _environment(pid) for pid in _processes()}
-        found = [pid for pid, names in shown.items() if names is not None and wanted in names]
-        hidden = [pid for pid, names in shown.items() if names is None]
-        if not found and not hidden:
+        marked: list[int] = []
+        hidden: list[int] = []
+        for pid in _list_processes():
+            variables = _environment(pid)
+            if variables is None:
+                hidden.append(pid)
+            elif marked_variable in variables:
+                marked.append(pid)
+        if not marked and not hidden:
             return
-        for pid in found:
+        for pid in marked:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in (*found, *hidden):
-            _wait(pid)
+        for pid in (*marked, *hidden):
+            _await_end(pid)
 
 
-def _wait(pid: int) -> None:
+def _await_end(pid: int) -> None:
+    """Wait for a round, or until the process ends; not at all where the system cannot tell."""
     with contextlib.suppress(OSError, AttributeError):
         handle = os.pidfd_open(pid)
         try:
@@ -197,39 +217,45 @@ def _wait(pid: int) -> None:
             os.close(handle)
 
 
-def _processes() -> list[int]:
-    return [int(found.name) for found in Path("/proc").glob("[0-9]*")]
+def _list_processes() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
 
 
 def _environment(pid: int) -> list[bytes] | None:
     """The variables of a process; None where it has none yet, or no longer: it executes another
     program, or ends, just now. Another user's, which cannot be read, count as none.
     """
-    process, names = Path(f"/proc/{pid}"), b""
+    process = Path(f"/proc/{pid}")
+    variables = b""
     try:
-        before = _image(process)
+        before = _read_image(process)
         with contextlib.suppress(ProcessLookupError):  # it has no memory
-            names = (process / "environ").read_bytes()
-        settled = names or before == _image(process) != _IN_BETWEEN
+            variables = (process / "environ").read_bytes()
+        # No variables count only if it was the same program before and after they were read.
+        is_settled = variables or before == _read_image(process) != _IN_EXEC
     except PermissionError:
         return []
     except OSError:
         return None
-    return names.split(b"\0") if settled else None
+    return variables.split(b"\0") if is_settled else None
 
 
-def _image(process: Path) -> tuple[int, ...]:
+def _read_image(process: Path) -> tuple[int, ...]:
     """Where the program of a process begins, its stack and its environment: an exec moves them, and
     sets the first of them last. Zeros while it has none; one number where it never will.
     """
     fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
-    state, flags, code = fields[0], int(fields[6]), int(fields[23])
+    state = fields[0]
+    flags = int(fields[6])
+    code = int(fields[23])
     if state in b"ZX" or flags & _KERNEL_THREAD:
         return (0,)
-    return (code, int(fields[25]), int(fields[47])) if code else _IN_BETWEEN
+    if not code:
+        return _IN_EXEC
+    return (code, int(fields[25]), int(fields[47]))
 
 
-def _noted(number: int, frame: object) -> None:
+def _do_nothing(number: int, frame: object) -> None:
     """Do nothing: signals are read from the wake-up descriptor."""
 
 

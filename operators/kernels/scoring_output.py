@@ -17,7 +17,7 @@ from typing import TextIO
 
 from dataflow.kernel import PRINTED
 from dataflow.shown import printable
-from operators.kernels.scoring_frames import bounded
+from operators.kernels.scoring_frames import abridge
 
 _log = logging.getLogger(PRINTED)
 
@@ -37,16 +37,18 @@ class Output:
         self._name = name
         self._pending = bytearray()
         self._last: deque[str] = deque(maxlen=_LAST)
-        self._left, self._left_in_all = _CALL, _ALL
+        self._call_bytes_left = _CALL
+        self._bytes_left = _ALL
         self._skipped = 0
         self._captured: list[str] | None = None
 
-    def add(self, data: bytes) -> None:
+    def add(self, printed: bytes) -> None:
         """Take bytes as they come."""
-        self._pending += data
+        self._pending += printed
         *lines, rest = self._pending.split(b"\n")
         if len(rest) > _PENDING:
-            lines, rest = [*lines, rest], bytearray()
+            lines = [*lines, rest]
+            rest = bytearray()
         self._pending = bytearray(rest)
         for line in lines:
             self._keep(bytes(line))
@@ -60,12 +62,15 @@ class Output:
             _log.warning(
                 "reward %r printed %d bytes more, which are not kept", self._name, self._skipped
             )
-        self._left, self._skipped = _CALL, 0
+        self._call_bytes_left = _CALL
+        self._skipped = 0
 
     def last(self) -> list[str]:
         """The last lines printed since `forget`."""
-        pending = [_line(bytes(self._pending))] if self._pending else []
-        return [*self._last, *pending]
+        lines = list(self._last)
+        if self._pending:
+            lines.append(_decode_line(bytes(self._pending)))
+        return lines
 
     def forget(self) -> None:
         """What was printed so far belongs to an earlier call."""
@@ -81,31 +86,31 @@ class Output:
             self._captured = None
 
     def _keep(self, raw: bytes) -> None:
-        line = _line(raw)
+        line = _decode_line(raw)
         if self._captured is not None:
             self._captured.append(line)
             return
         self._last.append(line)
         size = min(len(raw), _LINE) + 1
-        if size > min(self._left, self._left_in_all):
+        if size > min(self._call_bytes_left, self._bytes_left):
             self._skipped += len(raw) + 1
             return
-        self._left -= size
-        self._left_in_all -= size
+        self._call_bytes_left -= size
+        self._bytes_left -= size
         # A warning, as no level means "a user's function printed this": it must be visible even if
         # nobody configured logging.
         _log.warning("reward %r printed: %s", self._name, line)
 
 
 @contextmanager
-def heard(output: Output) -> Iterator[None]:
-    """While a function runs in this process: lines that it prints are this Output's. What other
-    threads print, and a debugger, goes where it went before.
+def hear_function(output: Output) -> Iterator[None]:
+    """Hear a function while it runs in this process: lines that it prints are this Output's. What
+    other threads print, and a debugger, goes where it went before.
     """
     call = _Call(output)
     with (
-        redirect_stdout(_Heard(call, sys.stdout)),
-        redirect_stderr(_Heard(call, sys.stderr)),
+        redirect_stdout(_HeardStream(call, sys.stdout)),
+        redirect_stderr(_HeardStream(call, sys.stderr)),
     ):
         try:
             yield
@@ -126,8 +131,8 @@ class _Call:
     @property
     def hears(self) -> bool:
         """Whether what is written now is the function's own."""
-        mine = threading.get_ident() == self._thread
-        return mine and not self._logging and sys.gettrace() is None
+        is_own_thread = threading.get_ident() == self._thread
+        return is_own_thread and not self._logging and sys.gettrace() is None
 
     def add(self, text: str) -> None:
         self._logging = True
@@ -141,7 +146,7 @@ class _Call:
         self._output.settle()
 
 
-class _Heard(io.TextIOBase):
+class _HeardStream(io.TextIOBase):
     """A standard stream of this process, as a function sees it; under: the stream as it was."""
 
     def __init__(self, call: _Call, under: TextIO) -> None:
@@ -177,6 +182,9 @@ class _Heard(io.TextIOBase):
         return self._under.buffer
 
 
-def _line(raw: bytes) -> str:
-    cut = raw if len(raw) <= 8 * _LINE else raw[: 4 * _LINE] + raw[-4 * _LINE :]
-    return printable(bounded(cut.rstrip(b"\r").decode(errors="backslashreplace"), _LINE))
+def _decode_line(raw: bytes) -> str:
+    """A line as text of at most _LINE characters around how many were left out."""
+    if len(raw) > 8 * _LINE:  # decode no more than can be shown: a character has at most 4 bytes
+        raw = raw[: 4 * _LINE] + raw[-4 * _LINE :]
+    text = raw.rstrip(b"\r").decode(errors="backslashreplace")
+    return printable(abridge(text, _LINE))

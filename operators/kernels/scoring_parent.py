@@ -23,6 +23,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import IO
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ from operators.kernels.scoring_frames import (
     Garbled,
     ScoringFault,
     ScoringOutcome,
-    judged_answer,
+    decode_answer,
 )
 from operators.kernels.scoring_keeper import sweep
 from operators.kernels.scoring_output import Output
@@ -60,19 +61,20 @@ _BOOTSTRAP = "from operators.kernels.scoring_keeper import main; main(*map(int, 
 def await_outcomes(children: Sequence[Child], deadline: float) -> None:
     """Wait until each has an outcome; one that has none at the deadline has timed out."""
     while waiting := [child for child in children if child.outcome is None]:
-        poll, parts = select.poll(), {}
+        poll = select.poll()
+        handlers: dict[int, tuple[Child, Callable[[], None]]] = {}
         for child in waiting:
-            for descriptor, events, part in child.parts():
+            for descriptor, events, handler in child.events():
                 poll.register(descriptor, events)
-                parts[descriptor] = child, part
-        left = deadline - time.monotonic()
-        for descriptor, _ in poll.poll(max(0.0, left) * 1e3):
-            child, part = parts[descriptor]
+                handlers[descriptor] = child, handler
+        seconds_left = deadline - time.monotonic()
+        for descriptor, _ in poll.poll(max(0.0, seconds_left) * 1e3):
+            child, handler = handlers[descriptor]
             if child.outcome is None:  # else the event just before closed all its descriptors
-                part()
-        if left <= 0:
+                handler()
+        if seconds_left <= 0:
             for child in waiting:
-                child.late()
+                child.time_out()
 
 
 class Child:
@@ -83,19 +85,24 @@ class Child:
     """
 
     def __init__(self, name: str, shipped: bytes) -> None:
-        self._name, self._shipped = name, shipped
+        self._name = name
+        self._shipped = shipped
         self.process: subprocess.Popen[bytes] | None = None
         self.pid = 0
         self.running = False
         self.outcome: ScoringOutcome | None = None
         self._output = Output(name)
-        self._number, self._due = 0, 0
+        self._number = 0
+        self._due = 0
         self._unsent = memoryview(b"")
         self._code: int | None = None
-        self._refused = 0
-        """Why the keeper could start no process; 0 if it could."""
-        self._told = b""
-        self._sock, self._life, self._printed = _closed(), _closed(), -1
+        self._start_error = 0
+        """Why the keeper could start no process, as an errno; 0 if it could."""
+        self._keeper_line = b""
+        """What has come of a line of the keeper's that is not complete."""
+        self._sock = _closed_socket()
+        self._life = _closed_socket()
+        self._printed = -1
 
     def start(self) -> None:
         """Start a fresh interpreter and send it the function; the outcome says if that is loaded.
@@ -112,8 +119,12 @@ class Child:
             end.setblocking(False)
         os.set_blocking(self._printed, False)
         self._answers = Answers()
-        self.running, self.pid, self._code, self._told, self._number = True, 0, None, b"", 0
-        self._refused = 0
+        self.running = True
+        self.pid = 0
+        self._number = 0
+        self._code = None
+        self._keeper_line = b""
+        self._start_error = 0
         self.ask(self._shipped, 0)
 
     def _not_started(self, why: str) -> KernelError:
@@ -133,14 +144,14 @@ class Child:
                 self._printed, printing = os.pipe()
                 undo.callback(os.close, self._printed)
                 with os.fdopen(printing, "wb") as output:
-                    self.process = self._keeper(theirs.fileno(), their_life.fileno(), output)
+                    self.process = self._start_keeper(theirs.fileno(), their_life.fileno(), output)
 
-    def _keeper(self, answers: int, life: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _start_keeper(self, answers: int, life: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         self._mark = f"{_MARK}={secrets.token_hex(16)}"
-        given = map(str, (answers, life, os.getpid()))
+        arguments = [str(answers), str(life), str(os.getpid())]
         with held_back():
             return subprocess.Popen(
-                interpreter(_BOOTSTRAP, "operators.kernels.scoring_keeper", *given),
+                interpreter(_BOOTSTRAP, "operators.kernels.scoring_keeper", *arguments),
                 pass_fds=(answers, life),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -158,9 +169,10 @@ class Child:
         if fault is None:
             return True
         self.kill()
-        if self._refused:
-            raise self._not_started(os.strerror(self._refused))
-        if or_killed and fault.kind == "died" and (self._code is None or self._code < 0):
+        if self._start_error:
+            raise self._not_started(os.strerror(self._start_error))
+        was_killed = self._code is None or self._code < 0
+        if or_killed and fault.kind == "died" and was_killed:
             return False
         raise KernelError(
             f"reward {self._name!r}: its process could not load it: {fault.text}. "
@@ -173,30 +185,29 @@ class Child:
         """
         self._number += 1
         self._due = due
-        self._unsent = memoryview(
-            HEADER.pack(MARK, 0, self._number, len(memoryview(payload))) + bytes(payload)
-        )
+        header = HEADER.pack(MARK, 0, self._number, len(memoryview(payload)))
+        self._unsent = memoryview(header + bytes(payload))
         self.outcome = None
         self._output.forget()
 
     def take(self) -> ScoringOutcome:
-        """The outcome; it can be taken once."""
+        """Take the outcome of the last request, which must be there."""
         assert self.outcome is not None, "taken before it was awaited"
         if self.running:
             self._hear_output()  # what was printed before the answer
         self._output.settle()
         return self.outcome
 
-    def parts(self) -> list[tuple[int, int, Callable[[], None]]]:
+    def events(self) -> list[tuple[int, int, Callable[[], None]]]:
         """What to wait for: (descriptor, events, function to call)."""
         sending = select.POLLOUT if self._unsent else 0
-        found: list[tuple[int, int, Callable[[], None]]] = [
+        events: list[tuple[int, int, Callable[[], None]]] = [
             (self._life.fileno(), select.POLLIN, self._hear_keeper),
             (self._printed, select.POLLIN, self._hear_output),
         ]
         if self.pid:  # answers must come from that process
-            found.append((self._sock.fileno(), select.POLLIN | sending, self._talk))
-        return found
+            events.append((self._sock.fileno(), select.POLLIN | sending, self._talk))
+        return events
 
     def hang_up(self) -> None:
         """Close the connection: an idle child then ends by itself."""
@@ -238,13 +249,13 @@ class Child:
         self._life.close()
         os.close(self._printed)
 
-    def late(self) -> None:
-        """The time is up: ask where the function is, then kill it."""
+    def time_out(self) -> None:
+        """Ask where the function is, as its time is up, then kill it."""
         if self.outcome is not None:
             return
-        stack = self._stack()
+        stack = self._read_stack()  # before the kill: only a live process can print it
         self.kill()
-        self.outcome = _faulty("timeout", "timed out", stack or self._printed_last())
+        self.outcome = _fault_outcome("timeout", "timed out", stack or self._printed_last())
 
     def _talk(self) -> None:
         """Send as much as there is room for, and take what has come."""
@@ -252,74 +263,74 @@ class Child:
             return
         try:
             if self._unsent:
-                self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
-            came = self._sock.recv(_READ)
+                sent = self._sock.send(self._unsent, socket.MSG_NOSIGNAL)
+                self._unsent = self._unsent[sent:]
+            received = self._sock.recv(_READ)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            came = b""
-        if not came:
-            self._died()
+            received = b""
+        if not received:
+            self._die()
             return
-        self._answers.add(came)
+        self._answers.add(received)
         try:
             payload = self._answers.take(self.pid, self._number)
             if payload is not None:
-                self.outcome = judged_answer(payload, self._due)
+                self.outcome = decode_answer(payload, self._due)
         except Garbled as garbled:
             self.kill()
-            self.outcome = _faulty(
-                "answer", f"broke the connection to its process: {garbled}", self._printed_last()
-            )
+            problem = f"broke the connection to its process: {garbled}"
+            self.outcome = _fault_outcome("answer", problem, self._printed_last())
 
     def _hear_keeper(self) -> None:
-        there = self._keeper_says()
-        if self.outcome is None and (not there or self._code is not None):
+        keeper_lives = self._read_keeper()
+        if self.outcome is None and (not keeper_lives or self._code is not None):
             self._talk()  # the function may have answered before its end
             if self.outcome is None:
-                self._died()
+                self._die()
 
-    def _keeper_says(self) -> bool:
+    def _read_keeper(self) -> bool:
         """Read what the keeper has sent; False if it is gone."""
         try:
-            came = self._life.recv(4096)
+            received = self._life.recv(4096)
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:
             return False
-        *lines, self._told = (self._told + came).split(b"\n")
+        *lines, self._keeper_line = (self._keeper_line + received).split(b"\n")
         for line in lines:
             what, _, number = line.partition(b" ")
             if what == b"pid":
                 self.pid = int(number)
             elif what == b"failed":
-                self._refused = int(number)
+                self._start_error = int(number)
             else:
                 self._code = int(number)
-        return bool(came)
+        return bool(received)
 
     def _hear_output(self) -> None:
         """Read what is there, but not forever if something prints without end."""
         for _ in range(16):
             try:
-                came = os.read(self._printed, _READ)
+                printed = os.read(self._printed, _READ)
             except BlockingIOError:
                 return
-            if not came:
+            if not printed:
                 return
-            self._output.add(came)
+            self._output.add(printed)
 
-    def _died(self) -> None:
-        """The outcome of a process that can no longer answer."""
-        kept = self._await_code(_GOODBYE_SECONDS)
+    def _die(self) -> None:
+        """Set the outcome of a process that can no longer answer, and kill what is left of it."""
+        keeper_lives = self._await_code(_GOODBYE_SECONDS)
         self.kill()
-        if kept and self._code is None:
+        if keeper_lives and self._code is None:
             text = "closed the connection to its process, or left it to another one"
         elif self._code is None:
             text = "lost its process, as the one that watches over it was killed"
         else:
-            text = f"lost its process, which {_ended(self._code)}"
-        self.outcome = _faulty("died", text, self._printed_last())
+            text = f"lost its process, which {_describe_end(self._code)}"
+        self.outcome = _fault_outcome("died", text, self._printed_last())
 
     def _await_code(self, seconds: float) -> bool:
         """Wait until the keeper reports the end of the function's process; False if it is gone."""
@@ -329,15 +340,15 @@ class Child:
         poll = select.poll()
         for descriptor in (self._life.fileno(), self._printed):
             poll.register(descriptor, select.POLLIN)
-        while self._code is None and (left := deadline - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(left * 1e3):
+        while self._code is None and (seconds_left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(seconds_left * 1e3):
                 if descriptor == self._printed:
-                    self._hear_output()
-                elif not self._keeper_says():
+                    self._hear_output()  # a process that waits for room in the pipe cannot end
+                elif not self._read_keeper():
                     return False
         return True
 
-    def _stack(self) -> str:
+    def _read_stack(self) -> str:
         """The stack of the function's main thread, requested by a signal; empty if none comes."""
         if not self.pid:
             return ""
@@ -350,40 +361,41 @@ class Child:
             while len(lines) < _STACK_LINES and poll.poll(_STACK_SECONDS * 1e3):
                 self._hear_output()
         frames = [line for line in lines if line.startswith("  File ")]
-        ours = next(
-            (at for at, line in enumerate(frames) if "scoring_child.py" in line), len(frames)
-        )
-        return (
-            "It stood at (the innermost call first):\n" + "\n".join(frames[:ours])
-            if frames[:ours]
-            else ""
-        )
+        # From the first frame of ours on are those that called the function.
+        user_frames = list(takewhile(lambda frame: "scoring_child.py" not in frame, frames))
+        if not user_frames:
+            return ""
+        return "It stood at (the innermost call first):\n" + "\n".join(user_frames)
 
     def _printed_last(self) -> str:
         """What it printed before its end: for a crash the stack, without this package's frames."""
-        ours = os.path.dirname(__file__)
-        last = [
-            line
-            for line in self._output.last()
-            if not (line.startswith("  File ") and ours in line)
-        ]
-        return "\n".join(["It printed last:", *(f"  | {line}" for line in last)]) if last else ""
+        package = os.path.dirname(__file__)
+        lines: list[str] = []
+        for line in self._output.last():
+            if not (line.startswith("  File ") and package in line):
+                lines.append(f"  | {line}")
+        return "\n".join(["It printed last:", *lines]) if lines else ""
 
 
-def _faulty(kind: FaultKind, text: str, detail: str = "") -> ScoringOutcome:
+def _fault_outcome(kind: FaultKind, text: str, detail: str = "") -> ScoringOutcome:
     return ScoringOutcome(fault=ScoringFault(kind=kind, text=text, detail=detail))
 
 
-def _ended(code: int) -> str:
-    return f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
+def _describe_end(code: int) -> str:
+    if code < 0:
+        return f"was killed by {_signal_name(-code)}"
+    return f"ended with exit code {code}"
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     """The name of a signal; real-time ones have none."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if number in set(signal.Signals):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
-def _closed() -> socket.socket:
-    made = socket.socket()
-    made.close()
-    return made
+def _closed_socket() -> socket.socket:
+    """A socket in place of one that is not open yet: closing it once more does nothing."""
+    closed = socket.socket()
+    closed.close()
+    return closed

@@ -23,7 +23,7 @@ from dataflow.errors import KernelError
 from dataflow.shipping import by_value
 from operators.kernels.scoring_child import Caught, Scorer, values_due
 from operators.kernels.scoring_frames import ScoringOutcome
-from operators.kernels.scoring_output import Output, heard
+from operators.kernels.scoring_output import Output, hear_function
 from operators.kernels.scoring_parent import Child, await_outcomes
 from operators.rewards import RewardFn
 
@@ -61,7 +61,7 @@ class InProcess:
         return {index: self._score(index, records) for index, records in calls.items()}
 
     def _score(self, index: int, records: pa.RecordBatch) -> ScoringOutcome:
-        with heard(self._outputs[index]):
+        with hear_function(self._outputs[index]):
             return self._scorers[index].score(records)
 
     def replace(self, index: int) -> None:
@@ -89,6 +89,7 @@ class Children:
         self._children: list[Child] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
+            # All are shipped before one starts: a function that cannot be sent starts none.
             shipped = [ship(name, fn) for name, fn in zip(names, fns, strict=True)]
             self._children = [Child(name, code) for name, code in zip(names, shipped, strict=True)]
             self._start(self._children)
@@ -96,12 +97,13 @@ class Children:
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         """See Scorers. The timeout in seconds is for all together, as they run in parallel."""
-        asked = {index: self._children[index] for index in calls}
-        self._start([child for child in asked.values() if not child.running])
-        for index, child in asked.items():
-            child.ask(_stream(calls[index]), values_due(calls[index]))
-        await_outcomes(list(asked.values()), time.monotonic() + self._timeout)
-        return {index: child.take() for index, child in asked.items()}
+        called = {index: self._children[index] for index in calls}
+        self._start([child for child in called.values() if not child.running])
+        for index, child in called.items():
+            records = calls[index]
+            child.ask(_stream(records), values_due(records))
+        await_outcomes(list(called.values()), time.monotonic() + self._timeout)
+        return {index: child.take() for index, child in called.items()}
 
     def replace(self, index: int) -> None:
         """Kill the child; the next call starts another."""
@@ -132,15 +134,16 @@ class Children:
 
 
 def ship(name: str, fn: RewardFn) -> bytes:
-    """A function as bytes: by name if its module can be imported afresh, else by value.
+    """Pickle a function: by name if its module can be imported afresh, else by value.
 
     Raises KernelError if it holds something that cannot be sent to another process.
     """
     with by_value(), Caught() as caught:
         return cloudpickle.dumps(fn)
+    problem = caught.fault.text if caught.fault else ""
     raise KernelError(
         f"reward {name!r}: cannot be sent to a process of its own:"
-        f" {caught.fault.text if caught.fault else ''}. Fix: make locks, connections and files"
+        f" {problem}. Fix: make locks, connections and files"
         " inside the function, or run with inproc."
     )
 

@@ -7,7 +7,7 @@ step is (steps.py), calling the function and what follows from a failure (scorin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,10 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import TokenReward
-from operators.kernels.overlong import rows_of
+from operators.kernels.overlong import take_rows
 from operators.kernels.scoring import FIXES, Function, HostReward, columns_for
 from operators.kernels.scoring_child import STEPS
-from operators.kernels.steps import AnswerSteps, steps_of
+from operators.kernels.steps import AnswerSteps, find_steps
 from operators.kernels.text import load_tokenizer
 
 
@@ -48,30 +48,38 @@ class StepReward(HostReward):
         rows = chunk.inputs["rows"]
         self._ids = rows.ragged("completion_ids")
         mask = rows.ragged("completion_mask")
-        self._steps: AnswerSteps = steps_of(self._tokenizer, self._ids, mask, self._split)
-        self._on_tokens = np.zeros(len(self._ids.values))
+        self._steps: AnswerSteps = find_steps(self._tokenizer, self._ids, mask, self._split)
+        self._token_rewards = np.zeros(len(self._ids.values))
         yield from super().run(chunk)
 
     def _columns(self, function: Function, rows: Batch) -> pa.RecordBatch:
         """`steps` as well, even if the data has a column of that name."""
         steps = pa.array(self._steps.texts, pa.list_(pa.utf8()))
         records = columns_for(function, rows.with_columns({"steps": steps}))
-        return records.replace_schema_metadata((records.schema.metadata or {}) | {STEPS: b"1"})
+        metadata = records.schema.metadata or {}
+        return records.replace_schema_metadata(metadata | {STEPS: b"1"})
 
-    def _rewards(self, given: Sequence[float | None], unit: slice) -> np.ndarray:
-        """Each row's sum, and its numbers on their tokens; NaN for steps without any number."""
+    def _rewards(self, numbers: Sequence[float | None], unit: slice) -> np.ndarray:
+        """Each row's sum of its steps' numbers, NaN where it has steps and no number; also adds the
+        numbers to their tokens.
+        """
         offsets = self._steps.offsets
         rows = np.arange(len(offsets) - 1)[unit]
-        numbers = np.array(given, dtype=np.float64)
-        first, last = (offsets[rows[0]], offsets[rows[-1] + 1]) if len(rows) else (0, 0)
-        there = ~np.isnan(numbers)
-        np.add.at(self._on_tokens, self._steps.token[first:last][there], numbers[there])
-        row = np.repeat(np.arange(len(rows)), np.diff(offsets)[rows])
-        total = np.bincount(row, weights=np.nan_to_num(numbers), minlength=len(rows))
-        some = np.bincount(row, weights=there, minlength=len(rows)) > 0
-        return np.where(some | (np.diff(offsets)[rows] == 0), total, np.nan)
+        step_counts = np.diff(offsets)[rows]
+        rewards = np.array(numbers, dtype=np.float64)  # None becomes NaN
+        applies = ~np.isnan(rewards)
+        if len(rows):
+            tokens = self._steps.token[offsets[rows[0]] : offsets[rows[-1] + 1]]
+            np.add.at(self._token_rewards, tokens[applies], rewards[applies])
+        row = np.repeat(np.arange(len(rows)), step_counts)
+        total = np.bincount(row, weights=np.nan_to_num(rewards), minlength=len(rows))
+        has_number = np.bincount(row, weights=applies, minlength=len(rows)) > 0
+        return np.where(has_number | (step_counts == 0), total, np.nan)
 
-    def _batch(self, keys: Keys, values: np.ndarray, kept: np.ndarray) -> Batch:
-        tokens = rows_of(self._ids.like(self._on_tokens.astype(np.float32)), np.flatnonzero(kept))
-        columns = {**self._numbers(values[kept]), "token_reward": tokens}
-        return Batch.make(keys.take(kept), columns, TokenReward)
+    def _batch(self, keys: Keys, rewards: np.ndarray, is_kept: np.ndarray) -> Batch:
+        all_tokens = self._ids.like(self._token_rewards.astype(np.float32))
+        columns: dict[str, Any] = {
+            **self._reward_columns(rewards[is_kept]),
+            "token_reward": take_rows(all_tokens, np.flatnonzero(is_kept)),
+        }
+        return Batch.make(keys.take(is_kept), columns, TokenReward)

@@ -55,21 +55,23 @@ class AnswerSteps:
         return np.cumsum([0, *map(len, self.texts)])
 
 
-def steps_of(tokenizer: Decoding, ids: Ragged, mask: Ragged, split: str) -> AnswerSteps:
-    """The steps of each answer. ids, mask: completion tokens, and 1 where one is trained."""
+def find_steps(tokenizer: Decoding, ids: Ragged, mask: Ragged, split: str) -> AnswerSteps:
+    """Find the steps of each answer. ids, mask: completion tokens, and 1 where one is trained."""
     texts: list[list[str]] = []
     tokens: list[int] = []
     for row, text in enumerate(tokenizer.decode(ids)):
-        pieces, ends = cut(text, split)
-        start, own = int(ids.offsets[row]), ids[row].tolist()
-        counts = token_counts(tokenizer, own, text, ends)
-        tokens += [start + at for at in _on_trained(mask[row], counts)]
+        pieces, ends = cut_at_separators(text, split)
+        counts = count_tokens(tokenizer, ids[row].tolist(), text, ends)
+        start = int(ids.offsets[row])
+        tokens += [start + token for token in _trained_tokens(mask[row], counts)]
         texts.append(pieces)
     return AnswerSteps(texts=texts, token=np.array(tokens, dtype=np.int64))
 
 
-def cut(text: str, split: str) -> tuple[list[str], list[int | None]]:
-    """The steps of a text, and for each the place after its separator; None where none follows."""
+def cut_at_separators(text: str, split: str) -> tuple[list[str], list[int | None]]:
+    """Cut a text into its steps. Returns also, for each, the place after its separator; None where
+    none follows.
+    """
     steps: list[str] = []
     ends: list[int | None] = []
     at = 0
@@ -81,30 +83,33 @@ def cut(text: str, split: str) -> tuple[list[str], list[int | None]]:
     return steps, ends
 
 
-def token_counts(
+def count_tokens(
     tokenizer: Decoding, ids: Sequence[int], text: str, ends: Sequence[int | None]
 ) -> list[int]:
-    """For each place in the text, ascending, the fewest first tokens whose text reaches it; None is
-    the end of the answer.
+    """Count, for each place in the text, ascending, the fewest first tokens whose text reaches it;
+    None is the end of the answer.
 
     Text is decoded in windows of tokens, each with the one before as context, since spaces and
     bytes depend on it: the cost is linear in the answer. For a tokenizer whose windows do not add
     up to the text, the one window is the whole answer.
     """
-    wanted = [end for end in ends if end is not None]
-    if not wanted:
+    places = [end for end in ends if end is not None]
+    if not places:
         return [len(ids)] * len(ends)
     windows = list(_windows(tokenizer, ids))
-    if windows[-1].before + len(windows[-1].added(tokenizer, ids, len(ids))) != len(text):
+    last = windows[-1]
+    if last.before + len(last.added(tokenizer, ids, len(ids))) != len(text):
         windows = [_Window(first=0, begin=0, end=len(ids), before=0, context="")]
-    found: list[int] = []
-    here = iter(windows)
-    window = next(here)
-    for end in wanted:
-        while not window.reaches(tokenizer, ids, window.end, end) and window.end < len(ids):
-            window = next(here)
-        found.append(window.count(tokenizer, ids, end))
-    return [*found, *[len(ids)] * (len(ends) - len(found))]
+    counts: list[int] = []
+    rest = iter(windows)
+    window = next(rest)
+    for place in places:
+        while window.end < len(ids) and not window.reaches(tokenizer, ids, window.end, place):
+            window = next(rest)
+        counts.append(window.count(tokenizer, ids, place))
+    # Places that are None come last: only the last step can lack a separator behind it.
+    at_the_end = len(ends) - len(places)
+    return counts + [len(ids)] * at_the_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,8 @@ class _Window:
 
     def count(self, tokenizer: Decoding, ids: Sequence[int], place: int) -> int:
         """The fewest first tokens that reach a place within this window, by bisection."""
-        low, high = self.begin, self.end
+        low = self.begin
+        high = self.end
         while high - low > 1:
             middle = (low + high) // 2
             if self.reaches(tokenizer, ids, middle, place):
@@ -142,7 +148,8 @@ class _Window:
 
 
 def _windows(tokenizer: Decoding, ids: Sequence[int]) -> Iterator[_Window]:
-    first, begin, before, context = 0, 0, 0, ""
+    first = begin = before = 0
+    context = ""
     while begin < len(ids):
         end = min(begin + _WINDOW, len(ids))
         text = tokenizer.text(ids[first:end])
@@ -154,15 +161,17 @@ def _windows(tokenizer: Decoding, ids: Sequence[int]) -> Iterator[_Window]:
         added = text[len(context) :]
         before += len(added)
         if added:  # else only special tokens: what follows needs the context before them
-            first, context = begin, tokenizer.text(ids[begin:end])
+            first = begin
+            context = tokenizer.text(ids[begin:end])
         begin = end
 
 
-def _on_trained(mask: np.ndarray, counts: Sequence[int]) -> Iterator[int]:
+def _trained_tokens(mask: np.ndarray, counts: Sequence[int]) -> Iterator[int]:
     """The token for each step's number, given how many tokens end with the step."""
     trained = np.flatnonzero(mask)
     for count in counts:
         if len(trained):
-            yield int(trained[max(0, int(np.searchsorted(trained, count)) - 1)])
+            before = int(np.searchsorted(trained, count))
+            yield int(trained[max(0, before - 1)])
         else:
             yield count - 1

@@ -29,53 +29,51 @@ def gather(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`values[index]` as a new tensor on the device; dtype: default the column's."""
-    if isinstance(values, Tensor):
-        return values[index].to(device=device, dtype=dtype, non_blocking=True)
-    return torch.from_numpy(values[index]).to(device=device, dtype=dtype, non_blocking=True)
+    """Copy `values[index]` into a new tensor on the device; dtype: default the column's."""
+    rows = values[index] if isinstance(values, Tensor) else torch.from_numpy(values[index])
+    return rows.to(device=device, dtype=dtype, non_blocking=True)
 
 
 def index(values: np.ndarray, device: torch.device) -> Tensor:
-    """An int64 index array that the caller made, as a tensor."""
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(
-        device, non_blocking=True
-    )
+    """An int64 index array that the caller made, as a tensor on the device."""
+    array = np.ascontiguousarray(values, dtype=np.int64)
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
     """The flat values of a token column, NumPy or tensor. Raises DataError if offsets differ."""
     column = batch.tensor(name) if name in batch.device else batch.ragged(name)
     if not np.array_equal(column.offsets, offsets):
-        row = (
-            int(np.argmax(column.lengths != np.diff(offsets)))
-            if len(column) == len(offsets) - 1
-            else 0
-        )
-        found = int(column.lengths[row]) if len(column) > row else 0
+        expected_lengths = np.diff(offsets)
+        row = 0
+        if len(column) == len(offsets) - 1:
+            row = int(np.argmax(column.lengths != expected_lengths))
+        length = int(column.lengths[row]) if len(column) > row else 0
+        key = batch.keys.take(np.array([row])).rows()[0]
         raise DataError(
-            f"{where}.{name}: row {batch.keys.take(np.array([row])).rows()[0]} has {found} values,"
-            f" expected one for each of its {int(np.diff(offsets)[row])} completion tokens. Fix: a"
+            f"{where}.{name}: row {key} has {length} values,"
+            f" expected one for each of its {int(expected_lengths[row])} completion tokens. Fix: a"
             " column made from these rows."
         )
     return column.values
 
 
-def numbers(tensor: Tensor) -> np.ndarray:
-    """A tensor as float32 or whole numbers of NumPy on the host; on its own memory if it is there
-    already.
+def to_host_array(tensor: Tensor) -> np.ndarray:
+    """Move a tensor to NumPy on the host, floats as float32, whole numbers as they are. The array
+    is on the tensor's own memory if that is there already.
     """
-    kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
-    return tensor.detach().to(device="cpu", dtype=kind).numpy()
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(device="cpu", dtype=dtype).numpy()
 
 
-def batch_of(
+def make_batch(
     keys: Keys, columns: Mapping[str, Tensor], offsets: np.ndarray | None, schema: type[Schema]
 ) -> Batch:
-    """A batch of columns of numbers: [rows], or with offsets [tokens] or [tokens, k] as lists."""
-    made = {name: numbers(tensor) for name, tensor in columns.items()}
-    shaped = (
-        made
-        if offsets is None
-        else {name: Ragged(values, offsets) for name, values in made.items()}
-    )
-    return Batch.make(keys, shaped, schema)
+    """Make a batch of columns of numbers: [rows], or with offsets [tokens] or [tokens, k] as
+    lists.
+    """
+    arrays = {name: to_host_array(tensor) for name, tensor in columns.items()}
+    if offsets is None:
+        return Batch.make(keys, arrays, schema)
+    lists = {name: Ragged(array, offsets) for name, array in arrays.items()}
+    return Batch.make(keys, lists, schema)

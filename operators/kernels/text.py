@@ -57,14 +57,14 @@ class Tokenizer:
         """
         if not texts:
             return []
-        made = self.inner(
+        encoding = self.inner(
             list(texts),
             add_special_tokens=special,
             return_attention_mask=False,
             return_token_type_ids=False,
         )
-        ids: list[list[int]] = made["input_ids"]  # type: ignore[assignment]
-        return self._begun_once(ids) if special else ids
+        ids: list[list[int]] = encoding["input_ids"]  # type: ignore[assignment]
+        return self._without_second_begin(ids) if special else ids
 
     def encode_prompts(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> Ragged:
         """int32 ids of prompts, ready to be continued.
@@ -82,9 +82,9 @@ class Tokenizer:
 
     def _prompt_ids(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> list[list[int]]:
         if len(prompts) and not isinstance(prompts[0], str):
-            texts = [self._asked(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
+            texts = [self._render_prompt(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
             return self.encode(texts, special=False)
-        return self._open_ended(self.encode(prompts, special=True))  # type: ignore[arg-type]
+        return self._without_added_end(self.encode(prompts, special=True))  # type: ignore[arg-type]
 
     def encode_column(self, column: pa.Array) -> Ragged:
         """int32 ids of a column of prompts: token ids as they are, others as by encode_prompts. A
@@ -95,7 +95,7 @@ class Tokenizer:
         ids = ragged(column)
         return Ragged(ids.values.astype(np.int32, copy=False), ids.offsets.astype(np.int64))
 
-    def encode_turn(self, said: str) -> list[int]:
+    def encode_turn(self, user_turn: str) -> list[int]:
         """The ids from the end of an assistant's answer, its end of turn included, over the user's
         next turn to where the assistant begins again.
 
@@ -104,14 +104,17 @@ class Tokenizer:
         template, or one that does not show the answer unchanged.
         """
         answer = "answer"
-        turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
-        turns.append({"role": "user", "content": said})
-        shown = self.render([turns], generation=True)[0]
-        _, found, rest = shown.partition(answer)
-        if not found or said.strip() not in rest:
+        turns = [
+            {"role": "user", "content": "question"},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": user_turn},
+        ]
+        rendered = self.render([turns], generation=True)[0]
+        _, answer_shown, rest = rendered.partition(answer)
+        if not answer_shown or user_turn.strip() not in rest:
             raise DataError(
                 f"{self.base}: expected a chat template that shows an answer and the user's next"
-                f" turn as they are, found {shown!r:.200}. Fix: another template, or leave then="
+                f" turn as they are, found {rendered!r:.200}. Fix: another template, or leave then="
                 " out."
             )
         return self.encode([rest], special=False)[0]
@@ -127,13 +130,14 @@ class Tokenizer:
         for messages if there is no chat template.
         """
         plain = not len(prompts) or isinstance(prompts[0], str)
+        rows = zip(prompts, answers, strict=True)
         if plain and not self.inner.chat_template:
-            texts = [f"{p}{a}" for p, a in zip(prompts, answers, strict=True)]
+            texts = [f"{prompt}{answer}" for prompt, answer in rows]
             ids = self.encode(texts, special=True)
         else:
-            rows = zip(prompts, answers, strict=True)
-            spoken = [answered(_messages(prompt), answer) for prompt, answer in rows]
-            ids = self.encode(self.render(spoken, generation=False), special=False)
+            conversations = [append_answer(_messages(prompt), answer) for prompt, answer in rows]
+            texts = self.render(conversations, generation=False)
+            ids = self.encode(texts, special=False)
         for index, row in enumerate(ids):
             if not row:
                 raise DataError(f"row {index} of {len(ids)} has no tokens: {prompts[index]!r:.80}.")
@@ -141,8 +145,9 @@ class Tokenizer:
 
     def decode(self, ids: Ragged) -> list[str]:
         """The text of each row, without special tokens."""
-        values, offsets = ids.values.tolist(), ids.offsets.tolist()
-        rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
+        tokens = ids.values.tolist()
+        offsets = ids.offsets.tolist()
+        rows = [tokens[start:stop] for start, stop in itertools.pairwise(offsets)]
         return self.inner.batch_decode(
             rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -153,9 +158,9 @@ class Tokenizer:
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def _asked(self, turns: list[Message]) -> str:
-        """A conversation up to where the assistant is to write: after its last turn, if that is the
-        last.
+    def _render_prompt(self, turns: list[Message]) -> str:
+        """Render a conversation up to where the assistant is to write: after its last turn, if that
+        is the last.
         """
         if not turns or turns[-1]["role"] != "assistant":
             return self.render([turns], generation=True)[0]
@@ -186,41 +191,41 @@ class Tokenizer:
             )
         from jinja2 import TemplateError  # transformers renders templates with it
 
-        shown = [list(conversation) for conversation in conversations]
+        messages = [list(conversation) for conversation in conversations]
         if _reads_parts_alone(self):
-            shown = [[_in_parts(message) for message in turns] for turns in shown]
+            messages = [list(map(_in_parts, turns)) for turns in messages]
         try:
-            made = self.inner.apply_chat_template(
-                shown,
+            texts = self.inner.apply_chat_template(
+                messages,
                 tokenize=False,
                 add_generation_prompt=generation,
                 continue_final_message=unfinished,
             )
         except (TemplateError, *_IN_TEMPLATES) as error:
-            plain = isinstance(error, (TemplateError, ValueError))
-            said = f"{error}" if plain else f"{type(error).__name__}: {error}"
+            problem = f"{error}"
+            if not isinstance(error, (TemplateError, ValueError)):
+                problem = f"{type(error).__name__}: {error}"
             raise DataError(
                 f"{self.base}: expected a chat template that renders these messages, found:"
-                f" {said.rstrip('.'):.300}. Fix: the template, or messages with the roles that it"
-                " knows."
+                f" {problem.rstrip('.'):.300}. Fix: the template, or messages with the roles that"
+                " it knows."
             ) from error
-        return made  # type: ignore[return-value]
+        return texts  # type: ignore[return-value]
 
     def encode_pairs(self, prompts: Sequence[str] | Ragged, completions: Sequence[str]) -> Pairs:
         """Prompts by encode_prompts, ids as they are; completions without special tokens, plus eos
         unless they end with an end token themselves; mask all 1.
         """
-        ids = [self._ended(row) for row in self.encode(completions, special=False)]
-        asked = prompts if isinstance(prompts, Ragged) else self.encode_prompts(prompts)
-        return masked_pairs(asked, ids, [[1] * len(row) for row in ids])
+        ids = [self._with_one_end(row) for row in self.encode(completions, special=False)]
+        prompt_ids = prompts if isinstance(prompts, Ragged) else self.encode_prompts(prompts)
+        return masked_pairs(prompt_ids, ids, _ones_for(ids))
 
     def encode_texts(self, texts: Sequence[str]) -> Pairs:
         """Plain texts: the first token (bos, if there is one) is the prompt: none predicts it."""
-        ids = self._open_ended(self.encode(texts, special=True))
-        answers = [self._ended(row[1:]) for row in ids]
-        return masked_pairs(
-            to_ragged([row[:1] for row in ids]), answers, [[1] * len(row) for row in answers]
-        )
+        ids = self._without_added_end(self.encode(texts, special=True))
+        answers = [self._with_one_end(row[1:]) for row in ids]
+        prompts = to_ragged([row[:1] for row in ids])
+        return masked_pairs(prompts, answers, _ones_for(answers))
 
     def eos(self) -> int:
         """The id that ends a demonstration."""
@@ -231,11 +236,11 @@ class Tokenizer:
             )
         return self.inner.eos_token_id
 
-    def without_end(self, texts: Sequence[str]) -> list[str]:
-        """The texts without the end tokens that they end with."""
-        names = [self.inner.convert_ids_to_tokens(token) for token in sorted(self._ends())]
+    def strip_ends(self, texts: Sequence[str]) -> list[str]:
+        """Strip the end tokens that texts end with."""
+        names = [self.inner.convert_ids_to_tokens(token) for token in sorted(self._end_ids())]
         ends = tuple(name for name in names if isinstance(name, str) and name)
-        plain = []
+        plain: list[str] = []
         for text in texts:
             while text.endswith(ends):
                 end = next(end for end in ends if text.endswith(end))
@@ -243,55 +248,64 @@ class Tokenizer:
             plain.append(text)
         return plain
 
-    def _ends(self) -> frozenset[int]:
+    def _end_ids(self) -> frozenset[int]:
         return self.eos_ids | {self.eos()}
 
-    def _ended(self, ids: list[int]) -> list[int]:
+    def _with_one_end(self, ids: list[int]) -> list[int]:
         """With one end token as the last, the text's own if it has one."""
-        ends = self._ends()
+        ends = self._end_ids()
         while len(ids) > 1 and ids[-1] in ends and ids[-2] in ends:
             ids = ids[:-1]
-        return ids if ids and ids[-1] in ends else [*ids, self.eos()]
+        if ids and ids[-1] in ends:
+            return ids
+        return [*ids, self.eos()]
 
-    def _open_ended(self, rows: list[list[int]]) -> list[list[int]]:
+    def _without_added_end(self, rows: list[list[int]]) -> list[list[int]]:
         """Without the eos that some tokenizers add to every text."""
-        _, end = _added(self)
+        _, end = _added_tokens(self)
         size = len(end)
         return [row[: len(row) - size] for row in rows]
 
-    def _begun_once(self, rows: list[list[int]]) -> list[list[int]]:
+    def _without_second_begin(self, rows: list[list[int]]) -> list[list[int]]:
         """Rows with special tokens, without those of the tokenizer where the text has them, too."""
-        begin, _ = _added(self)
+        begin, _ = _added_tokens(self)
+        if not begin:
+            return rows
         size = len(begin)
         twice = [*begin, *begin]
-        return [row[size:] if size and row[: 2 * size] == twice else row for row in rows]
+        return [row[size:] if row[: 2 * size] == twice else row for row in rows]
+
+
+def _ones_for(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """A mask under which every token is trained."""
+    return [[1] * len(row) for row in rows]
 
 
 @lru_cache(maxsize=16)
-def _added(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def _added_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The special tokens that a tokenizer puts before and behind a text, such as bos."""
-    plain: Any
-    whole: Any
-    plain, whole = (tokenizer.inner("a", add_special_tokens=s)["input_ids"] for s in (False, True))
+    plain: Any = tokenizer.inner("a", add_special_tokens=False)["input_ids"]
+    whole: Any = tokenizer.inner("a", add_special_tokens=True)["input_ids"]
     size = len(plain)
-    for at in range(len(whole) - size + 1):
-        if whole[at : at + size] == plain:
-            return whole[:at], whole[at + size :]
+    for start in range(len(whole) - size + 1):
+        if whole[start : start + size] == plain:
+            return whole[:start], whole[start + size :]
     return [], []
 
 
 def load_tokenizer(base: str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory or hub name. Raises DataError for anything else."""
+    """Load the tokenizer of a Hugging Face directory or hub name. Raises DataError for anything
+    else.
+    """
     from transformers import AutoTokenizer
 
     try:
         inner = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
-        said = next(
-            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        problem = lines[0] if lines else type(error).__name__
         raise DataError(
-            f"{base}: expected a directory with a tokenizer, found: {said:.240}. Fix: tokenizer"
+            f"{base}: expected a directory with a tokenizer, found: {problem:.240}. Fix: tokenizer"
             " files that belong together, as save_pretrained writes them."
         ) from error
     ends = _generation_eos(base) or {inner.eos_token_id} - {None}
@@ -319,31 +333,34 @@ def require_ends(
         )
 
 
-def require_known(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: int) -> None:
+def require_embedded_ids(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: int) -> None:
     """Raise DataError for a row with a token id for which the Model has no embedding."""
     beyond = np.flatnonzero((ids.values >= vocabulary) | (ids.values < 0))
     if len(beyond):
-        row = int(np.searchsorted(ids.offsets, beyond[0], side="right")) - 1
+        first = beyond[0]
+        row = int(np.searchsorted(ids.offsets, first, side="right")) - 1
         raise DataError(
             f"{node}: row {keys.rows()[row]}: expected token ids below the {vocabulary} that Model"
-            f" {model!r} knows, found {int(ids.values[beyond[0]])}. Fix: the tokenizer that belongs"
+            f" {model!r} knows, found {int(ids.values[first])}. Fix: the tokenizer that belongs"
             " to the Model."
         )
 
 
 def vocabulary_hash(base: str) -> str:
     """16 hex digits, the same for tokenizers whose ids mean the same tokens."""
-    pairs = sorted(load_tokenizer(base).inner.get_vocab().items())
-    return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=8).hexdigest()
+    vocabulary = load_tokenizer(base).inner.get_vocab()
+    text = json.dumps(sorted(vocabulary.items()))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def answered(prompt: Sequence[Message], answer: str) -> list[Message]:
-    """The conversation after an answer, which goes on with the last turn if that is the
-    assistant's.
+def append_answer(prompt: Sequence[Message], answer: str) -> list[Message]:
+    """Append an answer to a conversation: to its last turn if that is the assistant's, else as a
+    turn of its own.
     """
     if prompt and prompt[-1]["role"] == "assistant":
-        said = prompt[-1]["content"] or ""
-        return [*prompt[:-1], {**prompt[-1], "content": f"{said}{answer}"}]
+        beginning = prompt[-1]["content"] or ""
+        turn = {**prompt[-1], "content": f"{beginning}{answer}"}
+        return [*prompt[:-1], turn]
     return [*prompt, {"role": "assistant", "content": answer}]
 
 
@@ -356,9 +373,8 @@ def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:
     """int32 rows of any lengths, packed."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    values = np.fromiter(
-        itertools.chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1])
-    )
+    tokens = itertools.chain.from_iterable(rows)
+    values = np.fromiter(tokens, dtype=np.int32, count=int(offsets[-1]))
     return Ragged(values, offsets)
 
 
@@ -368,12 +384,11 @@ def masked_pairs(
     masks: Sequence[Sequence[int]],
 ) -> Pairs:
     """Rows of prompts, completions, and the masks of these."""
+    if not isinstance(prompt, Ragged):
+        prompt = to_ragged(prompt)
     completion = to_ragged(completions)
-    return Pairs(
-        prompt=prompt if isinstance(prompt, Ragged) else to_ragged(prompt),
-        completion=completion,
-        mask=completion.like(to_ragged(masks).values.astype(np.uint8)),
-    )
+    mask = to_ragged(masks).values.astype(np.uint8)
+    return Pairs(prompt=prompt, completion=completion, mask=completion.like(mask))
 
 
 @lru_cache(maxsize=16)
@@ -387,7 +402,8 @@ def _shows(tokenizer: Tokenizer, probe: Message) -> bool:
     from jinja2 import TemplateError
 
     try:
-        return "probe" in str(tokenizer.inner.apply_chat_template([probe], tokenize=False))
+        rendered = tokenizer.inner.apply_chat_template([probe], tokenize=False)
+        return "probe" in str(rendered)
     except (TemplateError, *_IN_TEMPLATES):  # it wants other roles, or another content
         return False
 
@@ -400,19 +416,22 @@ def _in_parts(message: Message) -> Message:
 
 
 def _messages(prompt: str | Sequence[Message]) -> Sequence[Message]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return prompt
 
 
 def _generation_eos(base: str) -> set[int]:
     """eos_token_id of generation_config.json: one id, several, or none."""
     from transformers.utils.hub import cached_file
 
-    found = cached_file(
+    path = cached_file(
         base,
         "generation_config.json",
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    if found is None:
+    if path is None:
         return set()
-    return set(ends_of(read_object(Path(found)).get("eos_token_id"), found))
+    settings = read_object(Path(path))
+    return set(ends_of(settings.get("eos_token_id"), path))

@@ -40,8 +40,8 @@ class FileTokenizer:
         if not self._path.is_file():
             problem = "no such file. Fix: tokenizer files, as save_pretrained writes them"
             raise DataError(f"{self._path}: {problem}.")
-        with _told_as_data_error(self._path):
-            self._encoder = _encoder(self._path, settings, self.special_tokens_map)
+        with _as_data_error(self._path):
+            self._encoder = _load_encoder(self._path, settings, self.special_tokens_map)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -58,7 +58,7 @@ class FileTokenizer:
         return {"input_ids": [self._ids(text, special=add_special_tokens) for text in texts]}
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
-        with _told_as_data_error(self._path):
+        with _as_data_error(self._path):
             # One at a time: a batch starts threads, and this process may be forked later.
             return self._encoder.encode(text, add_special_tokens=special).ids
 
@@ -72,20 +72,20 @@ class FileTokenizer:
     ) -> str | list[str]:
         """A conversation, or each of several, as the template shows it."""
         assert not tokenize
-        render = _renderer()
+        render = _import_renderer()
         several = bool(conversation) and not isinstance(conversation[0], Mapping)
-        shown, _ = render(
+        texts, _ = render(
             conversations=conversation if several else [conversation],
             chat_template=self.chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **self.special_tokens_map,
         )
-        return cast("list[str]", shown) if several else shown[0]
+        return cast("list[str]", texts) if several else texts[0]
 
 
 @contextmanager
-def _told_as_data_error(path: Path) -> Iterator[None]:
+def _as_data_error(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the library raises plain Exception, for a broken file and others
@@ -94,8 +94,10 @@ def _told_as_data_error(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: {problem}. Fix: copy the model again.") from error
 
 
-def _renderer() -> Any:
-    """What renders chat templates. Here: it takes a second to import, and texts do without."""
+def _import_renderer() -> Any:
+    """Import what renders chat templates. Not with this file: it takes a second, and texts do
+    without.
+    """
     try:
         from transformers.utils.chat_template_utils import render_jinja_template
     except ImportError as error:
@@ -104,8 +106,8 @@ def _renderer() -> Any:
     return render_jinja_template
 
 
-def _encoder(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Any:
-    """That of tokenizer.json, with the special tokens of the settings."""
+def _load_encoder(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Any:
+    """Load the encoder of tokenizer.json, with the special tokens of the settings."""
     import tokenizers
 
     encoder = tokenizers.Tokenizer.from_file(str(path))
@@ -121,8 +123,8 @@ def _encoder(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and the like, by name; each is a text, or an object that has it."""
     tokens: dict[str, str] = {}
-    for name, value in settings.items():
-        text = value.get("content") if isinstance(value, Mapping) else value
+    for name, setting in settings.items():
+        text = setting.get("content") if isinstance(setting, Mapping) else setting
         if name.endswith("_token") and isinstance(text, str):
             tokens[name] = text
     return tokens
@@ -135,8 +137,9 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     template = maybe_object(folder / TEMPLATE_JSON).get("chat_template")
     template = template or settings.get("chat_template")
     if isinstance(template, list):
-        objects = (each for each in template if isinstance(each, Mapping))
-        template = {each.get("name"): each.get("template") for each in objects}.get("default")
+        objects = [each for each in template if isinstance(each, Mapping)]
+        templates_by_name = {each.get("name"): each.get("template") for each in objects}
+        template = templates_by_name.get("default")
     return template if isinstance(template, str) else None
 
 
@@ -147,8 +150,11 @@ def _set_ends(encoder: Any, settings: Mapping[str, Any], special: Mapping[str, s
         return
     from tokenizers.processors import TemplateProcessing
 
-    ends = [name for name, flag in flags.items() if settings.get(flag) and name in special]
-    begin = f"{special['bos_token']} " if "bos_token" in ends else ""
-    end = f" {special['eos_token']}" if "eos_token" in ends else ""
-    ids = [(special[name], encoder.token_to_id(special[name])) for name in ends]
-    encoder.post_processor = TemplateProcessing(single=f"{begin}$A{end}", special_tokens=ids)
+    names = [name for name, flag in flags.items() if settings.get(flag) and name in special]
+    single = "$A"
+    if "bos_token" in names:
+        single = f"{special['bos_token']} {single}"
+    if "eos_token" in names:
+        single = f"{single} {special['eos_token']}"
+    ids = [(special[name], encoder.token_to_id(special[name])) for name in names]
+    encoder.post_processor = TemplateProcessing(single=single, special_tokens=ids)

@@ -25,7 +25,7 @@ from operators.kernels.scoring_frames import (
     MARK,
     Answers,
     Garbled,
-    judged_answer,
+    decode_answer,
 )
 from operators.kernels.scoring_keeper import sweep
 from tests.kit.nothing_left import descriptors
@@ -151,7 +151,7 @@ def outcome_of(came: bytes, step: int) -> None:
         stream.add(came[at : at + step])
         payload = stream.take(5, 2)
     if payload is not None:
-        judged_answer(payload, 2)
+        decode_answer(payload, 2)
 
 
 def test_two_answers_to_one_call_are_refused() -> None:
@@ -162,7 +162,7 @@ def test_two_answers_to_one_call_are_refused() -> None:
 
 def test_a_faults_text_is_bounded_whoever_wrote_it() -> None:
     fault = {"kind": "raised", "text": "x" * 1_000_000, "detail": "y" * 1_000_000}
-    cut = judged_answer(msgspec.msgpack.encode({"fault": fault}), 2).fault
+    cut = decode_answer(msgspec.msgpack.encode({"fault": fault}), 2).fault
     assert cut is not None
     assert max(len(cut.text), len(cut.detail)) < 21_000
 

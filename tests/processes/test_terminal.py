@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from operators.kernels.scoring_output import Output, heard
+from operators.kernels.scoring_output import Output, hear_function
 from tests.kit.terminals import on_terminal, screen
 
 PRINTS = """
 import sys
 from engine.session.progress import Progress
-from operators.kernels.scoring_output import Output, heard
+from operators.kernels.scoring_output import Output, hear_function
 
 def look(step):
     print("looks at step", step)
@@ -24,7 +24,7 @@ def look(step):
 output = Output("look")
 with Progress(3, title="grpo") as progress:
     for step in (1, 2, 3):
-        with heard(output):
+        with hear_function(output):
             look(step)
         output.add(f"another process, step {step}\\n".encode())
         progress.update({"step": step, "reward/mean": step / 4, "time/step": 1.0})
@@ -56,7 +56,7 @@ def test_lines_of_a_function_in_this_process_are_named_and_others_pass(
     output = Output("look")
     if sys.gettrace() is not None:
         pytest.skip("a debugger or a coverage tool traces this thread, and such output passes")
-    with heard(output):
+    with hear_function(output):
         print("one")
         logging.getLogger("elsewhere").warning("a record")
         print("two", file=sys.stderr, end="")
@@ -68,7 +68,7 @@ def test_lines_of_a_function_in_this_process_are_named_and_others_pass(
 
 def test_what_a_debugger_says_passes(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.gettrace()
-    with heard(Output("look")):
+    with hear_function(Output("look")):
         sys.settrace(lambda *_: None)
         print("(Pdb)")
         sys.settrace(before)
@@ -76,14 +76,14 @@ def test_what_a_debugger_says_passes(capsys: pytest.CaptureFixture[str]) -> None
 
 
 STOPS = """
-from operators.kernels.scoring_output import Output, heard
+from operators.kernels.scoring_output import Output, hear_function
 
 def look():
     print("before")
     breakpoint()
     return 1
 
-with heard(Output("look")):
+with hear_function(Output("look")):
     look()
 print("after")
 """

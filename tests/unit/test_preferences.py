@@ -17,7 +17,7 @@ from dataflow.model import Model
 from dataflow.schema import Reward
 from dataflow.user import Columns
 from operators.data_files import preference_columns
-from operators.kernels.preferences import Preferences, common, open_preferences
+from operators.kernels.preferences import Preferences, find_prompt_length, open_preferences
 from operators.kernels.returned import refuse_broken_promise
 from operators.select import PAIR
 from tests.kit.files import save_jsonl
@@ -117,7 +117,7 @@ def test_answers_that_end_in_the_eos_text_get_no_second_one(base: str, tmp_path:
     ([GOOD], [GOOD], 0),
 ])  # fmt: skip
 def test_the_prompt_is_what_both_begin_with(chosen: Any, rejected: Any, count: int) -> None:
-    assert common(chosen, rejected) == count == common(rejected, chosen)
+    assert find_prompt_length(chosen, rejected) == count == find_prompt_length(rejected, chosen)
 
 
 @pytest.mark.parametrize("row, told", [

@@ -18,7 +18,7 @@ from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.ragged import Ragged
 from dataflow.schema import Keep, Preference, Reward, Rollout
 from dataflow.user import Columns, operator
-from operators.kernels.bounds import out_of_bounds
+from operators.kernels.bounds import find_out_of_bounds
 from operators.kernels.host import ColumnFunction
 from operators.kernels.returned import in_order, refuse_broken_promise
 from operators.losses import clipped_policy_loss
@@ -133,7 +133,7 @@ def test_values_that_no_such_column_can_have_are_refused_by_row(
 
 def test_log_probs_may_be_above_zero_by_what_rounding_makes() -> None:
     made = edited(sampler_logprobs=[-1, 5e-4, -1, -1])(Columns(rollouts(), Rollout))
-    assert out_of_bounds(made.batch, Rollout, ["sampler_logprobs"]) is None
+    assert find_out_of_bounds(made.batch, Rollout, ["sampler_logprobs"]) is None
 
 
 @pytest.mark.parametrize(("rows", "found"), [

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dataflow.batch import Ragged
 from operators.kernels import steps
-from operators.kernels.steps import Decoding, cut, steps_of, token_counts
+from operators.kernels.steps import Decoding, count_tokens, cut_at_separators, find_steps
 from operators.kernels.text import Tokenizer, to_ragged
 from tests.kit.models import EOS, character_tokenizer
 from tests.kit.rows import ragged
@@ -72,7 +72,7 @@ def by_prefixes(tokenizer: Decoding, ids: Sequence[int], place: int) -> int:
 def test_steps_are_the_pieces_that_are_not_empty(
     text: str, pieces: list[str], ends: list[int | None]
 ) -> None:
-    assert cut(text, "||") == (pieces, ends)
+    assert cut_at_separators(text, "||") == (pieces, ends)
 
 
 TEXTS = st.lists(
@@ -83,10 +83,10 @@ TEXTS = st.lists(
 def require_places(tokenizer: Decoding, ids: Sequence[int], split: str, window: int) -> list[int]:
     """Windows of this many tokens find the places that all prefixes have; returns these."""
     text = tokenizer.text(ids)
-    ends = cut(text, split)[1]
+    ends = cut_at_separators(text, split)[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "_WINDOW", window)
-        found = token_counts(tokenizer, ids, text, ends)
+        found = count_tokens(tokenizer, ids, text, ends)
     assert found == [len(ids) if e is None else by_prefixes(tokenizer, ids, e) for e in ends]
     return found
 
@@ -130,7 +130,7 @@ def decoded(length: int) -> int:
     tokenizer = Counting(tokenizers()["characters"])
     text = ("x" * (length // 4 - 2) + "\n\n") * 4
     ids = tokenizer.inner.encode([text], special=False)[0]
-    token_counts(tokenizer, ids, text, cut(text, "\n\n")[1])
+    count_tokens(tokenizer, ids, text, cut_at_separators(text, "\n\n")[1])
     return tokenizer.tokens
 
 
@@ -159,7 +159,7 @@ def placed(answers: list[str], masks: list[list[int]] | None = None) -> steps.An
     """Steps at `|` of answers in characters, each with an <eos>."""
     ids = [tokenizers()["characters"].encode([a], special=False)[0] + [EOS] for a in answers]
     mask = ragged(masks or [[1] * len(row) for row in ids], np.uint8)
-    return steps_of(tokenizers()["characters"], to_ragged(ids), mask, "|")
+    return find_steps(tokenizers()["characters"], to_ragged(ids), mask, "|")
 
 
 def test_a_step_ends_with_its_separator_and_the_last_one_with_the_answer() -> None:
@@ -178,7 +178,7 @@ def test_several_steps_may_end_at_one_token(
     split: str, texts: list[str], tokens: list[int]
 ) -> None:
     ids = to_ragged([[1, 4, 3, 2]])  # "a" "c\n\nd" "\n\n" "b"
-    found = steps_of(tokenizers()["words"], ids, ids.like(np.ones(4, np.uint8)), split)
+    found = find_steps(tokenizers()["words"], ids, ids.like(np.ones(4, np.uint8)), split)
     assert (found.texts, found.token.tolist()) == ([texts], tokens)
 
 
@@ -195,5 +195,5 @@ def test_a_number_belongs_on_a_trained_token(mask: list[int], tokens: list[int])
 
 def test_rows_without_tokens_have_no_steps() -> None:
     none = Ragged(np.zeros(0, np.int32), np.zeros(3, np.int64))
-    found = steps_of(tokenizers()["bpe"], none, none.like(np.zeros(0, np.uint8)), "\n\n")
+    found = find_steps(tokenizers()["bpe"], none, none.like(np.zeros(0, np.uint8)), "\n\n")
     assert (found.texts, found.token.tolist()) == ([[], []], [])

@@ -24,7 +24,7 @@ from dataflow.errors import DataError
 from dataflow.kernel import Layout
 from dataflow.model import Model
 from dataflow.schema import MESSAGE, Completion
-from operators.kernels.text import answered
+from operators.kernels.text import append_answer
 from operators.kernels.torch.text_scores import TorchTextScores
 from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
 
@@ -109,7 +109,7 @@ def test_messages_are_scored_as_the_classifier_scores_them(base: str, tokens: in
     system = {"role": "system", "content": "be brief"}
     asked = [[USER], [USER], [system, USER], [USER, BEGUN], [USER]]
     found = scores_of(base, written(asked, ANSWERS, [4, 4, 5, 6, 4]), tokens=tokens)
-    turns = [answered(prompt, answer) for prompt, answer in zip(asked, ANSWERS, strict=True)]
+    turns = [append_answer(prompt, answer) for prompt, answer in zip(asked, ANSWERS, strict=True)]
     assert turns[3] == [USER, {"role": "assistant", "content": "It 日本 ab"}]
     require_scores(found, base, turns)
 

@@ -26,7 +26,7 @@ from operators.kernels.data import (
     Demonstrations,
     open_demonstrations,
     open_rows,
-    tokenized_demonstrations,
+    tokenize_demonstrations,
 )
 from operators.kernels.preferences import Preferences
 from operators.kernels.text import load_tokenizer
@@ -224,7 +224,7 @@ def test_a_place_is_looked_for_where_a_row_is_wrong_alone(tmp_path: Path) -> Non
     def place(row: int) -> str:
         raise AssertionError(f"the file is read for row {row}, which is right")
 
-    pairs = tokenized_demonstrations(tokenizer, rows.shape, rows.take(np.arange(2)), True, place)
+    pairs = tokenize_demonstrations(tokenizer, rows.shape, rows.take(np.arange(2)), True, place)
     assert len(pairs.prompt) == 2
 
 

@@ -216,7 +216,7 @@ def test_rows_of_both_samplers_run_side_by_side(make: Any, base: str, tolerance:
 def asked(kernel: Any, prompts: list[str]) -> Any:
     """Token ids and keys of these prompts, as `run` has them."""
     chunk = prompt_chunk(prompts)
-    return kernel._encoded(chunk)[1], chunk.keys.expand(kernel._n)
+    return kernel._encode(chunk)[1], chunk.keys.expand(kernel._n)
 
 
 def test_the_sampler_of_vllm_takes_prompts_of_several_forwards(make: Any, base: str) -> None:

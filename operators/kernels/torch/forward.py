@@ -22,8 +22,8 @@ from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from dataflow.top_logprobs import TopLogprobs
 from operators.kernels.overlong import require_positions
-from operators.kernels.tensors import batch_of, gather
-from operators.kernels.text import require_known
+from operators.kernels.tensors import gather, make_batch
+from operators.kernels.text import require_embedded_ids
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predict_scores, predict_values, predictions
 from operators.kernels.torch.models import (
@@ -98,10 +98,10 @@ class _Forward(Sleeper, Probeable):
             self._name, self._model.name, self._position_limit, rows.keys, prompts, completions
         )
         for ids in (prompts, completions):
-            require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
+            require_embedded_ids(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         columns = self.compute(rows.keys, prompts, completions)
         offsets = completions.offsets if self.per_token else None
-        yield batch_of(rows.keys, columns, offsets, self.schema)
+        yield make_batch(rows.keys, columns, offsets, self.schema)
 
     def compute(self, keys: Keys, prompts: Ragged, completions: Ragged) -> dict[str, Tensor]:
         """Compute each column of these rows, float32 [tokens] or [rows], in memory of the

@@ -18,7 +18,7 @@ from dataflow.batch import Ragged
 from dataflow.errors import DataError
 from dataflow.loss import Loss, LossTerm, Now
 from operators.kernels.tensors import gather
-from operators.kernels.text import require_known
+from operators.kernels.text import require_embedded_ids
 from operators.kernels.torch.packing import Packed
 from operators.kernels.torch.steprows import TrainRows
 
@@ -106,7 +106,7 @@ def require_ids(node: str, model: str, rows: TrainRows, loss: Loss, vocabulary: 
                 f"{node}: row {rows.keys.rows()[row]}: expected token ids >= 0 for {label}, found"
                 f" {int(ids.min())}. Fix: the ids of tokens."
             )
-        require_known(node, model, greatest, rows.keys, vocabulary)
+        require_embedded_ids(node, model, greatest, rows.keys, vocabulary)
 
 
 def _id_columns(rows: TrainRows, loss: Loss) -> dict[str, np.ndarray | Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dataflow.batch import Ragged
-from operators.kernels.tensors import gather, numbers
+from operators.kernels.tensors import gather, to_host_array
 from operators.kernels.torch.heads import predict_values, predictions
 from operators.kernels.torch.packing import pack
 
@@ -50,5 +50,5 @@ def compute_probe(module: nn.Module, ids: Ragged, *, head: str, within: Any = No
 
     predicted = within(predict) if within else predict()
     by_token = np.empty(len(rest.values), dtype=np.float32)
-    by_token[packed.tokens] = numbers(predicted)
+    by_token[packed.tokens] = to_host_array(predicted)
     return by_token

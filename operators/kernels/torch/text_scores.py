@@ -15,9 +15,9 @@ from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.prompt_types import is_token_ids
-from operators.kernels.overlong import Room, spans
-from operators.kernels.tensors import batch_of
-from operators.kernels.text import load_tokenizer, prompts_of, require_known
+from operators.kernels.overlong import Room, take_spans
+from operators.kernels.tensors import make_batch
+from operators.kernels.text import load_tokenizer, prompts_of, require_embedded_ids
 from operators.kernels.torch.forward import TorchScores
 
 
@@ -50,13 +50,13 @@ class TorchTextScores(TorchScores):
             )
         prompts = prompts_of(rows.array("prompt"))
         ids = self._tokenizer.encode_answered(prompts, rows.array("completion").to_pylist())
-        require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
+        require_embedded_ids(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         fitting, ids = self._room.fitted(ids, rows.keys, self._session)
         if len(fitting):
             keys = rows.keys.take(fitting)
             shared, rest = _split_shared(ids, keys.position)
             columns = self.compute(keys, shared, rest)
-            yield batch_of(keys, columns, None, self.schema)
+            yield make_batch(keys, columns, None, self.schema)
 
 
 def _split_shared(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
@@ -67,7 +67,7 @@ def _split_shared(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
         beginnings = [ids[row] for row in rows.tolist()]
         shared[rows] = max(1, _count_common(beginnings))
     starts = ids.offsets[:-1]
-    return spans(ids, starts, shared), spans(ids, starts + shared, ids.lengths - shared)
+    return take_spans(ids, starts, shared), take_spans(ids, starts + shared, ids.lengths - shared)
 
 
 def _count_common(rows: list[np.ndarray]) -> int:

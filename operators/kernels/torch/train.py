@@ -39,7 +39,7 @@ from dataflow.loss import LossTerm, Now, Terms
 from dataflow.model import value_at
 from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import gather
-from operators.kernels.text import require_known
+from operators.kernels.text import require_embedded_ids
 from operators.kernels.torch.heads import predict_values, predict_values_and_scores, predictions
 from operators.kernels.torch.loss_call import LossFault, call_loss, resolve_parameter
 from operators.kernels.torch.mismatch import add_mismatch, add_sampled_entropy, find_recorded_alike
@@ -168,7 +168,7 @@ class TorchTrain(Sleeper, Probeable):
         name, limit = self._model.name, self._position_limit
         require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
         for ids in (rows.prompts, rows.completions):
-            require_known(self._name, name, ids, rows.keys, self.vocabulary)
+            require_embedded_ids(self._name, name, ids, rows.keys, self.vocabulary)
         if len(rows.keys):
             require_ids(self._name, name, rows, row_set.loss, self.vocabulary)
         assigned = assignment.rows_of(row_set.name)

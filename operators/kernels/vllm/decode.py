@@ -7,13 +7,14 @@ which batches rows go on (generating.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.vllm.engine import Engine, Token
-from operators.kernels.vllm.keyed import from_logit, keyed, own
+from operators.kernels.vllm.keyed import from_logit, make_keyed_params, make_vllm_params
 
 
 class VllmDecoder:
@@ -21,7 +22,9 @@ class VllmDecoder:
 
     def __init__(self, engine: Engine, task: DecodeTask, version: int) -> None:
         rows = len(task.prompts) * task.n
-        self._engine, self._task, self.version = engine, task, version
+        self._engine = engine
+        self._task = task
+        self.version = version
         self.written = Written.empty(rows, truncates=task.how.truncates)
         self.counts = Counts()
         self._slots = min(task.slots, rows)
@@ -44,44 +47,57 @@ class VllmDecoder:
         """The engine forgot all keys when it loaded; from here on rows compute theirs again."""
         self.version = version
         rows = np.array(list(self._live.values()), np.int64)
-        begun = rows[self.written.length[rows] > 0]
-        prompts = self._task.prompts.lengths[begun // self._task.n]
-        self.counts.again += int(self.written.length[begun].sum() + prompts.sum())
+        begun_rows = rows[self.written.length[rows] > 0]
+        prompt_lengths = self._task.prompts.lengths[begun_rows // self._task.n]
+        written_lengths = self.written.length[begun_rows]
+        self.counts.again += int(written_lengths.sum() + prompt_lengths.sum())
 
     def _begin(self) -> None:
         task = self._task
         for row, seed in enumerate(task.seeds.tolist()):
             ids = task.prompts[row // task.n].tolist()
-            self._live[self._engine.add(ids, self._params(seed))] = row
+            request = self._engine.add(ids, self._make_params(seed))
+            self._live[request] = row
 
-    def _params(self, seed: int) -> Any:
+    def _make_params(self, seed: int) -> Any:
         task = self._task
-        limits = {"max_tokens": task.max_tokens, "stop_token_ids": task.ends.tolist()}
-        return (own if task.sampler == "vllm" else keyed)(seed, task.how, **limits)
+        make_params = make_vllm_params if task.sampler == "vllm" else make_keyed_params
+        return make_params(
+            seed, task.how, max_tokens=task.max_tokens, stop_token_ids=task.ends.tolist()
+        )
 
-    def _append(self, said: list[Token]) -> np.ndarray:
-        """Record these tokens; returns the rows that ended with theirs."""
-        mine = [token for token in said if token.request in self._live]
-        if not mine:
+    def _append(self, tokens: list[Token]) -> np.ndarray:
+        """Record these tokens; returns the rows that ended with theirs. Tokens of other tasks on
+        the engine are not looked at.
+        """
+        task_tokens = [token for token in tokens if token.request in self._live]
+        if not task_tokens:
             return np.zeros(0, np.int64)
-        rows = np.array([self._live[token.request] for token in mine])
-        first = self.written.length[rows] == 0
-        self.counts.rows += int((~first).sum())
-        self.counts.slots += self._slots if not first.all() else 0
-        mass = np.array([token.mass for token in mine], np.float32)
+        rows = np.array([self._live[token.request] for token in task_tokens])
+        # A row's first token comes from the prefill, which is no decode forward.
+        is_first = self.written.length[rows] == 0
+        self.counts.rows += int((~is_first).sum())
+        if not is_first.all():
+            self.counts.slots += self._slots
+        mass = None
+        if self.written.mass is not None:
+            mass = from_logit(np.array([token.mass for token in task_tokens], np.float32))
         self.written.append(
             rows,
-            np.array([token.token for token in mine], np.int32),
-            np.array([token.logprob for token in mine], np.float32),
-            from_logit(mass) if self.written.mass is not None else None,
-            np.array([token.version for token in mine], np.int32),
+            tokens=np.array([token.token for token in task_tokens], np.int32),
+            logprobs=np.array([token.logprob for token in task_tokens], np.float32),
+            mass=mass,
+            version=np.array([token.version for token in task_tokens], np.int32),
         )
-        ended = self._task.ended(self.written, rows)
-        self._leave([token.request for token, over in zip(mine, ended, strict=True) if over])
-        return np.sort(rows[ended])
+        is_ended = self._task.ended(self.written, rows)
+        requests = [token.request for token in task_tokens]
+        self._end_requests(list(compress(requests, is_ended)))
+        return np.sort(rows[is_ended])
 
-    def _leave(self, requests: list[str]) -> None:
-        """vLLM ends rows by their ids and lengths; of those with a stop string it must be told."""
+    def _end_requests(self, requests: list[str]) -> None:
+        """Forget these requests. vLLM ends rows by their ids and lengths; of those with a stop
+        string it must be told.
+        """
         for request in requests:
             del self._live[request]
         if self._task.stopped is not None:

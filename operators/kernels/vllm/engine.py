@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +50,9 @@ class Engine:
 
     def __init__(self, model: Any, described: Any, base: str, size: EngineSize) -> None:
         """described: the Model's module of transformers, on the meta device. base: directory."""
-        self.name, self.size, self.version = model.name, size, 0
+        self.name = model.name
+        self.size = size
+        self.version = 0
         self._names, self._shapes = names_and_shapes(described)
         self._llm = start_engine(model.name, base, model.dtype, size)
         self._core: Any = self._llm.llm_engine.engine_core
@@ -68,7 +70,7 @@ class Engine:
 
         self._count += 1
         name = f"{self._count}"
-        with self._asked():
+        with self._call_context():
             self._core.add_request(
                 EngineCoreRequest(
                     request_id=name,
@@ -88,25 +90,31 @@ class Engine:
         """One token of each row that runs."""
         if self._held:
             return self._held.popleft()
-        return [token for out in self._outputs() for token in self._tokens(out)]
+        return self._read_tokens(self._get_outputs())
 
-    def _outputs(self) -> list[Any]:
-        with self._asked():
+    def _get_outputs(self) -> list[Any]:
+        with self._call_context():
             return self._core.get_output().outputs
 
-    def _tokens(self, out: Any) -> Iterator[Token]:
-        for place, token in enumerate(out.new_token_ids):
-            said = out.new_logprobs.logprobs[place] if out.new_logprobs is not None else None
-            if said is None:
+    def _read_tokens(self, outputs: Iterable[Any]) -> list[Token]:
+        """The tokens of outputs that have log-probs: others are a probe's."""
+        tokens: list[Token] = []
+        for output in outputs:
+            if output.new_logprobs is None:
                 continue
-            # Of the token, of the greatest logit (the same one), and of the mass beside it.
-            mass = float(said[2]) if len(said) > 2 else None
-            yield Token(out.request_id, int(token), float(said[0]), mass, self.version)
+            for place, token in enumerate(output.new_token_ids):
+                # Of the token, of the greatest logit (the same one), and of the mass beside it.
+                logprobs = output.new_logprobs.logprobs[place]
+                mass = float(logprobs[2]) if len(logprobs) > 2 else None
+                tokens.append(
+                    Token(output.request_id, int(token), float(logprobs[0]), mass, self.version)
+                )
+        return tokens
 
     def abort(self, requests: list[str]) -> None:
         """End these rows. Those of a lost engine are gone, and its error is on its way."""
         if requests and not self._lost:
-            with self._asked():
+            with self._call_context():
                 self._core.abort_requests(requests)
 
     @property
@@ -116,29 +124,30 @@ class Engine:
 
     def forget(self) -> None:
         """Drop all keys and values; those of running rows are computed again from their tokens."""
-        with self._asked():
-            done = self._core.reset_prefix_cache(reset_running_requests=True)
-        if not done:
+        with self._call_context():
+            is_reset = self._core.reset_prefix_cache(reset_running_requests=True)
+        if not is_reset:
             raise KernelError(
                 f"Model {self.name!r}: expected vLLM to forget its keys and values, found that it"
                 " declined. Fix: nothing here; tokens would be written with old keys."
             )
 
-    def load(self, given: list[Piece], version: int) -> None:
-        """All weights of a version, in place; then forget what older ones computed."""
-        require_whole(self.name, self._names, given)
-        require_shapes(self.name, self._shapes, given)
-        with self._asked():
+    def load(self, pieces: list[Piece], version: int) -> None:
+        """Load all weights of a version, in place; then forget what older ones computed."""
+        require_whole(self.name, self._names, pieces)
+        require_shapes(self.name, self._shapes, pieces)
+        with self._call_context():
             if self._shared is None:
-                pairs = [(piece.name, piece.data) for piece in given]
-                left = self._llm.collective_rpc("take", args=(pairs,))
+                pairs = [(piece.name, piece.data) for piece in pieces]
+                missing_of_ranks = self._llm.collective_rpc("take", args=(pairs,))
             else:
-                where = (self._shared.path, self._shared.write(given))
-                left = self._llm.collective_rpc("take_shared", args=where)
-        if any(left):
+                where = (self._shared.path, self._shared.write(pieces))
+                missing_of_ranks = self._llm.collective_rpc("take_shared", args=where)
+        missing = next(filter(None, missing_of_ranks), None)
+        if missing:
             raise KernelError(
                 f"Model {self.name!r}: expected all weights of vLLM's module, found that"
-                f" {next(filter(None, left))[0]} did not come. Fix: a base whose names vLLM knows,"
+                f" {missing[0]} did not come. Fix: a base whose names vLLM knows,"
                 " or --kernel NODE=torch."
             )
         self.version = version
@@ -152,61 +161,68 @@ class Engine:
         from vllm import SamplingParams
 
         self._require_forgotten()
-        before = self._call("say_log_probs", "raw_logprobs")
-        ask = SamplingParams(
+        mode_before = self._call("say_log_probs", "raw_logprobs")
+        params = SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
-        rows = {self.add(ids[i].tolist(), ask): i for i in range(len(ids)) if len(ids[i]) > 1}
-        said = [np.zeros(0, np.float32)] * len(ids)
-        for out in self._until_done(set(rows)):
-            numbers = out.new_prompt_logprobs_tensors
-            if numbers is not None:
-                said[rows[out.request_id]] = numbers.logprobs[:, 0].float().cpu().numpy()
-        self._call("say_log_probs", before)
-        return np.concatenate(said)
+        row_of_request: dict[str, int] = {}
+        for row in range(len(ids)):
+            if len(ids[row]) > 1:  # else it has no token but its first
+                row_of_request[self.add(ids[row].tolist(), params)] = row
+        row_logprobs = [np.zeros(0, np.float32)] * len(ids)
+        for output in self._run_until_done(set(row_of_request)):
+            tensors = output.new_prompt_logprobs_tensors
+            if tensors is not None:
+                row = row_of_request[output.request_id]
+                row_logprobs[row] = tensors.logprobs[:, 0].float().cpu().numpy()
+        self._call("say_log_probs", mode_before)
+        return np.concatenate(row_logprobs)
 
     def _require_forgotten(self) -> None:
-        """A fixed request finds none of its own keys, unless this version has computed them."""
+        """Raise KernelError if a fixed request finds keys of its own that this version has not
+        computed.
+        """
         from vllm import SamplingParams
 
         length = min(CANARY, self.size.length - 1)
-        ask = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True)
-        name = self.add((np.arange(length) % self.vocabulary).tolist(), ask)
-        found = [
-            out.prefill_stats.num_cached_tokens
-            for out in self._until_done({name})
-            if out.prefill_stats is not None
-        ]
-        if self._probed != self.version and any(found):
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True)
+        request = self.add((np.arange(length) % self.vocabulary).tolist(), params)
+        cached_tokens: list[int] = []
+        for output in self._run_until_done({request}):
+            if output.prefill_stats is not None:
+                cached_tokens.append(output.prefill_stats.num_cached_tokens)
+        if self._probed != self.version and any(cached_tokens):
             raise KernelError(
                 f"Model {self.name!r}: expected no keys of older weights at version"
-                f" {self.version}, found those of {max(found)} tokens. Fix: nothing here; tokens"
-                " would be written with old keys."
+                f" {self.version}, found those of {max(cached_tokens)} tokens. Fix: nothing here;"
+                " tokens would be written with old keys."
             )
         self._probed = self.version
 
-    def _until_done(self, mine: set[str]) -> Iterator[Any]:
-        """Step until these requests have ended; yields what they said. Tokens of other rows
+    def _run_until_done(self, requests: set[str]) -> Iterator[Any]:
+        """Step until these requests have ended; yields their outputs. Tokens of other rows
         wait for `step`, those of each step by themselves.
         """
-        left = set(mine)
-        while left:
-            outputs = self._outputs()
-            others = (out for out in outputs if out.request_id not in mine)
-            held = [token for out in others for token in self._tokens(out)]
+        running = set(requests)
+        while running:
+            outputs = self._get_outputs()
+            held = self._read_tokens(out for out in outputs if out.request_id not in requests)
             if held:
                 self._held.append(held)
-            for out in outputs:
-                if out.request_id in mine:
-                    yield out
-                    left -= {out.request_id} if out.finish_reason is not None else set()
+            for output in outputs:
+                if output.request_id in requests:
+                    yield output
+                    if output.finish_reason is not None:
+                        running.discard(output.request_id)
 
     def _call(self, method: str, *args: Any) -> Any:
-        with self._asked():
+        """The first rank's answer; all are called."""
+        with self._call_context():
             return self._llm.collective_rpc(method, args=args)[0]
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _call_context(self) -> Iterator[None]:
+        """Around every call of vLLM: one that raises makes the engine a lost one."""
         if self._lost:
             raise KernelError(
                 f"Model {self.name!r}: expected a vLLM engine, found one that was lost when a call"
@@ -222,14 +238,14 @@ class Engine:
         of the engine asks; the first does it.
         """
         if not self._asleep:
-            with self._asked():
+            with self._call_context():
                 self._llm.sleep(level=1)
             self._asleep = True
 
     def wake(self) -> None:
         """Take the device again."""
         if self._asleep:
-            with self._asked():
+            with self._call_context():
                 self._llm.wake_up()
             self._asleep = False
 

@@ -77,7 +77,10 @@ class VllmErrors:
         """what: expected, as a part of a sentence. instead: a fix. noted: where a rank has noted
         the cause, if it is there.
         """
-        self._model, self._what, self._ranks, self._instead = model, what, ranks, instead
+        self._model = model
+        self._what = what
+        self._ranks = ranks
+        self._instead = instead
         self._noted = noted
 
     def __enter__(self) -> None:
@@ -87,7 +90,7 @@ class VllmErrors:
         if not isinstance(error, Exception) or isinstance(error, DataflowError):
             return
         expected = f"Model {self._model!r}: expected {self._what}"
-        lost = lost_rank(self._ranks)
+        lost = find_lost_rank(self._ranks)
         if lost:
             raise ProcessLost(f"{expected}, found that {lost}.") from error
         fix = self._instead or "see the traceback in its Worker's log"
@@ -101,17 +104,21 @@ def first_cause(error: Exception) -> str:
     """The error in one line; of one in a rank's process, what that said."""
     text = " ".join(str(error).split())
     in_rank = _IN_A_RANK.search(text)
-    return in_rank[1] if in_rank else f"{type(error).__name__}: {text}".rstrip(". ")
+    if in_rank:
+        return in_rank[1]
+    return f"{type(error).__name__}: {text}".rstrip(". ")
 
 
-def lost_rank(processes: list[Any]) -> str:
+def find_lost_rank(processes: list[Any]) -> str:
     """How the first rank ended that vLLM did not end; empty if all are there."""
-    if not processes or not wait([each.sentinel for each in processes], NOTICED):
+    if not processes or not wait([process.sentinel for process in processes], NOTICED):
         return ""
-    ended = [each for each in processes if each.exitcode is not None]
-    first = min(ended, key=lambda each: each.exitcode in _BY_VLLM, default=None)
+    ended = [process for process in processes if process.exitcode is not None]
+    # False sorts first: a rank that ended otherwise than those that vLLM ends.
+    first = min(ended, key=lambda process: process.exitcode in _BY_VLLM, default=None)
     if first is None:
         return ""
-    code = first.exitcode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return f"its rank {processes.index(first)} of {len(processes)} {how}"
+    rank = f"its rank {processes.index(first)} of {len(processes)}"
+    if first.exitcode < 0:
+        return f"{rank} was killed by {signal.Signals(-first.exitcode).name}"
+    return f"{rank} ended with code {first.exitcode}"

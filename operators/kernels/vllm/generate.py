@@ -39,10 +39,9 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     """
 
     def _start(self) -> None:
-        model = self._model
-        self._engine: Engine = self._session.module(model, self._made)
+        self._engine: Engine = self._session.module(self._model, self._make_engine)
 
-    def _made(self) -> Engine:
+    def _make_engine(self) -> Engine:
         model = self._model
         module = make_meta_module(model)
         size = self._size(module.config)
@@ -52,15 +51,16 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         prompt = self._node.params.get("max_prompt_tokens") or PROMPT
         limit = find_position_limit(self._model.base)
         length = self._layout.longest or prompt + self._max_tokens
-        length = length if limit is None else min(limit, length)
-        token = _token_bytes(config, self._model.dtype)
+        if limit is not None:
+            length = min(limit, length)
         blocks = -(-length // BLOCK) + 1
-        row = blocks * BLOCK * token
+        row_bytes = blocks * BLOCK * _token_bytes(config, self._model.dtype)
+        cache_bytes = max(row_bytes, min(self._layout.slots * row_bytes, CACHE))
         return EngineSize(
             slots=self._layout.slots,
             tokens=self._layout.tokens,
             length=length,
-            cache=self._layout.cache_bytes or max(row, min(self._layout.slots * row, CACHE)),
+            cache=self._layout.cache_bytes or cache_bytes,
             tensor=self._layout.inner,
             threads=self._layout.threads,
         )
@@ -68,10 +68,10 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     def _positions(self) -> int | None:
         return find_position_limit(self._model.base)
 
-    def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
-        stay, prompts = super()._encoded(chunk)
-        self._require_room(chunk.keys.take(stay), prompts)
-        return stay, prompts
+    def _encode(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
+        fitting, prompts = super()._encode(chunk)
+        self._require_room(chunk.keys.take(fitting), prompts)
+        return fitting, prompts
 
     def _require_room(self, keys: Keys, prompts: Ragged) -> None:
         """Raise DataError for a prompt that the Model has positions for, and its engine has not:
@@ -82,9 +82,10 @@ class VllmGenerate(Generating, Sleeper, Probeable):
             return
         row = int(prompts.lengths.argmax())
         longest = int(prompts.lengths[row])
-        enough = 1 << (longest - 1).bit_length()
+        bound = 1 << (longest - 1).bit_length()  # the next power of two
         limit = find_position_limit(self._model.base)
-        bound = enough if limit is None else min(enough, limit - self._max_tokens)
+        if limit is not None:
+            bound = min(bound, limit - self._max_tokens)
         raise DataError(
             f"{self._node.name}: row {keys.rows()[row]}: expected a prompt of at most {room}"
             f" tokens, for which the engine of Model {self._model.name!r} has room, found"

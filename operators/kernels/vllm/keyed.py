@@ -38,31 +38,42 @@ _SCALE = 2.0**100
 _ZERO = -(2.0**126)
 
 
-def keyed(seed: int, how: Sampling, **limits: Any) -> SamplingParams:
-    """A request whose tokens are drawn here: greedy to vLLM. seed: the row's random stream."""
-    told = {"seed": seed, "how": (how.temperature, how.top_p, how.top_k)}
-    return _asked(0.0, limits, told, logprobs=2 if how.truncates else 0)
-
-
-def own(seed: int, how: Sampling, **limits: Any) -> SamplingParams:
-    """A request whose tokens vLLM draws, with this seed (of which it takes 63 bits)."""
-    if how.truncates:
-        raise KernelError(f"expected no top-k or top-p with sampler='vllm', found {how}.")
-    told = {"how": (how.temperature, how.top_p, how.top_k)}
-    return _asked(how.temperature, limits, told, seed=seed & LARGEST, logprobs=0)
-
-
-def _asked(
-    temperature: float, limits: dict[str, Any], told: dict[str, Any], **more: Any
+def make_keyed_params(
+    seed: int, how: Sampling, *, max_tokens: int, stop_token_ids: list[int]
 ) -> SamplingParams:
+    """Make the params of a request whose tokens are drawn here: greedy to vLLM. seed: the row's
+    random stream.
+    """
     return SamplingParams(
-        temperature=temperature,
+        temperature=0.0,
         detokenize=False,
         ignore_eos=True,
         skip_clone=True,
-        extra_args=told,
-        **limits,
-        **more,
+        extra_args={"seed": seed, "how": (how.temperature, how.top_p, how.top_k)},
+        max_tokens=max_tokens,
+        stop_token_ids=stop_token_ids,
+        logprobs=2 if how.truncates else 0,
+    )
+
+
+def make_vllm_params(
+    seed: int, how: Sampling, *, max_tokens: int, stop_token_ids: list[int]
+) -> SamplingParams:
+    """Make the params of a request whose tokens vLLM draws, with this seed (of which it takes 63
+    bits).
+    """
+    if how.truncates:
+        raise KernelError(f"expected no top-k or top-p with sampler='vllm', found {how}.")
+    return SamplingParams(
+        temperature=how.temperature,
+        detokenize=False,
+        ignore_eos=True,
+        skip_clone=True,
+        extra_args={"how": (how.temperature, how.top_p, how.top_k)},
+        max_tokens=max_tokens,
+        stop_token_ids=stop_token_ids,
+        seed=seed & LARGEST,
+        logprobs=0,
     )
 
 
@@ -89,7 +100,9 @@ class _Row:
 
 
 class Keyed(LogitsProcessor):
-    """Draws the tokens of `keyed` requests, normalises those of `own`, leaves others alone."""
+    """Draws the tokens of requests by `make_keyed_params`, normalises those by `make_vllm_params`,
+    leaves others alone.
+    """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
@@ -106,28 +119,34 @@ class Keyed(LogitsProcessor):
             self._rows.pop(index, None)
         for index, params, _, written in batch_update.added:
             self._rows.pop(index, None)
-            given = params.extra_args or {}
-            if "how" in given:
-                self._rows[index] = _Row(given.get("seed"), given["how"], written)
-        for a, b, way in batch_update.moved:
-            self._move(a, b, swap=way == MoveDirectionality.SWAP)
+            extra_args = params.extra_args or {}
+            if "how" in extra_args:
+                self._rows[index] = _Row(extra_args.get("seed"), extra_args["how"], written)
+        for source, target, direction in batch_update.moved:
+            self._move(source, target, swap=direction == MoveDirectionality.SWAP)
 
-    def _move(self, a: int, b: int, *, swap: bool) -> None:
-        here, there = self._rows.pop(a, None), self._rows.pop(b, None)
-        if here is not None:
-            self._rows[b] = here
-        if swap and there is not None:
-            self._rows[a] = there
+    def _move(self, source: int, target: int, *, swap: bool) -> None:
+        source_row = self._rows.pop(source, None)
+        target_row = self._rows.pop(target, None)
+        if source_row is not None:
+            self._rows[target] = source_row
+        if swap and target_row is not None:
+            self._rows[source] = target_row
 
     def apply(self, logits: Tensor) -> Tensor:
-        """logits float32 [requests, vocabulary], changed in place."""
-        of: dict[tuple[bool, tuple[float, float, int]], list[int]] = {}
+        """Draw or normalise each row. logits float32 [requests, vocabulary], changed in place."""
+        # Rows that are sampled alike go together, in one call.
+        indices_by_sampling: dict[tuple[bool, tuple[float, float, int]], list[int]] = {}
         for index in sorted(self._rows):
             row = self._rows[index]
-            of.setdefault((row.seed is None, row.how), []).append(index)
-        for (by_vllm, (temperature, top_p, top_k)), indices in of.items():
+            sampling = (row.seed is None, row.how)
+            indices_by_sampling.setdefault(sampling, []).append(index)
+        for (by_vllm, (temperature, top_p, top_k)), indices in indices_by_sampling.items():
             how = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
-            (_normalise if by_vllm else self._draw)(logits, indices, how)
+            if by_vllm:
+                _normalise(logits, indices, how)
+            else:
+                self._draw(logits, indices, how)
         return logits
 
     def _draw(self, logits: Tensor, indices: list[int], how: Sampling) -> None:
@@ -136,24 +155,30 @@ class Keyed(LogitsProcessor):
         places = np.array([len(row.written) for row in rows], np.int64)
         draws = torch.from_numpy(uniform(seeds, places)).to(logits.device)
         where = torch.tensor(indices, device=logits.device)
-        whole = len(indices) == logits.shape[0]
-        drawn = sample(logits if whole else logits[where], draws, how)
-        if whole:
+        if len(indices) == logits.shape[0]:  # all rows: they need not be copied
+            drawn = sample(logits, draws, how)
             logits.fill_(-torch.inf)
         else:
+            drawn = sample(logits[where], draws, how)
             logits[where] = -torch.inf
         _put(logits, where, drawn)
 
 
 def _normalise(logits: Tensor, indices: list[int], how: Sampling) -> None:
-    """So that these rows are log-probs once vLLM has divided them by the temperature."""
-    where, by = torch.tensor(indices, device=logits.device), how.temperature or 1.0
-    logprobs = torch.log_softmax(logits[where].float() / by, -1)
+    """Normalise these rows, so that they are log-probs once vLLM has divided them by the
+    temperature.
+    """
+    where = torch.tensor(indices, device=logits.device)
+    temperature = how.temperature or 1.0
+    logprobs = torch.log_softmax(logits[where].float() / temperature, -1)
     require_numbers(logprobs)
-    logits[where] = logprobs * by
+    logits[where] = logprobs * temperature
 
 
 def _put(logits: Tensor, where: Tensor, drawn: DrawnTokens) -> None:
+    """Write each row's log-prob at its token, and the mass, if there is one, at token 0 or, where
+    that is the row's own, at token 1.
+    """
     if drawn.mass is not None:
         beside = torch.where(drawn.tokens == 0, 1, 0)
         logits[where, beside] = as_logit(drawn.mass)

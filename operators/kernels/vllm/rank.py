@@ -51,15 +51,15 @@ def keep_weights() -> None:
     def packed(layer: Any, remove_weight: bool) -> None:
         packs(layer, remove_weight=False)
 
-    chosen = packed if os.environ.get(LINEAR) == "packed" else plain
+    dispatch = packed if os.environ.get(LINEAR) == "packed" else plain
     for module in (utils, linear, embedding):
         if hasattr(module, "dispatch_cpu_unquantized_gemm"):
-            vars(module)["dispatch_cpu_unquantized_gemm"] = chosen
+            vars(module)["dispatch_cpu_unquantized_gemm"] = dispatch
 
 
 def die_with_parent() -> None:
-    """A rank in a process of its own ends at once with the process that started it."""
-    if os.environ.get("DATAFLOW_VLLM_PARENT", str(os.getpid())) == str(os.getpid()):
+    """End a rank in a process of its own at once with the process that started it."""
+    if not _has_own_process():
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
@@ -70,8 +70,14 @@ def note_why_it_does_not_start() -> None:
     """Let a rank in a process of its own note it for the engine's, which vLLM tells only to look
     into the rank's log.
     """
-    if os.environ.get("DATAFLOW_VLLM_PARENT", str(os.getpid())) != str(os.getpid()):
+    if _has_own_process():
         logging.getLogger("vllm.v1.executor.multiproc_executor").addHandler(NotesCause())
+
+
+def _has_own_process() -> bool:
+    """Whether this rank is in another process than the engine that started it."""
+    process = str(os.getpid())
+    return os.environ.get("DATAFLOW_VLLM_PARENT", process) != process
 
 
 class TrackedMemory(SharedMemory):
@@ -97,10 +103,13 @@ def leave_no_names() -> None:
     import vllm.distributed.device_communicators.shm_broadcast as broadcast
     import vllm.distributed.parallel_state as state
 
-    memory, queue = communicator._CPUSHMDistributed, broadcast.MessageQueue
+    memory = communicator._CPUSHMDistributed
+    queue = broadcast.MessageQueue
     if hasattr(queue, "_ready_by_vllm"):
         return
-    named, joined, ready = memory.make_group_name, memory._init_cpu_shm, queue.wait_until_ready
+    named = memory.make_group_name
+    joined = memory._init_cpu_shm
+    ready = queue.wait_until_ready
     queue._ready_by_vllm = ready  # type: ignore[attr-defined]
 
     def without_colons(communicator: Any) -> str:
@@ -162,14 +171,16 @@ class EngineRank:
         """`take`, of weights in a file of shared memory: (name, dtype, shape, offset in bytes)."""
         size = os.stat(path).st_size
         block = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-        return self.take(
-            [(name, _view(block, kind, shape, at)) for name, kind, shape, at in manifest]
-        )
+        pieces: list[tuple[str, torch.Tensor]] = []
+        for name, dtype, shape, offset in manifest:
+            pieces.append((name, _view(block, dtype, shape, offset)))
+        return self.take(pieces)
 
     def say_log_probs(self, mode: str) -> str:
         """What vLLM returns for the tokens of a prompt from now on; returns what it did so far."""
         config = self.model_runner.model_config
-        before, config.logprobs_mode = config.logprobs_mode, mode
+        before = config.logprobs_mode
+        config.logprobs_mode = mode
         return before
 
 

@@ -48,15 +48,14 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
     import operators.kernels.vllm.rank as _  # noqa: F401  before vLLM builds the model
 
     _quieten()
-    settings: dict[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
-    settings["dtype"] = dtype
-    if size.tensor > 1:
-        settings["distributed_executor_backend"] = "mp"
     instead = "--kernel NODE=torch, or a base that vLLM takes"
     with noted_causes() as noted, VllmErrors(model, "vLLM to start", [], instead, noted):
         llm = LLM(
             model=base,
+            dtype=dtype,  # type: ignore[arg-type]
             skip_tokenizer_init=True,
+            enable_sleep_mode=cuda,
+            block_size=None if cuda else BLOCK,  # None: vLLM chooses
             enforce_eager=not cuda,
             max_num_seqs=size.slots,
             max_num_batched_tokens=max(size.tokens, size.slots),
@@ -70,7 +69,7 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
             logits_processors=["operators.kernels.vllm.keyed:Keyed"],
             worker_extension_cls="operators.kernels.vllm.rank.EngineRank",
             tensor_parallel_size=size.tensor,
-            **settings,
+            distributed_executor_backend="mp" if size.tensor > 1 else None,
         )
     torch.set_num_threads = set_threads
     return llm
@@ -83,10 +82,14 @@ def rank_processes(llm: Any) -> list[Any]:
 
 
 def _set_environment(model: str, *, cuda: bool) -> None:
-    """What vLLM and torch read as they are imported, and what their ranks read."""
-    variables = {**VLLM.environment, **({} if cuda else VLLM.cpu_environment)}
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
+    """Set what vLLM and torch read as they are imported, and what their ranks read. What the user
+    has set stays.
+    """
+    variables = dict(VLLM.environment)
+    if not cuda:
+        variables |= VLLM.cpu_environment
+    for name, default in variables.items():
+        os.environ.setdefault(name, default)
     _require_environment(model)
     os.environ["DATAFLOW_VLLM_PARENT"] = str(os.getpid())
     import torch._dynamo.config as dynamo
@@ -96,20 +99,21 @@ def _set_environment(model: str, *, cuda: bool) -> None:
 
 def _quieten() -> None:
     """Keep out of the log what hides the error there. By filters: vLLM sets levels as it starts."""
-    for name, least in {
+    least_levels = {
         # It warms a chat template up, for which it would need a tokenizer: a warning of 20 lines.
         "vllm.renderers.base": logging.ERROR,
         # Where a call fails it logs its whole configuration: 100 lines, after the error.
         "vllm.logging_utils.dump_input": logging.CRITICAL,
-    }.items():
+    }
+    for name, least in least_levels.items():
         logging.getLogger(name).addFilter(lambda record, least=least: record.levelno >= least)
 
 
 def _require_environment(model: str) -> None:
     """Raise KernelError where a variable that the user has set forbids the engine."""
-    for name, value in REQUIRED_ENVIRONMENT.items():
-        if os.environ[name] != value:
+    for name, required in REQUIRED_ENVIRONMENT.items():
+        if os.environ[name] != required:
             raise KernelError(
-                f"Model {model!r}: expected {name}={value} for its vLLM engine, found"
+                f"Model {model!r}: expected {name}={required} for its vLLM engine, found"
                 f" {name}={os.environ[name]} in the environment. Fix: unset {name}."
             )

@@ -16,12 +16,12 @@ from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece
 
 
-def require_whole(model: str, expected: Mapping[str, frozenset[str]], given: list[Piece]) -> None:
-    """Raise KernelError unless every weight came once, by one of its names. expected: each name,
-    with all names of that weight.
+def require_whole(model: str, expected: Mapping[str, frozenset[str]], pieces: list[Piece]) -> None:
+    """Raise KernelError unless every weight came, by one of its names, and nothing else. expected:
+    each name, with all names of that weight.
     """
-    came = {piece.name for piece in given}
-    for name in came:
+    piece_names = {piece.name for piece in pieces}
+    for name in piece_names:
         if name not in expected:
             near = nearest(name, expected)
             hint = f"did you mean {near}" if near else "writer and reader need the same base"
@@ -29,21 +29,22 @@ def require_whole(model: str, expected: Mapping[str, frozenset[str]], given: lis
                 f"Model {model!r}: expected a weight of the engine, found {name!r}. Fix: {hint}."
             )
     for name, names in expected.items():
-        if not names & came:
+        if not names & piece_names:
             raise KernelError(
-                f"Model {model!r}: expected all weights, found {len(came)}: {name} did not come."
-                " Fix: send all pieces."
+                f"Model {model!r}: expected all weights, found {len(piece_names)}: {name} did not"
+                " come. Fix: send all pieces."
             )
 
 
-def require_shapes(model: str, shapes: Mapping[str, torch.Size], given: list[Piece]) -> None:
+def require_shapes(model: str, shapes: Mapping[str, torch.Size], pieces: list[Piece]) -> None:
     """Raise KernelError for the first weight of another shape."""
-    for piece in given:
-        if tuple(piece.data.shape) != tuple(shapes[piece.name]):
+    for piece in pieces:
+        expected = tuple(shapes[piece.name])
+        shape = tuple(piece.data.shape)
+        if shape != expected:
             raise KernelError(
                 f"Model {model!r}: weight {piece.name!r}: expected shape"
-                f" {tuple(shapes[piece.name])}, found {tuple(piece.data.shape)}. Fix: writer and"
-                " reader need the same base."
+                f" {expected}, found {shape}. Fix: writer and reader need the same base."
             )
 
 
@@ -51,12 +52,16 @@ def names_and_shapes(module: Any) -> tuple[dict[str, frozenset[str]], dict[str, 
     """Of the weights of a module, which may be on the meta device: for each name all names of that
     weight (a tied one has several), and its shape.
     """
-    found = dict(module.named_parameters(remove_duplicate=False))
+    weights = dict(module.named_parameters(remove_duplicate=False))
     tied: dict[int, list[str]] = {}
-    for name, weight in found.items():
+    for name, weight in weights.items():
         tied.setdefault(id(weight), []).append(name)
-    names = {name: frozenset(tied[id(weight)]) for name, weight in found.items()}
-    return names, {name: weight.shape for name, weight in found.items()}
+    names = {name: frozenset(tied[id(weight)]) for name, weight in weights.items()}
+    return names, {name: weight.shape for name, weight in weights.items()}
+
+
+_ALIGNMENT = 64
+"""Bytes at multiples of which each weight begins."""
 
 
 class SharedWeights:
@@ -73,23 +78,24 @@ class SharedWeights:
 
     def write(self, pieces: list[Piece]) -> list[tuple[str, str, list[int], int]]:
         """Copy these weights; returns (name, dtype, shape, offset in bytes) of each."""
-        offsets, total = [], 0
+        offsets: list[int] = []
+        total = 0
         for piece in pieces:
             offsets.append(total)
-            total += -(-piece.data.numel() * piece.data.element_size() // 64) * 64
-        block = self._room(total)
-        manifest = []
+            size = piece.data.numel() * piece.data.element_size()
+            total += -(-size // _ALIGNMENT) * _ALIGNMENT
+        block = self._make_room(total)
+        manifest: list[tuple[str, str, list[int], int]] = []
         for piece, offset in zip(pieces, offsets, strict=True):
-            data = piece.data.detach().cpu().contiguous()
-            raw = (
-                data.view(-1).view(torch.uint8) if data.dim() else data.reshape(1).view(torch.uint8)
-            )
+            tensor = piece.data.detach().cpu().contiguous()
+            flat = tensor.view(-1)  # a number without dimensions becomes one with one, too
+            raw = flat.view(torch.uint8)
             block[offset : offset + len(raw)].copy_(raw)
-            kind = str(data.dtype).removeprefix("torch.")
-            manifest.append((piece.name, kind, list(data.shape), offset))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            manifest.append((piece.name, dtype, list(tensor.shape), offset))
         return manifest
 
-    def _room(self, size: int) -> Tensor:
+    def _make_room(self, size: int) -> Tensor:
         if self._block is None or len(self._block) != size:
             os.ftruncate(self._file, size)
             self._block = torch.from_file(self.path, shared=True, size=size, dtype=torch.uint8)
