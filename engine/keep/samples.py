@@ -193,9 +193,11 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
     """The table with all columns in one order: `step` and absent optional ones are added."""
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
-        found = f"expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}"
+        columns_found = (
+            f"expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}"
+        )
         fix = f"add {', '.join(missing)}; sample_table makes them all from a Batch"
-        raise DataError(f"samples of Step {step}: {found}. Fix: {fix}.")
+        raise DataError(f"samples of Step {step}: {columns_found}. Fix: {fix}.")
     columns = {name: pa.nulls(len(table), kind) for name, kind in _OPTIONAL.items()}
     columns |= {name: table.column(name) for name in table.column_names}
     columns["step"] = pa.array(np.full(len(table), step), pa.int64())
@@ -226,5 +228,5 @@ def _read(path: Path) -> pa.Table:
 def _files(directory: Path) -> list[tuple[int, Path]]:
     """(Step, file) in the order of the Steps."""
     paths = directory.iterdir() if directory.is_dir() else ()
-    found = [(_FILE.fullmatch(path.name), path) for path in paths]
-    return sorted((int(match[1]), path) for match, path in found if match)
+    matches = [(_FILE.fullmatch(path.name), path) for path in paths]
+    return sorted((int(match[1]), path) for match, path in matches if match)

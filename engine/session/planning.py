@@ -17,7 +17,7 @@ from dataflow.graph import Graph
 from dataflow.program import Phase, Program
 from dataflow.program_snapshot import identity
 from dataflow.snapshot import fingerprint
-from engine.keep.record.place import require_known
+from engine.keep.record.place import require_recordable
 from engine.plan import options as run_options
 from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
@@ -98,7 +98,9 @@ def plan(
             cluster=cluster,
             profile=rates,
         )
-    require_known(planned.phases if isinstance(planned, ProgramPlan) else [planned], options.record)
+    require_recordable(
+        planned.phases if isinstance(planned, ProgramPlan) else [planned], options.record
+    )
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return _identified(planned, source_of(checked))

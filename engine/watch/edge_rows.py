@@ -18,7 +18,7 @@ from engine.keep.reader.flow_index import EVENTS
 from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
 from engine.keep.reader.plan_records import PlanEdge, PlanFile
 from engine.keep.reader.sample_index import SAMPLES, SampleIndex, SampleQuery, opened_table
-from engine.keep.reader.sample_rows import cut
+from engine.keep.reader.sample_rows import shorten_for_json
 from engine.watch.run_description import RECORDED, edge_id
 
 ROWS = 16
@@ -33,17 +33,19 @@ _IN_SAMPLES = {"prompt": "prompt", "completion": "completion", "version": "versi
 """A node's columns that samples have by another name, or by the same."""
 
 
-def edge_rows(run: OpenFolder, plan: PlanFile, index: SampleIndex, wanted: str) -> dict[str, Any]:
+def edge_rows(
+    run: OpenFolder, plan: PlanFile, index: SampleIndex, edge_name: str
+) -> dict[str, Any]:
     """All of an edge. Raises NotServed for an
     edge that the plan does not have.
     """
-    edge = next((e for e in plan.edges if edge_id(e.producer, e.consumer) == wanted), None)
+    edge = next((e for e in plan.edges if edge_id(e.producer, e.consumer) == edge_name), None)
     if edge is None:
-        name = one_line(wanted)[:80]
+        name = one_line(edge_name)[:80]
         raise NotServed(f"the plan has no edge {name}: nothing of it is read, or it is no edge")
     source, step, table = _table(run, edge, index)
     return {
-        "id": wanted,
+        "id": edge_name,
         "producer": edge.producer,
         "consumer": edge.consumer,
         "route": edge.route,
@@ -60,10 +62,10 @@ def _table(
 ) -> tuple[str, int | None, pa.Table | None]:
     """(where they are from, their Step if known, the newest rows that the producer made)."""
     try:
-        found = _recorded(run, edge.producer) or _newest(run, edge.producer)
+        newest = _recorded(run, edge.producer) or _newest(run, edge.producer)
     except (pa.ArrowException, OSError) as error:
         raise NotServed(f"rows of {edge.producer}: {error!s:.200}") from error
-    return found or _of_samples(run, edge, index)
+    return newest or _of_samples(run, edge, index)
 
 
 def _recorded(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | None:
@@ -102,10 +104,10 @@ def _of_samples(
     with inside(run, SAMPLES) as folder:
         assert folder is not None
         with opened_table(folder, name) as file:
-            there = file.schema_arrow.names
-            named = {c: _IN_SAMPLES.get(c, c) for c in _columns(edge, there)}
+            stored_columns = file.schema_arrow.names
+            named = {c: _IN_SAMPLES.get(c, c) for c in _columns(edge, stored_columns)}
             wanted = [*("step", "position", "sample"), *dict.fromkeys(named.values())]
-            wanted = [c for c in wanted if c in there]
+            wanted = [c for c in wanted if c in stored_columns]
             batch = next(file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False))
     table = pa.Table.from_batches([batch])
     columns = {n: table.column(n) for n in ("position", "sample") if n in wanted}
@@ -114,11 +116,11 @@ def _of_samples(
     return "samples", step, pa.table(columns)
 
 
-def _columns(edge: PlanEdge, there: list[str]) -> Iterator[str]:
+def _columns(edge: PlanEdge, stored_columns: list[str]) -> Iterator[str]:
     """The edge's columns; of `reward/*` each that there is."""
     for column in edge.columns:
         if column.endswith("*"):
-            yield from (name for name in there if name.startswith(column[:-1]))
+            yield from (name for name in stored_columns if name.startswith(column[:-1]))
         else:
             yield column
 
@@ -133,7 +135,7 @@ def _rows(table: pa.Table, edge: PlanEdge) -> list[dict[str, Any]]:
     """Keys and the edge's columns, row by row."""
     names = [n for n in (*_KEYS, *_columns(edge, table.column_names)) if n in table.column_names]
     rows: list[Mapping[str, Any]] = table.select(list(dict.fromkeys(names))).to_pylist()
-    return [{name: cut(value, _LISTED) for name, value in row.items()} for row in rows]
+    return [{name: shorten_for_json(cell, _LISTED) for name, cell in row.items()} for row in rows]
 
 
 def _per_row(table: pa.Table | None) -> float | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dataflow.errors import DataError
 from dataflow.shown import shown_bytes, shown_number
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.records import Flow, ReplicaFlow, WeightFlow
 from engine.keep.flow.segments import read_steps
 
@@ -39,7 +39,7 @@ def measured_notes(folder: Path) -> dict[str, tuple[str, ...]]:
     return {
         f"{phase}/{name}" if phase else name: lines
         for phase, flows in phases.items()
-        for name, lines in _notes(total(flows))
+        for name, lines in _notes(sum_flows(flows))
     }
 
 
@@ -73,18 +73,18 @@ def _shares(replicas: Iterable[ReplicaFlow]) -> str:
     seconds = {name: sum(getattr(each, name) for each in many) for name in names}
     whole = sum(seconds.values()) or 1.0
     most = max(_WAITS, key=lambda name: seconds[name])
-    said = [f"busy {seconds['busy'] / whole * 100:.0f} %"]
+    words = [f"busy {seconds['busy'] / whole * 100:.0f} %"]
     if seconds[most] >= 0.01 * whole:
-        said.append(f"waits {seconds[most] / whole * 100:.0f} % for {_WAITS[most]}")
-    return ", ".join(said)
+        words.append(f"waits {seconds[most] / whole * 100:.0f} % for {_WAITS[most]}")
+    return ", ".join(words)
 
 
 def _rates(replicas: Iterable[ReplicaFlow], length: float) -> list[str]:
     many = list(replicas)
     rows, tokens = sum(each.rows for each in many), sum(each.tokens for each in many)
-    said = [f"{shown_number(rows / length, 4)} rows/s"] if rows else []
-    said += [f"{shown_number(tokens / length, 4)} tokens/s"] if tokens else []
-    return [", ".join(said)] if said else []
+    rates = [f"{shown_number(rows / length, 4)} rows/s"] if rows else []
+    rates += [f"{shown_number(tokens / length, 4)} tokens/s"] if tokens else []
+    return [", ".join(rates)] if rates else []
 
 
 def _loads(readers: Iterable[WeightFlow]) -> list[str]:

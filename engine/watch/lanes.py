@@ -78,15 +78,15 @@ class Lanes:
 
 def lane_part(mark: FileMark, flows: Iterable[Flow]) -> LanePart:
     """The lanes of these Flows."""
-    found = list(flows)
-    length = np.array([flow.end - flow.start for flow in found], np.float32)
-    busy, waited = _columns(found)
+    stretches = list(flows)
+    length = np.array([flow.end - flow.start for flow in stretches], np.float32)
+    busy, waited = _columns(stretches)
     by_worker: dict[str, list[str]] = defaultdict(list)
     for key in busy:
         by_worker[key.rpartition("@")[2]].append(key)
     return LanePart(
         mark=mark,
-        steps=np.array([flow.step for flow in found], np.int64),
+        steps=np.array([flow.step for flow in stretches], np.int64),
         length=length,
         seconds={w: _seconds(keys, busy, waited, length) for w, keys in by_worker.items()},
     )

@@ -60,7 +60,7 @@ figure svg, .drawing svg { max-width: 100%; height: auto; }
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def report(served: ServedRuns, name: str, *, now: float) -> str:
+def make_report(served: ServedRuns, name: str, *, now: float) -> str:
     """The page of a run. now: Unix time, which it says. Raises NotServed where there is none."""
     run = served.run(name, None)
     title = f"{run['graph'] or name}: {name}"
@@ -89,14 +89,14 @@ def _document(title: str, body: str) -> str:
     )
 
 
-def _text(value: object) -> str:
+def _text(words: object) -> str:
     """Any words, in one line and for HTML."""
-    return escape(one_line(str(value)))
+    return escape(one_line(str(words)))
 
 
-def _lines(value: str) -> str:
+def _lines(text: str) -> str:
     """A text with its lines."""
-    return f"<pre>{escape(printable(value))}</pre>"
+    return f"<pre>{escape(printable(text))}</pre>"
 
 
 def _section(title: str, inside: str) -> str:
@@ -127,17 +127,17 @@ def _summary(run: Mapping[str, Any], now: float) -> str:
         **_versions(run["versions"]),
         "report made": _time(now),
     }
-    return _table(("", ""), [(key, value) for key, value in facts.items() if value])
+    return _table(("", ""), [(key, fact) for key, fact in facts.items() if fact])
 
 
 def _versions(versions: Any) -> dict[str, str]:
     """Of versions.json, which somebody else may have written, what tells most."""
-    found = versions if isinstance(versions, dict) else {}
+    record = versions if isinstance(versions, dict) else {}
     packages, git = (
-        found[k] if isinstance(found.get(k), dict) else {} for k in ("packages", "git")
+        record[k] if isinstance(record.get(k), dict) else {} for k in ("packages", "git")
     )
     known = [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
-    python = [f"Python {found['python']}"] if "python" in found else []
+    python = [f"Python {record['python']}"] if "python" in record else []
     changed = ", changed" if git.get("changed") else ""
     commit = f"{git['commit']}{changed}" if git.get("commit") else ""
     return {"versions": ", ".join([*python, *known]), "commit": commit}
@@ -151,8 +151,8 @@ def _time(seconds: float | None) -> str:
 
 def _drawing(served: ServedRuns, name: str) -> str:
     """The drawing, in the page itself."""
-    found = tried(lambda: served.drawing(name, life=False))
-    return f'<div class="drawing wide">{_inline(found)}</div>' if found else ""
+    svg = made_or_nothing(lambda: served.drawing(name, life=False))
+    return f'<div class="drawing wide">{_inline(svg)}</div>' if svg else ""
 
 
 def _inline(svg: str) -> str:
@@ -164,10 +164,10 @@ def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[s
     """A chart of each kind of metric that the run has."""
     for title, named in CHARTS.items():
         names = [metric for metric in metrics if re.fullmatch(named, metric)][:_LINES]
-        found = served.series(name, names, None, None, _POINTS) if names else {"series": {}}
+        curves = served.series(name, names, None, None, _POINTS) if names else {"series": {}}
         lines = {
-            metric: [(s, v) for s, v in zip(found["steps"], values, strict=True) if v is not None]
-            for metric, values in found["series"].items()
+            metric: [(s, v) for s, v in zip(curves["steps"], values, strict=True) if v is not None]
+            for metric, values in curves["series"].items()
         }
         if lines := _distinct(lines):
             yield f"<figure>{_inline(chart(title, lines))}</figure>\n"
@@ -175,11 +175,11 @@ def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[s
 
 def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
     """Without those that are empty, or lie on another: a single function's mean is the reward's."""
-    found: dict[str, Points] = {}
+    distinct: dict[str, Points] = {}
     for metric, points in lines.items():
-        if points and points not in found.values():
-            found[metric] = points
-    return found
+        if points and points not in distinct.values():
+            distinct[metric] = points
+    return distinct
 
 
 def _waits(served: ServedRuns, name: str, running: bool) -> str:
@@ -188,7 +188,7 @@ def _waits(served: ServedRuns, name: str, running: bool) -> str:
     if running:
         stretches.append(served.flow(name, 0, None))
     shown = {each["words"]: each["sentences"] for each in stretches if each["flow"] is not None}
-    return "".join(_waits_in(words, found) for words, found in shown.items())
+    return "".join(_waits_in(words, sentences) for words, sentences in shown.items())
 
 
 def _waits_in(words: str, sentences: Sequence[str]) -> str:
@@ -219,8 +219,8 @@ def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
     return _table(heads, rows)
 
 
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{shown_number(value)} s"
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{shown_number(seconds)} s"
 
 
 def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
@@ -239,9 +239,9 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
     facts = [f"step {row['step']}", f"prompt {row['position']}, sample {row['sample']}"]
     values = {"reward": row["reward"], **whole["rewards"]}
     facts += [
-        f"{what} {shown_number(value, 4)}"
-        for what, value in values.items()
-        if isinstance(value, int | float)
+        f"{what} {shown_number(number, 4)}"
+        for what, number in values.items()
+        if isinstance(number, int | float)
     ]
     facts += [f"{row['length']} tokens"] if row["length"] is not None else []
     facts += [str(row["finish"])] if row["finish"] else []
@@ -270,12 +270,12 @@ def _errors(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in options.items():
-        if value not in (None, "", [], {}, False):
-            yield f"--{name.replace('_', '-')}", str(value)
+    for name, choice in options.items():
+        if choice not in (None, "", [], {}, False):
+            yield f"--{name.replace('_', '-')}", str(choice)
 
 
-def tried(make: Callable[[], str]) -> str:
+def made_or_nothing(make: Callable[[], str]) -> str:
     """What it makes; nothing where the run has not what it takes."""
     try:
         return make()

@@ -63,7 +63,7 @@ class Vocabulary:
         return decode(self.pieces[begin : int(self.ends[number])])
 
 
-def vocabulary(run: OpenFolder, model: str) -> Vocabulary | None:
+def find_vocabulary(run: OpenFolder, model: str) -> Vocabulary | None:
     """Of the newest checkpoint that has a tokenizer, that of a train node `train_<model>` first;
     None where none has one that is known.
     """
@@ -78,16 +78,16 @@ def vocabulary(run: OpenFolder, model: str) -> Vocabulary | None:
 
 
 def _number(name: str) -> int:
-    found = _STEP.fullmatch(name)
-    return int(found[1]) if found else -1
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 def _tokenizer(checkpoints: OpenFolder, name: str, first: str) -> bytes | None:
     with inside(checkpoints, name) as folder:
         if folder is None:
             return None
-        there = sorted(folder.names(), key=lambda each: (each != first, each))
-        for each in there:
+        names = sorted(folder.names(), key=lambda each: (each != first, each))
+        for each in names:
             mark = folder.mark(each)
             if mark is None or "." in each:
                 continue

@@ -150,13 +150,13 @@ def _blamed(blames: Mapping[str, float]) -> list[tuple[str, float]]:
     by_node: dict[str, float] = defaultdict(float)
     for name, seconds in blames.items():
         by_node[name.partition("@")[0]] += seconds
-    found: list[tuple[str, float]] = []
+    shares: list[tuple[str, float]] = []
     for node, of_node in by_node.items():
         replicas = {name: s for name, s in blames.items() if name.startswith(f"{node}@")}
         replica = max(replicas, key=lambda name: replicas[name], default=node)
         stands_out = bool(replicas) and replicas[replica] >= 0.5 * of_node
-        found.append((replica, replicas[replica]) if stands_out else (node, of_node))
-    return sorted(found, key=lambda blame: -blame[1])
+        shares.append((replica, replicas[replica]) if stands_out else (node, of_node))
+    return sorted(shares, key=lambda blame: -blame[1])
 
 
 def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
@@ -167,13 +167,13 @@ def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
         node = key.partition("@")[0]
         if ranks.get(node, 1) == 1 and replica.rows >= _LEAST_ROWS and replica.busy > 0:
             by_node[node][key] = replica.busy / replica.rows
-    found: list[Slow] = []
+    slow: list[Slow] = []
     for node, paces in by_node.items():
         for key, pace in paces.items():
             others = [other for name, other in paces.items() if name != key]
             if others and pace >= SLOWER * (usual := statistics.median(others)):
-                found.append(Slow(replica=key, node=node, times=pace / usual))
-    return sorted(found, key=lambda slow: -slow.times)
+                slow.append(Slow(replica=key, node=node, times=pace / usual))
+    return sorted(slow, key=lambda slow: -slow.times)
 
 
 def _ranks(node: Mapping[str, Any]) -> int:

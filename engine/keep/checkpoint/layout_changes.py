@@ -25,9 +25,9 @@ def layout_changes(old: str, new: str) -> list[ProvenanceDifference]:
     """
     before, after = _numbers(old), _numbers(new)
     return [
-        ProvenanceDifference(where=where, what=what, old=before[where, what], new=value)
-        for (where, what), value in after.items()
-        if before.get((where, what), value) != value
+        ProvenanceDifference(where=where, what=what, old=before[where, what], new=new_text)
+        for (where, what), new_text in after.items()
+        if before.get((where, what), new_text) != new_text
     ]
 
 
@@ -40,10 +40,10 @@ def _numbers(text: str) -> dict[tuple[str, str], str]:
         return {}
     if not isinstance(plan.get("phases"), list):
         return dict(_of_plan(plan, ""))
-    found: dict[tuple[str, str], str] = {}
+    numbers: dict[tuple[str, str], str] = {}
     for number, phase in enumerate(plan["phases"], start=1):
-        found |= dict(_of_plan(phase, f"{number}/"))
-    return found
+        numbers |= dict(_of_plan(phase, f"{number}/"))
+    return numbers
 
 
 def _of_plan(plan: Any, prefix: str) -> Iterator[tuple[tuple[str, str], str]]:

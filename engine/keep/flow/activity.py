@@ -144,9 +144,9 @@ class Activity:
         for worker in self._queues:
             self._accrue(worker, now)
         self._accrue_state(now)
-        found = self.seconds, self.states
+        figures = self.seconds, self.states
         self.seconds, self.states = defaultdict(ReplicaSeconds), defaultdict(float)
-        return found
+        return figures
 
     def _accrue(self, worker: str, now: float) -> None:
         """Count the time since the Worker's last change to what its tasks were in."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engine.keep.flow.activity import Activity, ReplicaSeconds, Running
 from engine.keep.flow.counts import StretchCounts
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.queues import EdgeQueues, EdgeRows, WeightQueues
 from engine.keep.flow.reasons import Reasons
 from engine.keep.flow.records import (
@@ -132,8 +132,8 @@ class FlowFold:
     def fold(self) -> None:
         """Fold all that was kept."""
         with self._lock:
-            kept, self._kept = self._kept, []
-            for event, wall, cuts in kept:
+            events, self._kept = self._kept, []
+            for event, wall, cuts in events:
                 self._folded_wall, self._folded_cuts = wall, cuts
                 self._fold(event)
 
@@ -260,15 +260,17 @@ class FlowFold:
             self._close(event.at)
 
     def _report(self, report: Report) -> None:
-        name, value, _ = report
+        name, number, _ = report
         kind, _, whose = name.removeprefix(FLOW).partition("/")
         if kind in ("bytes", "weights", "node_peak"):
-            made: Counter[str] = getattr(self._made, kind)
-            made[whose] = (
-                max(made[whose], int(value)) if kind == "node_peak" else made[whose] + int(value)
+            counter: Counter[str] = getattr(self._made, kind)
+            counter[whose] = (
+                max(counter[whose], int(number))
+                if kind == "node_peak"
+                else counter[whose] + int(number)
             )
         else:
-            self._memory[whose][kind] = int(value)
+            self._memory[whose][kind] = int(number)
 
     def _step_closed(self, step: int, now: float) -> None:
         """A Step has ended; of its second end nothing is to be told."""
@@ -276,7 +278,7 @@ class FlowFold:
             return
         self._step = step
         self._close(now)
-        self._writer.step(total(self._of_step))
+        self._writer.step(sum_flows(self._of_step))
         self._of_step = []
 
     # --- what it makes ----------------------------------------------------------------------------
@@ -290,10 +292,10 @@ class FlowFold:
         self._made = StretchCounts()
         self._of_step.append(flow)
         if len(self._of_step) >= _MANY:
-            self._of_step = [total(self._of_step)]
+            self._of_step = [sum_flows(self._of_step)]
         self._of_second.append(flow)
         if now - self._of_second[0].start >= _SECOND:
-            self._writer.second(total(self._of_second))
+            self._writer.second(sum_flows(self._of_second))
             self._of_second = []
 
     def _flow(self, now: float) -> Flow:
@@ -318,41 +320,45 @@ class FlowFold:
         states: Mapping[Running, float],
         length: float,
     ) -> dict[str, ReplicaFlow]:
-        found: dict[str, ReplicaFlow] = {}
+        flows: dict[str, ReplicaFlow] = {}
         nothing = ReplicaSeconds()
         for node in self._plan.nodes:
             for worker in node.workers:
-                mine = seconds.get((node.name, worker), nothing)
-                if worker in self._away and not mine.told:
+                spent = seconds.get((node.name, worker), nothing)
+                if worker in self._away and not spent.told:
                     continue
-                waits = self._reasons.without_task(node.name, states, length - mine.told)
-                blames = _both(mine.blames, waits.blames)
-                made = self._made
-                found[f"{node.name}@{worker}"] = ReplicaFlow(
-                    busy=_rounded(mine.busy),
-                    for_turn=_rounded(mine.for_turn),
-                    for_weights=_rounded(mine.for_weights),
+                waits = self._reasons.without_task(node.name, states, length - spent.told)
+                blames = _both(spent.blames, waits.blames)
+                counts = self._made
+                flows[f"{node.name}@{worker}"] = ReplicaFlow(
+                    busy=_rounded(spent.busy),
+                    for_turn=_rounded(spent.for_turn),
+                    for_weights=_rounded(spent.for_weights),
                     for_rows=_rounded(waits.kinds["for_rows"]),
                     for_room=_rounded(waits.kinds["for_room"]),
                     idle=_rounded(waits.kinds["idle"]),
-                    blames={name: _rounded(value) for name, value in blames.items() if name},
-                    chunks=made.chunks[node.name, worker],
-                    rows=made.rows[node.name, worker],
-                    tokens=made.tokens[node.name, worker],
+                    blames={
+                        name: _rounded(blamed_seconds)
+                        for name, blamed_seconds in blames.items()
+                        if name
+                    },
+                    chunks=counts.chunks[node.name, worker],
+                    rows=counts.rows[node.name, worker],
+                    tokens=counts.tokens[node.name, worker],
                     version=self._versions.get((node.name, worker), -1),
-                    device_peak=int(made.node_peak[f"{node.name}@{worker}"]),
+                    device_peak=int(counts.node_peak[f"{node.name}@{worker}"]),
                 )
-        return found
+        return flows
 
     def _edge_flows(self, now: float) -> dict[str, EdgeFlow]:
         ages = self._edges.ages(now)
-        found: dict[str, EdgeFlow] = {}
+        flows: dict[str, EdgeFlow] = {}
         for name, edge in self._edges.close().items():
             taken = int(self._made.bytes[name])
             if edge.rows and taken:
                 self._bytes_a_row[name] = taken / edge.rows
-            found[name] = self._edge_flow(name, edge, taken, ages[name])
-        return found
+            flows[name] = self._edge_flow(name, edge, taken, ages[name])
+        return flows
 
     def _edge_flow(self, name: str, edge: EdgeRows, taken: int, age: float) -> EdgeFlow:
         waiting = int(edge.waiting * self._bytes_a_row.get(name, 0.0))

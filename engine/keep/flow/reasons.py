@@ -76,12 +76,12 @@ class Reasons:
         elsewhere = {state: s for state, s in states.items() if node in state.nodes}
         for part in (here, elsewhere):
             whole = sum(part.values())
-            given = min(left, whole)
-            if given <= 0:
+            seconds_of_part = min(left, whole)
+            if seconds_of_part <= 0:
                 continue
-            left -= given
+            left -= seconds_of_part
             for state, seconds in part.items():
-                waits.add(self.of(node, state), seconds * given / whole)
+                waits.add(self.of(node, state), seconds * seconds_of_part / whole)
         waits.kinds["idle"] += max(0.0, left)
         return waits
 
@@ -101,9 +101,9 @@ class Reasons:
         """The first running nodes on the ways up."""
         level, seen = list(self._above[node]), {node}
         while level:
-            found = [name for name in level if name in active]
-            if found:
-                return found
+            active_names = [name for name in level if name in active]
+            if active_names:
+                return active_names
             seen.update(level)
             above = dict.fromkeys(a for name in level for a in self._above[name])
             level = [name for name in above if name not in seen]

@@ -24,7 +24,7 @@ import msgspec
 
 from dataflow.storage import writing
 from engine.keep.flow.records import Flow, Record
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 
 MAGIC = b"dataflow events 1\n"
 _HEAD = struct.Struct("<II")
@@ -39,7 +39,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
 
 
-def frame(record: Record) -> bytes:
+def frame_record(record: Record) -> bytes:
     """A record as a frame."""
     body = _encode(record)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
@@ -53,12 +53,12 @@ class FramedRecord:
     end: int
 
 
-def framed(path: Path, offset: int = 0) -> Iterator[FramedRecord]:
+def read_frames(path: Path, offset: int = 0) -> Iterator[FramedRecord]:
     """The whole records of a segment from a frame's beginning on (0: all of them). Raises RunError
     for all but a plain file.
     """
     try:
-        file = open(path, "rb", opener=own)  # noqa: SIM115 - closed by the with below
+        file = open(path, "rb", opener=open_own_file)  # noqa: SIM115 - closed by the with below
     except FileNotFoundError:
         return
     with file:
@@ -88,19 +88,19 @@ def step_segments(folder: Path) -> list[Path]:
 def read_steps(folder: Path) -> Iterator[Record]:
     """All records of Steps of an `events/` folder; none where there is no such folder."""
     for path in step_segments(folder):
-        for each in framed(path):
+        for each in read_frames(path):
             yield each.record
 
 
 def read_live(folder: Path) -> list[Flow]:
     """The records of the last seconds, in order; up to two minutes of them."""
-    found = [
+    flows = [
         each.record
         for path in sorted(folder.glob("live-*.seg"))
-        for each in framed(path)
+        for each in read_frames(path)
         if isinstance(each.record, Flow)
     ]
-    return sorted(found, key=lambda flow: flow.wall)
+    return sorted(flows, key=lambda flow: flow.wall)
 
 
 class StepSegments:
@@ -113,16 +113,16 @@ class StepSegments:
         self._size = 0
         with writing("the events", folder):
             folder.mkdir(exist_ok=True)
-        if found := step_segments(folder):
-            self._path = found[-1]
-            self._cut(max([0, *(each.end for each in framed(self._path))]))
+        if segments := step_segments(folder):
+            self._path = segments[-1]
+            self._cut(max([0, *(each.end for each in read_frames(self._path))]))
 
     def write(self, record: Record) -> None:
         """Append, for the operating system to write: what a kill tears off is dropped."""
         if self._file is None or self._size > _LARGEST:
             self._next()
         assert self._file is not None
-        data = frame(record)
+        data = frame_record(record)
         with writing("the events", self._path, len(data)):
             _write(self._file, data)
         self._size += len(data)
@@ -133,7 +133,7 @@ class StepSegments:
         kept = False
         for path in reversed(step_segments(self._folder)):
             end = 0
-            for each in framed(path):
+            for each in read_frames(path):
                 if each.record.step > step:
                     break
                 end = each.end
@@ -159,7 +159,7 @@ class StepSegments:
                 self._path.unlink()
                 self._size = 0
                 return
-            file = own(self._path, os.O_WRONLY)
+            file = open_own_file(self._path, os.O_WRONLY)
             try:
                 os.ftruncate(file, end)
             finally:
@@ -174,7 +174,7 @@ class StepSegments:
             self._path = self._folder / f"steps-{number:06d}.seg"
             self._size = 0
         with writing("the events", self._path):
-            self._file = own(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._file = open_own_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             if self._size == 0:
                 os.ftruncate(self._file, 0)
                 _write(self._file, MAGIC)
@@ -199,10 +199,12 @@ class LiveSegments:
             self._begun = record.wall
             path = self._folder / f"live-{self._turn}.seg"
             with writing("the events", path):
-                self._file = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+                self._file = open_own_file(
+                    path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+                )
                 _write(self._file, MAGIC)
         with writing("the events", path):
-            _write(self._file, frame(record))
+            _write(self._file, frame_record(record))
 
     def close(self) -> None:
         """Close the file under way."""

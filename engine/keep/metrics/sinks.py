@@ -23,7 +23,7 @@ from dataflow.errors import RunError, StorageError
 from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
 from engine.keep.metrics.metric_lines import require_rows
 from engine.keep.metrics.step_metrics import json_line
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 from engine.keep.run_folder import RunFolder
 from engine.protocol.events import FailingSilently, StepEnded
 
@@ -61,7 +61,7 @@ class JsonLines:
         """Raises DataError where a line of the file is no metrics row."""
         with writing("the metrics", run.metrics):
             temporary(run.metrics).unlink(missing_ok=True)  # what a kill left of `amend`
-            self._file = open(run.metrics, "ab+", opener=own)  # noqa: SIM115 - closed by close()
+            self._file = open(run.metrics, "ab+", opener=open_own_file)  # noqa: SIM115 - closed by close()
             self._keep(lambda step: True)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -84,14 +84,14 @@ class JsonLines:
         *before, line = file.readlines()
         merged = {**json.loads(line), **metrics}
         del merged["step"]
-        numbers = {name: math.nan if value is None else value for name, value in merged.items()}
+        numbers = {name: math.nan if number is None else number for name, number in merged.items()}
         text, path = b"".join([*before, json_line(step, numbers, self._noted)]), Path(file.name)
         with replacing(f"the metrics of step {step}", path, len(text)) as whole:
             whole.write(text)
         file.close()
         self._file = None
         with writing(f"the metrics of step {step}", path):
-            self._file = open(path, "ab+", opener=own)  # noqa: SIM115 - closed by close()
+            self._file = open(path, "ab+", opener=open_own_file)  # noqa: SIM115 - closed by close()
         return numbers
 
     def sync(self) -> None:
@@ -199,8 +199,8 @@ class TensorBoard:
             start = self._event.Event(wall_time=time.time(), step=step, session_log=log)
             self._writer.add_event(start)
             self._first = False
-        value, names = self._summary.Summary.Value, sorted(metrics.keys() - {"step"})
-        self._add(step, [value(tag=name, simple_value=metrics[name]) for name in names])
+        make_value, names = self._summary.Summary.Value, sorted(metrics.keys() - {"step"})
+        self._add(step, [make_value(tag=name, simple_value=metrics[name]) for name in names])
 
     def warn(self, step: int, rule: str, text: str) -> None:
         """In TensorBoard's text view."""
@@ -241,13 +241,13 @@ class Wandb:
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where wandb is not installed."""
         wandb = _needed("wandb", "wandb")
-        kept = run.path / "wandb_id.txt"
-        if not kept.exists():
-            replace_text("the id of the run at wandb", kept, uuid4().hex[:12])
+        id_file = run.path / "wandb_id.txt"
+        if not id_file.exists():
+            replace_text("the id of the run at wandb", id_file, uuid4().hex[:12])
         self._run = wandb.init(
             project=self._project,
             name=run.name,
-            id=kept.read_text(encoding="ascii").strip(),
+            id=id_file.read_text(encoding="ascii").strip(),
             resume="allow",
             dir=str(run.path),
             config=dict(config),

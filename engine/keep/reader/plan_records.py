@@ -148,14 +148,14 @@ def read_records(folder: OpenFolder) -> KeptRecords:
 
 def _phases(document: Any, problems: list[str]) -> list[dict[str, Any]]:
     """The plans in a plan.json; none if it is not as a run writes it."""
-    found = document.get("phases", [document]) if isinstance(document, dict) else []
+    phases = document.get("phases", [document]) if isinstance(document, dict) else []
     try:
-        for phase in found:
+        for phase in phases:
             msgspec.convert(phase, PlanFile)
     except (msgspec.ValidationError, TypeError) as error:
         problems.append(f"{PLAN}: it is not as a run writes it: {error}")
         return []
-    return found
+    return phases
 
 
 def _json(folder: OpenFolder, name: str, problems: list[str]) -> Any:
@@ -171,7 +171,7 @@ def _json(folder: OpenFolder, name: str, problems: list[str]) -> Any:
         return None
 
 
-def record(folder: OpenFolder, name: str) -> Any:
+def read_record(folder: OpenFolder, name: str) -> Any:
     """The JSON of one of a run's records; None where it is missing or damaged."""
     return _json(folder, name, [])
 

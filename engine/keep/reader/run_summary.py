@@ -65,13 +65,13 @@ class RunSummary:
     problem: str = ""
 
 
-def summaries(folder: Path) -> tuple[list[RunSummary], int]:
+def read_summaries(folder: Path) -> tuple[list[RunSummary], int]:
     """The runs in a folder, or the one that it is, the last written first; and how many other
     folders are in it. A run that is deleted meanwhile is left out. Raises OSError if the folder
     cannot be read.
     """
     if is_run(folder):
-        return [summary(folder)], 0
+        return [read_summary(folder)], 0
     runs: list[RunSummary] = []
     others = 0
     with os.scandir(folder) as entries:
@@ -79,7 +79,7 @@ def summaries(folder: Path) -> tuple[list[RunSummary], int]:
     for path in paths:
         try:
             if is_run(path):
-                runs.append(summary(path))
+                runs.append(read_summary(path))
             else:
                 others += 1
         except FileNotFoundError:
@@ -89,7 +89,7 @@ def summaries(folder: Path) -> tuple[list[RunSummary], int]:
     return sorted(runs, key=lambda run: (-run.written, run.name)), others
 
 
-def summary(path: Path) -> RunSummary:
+def read_summary(path: Path) -> RunSummary:
     """What a run folder tells, its size with it. Raises OSError if it is gone, or closed."""
     with open_run(path) as folder:
         return summarize(folder, path, nbytes=_nbytes(path))

@@ -125,40 +125,51 @@ class Assignments:
         finally:
             self._thread.shutdown()
 
-    def _told(self, told: object) -> None:
-        match told:
+    def _told(self, instruction: object) -> None:
+        match instruction:
             case m.RunChunk():
-                self._task("chunk", told, self._first + told.step if told.step else 0, told.keys)
-                self._gathers(told.id, told.inputs, lambda name: told.keys)
+                self._task(
+                    "chunk",
+                    instruction,
+                    self._first + instruction.step if instruction.step else 0,
+                    instruction.keys,
+                )
+                self._gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.Evaluate():
-                self._task("evaluate", told, self._first + told.version, told.keys)
-                self._gathers(told.id, told.inputs, lambda name: told.keys)
+                self._task(
+                    "evaluate", instruction, self._first + instruction.version, instruction.keys
+                )
+                self._gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.TrainStep():
-                self._train(told)
+                self._train(instruction)
 
-    def _train(self, told: m.TrainStep) -> None:
-        share = {"mine": told.mine, "total": told.total}
-        self._task("train", told, self._first + told.step, told.keys, **share)
-        own = {ROWS: told.keys}
-        for name, rows in told.others.items():
-            own[name] = rows.keys
-            self._add(told.id, "set", name=name, keys=rows.keys, mine=rows.mine, total=rows.total)
-        row_sets = self._row_sets[told.node]
-        self._gathers(told.id, told.inputs, lambda name: own[row_sets.get(name, ROWS)])
+    def _train(self, assignment: m.TrainStep) -> None:
+        share = {"mine": assignment.mine, "total": assignment.total}
+        self._task("train", assignment, self._first + assignment.step, assignment.keys, **share)
+        keys_by_row_set = {ROWS: assignment.keys}
+        for name, rows in assignment.others.items():
+            keys_by_row_set[name] = rows.keys
+            self._add(
+                assignment.id, "set", name=name, keys=rows.keys, mine=rows.mine, total=rows.total
+            )
+        row_sets = self._row_sets[assignment.node]
+        self._gathers(
+            assignment.id, assignment.inputs, lambda name: keys_by_row_set[row_sets.get(name, ROWS)]
+        )
 
     def _task(
         self,
         event: str,
-        told: m.RunChunk | m.TrainStep | m.Evaluate,
+        task: m.RunChunk | m.TrainStep | m.Evaluate,
         step: int,
         keys: Keys,
         **share: Any,
     ) -> None:
-        again = isinstance(told, m.RunChunk) and told.again
-        given = {"node": told.node, "worker": told.worker, "step": step, "again": again}
-        self._add(told.id, event, keys=keys, **given, **share)
+        again = isinstance(task, m.RunChunk) and task.again
+        given = {"node": task.node, "worker": task.worker, "step": step, "again": again}
+        self._add(task.id, event, keys=keys, **given, **share)
 
-    def _gathers(self, task: int, inputs: m.Inputs, own: Callable[[str], Keys]) -> None:
+    def _gathers(self, task: int, inputs: m.Inputs, keys_of_input: Callable[[str], Keys]) -> None:
         for name, gathers in inputs.items():
             for gather in gathers:
                 keys = self._keys_of(gather)
@@ -168,7 +179,7 @@ class Assignments:
                     name=name,
                     node=gather.producer,
                     columns=gather.columns,
-                    keys=None if gather.keys is None and _same(keys, own(name)) else keys,
+                    keys=None if gather.keys is None and _same(keys, keys_of_input(name)) else keys,
                     owners=gather.keys,
                 )
 
@@ -188,8 +199,14 @@ class Assignments:
                 self._blocks[ref.worker, ref.block] = ref.keys
                 self._add(heard.id, "made", node=heard.node, worker=ref.worker, keys=ref.keys)
             case m.Stepped():
-                given = {"node": heard.node, "worker": heard.worker, "digest": heard.digest}
-                self._add(heard.id, "stepped", step=self._first + heard.step, **given)
+                self._add(
+                    heard.id,
+                    "stepped",
+                    step=self._first + heard.step,
+                    node=heard.node,
+                    worker=heard.worker,
+                    digest=heard.digest,
+                )
 
     def _add(self, task: int, event: str, **fields: Any) -> None:
         self._lines.append(ToldLine(life=self._life, id=task, event=event, **fields))
@@ -200,9 +217,9 @@ class Assignments:
             return
         lines, self._lines = self._lines, []
         self._of_step = self._of_step + lines if step == self._step else lines
-        self._step, made = step, list(self._of_step)
+        self._step, step_lines = step, list(self._of_step)
         self._settle()
-        self._pending = self._thread.submit(_write, self._recorded, step, made)
+        self._pending = self._thread.submit(_write, self._recorded, step, step_lines)
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, None
@@ -216,13 +233,13 @@ def _same(a: Keys, b: Keys) -> bool:
 
 
 def _write(recorded: Path, step: int, lines: Sequence[ToldLine]) -> None:
-    table = table_of(lines)
+    table = assignment_table(lines)
     path = step_file(recorded, step)
     with replacing(f"the assignments of step {step}", path, table.nbytes) as file:
         pq.write_table(table, file, compression="zstd", use_compliant_nested_type=False)
 
 
-def table_of(lines: Sequence[ToldLine]) -> pa.Table:
+def assignment_table(lines: Sequence[ToldLine]) -> pa.Table:
     """Lines as a table of `SCHEMA`."""
     columns = {
         name: pa.array([getattr(line, name) for line in lines], kind)
@@ -242,8 +259,8 @@ def table_of(lines: Sequence[ToldLine]) -> pa.Table:
 def _lists(values: Iterable[np.ndarray | None], kind: type) -> pa.Array:
     """A list array; None is null."""
     parts = list(values)
-    there = [part for part in parts if part is not None]
-    flat = np.concatenate(there).astype(kind) if there else np.zeros(0, kind)
+    present_parts = [part for part in parts if part is not None]
+    flat = np.concatenate(present_parts).astype(kind) if present_parts else np.zeros(0, kind)
     offsets = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int32)
     missing = pa.array([part is None for part in parts], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), mask=missing)

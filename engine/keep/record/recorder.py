@@ -25,7 +25,7 @@ import pyarrow as pa
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
-from engine.keep.record.place import RecordPlace, folder_of, row_file
+from engine.keep.record.place import RecordPlace, node_folder, row_file
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import RunChunk
 
@@ -56,9 +56,9 @@ class RowRecorder:
     def __init__(self, place: RecordPlace, worker: str, plan: Plan) -> None:
         self._place, self._worker, self._first = place, worker, plan.first
         self._nodes = {n.name: n for n in plan.nodes if n.name in place.nodes}
-        own = [name for name, node in self._nodes.items() if worker in node.workers]
-        for name in own:
-            folder = folder_of(place.folder, name)
+        worker_nodes = [name for name, node in self._nodes.items() if worker in node.workers]
+        for name in worker_nodes:
+            folder = node_folder(place.folder, name)
             with writing("the folder of recorded rows", folder):
                 folder.mkdir(parents=True, exist_ok=True)
         self._rows: list[pa.RecordBatch] = []
@@ -81,15 +81,15 @@ class RowRecorder:
     ) -> pa.RecordBatch:
         known = chunk.step > 0 or node.region == "evaluation"
         step = self._first + chunk.step if known else None
-        values = (self._place.life, chunk.id, self._worker, step, version)
+        origins = (self._place.life, chunk.id, self._worker, step, version)
         keyed = batch.on_host().with_keys()
-        made = [
-            pa.repeat(pa.scalar(value, kind), len(batch))
-            for value, kind in zip(values, _TYPES, strict=True)
+        made_columns = [
+            pa.repeat(pa.scalar(origin, kind), len(batch))
+            for origin, kind in zip(origins, _TYPES, strict=True)
         ]
         at, fields = len(KEYS), [pa.field(n, t) for n, t in zip(MADE, _TYPES, strict=True)]
         schema = pa.schema([*list(keyed.schema)[:at], *fields, *list(keyed.schema)[at:]])
-        arrays = [*keyed.columns[:at], *made, *keyed.columns[at:]]
+        arrays = [*keyed.columns[:at], *made_columns, *keyed.columns[at:]]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def end(self, chunk: RunChunk) -> None:
@@ -134,16 +134,16 @@ class RowRecorder:
     def _next(self) -> list[EndedChunk]:
         """Ended chunks of one node, in order, as many as make a file."""
         with self._lock:
-            found: list[EndedChunk] = []
+            file_chunks: list[EndedChunk] = []
             size = 0
             for chunk in [c for c in self._ended if c.node == self._ended[0].node]:
-                if found and size + chunk.nbytes > LARGEST:
+                if file_chunks and size + chunk.nbytes > LARGEST:
                     break
-                found.append(chunk)
+                file_chunks.append(chunk)
                 size += chunk.nbytes
-            self._ended = [c for c in self._ended if c not in found]
+            self._ended = [c for c in self._ended if c not in file_chunks]
             self._waiting -= size
-            return found
+            return file_chunks
 
 
 def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
@@ -156,13 +156,13 @@ def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
         tables = [pa.Table.from_batches([rows]) for chunk in chunks for rows in chunk.rows]
         table = pa.concat_tables(tables, promote_options="permissive")
         with replacing(f"recorded rows of {node}", path, size) as file:
-            write_rows(table, file)
+            write_recorded_rows(table, file)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         problem = f"a column that Parquet has no form for: {error}"
         raise DataError(f"--record {node}: {problem}. Fix: leave {node} out.") from error
 
 
-def write_rows(table: pa.Table, file: BinaryIO) -> None:
+def write_recorded_rows(table: pa.Table, file: BinaryIO) -> None:
     """Recorded rows as Parquet. Nested fields keep their names."""
     import pyarrow.parquet as pq  # here: a Worker that records nothing needs none of it
 

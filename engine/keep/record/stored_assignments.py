@@ -91,7 +91,7 @@ class Told:
     @staticmethod
     def read(recorded: Path, plan: Decisions, until: int | None = None) -> Told:
         """The files of all Steps up to this one. Raises DataError for a damaged one."""
-        files = [(s, p) for s, p in files_of(recorded) if until is None or s <= until]
+        files = [(s, p) for s, p in assignment_files(recorded) if until is None or s <= until]
         row_sets = {n.name: {i.name: i.row_set for i in n.inputs} for n in plan.nodes}
         try:
             return Told(_tasks(files, row_sets), plan)
@@ -116,13 +116,15 @@ class Told:
         """The chunks that made a row, the first one first; several if one was lost with a Worker.
         step: of an evaluation, whose keys come again with each version.
         """
-        made = self._made.get(node)
-        if made is None:
-            made = self._made[node] = {}
+        tasks_by_row = self._made.get(node)
+        if tasks_by_row is None:
+            tasks_by_row = self._made[node] = {}
             for task in self.of(node):
                 for row in (row for keys in task.made for row in keys.rows()):
-                    made.setdefault((row, self._version(task.node, task.step)), []).append(task)
-        return made.get((key, self._version(node, step)), [])
+                    tasks_by_row.setdefault((row, self._version(task.node, task.step)), []).append(
+                        task
+                    )
+        return tasks_by_row.get((key, self._version(node, step)), [])
 
     def identity(self, task: RecordedTask, key: Key) -> tuple[int, Key, int]:
         """What is the same for a row that is made again, and for no other of its node."""
@@ -158,15 +160,15 @@ class Told:
                 steps.setdefault((source, position, attempt), task.step)
 
 
-def files_of(recorded: Path) -> list[tuple[int, Path]]:
+def assignment_files(recorded: Path) -> list[tuple[int, Path]]:
     """(Step, file), in the order of the Steps."""
     folder = recorded / ASSIGNMENTS
     paths = folder.iterdir() if folder.is_dir() else ()
     named = [(_FILE.fullmatch(path.name), path) for path in paths]
-    return sorted((int(found[1]), path) for found, path in named if found)
+    return sorted((int(match[1]), path) for match, path in named if match)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; lists as arrays, or None. Raises DataError."""
     try:
         table = pq.ParquetFile(path).read()
@@ -183,10 +185,10 @@ def _values(column: pa.Array) -> list[Any]:
     if not pa.types.is_list(column.type) or pa.types.is_string(column.type.value_type):
         return column.to_pylist()
     flat, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
-    there = column.is_valid().to_numpy(zero_copy_only=False)
+    validity = column.is_valid().to_numpy(zero_copy_only=False)
     return [
         flat[low:high] if is_there else None
-        for low, high, is_there in zip(offsets[:-1], offsets[1:], there, strict=True)
+        for low, high, is_there in zip(offsets[:-1], offsets[1:], validity, strict=True)
     ]
 
 
@@ -197,7 +199,7 @@ def _tasks(
     known: dict[tuple[int, int, str], RecordedTask] = {}
     for step, path in files:
         last: RecordedTask | None = None
-        for line in read_lines(path):
+        for line in read_assignment_lines(path):
             match line["event"]:
                 case "set" | "gather":
                     assert last is not None, f"{path}: a line that belongs to no task"
@@ -232,13 +234,13 @@ def _add_told(task: RecordedTask, line: Mapping[str, Any], row_sets: Mapping[str
     if line["event"] == "set":
         task.rows[name] = _assigned(line)
         return
-    own = task.rows[row_sets.get(name, ROWS) if task.kind == "train" else ROWS].keys
+    task_keys = task.rows[row_sets.get(name, ROWS) if task.kind == "train" else ROWS].keys
     keys = _keys(line)
     gather = RecordedGather(
         input=name,
         producer=line["node"],
         columns=tuple(line["columns"]),
-        keys=own if keys is None else keys,
+        keys=task_keys if keys is None else keys,
         owners=_keys(line, "of_"),
     )
     task.gathers.append(gather)

@@ -27,7 +27,7 @@ import msgspec
 
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 from engine.keep.trace.arrows import Arrow, Arrows, JoinedSpan
 from engine.protocol import messages as m
 from engine.protocol.events import (
@@ -55,7 +55,7 @@ class _Event(NamedTuple):
     track: str
     name: str
     at: float
-    own: dict[str, Any]
+    fields: dict[str, Any]
     args: dict[str, Any]
 
 
@@ -92,7 +92,9 @@ class Trace:
         """Of the last arrow."""
         self._path = path
         with writing("the trace", path):
-            self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+            self._file: int | None = open_own_file(
+                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            )
         self._events: deque[_Event | _Ends] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
@@ -116,8 +118,8 @@ class Trace:
 
     def _join(self) -> None:
         """Make events of the file of all that was kept."""
-        kept, self._kept = self._kept, []
-        for event in kept:
+        events, self._kept = self._kept, []
+        for event in events:
             self._take(event)
 
     def _take(self, event: RunEvent) -> None:
@@ -203,8 +205,8 @@ class Trace:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as error:
-            told = storage_error("the trace", self._path, error, len(text))
-            _log.warning("%s The run goes on without a trace.", told)
+            problem = storage_error("the trace", self._path, error, len(text))
+            _log.warning("%s The run goes on without a trace.", problem)
             self._events.clear()
             os.close(self._file)
             self._file = None
@@ -213,10 +215,10 @@ class Trace:
         """The event's lines, after the lines that name its track where it is new."""
         if isinstance(event, _Ends):
             return self._encode_ends(event)
-        track, name, at, own, args = event
+        track, name, at, fields, args = event
         lines = [] if track in self._tracks else self._name(track)
         pid, tid = self._tracks[track]
-        line = {**own, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
+        line = {**fields, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
         if args:
             line["args"] = args
         return [*lines, msgspec.json.encode(line, enc_hook=str)]

@@ -24,7 +24,7 @@ from engine.plan.cost.memory import HOST_PARTS, peak
 from engine.plan.explain.layout import duration
 from engine.session.figures import figures
 from engine.watch.top.run_view import SeenRun
-from engine.watch.top.table import TableColumn, shortened, table
+from engine.watch.top.table import TableColumn, shortened, table_lines
 from engine.watch.waits import LONG
 
 _STATES = (
@@ -41,7 +41,7 @@ _NO_WAIT = "Nothing waits for long."
 """As the page says it."""
 
 
-def page(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator[Text]:
+def page_lines(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator[Text]:
     """Lines of at most `width` columns, from 60 on. replicas: each has a line of its own."""
     yield from _head(seen, width)
     if seen.flow is None:
@@ -78,7 +78,7 @@ def _head(seen: SeenRun, width: int) -> Iterator[Text]:
         for line in textwrap.wrap(one_line(run.reason), width, max_lines=2, placeholder=" ..."):
             yield Text(line)
     lag = any(source.get("max_lag") for source in seen.plan.get("sources", ()))
-    row = {n: v for n, value in seen.row.items() if (v := finite(value)) is not None}
+    row = {n: v for n, metric in seen.row.items() if (v := finite(metric)) is not None}
     shown = [f"{label} {text}" for label, text in figures(row, lag=lag)]
     yield from map(Text, _packed(shown, width))
 
@@ -105,7 +105,7 @@ def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Te
     seconds = flow.end - flow.start
     names, many = zip(*_rows_of(seen, flow, replicas), strict=True) if flow.nodes else ((), ())
     bar = max(8, min(24, width // 6))
-    yield from table(
+    yield from table_lines(
         [
             TableColumn(
                 title="", cells=[_named(name, some) for name, some in zip(names, many, strict=True)]
@@ -158,15 +158,15 @@ def _whole(replicas: Sequence[ReplicaFlow]) -> float:
 
 def _bar(replicas: Sequence[ReplicaFlow], width: int) -> Text:
     """Its time by letters; the shares are rounded so that they fill the bar."""
-    whole, found = _whole(replicas), Text()
+    whole, bar = _whole(replicas), Text()
     if whole <= 0:
-        return found
+        return bar
     before, shown = 0.0, 0
     for state, letter, style, _ in _STATES:
         before += _seconds(replicas, state) / whole * width
-        found.append(letter * (round(before) - shown), style=style)
+        bar.append(letter * (round(before) - shown), style=style)
         shown = round(before)
-    return found
+    return bar
 
 
 def _share(replicas: Sequence[ReplicaFlow], state: str) -> str:
@@ -194,13 +194,13 @@ def _blamed(replicas: Sequence[ReplicaFlow]) -> str:
 
 
 def _rate(replicas: Sequence[ReplicaFlow], what: str, seconds: float) -> str:
-    made = _seconds(replicas, what)
-    return shown_number(made / seconds) if made and seconds > 0 else ""
+    count = _seconds(replicas, what)
+    return shown_number(count / seconds) if count and seconds > 0 else ""
 
 
 def _versions(replicas: Sequence[ReplicaFlow]) -> str:
-    found = sorted({each.version for each in replicas if each.version >= 0})
-    return "" if not found else "-".join(map(str, dict.fromkeys((found[0], found[-1]))))
+    versions = sorted({each.version for each in replicas if each.version >= 0})
+    return "" if not versions else "-".join(map(str, dict.fromkeys((versions[0], versions[-1]))))
 
 
 def _device(replicas: Sequence[ReplicaFlow]) -> str:
@@ -210,7 +210,7 @@ def _device(replicas: Sequence[ReplicaFlow]) -> str:
 
 def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
     """Of a run without events: what its last row says of nodes and Workers."""
-    row = {n: v for n, value in seen.row.items() if (v := finite(value)) is not None}
+    row = {n: v for n, metric in seen.row.items() if (v := finite(metric)) is not None}
     step = row.get("time/step", 0.0)
     nodes = [n for n in seen.plan.get("nodes", ()) if f"time/{n['name']}" in row]
     taken = [row[f"time/{node['name']}"] for node in nodes]
@@ -219,7 +219,7 @@ def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
         for node, seconds in zip(nodes, taken, strict=True)
     ]
     busy = [ReplicaFlow(busy=share, idle=1.0 - share) for share in shares]
-    lines = table(
+    lines = table_lines(
         [
             TableColumn(title="", cells=[one_line(node["name"]) for node in nodes]),
             TableColumn(
@@ -235,8 +235,8 @@ def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
     shown = [f"{one_line(name)} {share:.0%}" for name, share in workers.items()]
     yield from _section("workers, busy", [Text(line) for line in _packed(shown, width)])
     yield Text()
-    told = "waits, edges and memory: this run kept none, as it has no events/"
-    yield from (Text(line, style="dim") for line in textwrap.wrap(told, width))
+    notice = "waits, edges and memory: this run kept none, as it has no events/"
+    yield from (Text(line, style="dim") for line in textwrap.wrap(notice, width))
 
 
 # --- edges, weights, the cut, Workers -------------------------------------------------------------
@@ -245,17 +245,17 @@ def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
 def _edges(seen: SeenRun, flow: Flow, width: int) -> Iterator[Text]:
     seconds = flow.end - flow.start
     routes = {f"{e['producer']}->{e['consumer']}": e["route"] for e in seen.plan.get("edges", ())}
-    found: list[tuple[str, EdgeFlow]] = list(flow.edges.items())
-    return table(
+    edges: list[tuple[str, EdgeFlow]] = list(flow.edges.items())
+    return table_lines(
         [
-            TableColumn(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
-            TableColumn(title="waiting", cells=[_queue(edge) for _, edge in found]),
-            TableColumn(title="age", cells=[_age(edge) for _, edge in found], rank=2),
+            TableColumn(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in edges]),
+            TableColumn(title="waiting", cells=[_queue(edge) for _, edge in edges]),
+            TableColumn(title="age", cells=[_age(edge) for _, edge in edges], rank=2),
             TableColumn(
-                title="bytes/s", cells=[_per_second(edge, seconds) for _, edge in found], rank=1
+                title="bytes/s", cells=[_per_second(edge, seconds) for _, edge in edges], rank=1
             ),
             TableColumn(
-                title="route", cells=[routes.get(key, "") for key, _ in found], right=False, rank=3
+                title="route", cells=[routes.get(key, "") for key, _ in edges], right=False, rank=3
             ),
         ],
         width,
@@ -278,21 +278,23 @@ def _per_second(edge: EdgeFlow, seconds: float) -> str:
 
 
 def _weights(flow: Flow, width: int) -> Iterator[Text]:
-    found: list[tuple[str, WeightFlow]] = list(flow.weights.items())
-    return table(
+    weights: list[tuple[str, WeightFlow]] = list(flow.weights.items())
+    return table_lines(
         [
-            TableColumn(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
-            TableColumn(title="offered", cells=[str(w.offered) for _, w in found], rank=1),
-            TableColumn(title="loaded", cells=[str(w.loaded) for _, w in found]),
-            TableColumn(title="lag", cells=[str(max(0, w.offered - w.loaded)) for _, w in found]),
+            TableColumn(
+                title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in weights]
+            ),
+            TableColumn(title="offered", cells=[str(w.offered) for _, w in weights], rank=1),
+            TableColumn(title="loaded", cells=[str(w.loaded) for _, w in weights]),
+            TableColumn(title="lag", cells=[str(max(0, w.offered - w.loaded)) for _, w in weights]),
             TableColumn(
                 title="a load",
-                cells=[duration(w.seconds / w.loads) if w.loads else "-" for _, w in found],
+                cells=[duration(w.seconds / w.loads) if w.loads else "-" for _, w in weights],
                 rank=2,
             ),
             TableColumn(
                 title="bytes",
-                cells=[shown_bytes(w.bytes // w.loads) if w.loads else "-" for _, w in found],
+                cells=[shown_bytes(w.bytes // w.loads) if w.loads else "-" for _, w in weights],
                 rank=3,
             ),
         ],
@@ -301,16 +303,16 @@ def _weights(flow: Flow, width: int) -> Iterator[Text]:
 
 
 def _cuts(flow: Flow, width: int) -> Iterator[Text]:
-    found: list[tuple[str, CutFlow]] = list(flow.cuts.items())
-    return table(
+    cuts: list[tuple[str, CutFlow]] = list(flow.cuts.items())
+    return table_lines(
         [
-            TableColumn(title="", cells=[one_line(source) for source, _ in found]),
-            TableColumn(title="ready", cells=[f"{cut.ready}/{cut.wanted}" for _, cut in found]),
+            TableColumn(title="", cells=[one_line(source) for source, _ in cuts]),
+            TableColumn(title="ready", cells=[f"{cut.ready}/{cut.wanted}" for _, cut in cuts]),
             TableColumn(
-                title="out", cells=[f"{cut.outstanding}/{cut.room}" for _, cut in found], rank=1
+                title="out", cells=[f"{cut.outstanding}/{cut.room}" for _, cut in cuts], rank=1
             ),
             TableColumn(
-                title="rows by lag", cells=[_lags(cut) for _, cut in found], right=False, rank=2
+                title="rows by lag", cells=[_lags(cut) for _, cut in cuts], right=False, rank=2
             ),
         ],
         width,
@@ -323,28 +325,28 @@ def _lags(cut: CutFlow) -> str:
 
 
 def _workers(seen: SeenRun, flow: Flow, width: int) -> Iterator[Text]:
-    found = list(flow.workers.items())
-    planned = [_planned(seen.plan, name) for name, _ in found]
-    return table(
+    workers = list(flow.workers.items())
+    planned = [_planned(seen.plan, name) for name, _ in workers]
+    return table_lines(
         [
-            TableColumn(title="", cells=[one_line(name) for name, _ in found]),
-            TableColumn(title="memory", cells=[shown_bytes(w.memory) for _, w in found]),
-            TableColumn(title="peak", cells=[shown_bytes(w.peak) for _, w in found], rank=3),
+            TableColumn(title="", cells=[one_line(name) for name, _ in workers]),
+            TableColumn(title="memory", cells=[shown_bytes(w.memory) for _, w in workers]),
+            TableColumn(title="peak", cells=[shown_bytes(w.peak) for _, w in workers], rank=3),
             TableColumn(title="planned", cells=[host for host, _ in planned], rank=2),
-            TableColumn(title="outbox", cells=[shown_bytes(w.outbox) for _, w in found], rank=4),
-            TableColumn(title="GPU", cells=[_some(w.device) for _, w in found], rank=1),
-            TableColumn(title="GPU peak", cells=[_some(w.device_peak) for _, w in found], rank=3),
+            TableColumn(title="outbox", cells=[shown_bytes(w.outbox) for _, w in workers], rank=4),
+            TableColumn(title="GPU", cells=[_some(w.device) for _, w in workers], rank=1),
+            TableColumn(title="GPU peak", cells=[_some(w.device_peak) for _, w in workers], rank=3),
             TableColumn(
                 title="GPU planned",
                 cells=[
                     device if w.device_peak else ""
-                    for (_, device), (_, w) in zip(planned, found, strict=True)
+                    for (_, device), (_, w) in zip(planned, workers, strict=True)
                 ],
                 rank=2,
             ),
             TableColumn(
                 title="does",
-                cells=[_does(w) for _, w in found],
+                cells=[_does(w) for _, w in workers],
                 right=False,
                 rank=1,
             ),

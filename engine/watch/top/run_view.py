@@ -15,7 +15,7 @@ from typing import Any
 from dataflow.errors import DataflowError
 from engine.keep.flow.records import Flow
 from engine.keep.flow.stretch import last_seconds, seconds_named, steps_named
-from engine.keep.reader.flow_index import EVER, FlowIndex, live
+from engine.keep.reader.flow_index import EVER, FlowIndex, read_live_flows
 from engine.keep.reader.open_folder import FileMark, OpenFolder, open_run
 from engine.keep.reader.run_summary import RunSummary, last_row, summarize
 from engine.watch.waits import sentences
@@ -54,7 +54,7 @@ class RunReader:
         with open_run(self._path) as folder:
             run = summarize(folder, self._path)
             row = last_row(folder)
-            seconds = last_seconds(live(folder)) if run.state == "running" else None
+            seconds = last_seconds(read_live_flows(folder)) if run.state == "running" else None
             if seconds is not None:
                 flow, stretch = seconds, seconds_named(seconds)
             else:
