@@ -61,8 +61,8 @@ class RowCost:
 
 def row_costs(folder: Path, *, after: int, rows_a_step: Mapping[str, float]) -> dict[str, RowCost]:
     """By node, of the rows that a run of a graph made, or trained, in the Steps after the first
-    `after`. rows_a_step: rows of a Step by node, for a run that kept no `events/` to say so; nodes that
-    neither names are left out. Raises DataError for a folder without metrics.
+    `after`. rows_a_step: by node, for a run that kept no `events/` to say so; nodes that neither
+    names are left out. Raises DataError for a folder without metrics.
     """
     steps = seconds_by_step(folder).get(0, [])[after:]
     cpu = _means(seconds_by_step(folder, "cpu/").get(0, [])[after:])

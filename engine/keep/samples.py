@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
+from engine.keep.background_job import BackgroundJob
 
 _FILE = re.compile(r"step_([0-9]+)\.parquet")
 _TOKENS = pa.large_list(pa.int32())
@@ -167,26 +167,22 @@ class SamplesBehind:
     def __init__(self, writer: SampleWriter) -> None:
         self.due = writer.due
         self._write = writer.write
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="samples")
-        self._pending: Future[Path | None] | None = None
+        self._job = BackgroundJob("samples")
 
     def write(self, step: int, table: pa.Table) -> None:
         """Begin to write the Step's file, after the one before."""
-        self.flush()
-        self._pending = self._thread.submit(self._write, step, table)
+        self._job.begin(self._write, step, table)
 
     def flush(self) -> None:
         """Wait for the file under way: a checkpoint says that its Step is recorded."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        self._job.settle()
 
     def close(self) -> None:
         """Wait for the file under way, and end the thread."""
         try:
             self.flush()
         finally:
-            self._thread.shutdown()
+            self._job.end()
 
 
 def _complete(step: int, table: pa.Table) -> pa.Table:

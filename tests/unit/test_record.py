@@ -346,11 +346,11 @@ def test_checkpoints_for_good_stay_and_displace_none(tmp_path: Path) -> None:
         store.write(step, lambda folder: None, {}, **how)
 
     write(2)
-    write(3, kept=True)
+    write(3, for_good=True)
     write(4, timed=True)
     assert store.steps() == [2, 3, 4]
     write(5)
-    write(6, kept=True)
+    write(6, for_good=True)
     write(7)
     assert CheckpointStore(tmp_path, keep=1).steps() == [3, 4, 6, 7]
     store.truncate_after(3)

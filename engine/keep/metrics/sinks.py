@@ -11,19 +11,17 @@ import importlib
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from dataflow.errors import RunError, StorageError
 from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
+from engine.keep.append_log import AppendLog, whole_until
 from engine.keep.metrics.metric_lines import require_rows
 from engine.keep.metrics.step_metrics import json_line
-from engine.keep.own_files import open_own_file
 from engine.keep.run_folder import RunFolder
 from engine.protocol.events import FailingSilently, StepEnded
 
@@ -52,7 +50,7 @@ class JsonLines:
     """
 
     def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
+        self._file: AppendLog | None = None
         self.last = -1
         """The last Step that is there; -1 without any."""
         self._noted: set[str] = set()
@@ -61,8 +59,8 @@ class JsonLines:
         """Raises DataError where a line of the file is no metrics row."""
         with writing("the metrics", run.metrics):
             temporary(run.metrics).unlink(missing_ok=True)  # what a kill left of `amend`
-            self._file = open(run.metrics, "ab+", opener=open_own_file)  # noqa: SIM115 - closed by close()
-            self._keep(lambda step: True)
+            self._file = AppendLog(run.metrics)
+            self._cut_after(None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raises RunError where this or a later Step is there, StorageError for a full disk."""
@@ -70,64 +68,57 @@ class JsonLines:
         if step <= self.last:
             problem = f"expected a Step after {self.last}, found {step}"
             fix = f"truncate_after({step - 1}) when a run goes back to a checkpoint"
-            raise RunError(f"{file.name}: {problem}. Fix: {fix}.")
+            raise RunError(f"{file.path}: {problem}. Fix: {fix}.")
         line = json_line(step, metrics, self._noted)
-        with writing(f"the metrics of step {step}", Path(file.name), len(line)):
-            file.write(line)
-            file.flush()
+        with writing(f"the metrics of step {step}", file.path, len(line)):
+            file.append(line)
         self.last = step
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Add metrics to the last Step's line, whole or not at all; returns all of its metrics."""
         file = self._opened()
-        file.seek(0)
-        *before, line = file.readlines()
+        with file.reader() as lines:
+            *before, line = lines.readlines()
         merged = {**json.loads(line), **metrics}
         del merged["step"]
         numbers = {name: math.nan if number is None else number for name, number in merged.items()}
-        text, path = b"".join([*before, json_line(step, numbers, self._noted)]), Path(file.name)
-        with replacing(f"the metrics of step {step}", path, len(text)) as whole:
+        text = b"".join([*before, json_line(step, numbers, self._noted)])
+        with replacing(f"the metrics of step {step}", file.path, len(text)) as whole:
             whole.write(text)
-        file.close()
+        file.close()  # it is the file that was replaced: nobody finds it any more
         self._file = None
-        with writing(f"the metrics of step {step}", path):
-            self._file = open(path, "ab+", opener=open_own_file)  # noqa: SIM115 - closed by close()
+        with writing(f"the metrics of step {step}", file.path):
+            self._file = AppendLog(file.path)
         return numbers
 
     def sync(self) -> None:
         """Sync to the disk. Raises StorageError where that fails."""
         file = self._opened()
-        with writing(f"the metrics up to step {self.last}", Path(file.name)):
-            os.fsync(file.fileno())
+        with writing(f"the metrics up to step {self.last}", file.path):
+            file.sync()
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later Steps, which a run that resumes at `step` makes again."""
-        with writing(f"the metrics up to step {step}", Path(self._opened().name)):
-            self._keep(lambda found: found <= step)
+        with writing(f"the metrics up to step {step}", self._opened().path):
+            self._cut_after(step)
 
     def close(self) -> None:
         """Sync to the disk, and close."""
         if self._file is not None:
             file, self._file = self._file, None
-            with writing("the metrics", Path(file.name)), file:
-                file.flush()
-                os.fsync(file.fileno())
+            with writing("the metrics", file.path), file:
+                file.sync()
 
-    def _opened(self) -> IO[bytes]:
+    def _opened(self) -> AppendLog:
         assert self._file is not None, "the sink is not open"
         return self._file
 
-    def _keep(self, wanted: Callable[[int], bool]) -> None:
-        """Keep the leading lines whose Steps are wanted; Steps ascend, so only a tail is cut."""
+    def _cut_after(self, step: int | None) -> None:
+        """Drop a torn last line, and the lines of Steps after this one; None: of no Step."""
         file = self._opened()
-        end, self.last = 0, -1
-        file.seek(0)
-        for stop, step in require_rows(file, Path(file.name)):
-            if not wanted(step):
-                break
-            end, self.last = stop, step
-        file.truncate(end)
-        file.seek(end)
+        with file.reader() as lines:
+            size, self.last = whole_until(require_rows(lines, file.path), step)
+        file.cut(size)
 
 
 class View:

@@ -22,7 +22,6 @@ and again before a checkpoint of it, which has rows that were made since.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ import pyarrow.parquet as pq
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
 from dataflow.storage import replacing
+from engine.keep.background_job import BackgroundJob
 from engine.keep.record.place import ASSIGNMENTS
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
@@ -92,8 +92,7 @@ class Assignments:
         self._lines: list[ToldLine] = []
         self._step, self._of_step = -1, list[ToldLine]()
         """The last Step that closed, and its lines: it may close again."""
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="assignments")
-        self._pending: Future[None] | None = None
+        self._job = BackgroundJob("assignments")
 
     def know(self, rows: Mapping[str, Mapping[str, Ref]]) -> None:
         """Blocks that were read from a checkpoint, by source and node."""
@@ -116,36 +115,31 @@ class Assignments:
                 closed = isinstance(of, m.Checkpoint) and self._first + of.step == self._step
                 if closed and self._lines:
                     self._close(self._step)  # it has what was made since the Step closed, too
-                self._settle()
+                self._job.settle()
 
     def close(self) -> None:
         """Wait for the file under way. What came since the last Step closed is not kept."""
         try:
-            self._settle()
+            self._job.settle()
         finally:
-            self._thread.shutdown()
+            self._job.end()
 
     def _told(self, instruction: object) -> None:
         match instruction:
             case m.RunChunk():
-                self._task(
-                    "chunk",
-                    instruction,
-                    self._first + instruction.step if instruction.step else 0,
-                    instruction.keys,
-                )
+                # Step 0: a chunk above the cut is told for no Step.
+                step = self._first + instruction.step if instruction.step else 0
+                self._task("chunk", instruction, step)
                 self._gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.Evaluate():
-                self._task(
-                    "evaluate", instruction, self._first + instruction.version, instruction.keys
-                )
+                self._task("evaluate", instruction, self._first + instruction.version)
                 self._gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.TrainStep():
                 self._train(instruction)
 
     def _train(self, assignment: m.TrainStep) -> None:
-        share = {"mine": assignment.mine, "total": assignment.total}
-        self._task("train", assignment, self._first + assignment.step, assignment.keys, **share)
+        step = self._first + assignment.step
+        self._task("train", assignment, step, mine=assignment.mine, total=assignment.total)
         keys_by_row_set = {ROWS: assignment.keys}
         for name, rows in assignment.others.items():
             keys_by_row_set[name] = rows.keys
@@ -162,24 +156,36 @@ class Assignments:
         event: str,
         task: m.RunChunk | m.TrainStep | m.Evaluate,
         step: int,
-        keys: Keys,
-        **share: Any,
+        *,
+        mine: np.ndarray | None = None,
+        total: int | None = None,
     ) -> None:
-        again = isinstance(task, m.RunChunk) and task.again
-        given = {"node": task.node, "worker": task.worker, "step": step, "again": again}
-        self._add(task.id, event, keys=keys, **given, **share)
+        self._add(
+            task.id,
+            event,
+            node=task.node,
+            worker=task.worker,
+            step=step,
+            again=isinstance(task, m.RunChunk) and task.again,
+            keys=task.keys,
+            mine=mine,
+            total=total,
+        )
 
     def _gathers(self, task: int, inputs: m.Inputs, keys_of_input: Callable[[str], Keys]) -> None:
         for name, gathers in inputs.items():
             for gather in gathers:
-                keys = self._keys_of(gather)
+                keys: Keys | None = self._keys_of(gather)
+                # The task's own keys are in its line, and are not written again.
+                if gather.keys is None and _same(keys, keys_of_input(name)):
+                    keys = None
                 self._add(
                     task,
                     "gather",
                     name=name,
                     node=gather.producer,
                     columns=gather.columns,
-                    keys=None if gather.keys is None and _same(keys, keys_of_input(name)) else keys,
+                    keys=keys,
                     owners=gather.keys,
                 )
 
@@ -218,13 +224,7 @@ class Assignments:
         lines, self._lines = self._lines, []
         self._of_step = self._of_step + lines if step == self._step else lines
         self._step, step_lines = step, list(self._of_step)
-        self._settle()
-        self._pending = self._thread.submit(_write, self._recorded, step, step_lines)
-
-    def _settle(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        self._job.begin(_write, self._recorded, step, step_lines)
 
 
 def _same(a: Keys, b: Keys) -> bool:

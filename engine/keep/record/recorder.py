@@ -16,7 +16,6 @@ that end while one is written go into the next one together.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -25,6 +24,7 @@ import pyarrow as pa
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
+from engine.keep.background_job import BackgroundJob
 from engine.keep.record.place import RecordPlace, node_folder, row_file
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import RunChunk
@@ -65,8 +65,7 @@ class RowRecorder:
         self._lock = threading.Lock()
         self._ended: list[EndedChunk] = []
         self._waiting = 0
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="record")
-        self._pending: Future[None] | None = None
+        self._job = BackgroundJob("record")
 
     def add(self, chunk: RunChunk, batch: Batch, version: int | None) -> None:
         """Rows that a chunk has made, which must not change any more. version: of the trained
@@ -102,9 +101,8 @@ class RowRecorder:
             self._ended.append(ended)
             self._waiting += ended.nbytes
             full = self._waiting > ROOM
-        if self._pending is None or self._pending.done() or full:
-            self._settle()
-            self._pending = self._thread.submit(self._write_ended)
+        if full or self._job.is_idle():
+            self._job.begin(self._write_ended)
 
     def drop(self) -> None:
         """Forget the rows of a chunk that did not end."""
@@ -112,7 +110,7 @@ class RowRecorder:
 
     def flush(self) -> None:
         """Wait until all ended chunks are on the disk; from any thread."""
-        self._settle()
+        self._job.settle()
         self._write_ended()
 
     def close(self) -> None:
@@ -120,12 +118,7 @@ class RowRecorder:
         try:
             self.flush()
         finally:
-            self._thread.shutdown()
-
-    def _settle(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+            self._job.end()
 
     def _write_ended(self) -> None:
         while chunks := self._next():

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ import msgspec
 
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
-from engine.keep.own_files import open_own_file
+from engine.keep.append_log import AppendLog
 from engine.keep.trace.arrows import Arrow, Arrows, JoinedSpan
 from engine.protocol import messages as m
 from engine.protocol.events import (
@@ -92,9 +91,7 @@ class Trace:
         """Of the last arrow."""
         self._path = path
         with writing("the trace", path):
-            self._file: int | None = open_own_file(
-                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            )
+            self._file: AppendLog | None = AppendLog(path, empty=True)
         self._events: deque[_Event | _Ends] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
@@ -195,20 +192,18 @@ class Trace:
             if self._file is not None:
                 self._write(b"[\n]\n" if self._empty else b"\n]\n")
             if self._file is not None:  # else it has just failed
-                os.close(self._file)
+                self._file.close()
                 self._file = None
 
     def _write(self, text: bytes) -> None:
         assert self._file is not None
-        view = memoryview(text)
         try:
-            while view:
-                view = view[os.write(self._file, view) :]
+            self._file.append(text)
         except OSError as error:
             problem = storage_error("the trace", self._path, error, len(text))
             _log.warning("%s The run goes on without a trace.", problem)
             self._events.clear()
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     def _encode(self, event: _Event | _Ends) -> list[bytes]:
