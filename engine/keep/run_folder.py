@@ -103,7 +103,10 @@ class RunFolder:
         """An earlier run's folder. Raises RunError if it is none or held by a run, StorageError."""
         path = Path(path)
         if not is_run(path):
-            what_is_there = "something else" if path.exists() else "none"
+            if path.exists():
+                what_is_there = "something else"
+            else:
+                what_is_there = "none"
             expected = "expected the folder of an earlier run (with versions.json in it)"
             raise RunError(
                 f"run folder {path}: {expected}, found {what_is_there}. Fix: check the path."
@@ -207,7 +210,9 @@ def _refuse_foreign(path: Path, names: list[str]) -> None:
 
 
 def _names_in(path: Path) -> list[str]:
-    return sorted(p.name for p in path.iterdir() if p.name != LOCK) if path.exists() else []
+    if path.exists():
+        return sorted(p.name for p in path.iterdir() if p.name != LOCK)
+    return []
 
 
 def _is_only_begun(path: Path, names: list[str]) -> bool:
@@ -329,4 +334,6 @@ def _git(*command: str) -> str | None:
         done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return None

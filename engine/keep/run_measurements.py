@@ -43,7 +43,10 @@ def node_seconds(folder: Path) -> dict[str, float]:
     """
     means: dict[str, float] = {}
     for phase, steps in seconds_by_step(folder).items():
-        prefix = f"{phase}/" if phase else ""
+        if phase:
+            prefix = f"{phase}/"
+        else:
+            prefix = ""
         means |= {prefix + name: seconds for name, seconds in _means(steps).items()}
     return means
 
@@ -73,7 +76,10 @@ def row_costs(folder: Path, *, after: int, rows_a_step: Mapping[str, float]) -> 
         computed = min(cpu.get(name, 0.0), taken)
         seconds = max(computed, taken - queued.get(name, 0.0))
         if rows.get(name):
-            share = computed / seconds if name in cpu and seconds else None
+            if name in cpu and seconds:
+                share = computed / seconds
+            else:
+                share = None
             costs[name] = RowCost(seconds=seconds / rows[name], cpu=share)
     return costs
 

@@ -73,7 +73,10 @@ def _table(node: str, rows: Batch) -> pa.Table:
     }
     columns |= {_SHOWN_AS.get(name, name): rows.array(name) for name in rows.names}
     if "advantage" in rows.names:
-        mask = rows.ragged("completion_mask").values if "completion_mask" in rows.names else None
+        if "completion_mask" in rows.names:
+            mask = rows.ragged("completion_mask").values
+        else:
+            mask = None
         mean = _mean(rows.ragged("advantage"), mask)
         if "sampler_logprobs" in rows.names:
             columns["advantages"] = columns["advantage"]
@@ -92,7 +95,10 @@ _LENGTHS = ("completion_ids", "completion_mask")
 
 def _mean(tokens: Ragged, mask: np.ndarray | None) -> np.ndarray:
     """float64 [rows]: the mean over each row's tokens with mask 1; nan where there are none."""
-    weight = np.ones(len(tokens.values)) if mask is None else (mask != 0).astype(np.float64)
+    if mask is None:
+        weight = np.ones(len(tokens.values))
+    else:
+        weight = (mask != 0).astype(np.float64)
     row = tokens.segments()
     total = np.bincount(row, weights=tokens.values * weight, minlength=len(tokens))
     count = np.bincount(row, weights=weight, minlength=len(tokens))
@@ -223,6 +229,9 @@ def _read(path: Path) -> pa.Table:
 
 def _files(directory: Path) -> list[tuple[int, Path]]:
     """(Step, file) in the order of the Steps."""
-    paths = directory.iterdir() if directory.is_dir() else ()
+    if directory.is_dir():
+        paths = directory.iterdir()
+    else:
+        paths = ()
     matches = [(_FILE.fullmatch(path.name), path) for path in paths]
     return sorted((int(match[1]), path) for match, path in matches if match)

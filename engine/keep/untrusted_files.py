@@ -42,7 +42,10 @@ def read_document(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = "options" if path.name == OPTIONS else "a graph"
+        if path.name == OPTIONS:
+            what = "options"
+        else:
+            what = "a graph"
         problem = f"expected {what}, found what cannot be read: {error}"
         raise unread(problem, f"give a run's {path.name}", str(path)) from None
 

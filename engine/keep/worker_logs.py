@@ -82,7 +82,10 @@ def log_to_file(path: Path) -> Iterator[None]:
     handler = LogFile(path)
     root, engine = logging.getLogger(), logging.getLogger("engine")
     before = engine.level
-    screen = logging.lastResort if not root.handlers else None
+    if not root.handlers:
+        screen = logging.lastResort
+    else:
+        screen = None
     if screen is not None:  # a root logger with a handler no longer shows warnings by itself
         screen.setFormatter(Readable())
         root.addHandler(screen)

@@ -101,7 +101,9 @@ def _drawing(served: ServedRuns) -> Callable[[Request], Response]:
 def _fold(request: Request) -> bool | None:
     """Whether chains of nodes are folded; None: as the drawing chooses."""
     choice = request.query_params.get("fold")
-    return None if choice is None else choice == "1"
+    if choice is None:
+        return None
+    return choice == "1"
 
 
 def _metrics(served: ServedRuns) -> Callable[[Request], Response]:
@@ -139,7 +141,10 @@ def _file(path: str) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    status = error.status if isinstance(error, NotServed) else 422
+    if isinstance(error, NotServed):
+        status = error.status
+    else:
+        status = 422
     body = encode_answer({"error": str(error)})
     return Response(body, status_code=status, media_type="application/json")
 
@@ -170,7 +175,9 @@ def _number(request: Request, key: str) -> int | None:
 
 def _count(request: Request, key: str, usual: int) -> int:
     number = _number(request, key)
-    return usual if number is None else number
+    if number is None:
+        return usual
+    return number
 
 
 def _needed(request: Request, key: str) -> int:
@@ -191,10 +198,14 @@ def _wanted(request: Request) -> SampleQuery:
     if order not in ORDERS:
         raise NotServed(f"order: expected one of {', '.join(ORDERS)}, found {order[:40]!r}", 400)
     step = _number(request, "step")
-    last = _number(request, "to")
+    if step is not None:
+        first, last = step, step
+    else:
+        first = _count(request, "from", 0)
+        last = _count(request, "to", _LARGEST_NUMBER)
     return SampleQuery(
-        first=step if step is not None else _count(request, "from", 0),
-        last=step if step is not None else (_LARGEST_NUMBER if last is None else last),
+        first=first,
+        last=last,
         node=parameters.get("node", ""),
         finish=parameters.get("finish", ""),
         q=parameters.get("q", "")[:200],

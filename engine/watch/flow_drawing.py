@@ -30,17 +30,18 @@ def measured_notes(folder: Path) -> dict[str, tuple[str, ...]]:
     run folder; of a Program after `2/`. Raises DataError for a folder without events.
     """
     phases: dict[int, list[Flow]] = defaultdict(list)
-    for record in read_steps(folder / EVENTS) if (folder / EVENTS).is_dir() else ():
+    for record in read_steps(folder / EVENTS):
         if isinstance(record, Flow):
             phases[record.phase].append(record)
     if not phases:
         problem = "expected a run folder with the records of a Step in events/, found none"
         raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
-    return {
-        f"{phase}/{name}" if phase else name: lines
-        for phase, flows in phases.items()
-        for name, lines in _notes(sum_flows(flows))
-    }
+    notes: dict[str, tuple[str, ...]] = {}
+    for phase, flows in phases.items():
+        prefix = f"{phase}/" if phase else ""
+        for name, lines in _notes(sum_flows(flows)):
+            notes[prefix + name] = lines
+    return notes
 
 
 def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -52,13 +53,9 @@ def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield node, (_shares(replicas), *_rates(replicas, length))
     for name, edge in flow.edges.items():
         if edge.rows:
-            yield (
-                name,
-                (
-                    f"{shown_number(edge.rows / length, 4)} rows/s, "
-                    f"{shown_bytes(round(edge.bytes / length))}/s",
-                ),
-            )
+            rows = shown_number(edge.rows / length, 4)
+            size = shown_bytes(round(edge.bytes / length))
+            yield name, (f"{rows} rows/s, {size}/s",)
     weights: dict[str, list[WeightFlow]] = defaultdict(list)
     for key, one in flow.weights.items():
         weights[key.partition("@")[0]].append(one)
@@ -70,7 +67,9 @@ def _shares(replicas: Iterable[ReplicaFlow]) -> str:
     """`busy 54 %, waits 31 % for rows`: its work, and the wait that took most."""
     many = list(replicas)
     names = ("busy", *_WAITS, "idle")
-    seconds = {name: sum(getattr(each, name) for each in many) for name in names}
+    seconds: dict[str, float] = {}
+    for name in names:
+        seconds[name] = sum(getattr(replica, name) for replica in many)
     whole = sum(seconds.values()) or 1.0
     most = max(_WAITS, key=lambda name: seconds[name])
     words = [f"busy {seconds['busy'] / whole * 100:.0f} %"]
@@ -82,9 +81,14 @@ def _shares(replicas: Iterable[ReplicaFlow]) -> str:
 def _rates(replicas: Iterable[ReplicaFlow], length: float) -> list[str]:
     many = list(replicas)
     rows, tokens = sum(each.rows for each in many), sum(each.tokens for each in many)
-    rates = [f"{shown_number(rows / length, 4)} rows/s"] if rows else []
-    rates += [f"{shown_number(tokens / length, 4)} tokens/s"] if tokens else []
-    return [", ".join(rates)] if rates else []
+    rates: list[str] = []
+    if rows:
+        rates.append(f"{shown_number(rows / length, 4)} rows/s")
+    if tokens:
+        rates.append(f"{shown_number(tokens / length, 4)} tokens/s")
+    if rates:
+        return [", ".join(rates)]
+    return []
 
 
 def _loads(readers: Iterable[WeightFlow]) -> list[str]:

@@ -83,7 +83,8 @@ class Guard:
             return 405, "only GET"
         if headers.get("host", "").lower() not in self._hosts:
             return 403, "another host"
-        if headers.get("origin", next(iter(self._origins))).lower() not in self._origins:
+        origin = headers.get("origin")  # a page's own requests may come without it
+        if origin is not None and origin.lower() not in self._origins:
             return 403, "another origin"
         if headers.get("sec-fetch-site", "").lower() not in _SAME:
             return 403, "another site"
@@ -129,7 +130,10 @@ def _with_headers(send: Send) -> Send:
 async def _answer(
     send: Send, status: int, error: str, more: Mapping[str, str] | None = None
 ) -> None:
-    body = msgspec.json.encode({"error": error}) if error else b""
+    if error:
+        body = msgspec.json.encode({"error": error})
+    else:
+        body = b""
     headers = {**HEADERS, "content-type": "application/json", **(more or {})}
     headers["content-length"] = str(len(body))
     start = {"type": "http.response.start", "status": status, "headers": _encoded(headers)}

@@ -24,7 +24,10 @@ def log_lines(run: OpenFolder, worker: str, lines: int) -> list[str]:
     """
     name = f"{worker.replace('/', '_')}.log"
     with inside(run, LOGS) as folder:
-        file = folder.open(name) if folder is not None and name in folder.names() else None
+        if folder is not None and name in folder.names():
+            file = folder.open(name)
+        else:
+            file = None
     if file is None:
         raise NotServed(f"no log of {one_line(worker)[:80]!r}")
     with file:
@@ -32,14 +35,20 @@ def log_lines(run: OpenFolder, worker: str, lines: int) -> list[str]:
         file.seek(max(0, size - _TAIL))
         text = file.read(_TAIL).decode("utf-8", "replace")
     tail_lines = text.splitlines()
-    tail_lines = tail_lines[1:] if size > _TAIL else tail_lines
+    if size > _TAIL:
+        tail_lines = tail_lines[1:]
+    else:
+        tail_lines = tail_lines
     return [printable(line, keep="\t") for line in tail_lines[-min(lines, MOST_LINES) :]]
 
 
 def logged_workers(run: OpenFolder) -> list[str]:
     """The names that have a log."""
     with inside(run, LOGS) as folder:
-        names = folder.names() if folder is not None else []
+        if folder is not None:
+            names = folder.names()
+        else:
+            names = []
     return [name.removesuffix(".log") for name in names if name.endswith(".log")]
 
 
@@ -54,7 +63,10 @@ def errors_of(
                 errors.append({"step": each.step, "key": None, "error": one_line(each.error)})
         elif each.node == node:
             keys = [list(key) for key in each.keys]
-            first = keys[0] if keys else None
+            if keys:
+                first = keys[0]
+            else:
+                first = None
             errors.append(
                 {
                     "step": each.step,

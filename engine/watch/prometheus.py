@@ -86,7 +86,10 @@ class RunsCollector(Collector):
     """Makes the metrics of run folders whenever it is asked."""
 
     def __init__(self, folders: Iterable[Path] | Mapping[str, Path]) -> None:
-        named = folders if isinstance(folders, Mapping) else {path.name: path for path in folders}
+        if isinstance(folders, Mapping):
+            named = folders
+        else:
+            named = {path.name: path for path in folders}
         self._folders = dict(named)
 
     def collect(self) -> Iterator[Metric]:
@@ -118,7 +121,9 @@ def _graph(folder: Path) -> str:
         plan = json.loads((folder / "plan.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return ""
-    return str(plan.get("graph", "")) if isinstance(plan, dict) else ""
+    if isinstance(plan, dict):
+        return str(plan.get("graph", ""))
+    return ""
 
 
 # --- gauges ---------------------------------------------------------------------------------------

@@ -64,17 +64,23 @@ def make_report(served: ServedRuns, name: str, *, now: float) -> str:
     """The page of a run. now: Unix time, which it says. Raises NotServed where there is none."""
     run = served.run(name, None)
     title = f"{run['graph'] or name}: {name}"
+    curves = "".join(_charts(served, name, run["metrics"]))
+    waits = _waits(served, name, run["state"] == "running")
     parts = [
         f"<h1>{_text(title)}</h1>",
         _summary(run, now),
         _section("Graph", _drawing(served, name)),
-        _section("Curves", "".join(_charts(served, name, run["metrics"]))),
-        _section("Who waits for whom", _waits(served, name, run["state"] == "running")),
+        _section("Curves", curves),
+        _section("Who waits for whom", waits),
         _section("Nodes", _nodes(served, name, run)),
-        *(_section(*each) for each in _samples(served, name)),
+    ]
+    for heading, samples in _samples(served, name):
+        parts.append(_section(heading, samples))
+    options = _table(("option", "value"), sorted(_flat(run["options"])))
+    parts += [
         _section("Changes that a resume accepted", _changes(run)),
         _section("Errors", _errors(served, name, run)),
-        _section("Options", _table(("option", "value"), sorted(_flat(run["options"])))),
+        _section("Options", options),
     ]
     return _document(title, "\n".join(part for part in parts if part))
 
@@ -101,25 +107,39 @@ def _lines(text: str) -> str:
 
 def _section(title: str, inside: str) -> str:
     """A part with a heading; nothing if there is nothing in it."""
-    return f"<section>\n<h2>{_text(title)}</h2>\n{inside}\n</section>" if inside else ""
+    if inside:
+        return f"<section>\n<h2>{_text(title)}</h2>\n{inside}\n</section>"
+    return ""
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; nothing without rows."""
-    lines = ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in rows]
+    lines = [_cells(row) for row in rows]
     if not lines:
         return ""
     head = "".join(f'<th scope="col">{_text(each)}</th>' for each in heads)
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    inside = f"<thead><tr>{head}</tr></thead>\n" if any(heads) else ""
+    inside = ""
+    if any(heads):
+        inside = f"<thead><tr>{head}</tr></thead>\n"
     inside += f"<tbody>{body}</tbody>"
     return f'<div class="wide"><table>{inside}</table></div>'
 
 
+def _cells(row: Sequence[object]) -> str:
+    return "".join(f"<td>{_text(cell)}</td>" for cell in row)
+
+
 def _summary(run: Mapping[str, Any], now: float) -> str:
-    steps = f"{run['step']}" if run["steps"] is None else f"{run['step']} of {run['steps']}"
+    if run["steps"] is None:
+        steps = f"{run['step']}"
+    else:
+        steps = f"{run['step']} of {run['steps']}"
+    state = run["state"]
+    if run["reason"]:
+        state = f"{state}: {run['reason']}"
     facts = {
-        "state": f"{run['state']}: {run['reason']}" if run["reason"] else run["state"],
+        "state": state,
         "steps": steps,
         "began": _time(run["began"]),
         "ended": _time(run["ended"]),
@@ -132,15 +152,25 @@ def _summary(run: Mapping[str, Any], now: float) -> str:
 
 def _versions(versions: Any) -> dict[str, str]:
     """Of versions.json, which somebody else may have written, what tells most."""
-    record = versions if isinstance(versions, dict) else {}
-    packages, git = (
-        record[k] if isinstance(record.get(k), dict) else {} for k in ("packages", "git")
-    )
-    known = [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
-    python = [f"Python {record['python']}"] if "python" in record else []
-    changed = ", changed" if git.get("changed") else ""
-    commit = f"{git['commit']}{changed}" if git.get("commit") else ""
-    return {"versions": ", ".join([*python, *known]), "commit": commit}
+    record = _dict_or_empty(versions)
+    packages = _dict_or_empty(record.get("packages"))
+    git = _dict_or_empty(record.get("git"))
+    known: list[str] = []
+    if "python" in record:
+        known.append(f"Python {record['python']}")
+    known += [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
+    commit = ""
+    if git.get("commit"):
+        commit = str(git["commit"])
+        if git.get("changed"):
+            commit += ", changed"
+    return {"versions": ", ".join(known), "commit": commit}
+
+
+def _dict_or_empty(document: Any) -> dict[str, Any]:
+    if isinstance(document, dict):
+        return document
+    return {}
 
 
 def _time(seconds: float | None) -> str:
@@ -152,7 +182,9 @@ def _time(seconds: float | None) -> str:
 def _drawing(served: ServedRuns, name: str) -> str:
     """The drawing, in the page itself."""
     svg = made_or_nothing(lambda: served.drawing(name, life=False))
-    return f'<div class="drawing wide">{_inline(svg)}</div>' if svg else ""
+    if svg:
+        return f'<div class="drawing wide">{_inline(svg)}</div>'
+    return ""
 
 
 def _inline(svg: str) -> str:
@@ -164,7 +196,10 @@ def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[s
     """A chart of each kind of metric that the run has."""
     for title, named in CHARTS.items():
         names = [metric for metric in metrics if re.fullmatch(named, metric)][:_LINES]
-        curves = served.series(name, names, None, None, _POINTS) if names else {"series": {}}
+        if names:
+            curves = served.series(name, names, None, None, _POINTS)
+        else:
+            curves = {"series": {}}
         lines = {
             metric: [(s, v) for s, v in zip(curves["steps"], values, strict=True) if v is not None]
             for metric, values in curves["series"].items()
@@ -201,26 +236,27 @@ def _waits_in(words: str, sentences: Sequence[str]) -> str:
 def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
     seconds, memory = ("seconds, planned", "measured"), ("memory, planned", "of its Worker")
     heads = ("node", "call", "on", *seconds, *memory)
-    rows = []
+    rows: list[Sequence[object]] = []
     for node in run["nodes"]:
         measured = served.node(name, node["name"])["measured"]
         estimate = node["estimate"]
-        rows.append(
-            (
-                node["name"],
-                node["call"] or node["operator"],
-                ", ".join(node["workers"]),
-                _seconds(estimate["seconds"]),
-                _seconds(measured["seconds"]),
-                shown_bytes(estimate["total"]) if estimate["total"] else "",
-                shown_bytes(measured["bytes"]) if measured["bytes"] else "",
-            )
-        )
+        call = node["call"] or node["operator"]
+        seconds = (_seconds(estimate["seconds"]), _seconds(measured["seconds"]))
+        memory = (_bytes(estimate["total"]), _bytes(measured["bytes"]))
+        rows.append((node["name"], call, ", ".join(node["workers"]), *seconds, *memory))
     return _table(heads, rows)
 
 
+def _bytes(size: int | None) -> str:
+    if size:
+        return shown_bytes(size)
+    return ""
+
+
 def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{shown_number(seconds)} s"
+    if seconds is None:
+        return ""
+    return f"{shown_number(seconds)} s"
 
 
 def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
@@ -243,8 +279,10 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
         for what, number in values.items()
         if isinstance(number, int | float)
     ]
-    facts += [f"{row['length']} tokens"] if row["length"] is not None else []
-    facts += [str(row["finish"])] if row["finish"] else []
+    if row["length"] is not None:
+        facts += [f"{row['length']} tokens"]
+    if row["finish"]:
+        facts += [str(row["finish"])]
     prompt, answer = (as_text(whole[part])[:_LONGEST] for part in ("prompt", "completion"))
     return (
         f'<div class="sample"><p class="soft">{_text(", ".join(facts))}</p>'
@@ -255,15 +293,18 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
 def _changes(run: Mapping[str, Any]) -> str:
     changes = [change for change in run["changes"] if isinstance(change, dict)]
     heads = ("from step", "where", "what", "old", "new")
-    return _table(heads, [[c.get(k, "") for k in ("step", *heads[1:])] for c in changes])
+    keys = ("step", *heads[1:])
+    rows: list[Sequence[object]] = []
+    for change in changes:
+        rows.append([change.get(key, "") for key in keys])
+    return _table(heads, rows)
 
 
 def _errors(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
-    rows = [
-        (error["step"], node["name"], error["key"] or "", error["error"])
-        for node in run["nodes"]
-        for error in served.node(name, node["name"])["errors"][:20]
-    ]
+    rows: list[Sequence[object]] = []
+    for node in run["nodes"]:
+        for error in served.node(name, node["name"])["errors"][:20]:
+            rows.append((error["step"], node["name"], error["key"] or "", error["error"]))
     damaged = served.samples(name, SampleQuery(limit=0))["problems"]
     problems = [("", "", "", problem) for problem in (*run["problems"], *damaged)]
     return _table(("step", "node", "row", "error"), [*rows, *problems])

@@ -34,11 +34,14 @@ def compare_runs(
     if not 2 <= len(names) <= MOST:
         raise NotServed(f"expected 2 to {MOST} runs, found {len(names)}", 400)
     runs = list(zip(names, folders, strict=True))
+    graphs = [_graph(records[0], other) for other in records[1:]]
+    plans = [_plan(runs[0], other) for other in runs[1:]]
+    options = {name: options_of(folder) for name, folder in runs}
     return {
         "runs": list(names),
-        "graph": _texts(names, [_graph(records[0], other) for other in records[1:]]),
-        "plan": _texts(names, [_plan(runs[0], other) for other in runs[1:]]),
-        "options": _options(dict(zip(names, map(options_of, folders), strict=True))),
+        "graph": _texts(names, graphs),
+        "plan": _texts(names, plans),
+        "options": _options(options),
         "first": first_metric_difference(names, folders),
     }
 
@@ -71,7 +74,10 @@ def _plan_text(folder: OpenFolder) -> list[str]:
 def _options(options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The options in which some run differs."""
     differing = []
-    for name in dict.fromkeys(name for of in options.values() for name in of):
+    names: dict[str, None] = {}
+    for run_options in options.values():
+        names |= dict.fromkeys(run_options)
+    for name in names:
         values = {run: of.get(name) for run, of in options.items()}
         first = next(iter(values.values()))
         if name not in _PLACE and any(choice != first for choice in values.values()):
@@ -86,18 +92,20 @@ def first_metric_difference(
     of them differ; None where there is none. Times do not count.
     """
     for step, rows in _common_steps([ascending_rows(folder) for folder in folders]):
-        first, *others = rows
-        differing = [
-            metric
-            for metric, number in first.items()
-            if any(metric in row and row[metric] != number for row in others)
-        ]
-        for metric in sorted(differing, key=_order):
+        for metric in sorted(_differing_metrics(rows), key=_order):
             values = [finite(row.get(metric)) for row in rows]
             if None not in values and not metric.startswith(_TIMES):
                 values_by_run = dict(zip(names, values, strict=True))
                 return {"step": step, "metric": metric, "values": values_by_run}
     return None
+
+
+def _differing_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The metrics of the first row that have another number in some other one."""
+    first, *others = rows
+    for metric, number in first.items():
+        if any(metric in row and row[metric] != number for row in others):
+            yield metric
 
 
 def _order(name: str) -> tuple[bool, str]:

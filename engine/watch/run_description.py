@@ -24,7 +24,7 @@ from dataflow.parameters import parameters_of
 from dataflow.program import Program
 from engine.keep.metrics.metric_lines import METRICS
 from engine.keep.reader.metric_index import MetricIndex
-from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
+from engine.keep.reader.open_folder import FileMark, NotServed, OpenFolder, inside
 from engine.keep.reader.plan_records import KeptRecords, PlanFile, PlanNode, read_record
 from engine.keep.reader.run_summary import (
     BEGINNING,
@@ -58,7 +58,9 @@ def page_state(folder: OpenFolder) -> tuple[str, str]:
 def options_of(folder: OpenFolder) -> dict[str, Any]:
     """A run's options as it wrote them; empty where it did not."""
     options = read_record(folder, OPTIONS)
-    return options if isinstance(options, dict) else {}
+    if isinstance(options, dict):
+        return options
+    return {}
 
 
 def describe_in_list(name: str, folder: OpenFolder) -> dict[str, Any]:
@@ -67,6 +69,8 @@ def describe_in_list(name: str, folder: OpenFolder) -> dict[str, Any]:
     run = summarize(folder, Path(name))
     began = folder.mark(BEGINNING)
     last = folder.mark(ENDED) or folder.mark(METRICS)
+    if state == "running":
+        last = None
     return {
         "name": name,
         "graph": _graph_name(folder),
@@ -74,10 +78,17 @@ def describe_in_list(name: str, folder: OpenFolder) -> dict[str, Any]:
         "reason": reason,
         "step": run.step,
         "steps": run.steps,
-        "began": began.mtime / 1e9 if began else None,
-        "ended": last.mtime / 1e9 if last and state != "running" else None,
+        "began": _unix_time(began),
+        "ended": _unix_time(last),
         "reward": run.reward.value if run.reward else None,
     }
+
+
+def _unix_time(mark: FileMark | None) -> float | None:
+    """When a file changed last; None without one."""
+    if mark is None:
+        return None
+    return mark.mtime / 1e9
 
 
 def _graph_name(folder: OpenFolder) -> str:
@@ -88,14 +99,16 @@ def _graph_name(folder: OpenFolder) -> str:
     with with_head as file:
         head = file.read(400).decode("utf-8", "replace")
     match = _GRAPH_NAME.search(head)
-    return match[1] if match else ""
+    if match:
+        return match[1]
+    return ""
 
 
 def describe_run(
     name: str, folder: OpenFolder, index: MetricIndex, records: KeptRecords, phase: int
 ) -> dict[str, Any]:
     """All that does not move in a run. phase: an index; which plan and graph are described."""
-    plan = records.plans[phase] if records.plans else PlanFile()
+    plan = records.plan_of(phase)
     graph = records.graph_of(phase)
     recorded = _recorded(folder)
     command = folder.read("command.txt")
@@ -129,6 +142,9 @@ def describe_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
     """One node; without a graph, without its call and parameters."""
     call, params, origin = _written(node.name, graph)
     total = sum(node.estimate.bytes.values())
+    source, file = "", ""
+    if origin is not None:
+        source, file = str(origin), f"{origin.file}:{origin.line}"
     return {
         "name": node.name,
         "operator": node.operator,
@@ -137,8 +153,8 @@ def describe_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
         "kernel": node.kernel,
         "region": node.region,
         "workers": node.workers,
-        "source": str(origin) if origin else "",
-        "file": f"{origin.file}:{origin.line}" if origin else "",
+        "source": source,
+        "file": file,
         "params": params,
         "layout": layout_words(node),
         "estimate": {
@@ -181,8 +197,13 @@ def _written(name: str, graph: Graph | None) -> tuple[str, dict[str, str], Origi
 
 def shown_parameter(parameter: Any) -> str:
     """A parameter's value in full, within reason."""
-    text = parameter if isinstance(parameter, str) else shown_value(parameter)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if isinstance(parameter, str):
+        text = parameter
+    else:
+        text = shown_value(parameter)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}..."
 
 
 def _edges(plan: PlanFile, recorded: list[str]) -> Iterator[dict[str, Any]]:
@@ -212,27 +233,30 @@ def _workers(plan: PlanFile) -> Iterator[dict[str, Any]]:
 
 def _changes(folder: OpenFolder) -> list[Any]:
     document = read_record(folder, CHANGES)
-    changes = document.get("changes") if isinstance(document, dict) else None
-    return changes if isinstance(changes, list) else []
+    if isinstance(document, dict):
+        changes = document.get("changes")
+    else:
+        changes = None
+    if isinstance(changes, list):
+        return changes
+    return []
 
 
 def _recorded(folder: OpenFolder) -> list[str]:
     """The nodes whose rows were recorded."""
     try:
         with inside(folder, RECORDED) as recorded_folder:
-            return (
-                []
-                if recorded_folder is None
-                else [unquote(n) for n in recorded_folder.names() if n[0] not in "._"]
-            )
+            if recorded_folder is None:
+                return []
+            return [unquote(n) for n in recorded_folder.names() if n[0] not in "._"]
     except NotServed:
         return []
 
 
 def planned_bytes(plan: PlanFile) -> dict[str, int]:
     """The bytes that the plan expects of each node in each of its Workers."""
-    return {
-        f"{node.name}@{worker}": sum(node.estimate.bytes.values())
-        for node in plan.nodes
-        for worker in node.workers
-    }
+    bytes_by_replica: dict[str, int] = {}
+    for node in plan.nodes:
+        for worker in node.workers:
+            bytes_by_replica[f"{node.name}@{worker}"] = sum(node.estimate.bytes.values())
+    return bytes_by_replica

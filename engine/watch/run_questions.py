@@ -136,7 +136,10 @@ class ServedRuns:
             graph = records.graph_of(at)
             if graph is None:
                 raise NotServed("; ".join(records.problems) or "no graph")
-            placed = records.plans[at].placed if by_worker and records.plans else None
+            if by_worker and records.plans:
+                placed = records.plans[at].placed
+            else:
+                placed = None
             return draw(graph, "svg", life=life, placed=placed, fold=fold)
 
     def series(
@@ -155,14 +158,18 @@ class ServedRuns:
                 seconds = last_seconds(read_live_flows(folder))
                 if seconds is not None:
                     return self.told(folder, run, seconds, seconds_named(seconds), live=True)
-            bounds = (0 if first is None else first, EVER if last is None else last)
-            flow = run.flows.total(folder, *bounds)
+            begin = 0 if first is None else first
+            end = EVER if last is None else last
+            flow = run.flows.total(folder, begin, end)
             return self.told(folder, run, flow, _steps_named(first, last, flow))
 
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
         with self.opened(name) as (folder, run):
-            end = EVER if last is None else last
+            if last is None:
+                end = EVER
+            else:
+                end = last
             return run.lanes.read(run.flows, folder, first, end, points)
 
     def samples(self, name: str, query: SampleQuery) -> dict[str, Any]:
@@ -203,13 +210,21 @@ class ServedRuns:
         """An edge, with rows that it carried."""
         with self.opened(name) as (folder, run):
             flow = run.flows.newest(folder)
-            moved = flow.edges.get(edge_name) if flow is not None else None
-            per_row = moved.bytes / moved.rows if moved is not None and moved.rows else None
+            if flow is not None:
+                moved = flow.edges.get(edge_name)
+            else:
+                moved = None
+            if moved is not None and moved.rows:
+                per_row = moved.bytes / moved.rows
+            else:
+                per_row = None
             plan = self._plan(folder, run)
             answer = _past_damage(
                 run.samples, lambda: edge_rows(folder, plan, run.samples, edge_name)
             )
-            return answer | ({"bytes_per_row": per_row} if per_row is not None else {})
+            if per_row is not None:
+                answer["bytes_per_row"] = per_row
+            return answer
 
     def node(self, name: str, node: str) -> dict[str, Any]:
         """A node, with what was measured of it, its errors, and the ends of its Workers' logs."""
@@ -233,7 +248,10 @@ class ServedRuns:
         """The end of a Worker's log; of the first one by default."""
         with self.opened(name) as (folder, _):
             workers = logged_workers(folder)
-            chosen = worker if worker is not None else next(iter(workers), "main")
+            if worker is not None:
+                chosen = worker
+            else:
+                chosen = next(iter(workers), "main")
             return {"worker": chosen, "lines": log_lines(folder, chosen, lines), "workers": workers}
 
     def compare(self, names: Sequence[str]) -> dict[str, Any]:
@@ -274,7 +292,7 @@ class ServedRuns:
         """
         records = run.read(folder)
         at = self._phase(folder, records, flow.phase if flow is not None else None)
-        plan = records.plans[at] if records.plans else PlanFile()
+        plan = records.plan_of(at)
         about = {"words": words, "plan": planned_bytes(plan)}
         if flow is None:
             return about | {"flow": None, "sentences": [], "critical": []}
@@ -288,11 +306,14 @@ class ServedRuns:
     def _plan(self, folder: OpenFolder, run: KeptRun) -> PlanFile:
         records = run.read(folder)
         at = self._phase(folder, records, None)
-        return records.plans[at] if records.plans else PlanFile()
+        return records.plan_of(at)
 
     def _phase(self, folder: OpenFolder, records: KeptRecords, wanted_phase: int | None) -> int:
         """The index of the phase that is asked for, or of the one that the run is in."""
-        number = wanted_phase if wanted_phase is not None else last_row(folder).get("phase", 1)
+        if wanted_phase is not None:
+            number = wanted_phase
+        else:
+            number = last_row(folder).get("phase", 1)
         return records.phase(number if isinstance(number, int) else 1)
 
     def _state(self, name: str, inode: int) -> KeptRun:
@@ -344,12 +365,17 @@ def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
     """The words for the Steps first..last of a run; for all of them without these."""
     if flow is None:
         return ""
-    phase = f" of phase {flow.phase}" if flow.phase else ""
+    if flow.phase:
+        phase = f" of phase {flow.phase}"
+    else:
+        phase = ""
     begin, end = first or 1, flow.step if last is None else last
     if begin == end:
         return steps_named(begin, end)
     if first is None and last is None:
-        return f"all Steps{phase}" if phase else f"all {end} Steps"
+        if phase:
+            return f"all Steps{phase}"
+        return f"all {end} Steps"
     return steps_named(begin, end) + phase
 
 
@@ -357,7 +383,9 @@ def rounded(figure: Any) -> Any:
     """Numbers with as many digits as a screen shows: a stream has few bytes."""
     if isinstance(figure, dict):
         return {k: v if k in ("wall", "start", "end") else rounded(v) for k, v in figure.items()}
-    return round(figure, 4) if isinstance(figure, float) else figure
+    if isinstance(figure, float):
+        return round(figure, 4)
+    return figure
 
 
 def _is_own(folder: OpenFolder) -> bool:
@@ -392,14 +420,20 @@ def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> 
 
 def measured(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:
     """A node's seconds in a Step, and the greatest memory of one of its Workers."""
-    workers = flow.workers if flow is not None else {}
+    if flow is not None:
+        workers = flow.workers
+    else:
+        workers = {}
     peaks = [workers[w].device_peak or workers[w].peak for w in node.workers if w in workers]
     return {"seconds": row.get(f"time/{node.name}"), "bytes": max(peaks, default=None)}
 
 
 def _figures(flow: Flow | None, node: str) -> dict[str, Any]:
     """By replica."""
-    replicas = flow.nodes.items() if flow is not None else ()
+    if flow is not None:
+        replicas = flow.nodes.items()
+    else:
+        replicas = ()
     return {k: msgspec.to_builtins(r) for k, r in replicas if k.partition("@")[0] == node}
 
 
@@ -407,4 +441,7 @@ def _logs(folder: OpenFolder, workers: Sequence[str]) -> list[str]:
     logged = logged_workers(folder)
     named = [worker for worker in workers if worker.replace("/", "_") in logged]
     lines = max(20, 200 // max(1, len(named)))
-    return [line for worker in named for line in log_lines(folder, worker, lines)]
+    last_lines: list[str] = []
+    for worker in named:
+        last_lines += log_lines(folder, worker, lines)
+    return last_lines

@@ -37,13 +37,22 @@ def thinned_series(
     steps = index.steps
     if not len(steps):
         return {"steps": [], "series": {name: [] for name in names}}
-    begin = 0 if first is None else int(np.searchsorted(steps, first))
-    end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
+    if first is None:
+        begin = 0
+    else:
+        begin = int(np.searchsorted(steps, first))
+    if last is None:
+        end = len(steps)
+    else:
+        end = int(np.searchsorted(steps, last, side="right"))
     cuts = _cuts(begin, end, max(2, min(points, MOST)))
     curves = {
         name: _thinned(column, begin, end, cuts) for name, column in index.columns(folder, names)
     }
-    shown = steps[begin:end] if cuts is None else _ends(steps, cuts, end)
+    if cuts is None:
+        shown = steps[begin:end]
+    else:
+        shown = _ends(steps, cuts, end)
     return {"steps": shown.tolist(), "series": curves}
 
 

@@ -58,7 +58,10 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
     with _listening(serving.port) as listening:
         port = listening.getsockname()[1]
         token = serving.token or new_token()
-        first = f"/#{quote(','.join(serving.first))}" if serving.first else "/"
+        if serving.first:
+            first = f"/#{quote(','.join(serving.first))}"
+        else:
+            first = "/"
         guard = Guard(application(served, feeds), token=token, port=port, first=first)
         server = PageServer(_config(guard), feeds, with_run=serving.with_run)
         tell(f"http://{HOST}:{port}/?token={token}")
@@ -133,7 +136,10 @@ class PageServer(uvicorn.Server):
 
 
 async def _served(server: PageServer, listening: socket.socket, with_run: bool) -> None:
-    watching = asyncio.create_task(_end_after_run(server)) if with_run else None
+    if with_run:
+        watching = asyncio.create_task(_end_after_run(server))
+    else:
+        watching = None
     try:
         await server.serve(sockets=[listening])
     finally:
@@ -146,7 +152,10 @@ async def _end_after_run(server: PageServer) -> None:
     await _input_ended()
     left = server.feeds.clients
     if left:
-        pages = "its page stays" if left == 1 else f"its {left} pages stay"
+        if left == 1:
+            pages = "its page stays"
+        else:
+            pages = f"its {left} pages stay"
         print(f"the run has ended; {pages} until closed", file=sys.stderr, flush=True)
     _leave_the_terminal()
     for number in STOPS:

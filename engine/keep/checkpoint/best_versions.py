@@ -31,7 +31,10 @@ class BestVersions:
     """
 
     def __init__(self, directory: Path, keep: Mapping[str, int], *, phase: int = 0) -> None:
-        of = f"best_phase_{phase}_" if phase else "best_"
+        if phase:
+            of = f"best_phase_{phase}_"
+        else:
+            of = "best_"
         self._folders = {name: directory / f"{of}{name}" for name in keep}
         self._keep = dict(keep)
 
@@ -87,7 +90,10 @@ class BestVersions:
     def _ranked(self, name: str) -> list[tuple[float, int]]:
         """(-score, step), the best first."""
         folder = self._folders[name]
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        if folder.is_dir():
+            names = [path.name for path in folder.iterdir()]
+        else:
+            names = []
         return sorted((-_score(folder / f"step_{step}"), step) for step in steps_of_names(names))
 
 

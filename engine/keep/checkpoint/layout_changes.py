@@ -47,7 +47,10 @@ def _numbers(text: str) -> dict[tuple[str, str], str]:
 
 
 def _of_plan(plan: Any, prefix: str) -> Iterator[tuple[tuple[str, str], str]]:
-    nodes = plan.get("nodes") if isinstance(plan, dict) else None
+    if isinstance(plan, dict):
+        nodes = plan.get("nodes")
+    else:
+        nodes = None
     for node in nodes if isinstance(nodes, list) else ():
         if not isinstance(node, Mapping):
             continue

@@ -52,7 +52,10 @@ def _of_graphs(before: Graph, after: Graph, phase: int) -> Iterator[Edit]:
         if new is None:
             continue
         was, now = parameters(old), parameters(new)
-        where = f"node {phase}/{old.name}" if phase else f"node {old.name}"
+        if phase:
+            where = f"node {phase}/{old.name}"
+        else:
+            where = f"node {old.name}"
         for key in dict.fromkeys([*was, *now]):
             before_it, after_it = was.get(key, ""), now.get(key, "")
             if before_it != after_it:

@@ -69,7 +69,10 @@ class ProvenanceDifference:
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        place = f" ({self.place})" if self.place else ""
+        if self.place:
+            place = f" ({self.place})"
+        else:
+            place = ""
         change = f"{_short(self.old)} -> {_short(self.new)}"
         if self.old.startswith(CONTENT) and self.new.startswith(CONTENT):
             change = f"its content changed{_listed(self.parts)}"
@@ -77,8 +80,13 @@ class ProvenanceDifference:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-    return f": {', '.join(parts[:_NAMED])}{more}" if parts else ""
+    if len(parts) > _NAMED:
+        more = f" and {len(parts) - _NAMED} more"
+    else:
+        more = ""
+    if parts:
+        return f": {', '.join(parts[:_NAMED])}{more}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +161,10 @@ def _numbered(name: str, phase: int) -> str:
 def _phase(phase: Phase) -> dict[str, str]:
     """What a phase is besides its graph."""
     until, optimizers = phase.until, ", ".join(phase.optimizers)
-    steps = "" if phase.steps is None else str(phase.steps)
+    if phase.steps is None:
+        steps = ""
+    else:
+        steps = str(phase.steps)
     return {"steps": steps, "until": str(until or ""), "optimizers": optimizers}
 
 
@@ -229,7 +240,10 @@ def _of_groups(
             before, now = ("there", "not there") if name in old else ("not there", "there")
             yield ProvenanceDifference(where=kind, what=name, old=before, new=now)
             continue
-        where = name if name.startswith(PHASE) else f"{kind} {name}"
+        if name.startswith(PHASE):
+            where = name
+        else:
+            where = f"{kind} {name}"
         for key in _names(old[name], new[name]):
             before, now = old[name].get(key, ""), new[name].get(key, "")
             if before != now:
@@ -259,21 +273,33 @@ def in_python(text: str) -> str:
     """
     written = text.startswith(("{", "[")) or text in ("true", "false", "null")
     try:
-        return _call(json.loads(text)) if written else text
+        if written:
+            return _call(json.loads(text))
+        return text
     except ValueError:  # a user's own text
         return text
 
 
 def _call(written: Any) -> str:
-    elements = written.get("tuple") if isinstance(written, dict) else written
+    if isinstance(written, dict):
+        elements = written.get("tuple")
+    else:
+        elements = written
     if isinstance(elements, list):
         inside = ", ".join(map(_call, elements))
-        return f"[{inside}]" if elements is written else f"({inside}{',' * (len(elements) == 1)})"
-    fields = written.get("fields") if isinstance(written, dict) else None
+        if elements is written:
+            return f"[{inside}]"
+        return f"({inside}{',' * (len(elements) == 1)})"
+    if isinstance(written, dict):
+        fields = written.get("fields")
+    else:
+        fields = None
     if isinstance(fields, dict):
         arguments = ", ".join(f"{name}={_call(field)}" for name, field in fields.items())
         return f"{str(written.get('record')).rpartition(':')[2]}({arguments})"
-    return json.dumps(written) if isinstance(written, dict) else repr(written)
+    if isinstance(written, dict):
+        return json.dumps(written)
+    return repr(written)
 
 
 def _short(text: str) -> str:
@@ -306,11 +332,9 @@ def _data(node: Node, data_place: str, files: Files) -> str:
     files_read = getattr(importlib.import_module(module), name)(
         data_place, node.params.get("split")
     )
-    return (
-        files.content(f"node {node.name} data", data_place, data_content(files_read))
-        if files_read
-        else data_place
-    )
+    if files_read:
+        return files.content(f"node {node.name} data", data_place, data_content(files_read))
+    return data_place
 
 
 def _model(model: Model, files: Files) -> dict[str, str]:
@@ -341,7 +365,9 @@ def _leaves(key: str, parameter: Any, where: str) -> dict[str, str]:
 
 def _text(parameter: Any, where: str) -> str:
     written = _placeless(encode(parameter, where))
-    return written if isinstance(written, str) else json.dumps(written)
+    if isinstance(written, str):
+        return written
+    return json.dumps(written)
 
 
 def _placeless(written: Any) -> Any:
@@ -351,4 +377,6 @@ def _placeless(written: Any) -> Any:
         return {
             key: _placeless(part) for key, part in written.items() if key not in ("origin", "at")
         }
-    return [_placeless(part) for part in written] if isinstance(written, list) else written
+    if isinstance(written, list):
+        return [_placeless(part) for part in written]
+    return written

@@ -214,7 +214,10 @@ def read_checkpoint(directory: Path, step: int) -> StoredCheckpoint:
         steps_of_names(each.name for each in directory.iterdir()),
         directory / f"step_{step}",
     )
-    examined = _examine(path, step) if step in steps else "it does not exist"
+    if step in steps:
+        examined = _examine(path, step)
+    else:
+        examined = "it does not exist"
     if isinstance(examined, StoredCheckpoint):
         return examined
     fix = f"another Step; there are: {', '.join(map(str, steps)) or 'none'}"
@@ -297,7 +300,9 @@ def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:
     for name in manifest.files:
         if name.startswith("/") or ".." in name.split("/"):
             return f"{MANIFEST} names {name!r}, which is outside of it"
-    return f"{MANIFEST} is of Step {manifest.step}" if manifest.step != step else None
+    if manifest.step != step:
+        return f"{MANIFEST} is of Step {manifest.step}"
+    return None
 
 
 def _file_fault(path: Path, wanted: _File) -> str | None:
@@ -308,7 +313,9 @@ def _file_fault(path: Path, wanted: _File) -> str | None:
         return f"{path.name} has {size} bytes, its manifest says {wanted.bytes}"
     with open(path, "rb") as file:
         same = hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
-    return None if same else f"{path.name} differs from its checksum"
+    if same:
+        return None
+    return f"{path.name} differs from its checksum"
 
 
 def _encode(manifest: _Manifest) -> bytes:

@@ -39,7 +39,10 @@ def sources_of(graph: Graph, files: Files, script: str) -> dict[str, str]:
             modules.setdefault(script, module)
         elif _stands_alone(definition, module):
             text = _source(definition)
-            digest = f"{CONTENT}{code_digest(text)}" if text else ""
+            if text:
+                digest = f"{CONTENT}{code_digest(text)}"
+            else:
+                digest = ""
             digests[f"__main__:{definition.__qualname__}"] = digest
     for name, module in _with_imports(modules).items():
         path = Path(module.__file__ or "")
@@ -97,7 +100,9 @@ def _parts(whole: Any) -> Iterable[Any] | None:
         return type(whole), *(getattr(whole, field.name) for field in dataclasses.fields(whole))
     if isinstance(whole, Mapping):
         return whole.values()
-    return whole if isinstance(whole, (list, tuple)) else None
+    if isinstance(whole, (list, tuple)):
+        return whole
+    return None
 
 
 def _definitions(definition: Any) -> Iterable[Any]:
@@ -109,7 +114,9 @@ def _definitions(definition: Any) -> Iterable[Any]:
         return definition.__func__, owner if isinstance(owner, type) else type(owner)
     if isinstance(definition, type) or inspect.isroutine(definition):
         return (inspect.unwrap(definition) if callable(definition) else definition,)
-    return (type(definition),) if callable(definition) else ()
+    if callable(definition):
+        return (type(definition),)
+    return ()
 
 
 def _is_users(module: ModuleType) -> bool:
@@ -141,9 +148,10 @@ def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
     while waiting:
         importer = waiting.pop()
         for member in list(vars(importer).values()):
-            module = (
-                member if isinstance(member, ModuleType) else sys.modules.get(_module_of(member))
-            )
+            if isinstance(member, ModuleType):
+                module = member
+            else:
+                module = sys.modules.get(_module_of(member))
             if module is None or module.__name__ in modules_by_name or not _is_users(module):
                 continue
             if module is member and module.__name__.startswith(f"{importer.__name__}."):
@@ -155,5 +163,10 @@ def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
 
 def _module_of(member: Any) -> str:
     has_module = isinstance(member, type) or inspect.isroutine(member)
-    name = getattr(member, "__module__", None) if has_module else None
-    return name if isinstance(name, str) else ""
+    if has_module:
+        name = getattr(member, "__module__", None)
+    else:
+        name = None
+    if isinstance(name, str):
+        return name
+    return ""

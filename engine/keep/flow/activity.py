@@ -179,7 +179,10 @@ class Activity:
     def _look(self, worker: str, now: float) -> None:
         """Note which node the Worker runs now."""
         queue = self._queues[worker]
-        node = queue[0].node if queue else ""
+        if queue:
+            node = queue[0].node
+        else:
+            node = ""
         before = self._heads.get(worker, "")
         if node == before:
             return

@@ -408,7 +408,10 @@ class FlowFold:
         flows: dict[str, WorkerFlow] = {}
         for worker in self._plan.workers:
             does = doing.get(worker, _IDLE)
-            seconds = now - does.since if does.node else 0.0
+            if does.node:
+                seconds = now - does.since
+            else:
+                seconds = 0.0
             flows[worker] = WorkerFlow(
                 doing=does.node,
                 what=does.what if does.node else "",
@@ -434,7 +437,9 @@ def _planned(plan: Plan, producer: str, nbytes: int) -> float:
     """Bytes a row of an edge, by the plan."""
     node = plan.node(producer)
     batch = next((s.batch for s in plan.sources if s.name == node.source), 0)
-    return nbytes / (batch * node.rows) if batch else 0.0
+    if batch:
+        return nbytes / (batch * node.rows)
+    return 0.0
 
 
 def _both(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:

@@ -94,7 +94,10 @@ class Reasons:
             return Reason("for_rows", _named(nearest, alone))
         if not running.nodes:
             return Reason("idle")
-        kind = "for_room" if node.region == "stream" else "for_rows"
+        if node.region == "stream":
+            kind = "for_room"
+        else:
+            kind = "for_rows"
         return Reason(kind, _named(running.nodes, alone))
 
     def _nearest(self, node: str, active: frozenset[str]) -> list[str]:

@@ -69,7 +69,10 @@ def read_frames(path: Path, offset: int = 0) -> Iterator[FramedRecord]:
         file.seek(offset)
         while (head := file.read(_HEAD.size)) and len(head) == _HEAD.size:
             length, checksum = _HEAD.unpack(head)
-            body = file.read(length) if length <= _LONGEST else b""
+            if length <= _LONGEST:
+                body = file.read(length)
+            else:
+                body = b""
             if len(body) < length or zlib.crc32(body) != checksum or not body:
                 return
             try:

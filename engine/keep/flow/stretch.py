@@ -32,4 +32,6 @@ def seconds_named(flow: Flow) -> str:
 
 def steps_named(first: int, last: int) -> str:
     """The words for the Steps first..last."""
-    return f"Step {last}" if first == last else f"Steps {first} to {last}"
+    if first == last:
+        return f"Step {last}"
+    return f"Steps {first} to {last}"

@@ -145,7 +145,10 @@ class StepAccounts:
     def written(self, now: float) -> None:
         """The files are there. Time that a single Worker first spent in a kernel does not count."""
         start, before = self._writing
-        kernels = 0.0 if self._several else self._inside() - before
+        if self._several:
+            kernels = 0.0
+        else:
+            kernels = self._inside() - before
         seconds = self._sums.get("time/checkpoint", 0.0) + max(0.0, now - start - kernels)
         self._sums["time/checkpoint"] = seconds
 
@@ -198,7 +201,9 @@ class StepAccounts:
     def _trained_tokens(self) -> float | None:
         """Of all train nodes; None where none has reported."""
         counts = [n for name, n in self._sums.items() if _TRAINED_TOKENS.fullmatch(name)]
-        return sum(counts) if counts else None
+        if counts:
+            return sum(counts)
+        return None
 
     def _shares(self, now: float, doing: Sequence[Doing]) -> dict[str, float]:
         """The share of the Step that each Worker was in a kernel, including what is under way."""
@@ -245,7 +250,9 @@ def _kind(name: str) -> Literal["flow", "sum", "mean"]:
     """What a report of this name is: no metric, one that a Step sums, or one that it averages."""
     if name.startswith(FLOW):
         return "flow"
-    return "sum" if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name) else "mean"
+    if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name):
+        return "sum"
+    return "mean"
 
 
 def _metrics(reported: Iterable[m.Reported]) -> list[Report]:

@@ -76,9 +76,13 @@ _is_name = cache(is_metric_name)
 
 def _combine(name: str, values: list[float], counts: list[float]) -> float:
     if name.endswith("/max"):
-        return math.nan if any(map(math.isnan, values)) else float(max(values, key=_rank))
+        if any(map(math.isnan, values)):
+            return math.nan
+        return float(max(values, key=_rank))
     if name.endswith("/min"):
-        return math.nan if any(map(math.isnan, values)) else float(min(values, key=_rank))
+        if any(map(math.isnan, values)):
+            return math.nan
+        return float(min(values, key=_rank))
     if counts == [1.0]:
         return values[0] + 0.0  # as the sum of one number is: without the sign of -0.0
     return _sum([v * c for v, c in zip(values, counts, strict=True)]) / _sum(counts)
@@ -94,7 +98,9 @@ def _sum(values: list[float]) -> float:
     if all(map(math.isfinite, values)):
         return math.fsum(values)
     clash = math.inf in values and -math.inf in values
-    return math.nan if clash or any(map(math.isnan, values)) else sum(values)
+    if clash or any(map(math.isnan, values)):
+        return math.nan
+    return sum(values)
 
 
 def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes:

@@ -44,7 +44,9 @@ def _plain(array: pa.Array, kind: type[np.generic]) -> np.ndarray:
 def whole_of(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+    if isinstance(combined, pa.ChunkedArray):
+        return pa.concat_arrays(combined.chunks)
+    return combined
 
 
 def row_numbers(rows: Sequence[int]) -> pa.Array:

@@ -44,7 +44,10 @@ class FlowIndex:
     def refresh(self, run: OpenFolder) -> list[str]:
         """Take note of changed files; the segments in order, those without a record left out."""
         with self._lock, inside(run, EVENTS) as folder:
-            marks = {} if folder is None else _marks(folder, _SEGMENT)
+            if folder is None:
+                marks = {}
+            else:
+                marks = _marks(folder, _SEGMENT)
             for name in [n for n, mark in self._segments.items() if marks.get(n) != mark]:
                 self._sums.pop(name, None)
                 self._first.pop(name, None)
@@ -127,7 +130,9 @@ def sum_in_parts(flows: Iterator[Flow]) -> list[Flow]:
         parts.append(flow)
         if len(parts) == _AT_ONCE:
             parts = [sum_flows(parts)]
-    return [sum_flows(parts)] if parts else []
+    if parts:
+        return [sum_flows(parts)]
+    return []
 
 
 def read_live_flows(run: OpenFolder) -> list[Flow]:

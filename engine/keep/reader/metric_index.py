@@ -158,7 +158,10 @@ class MetricIndex:
 
     def _read_on(self, file: BinaryIO) -> None:
         """Index the whole lines behind the known ones. Lines that are no rows are left out."""
-        newest = int(self._steps.values[-1]) if self._steps.size else -1
+        if self._steps.size:
+            newest = int(self._steps.values[-1])
+        else:
+            newest = -1
         for start, line in whole_lines(file, self._end):
             row = parse_row(line)
             if row is not None:
@@ -181,7 +184,10 @@ class MetricIndex:
         self._make_room(len(names))
         parsed_count = min(self._columns[name].size for name in names)
         lacking = [name for name in names if self._columns[name].size < self._steps.size]
-        file = folder.open(METRICS) if lacking else None
+        if lacking:
+            file = folder.open(METRICS)
+        else:
+            file = None
         for name in lacking:
             self._columns[name].cut(parsed_count)
         fields = [(f"v{i}", Any, None) for i in range(len(lacking))]

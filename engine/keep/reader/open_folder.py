@@ -67,7 +67,10 @@ class OpenFolder:
         """A folder in it; None if there is none. Raises NotServed for a link or a file."""
         _require_name(name)
         try:
-            flags = _FOLDER if self._guarded else _FOLDER & ~os.O_NOFOLLOW
+            if self._guarded:
+                flags = _FOLDER
+            else:
+                flags = _FOLDER & ~os.O_NOFOLLOW
             descriptor = os.open(name, flags, dir_fd=self._descriptor)
         except FileNotFoundError:
             return None
@@ -145,8 +148,12 @@ def inside(folder: OpenFolder, *names: str) -> Iterator[OpenFolder | None]:
     here: OpenFolder | None = folder
     try:
         for name in names:
-            here = here.folder(name) if here is not None else None
-            opened += [here] if here is not None else []
+            if here is not None:
+                here = here.folder(name)
+            else:
+                here = None
+            if here is not None:
+                opened += [here]
         yield here
     finally:
         for each in opened:

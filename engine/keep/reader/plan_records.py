@@ -128,11 +128,19 @@ class KeptRecords:
         """The index of a phase that counts from 1, or of the one there is."""
         return max(0, min(number, len(self.plans)) - 1)
 
+    def plan_of(self, index: int) -> PlanFile:
+        """A phase's plan; an empty one where there is none."""
+        if not self.plans:
+            return PlanFile()
+        return self.plans[index]
+
     def graph_of(self, index: int) -> Graph | None:
         """A phase's graph."""
         if isinstance(self.graph, Program):
             phases = self.graph.phases
-            return phases[index].graph if index < len(phases) else None
+            if index < len(phases):
+                return phases[index].graph
+            return None
         return self.graph
 
 
@@ -148,7 +156,10 @@ def read_records(folder: OpenFolder) -> KeptRecords:
 
 def _phases(document: Any, problems: list[str]) -> list[dict[str, Any]]:
     """The plans in a plan.json; none if it is not as a run writes it."""
-    phases = document.get("phases", [document]) if isinstance(document, dict) else []
+    if isinstance(document, dict):
+        phases = document.get("phases", [document])
+    else:
+        phases = []
     try:
         for phase in phases:
             msgspec.convert(phase, PlanFile)

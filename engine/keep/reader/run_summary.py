@@ -129,7 +129,9 @@ def run_state(folder: OpenFolder, path: Path, problems: list[str]) -> tuple[str,
         if content is not None:
             end = parse_end(content, path / ENDED)
             return end.state, end.reason
-        return ("running", "") if is_held(folder.path) else (NO_WORD, "")
+        if is_held(folder.path):
+            return ("running", "")
+        return (NO_WORD, "")
     except (DataflowError, OSError) as error:
         problems.append(str(error))
         return UNKNOWN, ""
@@ -172,7 +174,10 @@ def _last(
         names = [name for name in row if name.startswith(begins) and name.endswith(ends)]
         names = sorted(name for name in names if not name.startswith(but))
         if names:
-            name = preferred if preferred in names else names[0]
+            if preferred in names:
+                name = preferred
+            else:
+                name = names[0]
             return LastValue(metric=name, value=finite(row[name]), step=row["step"])
     return None
 
@@ -191,12 +196,20 @@ def _steps(folder: OpenFolder, path: Path, problems: list[str]) -> int | None:
     """How many Steps the options ask for."""
     try:
         content = folder.read(OPTIONS)
-        options = None if content is None else json.loads(content)
+        if content is None:
+            options = None
+        else:
+            options = json.loads(content)
     except (DataflowError, OSError, ValueError, RecursionError) as error:
         problems.append(f"{path / OPTIONS}: expected JSON, found {error}")
         return None
-    steps = options.get("steps") if isinstance(options, Mapping) else None
-    return steps if isinstance(steps, int) else None
+    if isinstance(options, Mapping):
+        steps = options.get("steps")
+    else:
+        steps = None
+    if isinstance(steps, int):
+        return steps
+    return None
 
 
 def _nbytes(path: Path) -> int:

@@ -222,7 +222,10 @@ class SampleIndex:
                 raise NotServed(f"no samples of Step {step}")
             if name not in self._files:
                 with inside(run, SAMPLES) as folder:
-                    mark = folder.mark(name) if folder else None
+                    if folder:
+                        mark = folder.mark(name)
+                    else:
+                        mark = None
                     if folder is None or mark is None:
                         raise NotServed(f"no samples of Step {step}")
                     self._files[name] = self._indexed(folder, name, mark)
@@ -265,7 +268,10 @@ class SampleIndex:
         return np.array([self._code(text) for text in _values(table, name, len(table))], np.int32)
 
     def _code(self, text: Any) -> int:
-        key = str(text) if text is not None else ""
+        if text is not None:
+            key = str(text)
+        else:
+            key = ""
         if key not in self._codes:
             self._codes[key] = len(self._names)
             self._names.append(key)
@@ -419,11 +425,15 @@ def _without_rows(mark: FileMark, step: int, problem: str) -> SampleFile:
 
 def _values(table: pa.Table, name: str, rows: int) -> list[Any]:
     """A column's values; nulls where there is no such column."""
-    return table.column(name).to_pylist() if name in table.column_names else [None] * rows
+    if name in table.column_names:
+        return table.column(name).to_pylist()
+    return [None] * rows
 
 
 def _files(folder: OpenFolder | None) -> Iterable[str]:
-    return [] if folder is None else [n for n in folder.names() if _FILE.fullmatch(n)]
+    if folder is None:
+        return []
+    return [n for n in folder.names() if _FILE.fullmatch(n)]
 
 
 def _step_of(name: str) -> int:

@@ -59,11 +59,10 @@ def _read(
             assert folder is not None
             with opened_table(folder, name) as file:
                 stored_columns = file.schema_arrow.names
-                wanted_columns = (
-                    [c for c in columns if c in stored_columns]
-                    if columns is not None
-                    else stored_columns
-                )
+                if columns is not None:
+                    wanted_columns = [c for c in columns if c in stored_columns]
+                else:
+                    wanted_columns = stored_columns
                 table = file.read(columns=wanted_columns, use_threads=False)
                 rows = [row for of, row in places if of == name and row < len(table)]
                 taken = table.take(row_numbers(rows)).to_pylist()
@@ -106,7 +105,10 @@ def _tokens(
     if not ids:
         return None
     ids = ids[:_MOST_TOKENS]
-    words = texts(ids) if texts is not None else [None] * len(ids)
+    if texts is not None:
+        words = texts(ids)
+    else:
+        words = [None] * len(ids)
     columns = {name: _column(row, names, len(ids)) for name, names in _TOKENS.items()}
     trainer, sampler = (_column(row, (name,), len(ids)) for name in (TRAINER, SAMPLER))
     tokens = []
@@ -124,7 +126,9 @@ def _column(row: Mapping[str, Any], names: Iterable[str], count: int) -> list[An
 
 
 def _difference(trainer: Any, sampler: Any) -> float | None:
-    return plain(trainer - sampler) if trainer is not None and sampler is not None else None
+    if trainer is not None and sampler is not None:
+        return plain(trainer - sampler)
+    return None
 
 
 def prompt_of(prompt: Any) -> Any:
@@ -147,7 +151,9 @@ def _messages(text: str) -> list[Any] | None:
     except (ValueError, RecursionError):
         return None
     has_roles = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in read)
-    return shown if has_roles else None
+    if has_roles:
+        return shown
+    return None
 
 
 def as_text(text_or_messages: Any) -> str:
@@ -156,14 +162,18 @@ def as_text(text_or_messages: Any) -> str:
     if isinstance(prompt, list):
         parts = [m if isinstance(m, dict) else {"content": m} for m in prompt]
         return "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" for m in parts)
-    return "" if prompt is None else str(prompt)
+    if prompt is None:
+        return ""
+    return str(prompt)
 
 
 def plain(scalar: Any) -> Any:
     """A value for JSON: what is not finite is null."""
     if isinstance(scalar, float) and not math.isfinite(scalar):
         return None
-    return scalar if isinstance(scalar, str | int | float | bool | None) else str(scalar)
+    if isinstance(scalar, str | int | float | bool | None):
+        return scalar
+    return str(scalar)
 
 
 def shorten_for_json(whole: Any, most: int = 64, text: int = 4000) -> Any:
@@ -174,7 +184,9 @@ def shorten_for_json(whole: Any, most: int = 64, text: int = 4000) -> Any:
         }
     if isinstance(whole, list | tuple):
         first_ones = [shorten_for_json(v, most, text) for v in whole[:most]]
-        return [*first_ones, f"... {len(whole)} in all"] if len(whole) > most else first_ones
+        if len(whole) > most:
+            return [*first_ones, f"... {len(whole)} in all"]
+        return first_ones
     if isinstance(whole, bytes):
         return f"{len(whole)} bytes"
     if isinstance(whole, str) and len(whole) > text:

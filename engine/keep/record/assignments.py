@@ -128,7 +128,10 @@ class Assignments:
         match instruction:
             case m.RunChunk():
                 # Step 0: a chunk above the cut is told for no Step.
-                step = self._first + instruction.step if instruction.step else 0
+                if instruction.step:
+                    step = self._first + instruction.step
+                else:
+                    step = 0
                 self._task("chunk", instruction, step)
                 self._gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.Evaluate():
@@ -260,7 +263,10 @@ def _lists(values: Iterable[np.ndarray | None], kind: type) -> pa.Array:
     """A list array; None is null."""
     parts = list(values)
     present_parts = [part for part in parts if part is not None]
-    flat = np.concatenate(present_parts).astype(kind) if present_parts else np.zeros(0, kind)
+    if present_parts:
+        flat = np.concatenate(present_parts).astype(kind)
+    else:
+        flat = np.zeros(0, kind)
     offsets = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int32)
     missing = pa.array([part is None for part in parts], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), mask=missing)

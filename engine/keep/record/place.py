@@ -122,7 +122,10 @@ def row_file(recorded: Path, node: str, *, life: int, first: int, last: int, wor
 def row_files(recorded: Path, node: str) -> list[RowFile]:
     """The complete files of a node's rows, in the order in which they were made."""
     folder = node_folder(recorded, node)
-    paths = folder.iterdir() if folder.is_dir() else ()
+    if folder.is_dir():
+        paths = folder.iterdir()
+    else:
+        paths = ()
     named = [(path, _ROWS.fullmatch(path.name)) for path in paths]
     return sorted(
         RowFile(
@@ -150,7 +153,10 @@ def begin_life(recorded: Path) -> int:
     """Begin the next one, and return it. Raises StorageError."""
     with writing("the folder of recorded rows", recorded):
         (recorded / ASSIGNMENTS).mkdir(parents=True, exist_ok=True)
-    life = life_of(recorded) + 1 if (recorded / _LIFE).is_file() else 1
+    if (recorded / _LIFE).is_file():
+        life = life_of(recorded) + 1
+    else:
+        life = 1
     replace_text("the number of the run's life", recorded / _LIFE, f"{life}\n")
     return life
 
@@ -158,4 +164,6 @@ def begin_life(recorded: Path) -> int:
 def _quoted(name: str) -> str:
     """A name as a part of a path. No two names have the same; none begins with `_` or `.`."""
     quoted = quote(name, safe="")
-    return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[:1] in ("_", ".") else quoted
+    if quoted[:1] in ("_", "."):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted

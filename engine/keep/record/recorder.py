@@ -79,7 +79,10 @@ class RowRecorder:
         self, node: PlannedNode, chunk: RunChunk, batch: Batch, version: int | None
     ) -> pa.RecordBatch:
         known = chunk.step > 0 or node.region == "evaluation"
-        step = self._first + chunk.step if known else None
+        if known:
+            step = self._first + chunk.step
+        else:
+            step = None
         origins = (self._place.life, chunk.id, self._worker, step, version)
         keyed = batch.on_host().with_keys()
         made_columns = [

@@ -135,7 +135,9 @@ class Told:
         return node in self._versioned
 
     def _version(self, node: str, step: int) -> int:
-        return step if node in self._versioned else 0
+        if node in self._versioned:
+            return step
+        return 0
 
     def step_of(self, node: str, key: Key, task: RecordedTask) -> int:
         """The Step that a row of a node belongs to: in which its prompt was trained; of an
@@ -163,7 +165,10 @@ class Told:
 def assignment_files(recorded: Path) -> list[tuple[int, Path]]:
     """(Step, file), in the order of the Steps."""
     folder = recorded / ASSIGNMENTS
-    paths = folder.iterdir() if folder.is_dir() else ()
+    if folder.is_dir():
+        paths = folder.iterdir()
+    else:
+        paths = ()
     named = [(_FILE.fullmatch(path.name), path) for path in paths]
     return sorted((int(match[1]), path) for match, path in named if match)
 
@@ -250,7 +255,8 @@ def _add_heard(task: RecordedTask, line: Mapping[str, Any]) -> None:
     """What a Worker answered."""
     if line["event"] == "made":
         keys = _keys(line)
-        task.made += [keys] if keys is not None else []
+        if keys is not None:
+            task.made += [keys]
     else:
         task.done, task.digest = True, line["digest"]
 
@@ -263,4 +269,6 @@ def _assigned(line: Mapping[str, Any]) -> AssignedRows:
 
 def _keys(line: Mapping[str, Any], prefix: str = "") -> Keys | None:
     position, sample, attempt = (line[prefix + part] for part in ("position", "sample", "attempt"))
-    return None if position is None else Keys(position, sample, attempt)
+    if position is None:
+        return None
+    return Keys(position, sample, attempt)

@@ -63,7 +63,10 @@ class StoredRows:
             row_numbers.append(places[id(table)] + row)
         if missing or not tables:
             return None, missing
-        whole = tables[0] if len(tables) == 1 else join_tables(tables)
+        if len(tables) == 1:
+            whole = tables[0]
+        else:
+            whole = join_tables(tables)
         return whole.take(pa.array(row_numbers)), []
 
     def forget(self) -> None:
@@ -77,7 +80,9 @@ class StoredRows:
     def of_task(self, node: str, task: RecordedTask) -> pa.Table | None:
         """All rows that are on the disk of what a chunk made; None if there are none."""
         table_and_rows = self._read(node, task)
-        return None if table_and_rows is None else table_and_rows[0]
+        if table_and_rows is None:
+            return None
+        return table_and_rows[0]
 
     def _place(self, node: str, key: Key, step: int) -> tuple[pa.Table, int] | None:
         for task in self._told.makers(node, key, step):
@@ -183,7 +188,10 @@ def settle_rows(recorded: Path, plan: Decisions, *, told_before: bool = False) -
 
 
 def _tell_damaged(error: DataError, *, told_before: bool) -> None:
-    level = logging.INFO if told_before else logging.WARNING
+    if told_before:
+        level = logging.INFO
+    else:
+        level = logging.WARNING
     _log.log(level, "the run goes on without it, and `dataflow rerun` cannot use it: %s", error)
 
 

@@ -124,9 +124,15 @@ class Arrows:
     def _joined(self, span: SpanOf) -> JoinedSpan:
         told_task = self._find(span)
         if told_task is None:
-            args = {"what": span.what} if span.what else {}
+            if span.what:
+                args = {"what": span.what}
+            else:
+                args = {}
             return JoinedSpan(span=span, args=args, arrows=())
-        args = self._made(span) | told_task.args if span.block >= 0 else told_task.args
+        if span.block >= 0:
+            args = self._made(span) | told_task.args
+        else:
+            args = told_task.args
         if isinstance(told_task.task, m.RunChunk) and (loads := self._loads.get(span.track)):
             args = args | {"versions": {model: at for model, (_, at) in loads.items()}}
         arrows = [a for a in self._ending(span, told_task) if a.source.start <= a.target.start]

@@ -211,7 +211,10 @@ class Trace:
         if isinstance(event, _Ends):
             return self._encode_ends(event)
         track, name, at, fields, args = event
-        lines = [] if track in self._tracks else self._name(track)
+        if track in self._tracks:
+            lines = []
+        else:
+            lines = self._name(track)
         pid, tid = self._tracks[track]
         line = {**fields, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
         if args:
@@ -257,9 +260,14 @@ def _us(seconds: float) -> float:
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """All events of a trace, even of a killed writer. Raises DataError where it is no trace."""
     text = path.read_text(encoding="utf-8").rstrip()
-    body = text.removesuffix("\n]") if text.endswith("\n]") else _without_torn_line(text)
+    if text.endswith("\n]"):
+        body = text.removesuffix("\n]")
+    else:
+        body = _without_torn_line(text)
     try:
-        return json.loads(body + "\n]") if text else []
+        if text:
+            return json.loads(body + "\n]")
+        return []
     except json.JSONDecodeError as error:
         problem = f"expected a trace, found {text[:40]!r} ({error})"
         raise DataError(f"{path}: {problem}. Fix: record it again.") from error
@@ -271,5 +279,7 @@ def _without_torn_line(text: str) -> str:
     try:
         json.loads(last)
     except json.JSONDecodeError:
-        return head.rstrip(",") if newline else text
+        if newline:
+            return head.rstrip(",")
+        return text
     return head + newline + last

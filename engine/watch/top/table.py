@@ -31,7 +31,7 @@ class TableColumn:
 
 def table_lines(columns: Sequence[TableColumn], width: int) -> Iterator[Text]:
     """Lines of at most `width` columns; the first column is that of names. None without rows."""
-    shown = [c for c in columns if any(len(cell) for cell in c.cells)]
+    shown = [column for column in columns if any(map(len, column.cells))]
     if not shown or not shown[0].cells:
         return
     while (room := width - sum(_width(c) + _GAP for c in shown[1:])) < min(
@@ -44,7 +44,13 @@ def table_lines(columns: Sequence[TableColumn], width: int) -> Iterator[Text]:
     widths = [min(_width(shown[0]), max(room, _LEAST)), *(_width(c) for c in shown[1:])]
     yield _line([Text(c.title, style="dim") for c in shown], shown, widths)
     for row in zip(*(c.cells for c in shown), strict=True):
-        yield _line([cell if isinstance(cell, Text) else Text(cell) for cell in row], shown, widths)
+        yield _line([_as_text(cell) for cell in row], shown, widths)
+
+
+def _as_text(cell: Text | str) -> Text:
+    if isinstance(cell, str):
+        return Text(cell)
+    return cell
 
 
 def _width(column: TableColumn) -> int:
