@@ -48,7 +48,7 @@ def application(served: ServedRuns, feeds: Feeds) -> Starlette:
         Route("/api/runs/{name}/drawing", _drawing(served)),
         *(Route(path, _json(served, answer)) for path, answer in _ANSWERS.items()),
     ]
-    handlers: Any = {DataflowError: _failed, OSError: _failed, 404: _missing}
+    handlers: Any = {DataflowError: _answer_error, OSError: _answer_error, 404: _answer_missing}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -63,8 +63,10 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{name}/lanes": lambda s, r: s.lanes(
         _run(r), _count(r, "from", 0), _number(r, "to"), _count(r, "points", 500)
     ),
-    "/api/runs/{name}/samples": lambda s, r: s.samples(_run(r), _wanted(r)),
-    "/api/runs/{name}/sample": lambda s, r: s.sample(_run(r), *_key(r), _needed(r, "sample")),
+    "/api/runs/{name}/samples": lambda s, r: s.samples(_run(r), _sample_query(r)),
+    "/api/runs/{name}/sample": lambda s, r: s.sample(
+        _run(r), *_key(r), _required_number(r, "sample")
+    ),
     "/api/runs/{name}/group": lambda s, r: s.group(_run(r), *_key(r)),
     "/api/runs/{name}/same": lambda s, r: s.same(_run(r), *_key(r)),
     "/api/runs/{name}/edge": lambda s, r: s.edge(_run(r), r.query_params.get("id", "")),
@@ -140,7 +142,7 @@ def _file(path: str) -> Response:
     return Response(page_files[path].read_bytes(), media_type=kind)
 
 
-def _failed(request: Request, error: Exception) -> Response:
+def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, NotServed):
         status = error.status
     else:
@@ -149,8 +151,8 @@ def _failed(request: Request, error: Exception) -> Response:
     return Response(body, status_code=status, media_type="application/json")
 
 
-def _missing(request: Request, error: Exception) -> Response:
-    return _failed(request, NotServed("no such page"))
+def _answer_missing(request: Request, error: Exception) -> Response:
+    return _answer_error(request, NotServed("no such page"))
 
 
 def _run(request: Request) -> str:
@@ -180,7 +182,7 @@ def _count(request: Request, key: str, usual: int) -> int:
     return number
 
 
-def _needed(request: Request, key: str) -> int:
+def _required_number(request: Request, key: str) -> int:
     number = _number(request, key)
     if number is None:
         raise NotServed(f"expected {key}=, found none", 400)
@@ -189,20 +191,20 @@ def _needed(request: Request, key: str) -> int:
 
 def _key(request: Request) -> tuple[int, str, int]:
     node = request.query_params.get("node", "")
-    return _needed(request, "step"), node, _needed(request, "position")
+    return _required_number(request, "step"), node, _required_number(request, "position")
 
 
-def _wanted(request: Request) -> SampleQuery:
+def _sample_query(request: Request) -> SampleQuery:
     parameters = request.query_params
     order = parameters.get("order", "newest")
     if order not in ORDERS:
         raise NotServed(f"order: expected one of {', '.join(ORDERS)}, found {order[:40]!r}", 400)
     step = _number(request, "step")
+    last = _count(request, "to", _LARGEST_NUMBER)
     if step is not None:
         first, last = step, step
     else:
         first = _count(request, "from", 0)
-        last = _count(request, "to", _LARGEST_NUMBER)
     return SampleQuery(
         first=first,
         last=last,

@@ -50,7 +50,7 @@ class Lanes:
     ) -> dict[str, Any]:
         """The lanes of the Steps first..last, at most `points` (and MOST) of each."""
         with self._lock:
-            parts = self._refreshed(index, run)
+            parts = self._refresh(index, run)
             steps = np.concatenate([np.empty(0, np.int64), *(p.steps for p in parts)])
             wanted = (steps >= first) & (steps <= last)
             cuts = _cuts(int(wanted.sum()), max(1, min(points, MOST)))
@@ -67,7 +67,7 @@ class Lanes:
                 lanes[worker] = _lane(parts, worker, wanted, cuts, length, ends)
             return {"workers": lanes}
 
-    def _refreshed(self, index: FlowIndex, run: OpenFolder) -> list[LanePart]:
+    def _refresh(self, index: FlowIndex, run: OpenFolder) -> list[LanePart]:
         marks = index.marks(run)
         for name in [n for n, part in self._parts.items() if marks.get(n) != part.mark]:
             del self._parts[name]

@@ -98,7 +98,7 @@ class RunsCollector(Collector):
         gauges: dict[str, GaugeMetricFamily] = {}
         for name, folder in self._folders.items():
             run, events = (name, _graph(folder)), folder / "events"
-            last, totals = _followed(events)
+            last, totals = _follow_run(events)
             for figure, labels, number in totals:
                 _family(counters, CounterMetricFamily, figure).add_metric([*run, *labels], number)
             flow = max([*read_live(events)[-1:], *last], key=lambda f: f.wall, default=None)
@@ -242,7 +242,7 @@ _lock = threading.Lock()
 """Held while totals are read or changed: a server asks from several threads."""
 
 
-def _followed(events: Path) -> tuple[list[Flow], list[_Figure]]:
+def _follow_run(events: Path) -> tuple[list[Flow], list[_Figure]]:
     """The last Step's record, if there is one, and all totals, brought up to date; read from the
     beginning where a resume has cut the files.
     """

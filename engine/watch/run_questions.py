@@ -157,11 +157,13 @@ class ServedRuns:
             if first is None and last is None and page_state(folder)[0] == "running":
                 seconds = last_seconds(read_live_flows(folder))
                 if seconds is not None:
-                    return self.told(folder, run, seconds, seconds_named(seconds), live=True)
+                    return self.describe_flow(
+                        folder, run, seconds, seconds_named(seconds), live=True
+                    )
             begin = 0 if first is None else first
             end = EVER if last is None else last
             flow = run.flows.total(folder, begin, end)
-            return self.told(folder, run, flow, _steps_named(first, last, flow))
+            return self.describe_flow(folder, run, flow, _steps_named(first, last, flow))
 
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
@@ -278,7 +280,7 @@ class ServedRuns:
         with self.opened(name):
             return RunWatcher(self, name)
 
-    def told(
+    def describe_flow(
         self,
         folder: OpenFolder,
         run: KeptRun,
@@ -340,11 +342,11 @@ class RunWatcher:
         """The newest event of each kind; of one that has none, nothing."""
         try:
             with self._served.opened(self._name) as (folder, run):
-                return self._looked(folder, run)
+                return self._look_inside(folder, run)
         except (DataflowError, OSError) as error:
             return {"state": {"state": "ended", "reason": str(error), "step": 0}}
 
-    def _looked(self, folder: OpenFolder, run: KeptRun) -> dict[str, Any]:
+    def _look_inside(self, folder: OpenFolder, run: KeptRun) -> dict[str, Any]:
         row = last_row(folder)
         step = row.pop("step", 0)
         state, reason = page_state(folder)
@@ -354,7 +356,7 @@ class RunWatcher:
         seconds = self._tail.advance(folder)
         if seconds is not None:
             words = seconds_named(seconds)
-            self._flow = self._served.told(folder, run, seconds, words, live=True)
+            self._flow = self._served.describe_flow(folder, run, seconds, words, live=True)
             self._flow["flow"] = rounded(self._flow["flow"])
         if self._flow is not None:
             events["flow"] = self._flow

@@ -55,7 +55,7 @@ class Serving:
 def serve(serving: Serving, tell: Callable[[str], None]) -> None:
     """Serve until something ends it. tell: gets the URL, once. Raises RunError, OSError."""
     served, feeds = ServedRuns(serving.root), Feeds()
-    with _listening(serving.port) as listening:
+    with _listen(serving.port) as listening:
         port = listening.getsockname()[1]
         token = serving.token or new_token()
         if serving.first:
@@ -65,7 +65,7 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
         guard = Guard(application(served, feeds), token=token, port=port, first=first)
         server = PageServer(_config(guard), feeds, with_run=serving.with_run)
         tell(f"http://{HOST}:{port}/?token={token}")
-        asyncio.run(_served(server, listening, serving.with_run))
+        asyncio.run(_serve_until_end(server, listening, serving.with_run))
 
 
 def serve_beside_run(root: str, name: str) -> None:
@@ -75,7 +75,7 @@ def serve_beside_run(root: str, name: str) -> None:
     )
 
 
-def _listening(port: int) -> socket.socket:
+def _listen(port: int) -> socket.socket:
     """Bound to loopback. Raises RunError for a port that is taken."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,7 +135,7 @@ class PageServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _served(server: PageServer, listening: socket.socket, with_run: bool) -> None:
+async def _serve_until_end(server: PageServer, listening: socket.socket, with_run: bool) -> None:
     if with_run:
         watching = asyncio.create_task(_end_after_run(server))
     else:

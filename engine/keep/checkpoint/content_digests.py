@@ -99,17 +99,18 @@ def code_content(text: str) -> Content:
     except (SyntaxError, ValueError):
         body = []
     lines = text.splitlines()
-    parts = {
-        each.name: code_digest("\n".join(lines[_first(each) - 1 : each.end_lineno]))[:_PART]
-        for each in body
-        if isinstance(each, _DEFINITIONS)
-    }
+    parts: dict[str, str] = {}
+    for statement in body:
+        if isinstance(statement, _DEFINITIONS):
+            source = "\n".join(lines[_first(statement) - 1 : statement.end_lineno])
+            parts[statement.name] = code_digest(source)[:_PART]
     return Content(digest=code_digest(text), parts=parts)
 
 
 def _first(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
     """The line of its first decorator, or its own."""
-    return min([definition.lineno, *(each.lineno for each in definition.decorator_list)])
+    lines = [decorator.lineno for decorator in definition.decorator_list]
+    return min([definition.lineno, *lines])
 
 
 def file_digest(path: Path, *, whole: bool = False) -> bytes:
@@ -129,7 +130,8 @@ def file_digest(path: Path, *, whole: bool = False) -> bytes:
 
 def code_digest(text: str) -> str:
     """The digest of source code without comments and blank lines; of other text as it is."""
-    return hashlib.sha256(_code(text).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    code = _code(text).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(code).hexdigest()[:32]
 
 
 def _code(text: str) -> str:

@@ -135,10 +135,11 @@ def write_waiting_rows(path: Path, rows: Batch) -> None:
 def read_positions(path: Path) -> frozenset[int]:
     """The positions of the rows in a file; reads nothing else."""
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-        batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-        return frozenset(
-            position for batch in batches for position in batch.column(KEYS[0]).to_pylist()
-        )
+        positions: set[int] = set()
+        for number in range(reader.num_record_batches):
+            column = reader.get_batch(number).column(KEYS[0])
+            positions.update(column.to_pylist())
+        return frozenset(positions)
 
 
 def read_waiting_rows(path: Path) -> Batch:

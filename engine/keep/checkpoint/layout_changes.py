@@ -24,11 +24,12 @@ def layout_changes(old: str, new: str) -> list[ProvenanceDifference]:
     version writes it says nothing.
     """
     before, after = _numbers(old), _numbers(new)
-    return [
-        ProvenanceDifference(where=where, what=what, old=before[where, what], new=new_text)
-        for (where, what), new_text in after.items()
-        if before.get((where, what), new_text) != new_text
-    ]
+    changes: list[ProvenanceDifference] = []
+    for (where, what), new_text in after.items():
+        old_text = before.get((where, what), new_text)
+        if old_text != new_text:
+            changes.append(ProvenanceDifference(where=where, what=what, old=old_text, new=new_text))
+    return changes
 
 
 def _numbers(text: str) -> dict[tuple[str, str], str]:

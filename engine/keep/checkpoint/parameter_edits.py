@@ -38,11 +38,10 @@ def parameter_edits(before: Graph | Program, after: Graph | Program) -> tuple[Ed
     if not isinstance(before, Program) or not isinstance(after, Program):
         raise TypeError("expected two graphs, or two Programs")
     pairs = zip(before.phases, after.phases, strict=True)
-    return tuple(
-        edit
-        for number, (old, new) in enumerate(pairs, start=1)
-        for edit in _of_graphs(old.graph, new.graph, number)
-    )
+    edits: list[Edit] = []
+    for number, (old, new) in enumerate(pairs, start=1):
+        edits += _of_graphs(old.graph, new.graph, number)
+    return tuple(edits)
 
 
 def _of_graphs(before: Graph, after: Graph, phase: int) -> Iterator[Edit]:

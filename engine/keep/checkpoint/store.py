@@ -128,8 +128,10 @@ class CheckpointStore:
     def _nbytes(self) -> int:
         """Bytes of the newest checkpoint, an estimate of the next one's; 0 if there is none."""
         with contextlib.suppress(OSError):
-            files = (p for step in self.steps()[-1:] for p in self._path(step).rglob("*"))
-            return sum(p.stat().st_size for p in files if p.is_file())
+            steps = self.steps()
+            if steps:
+                paths = self._path(steps[-1]).rglob("*")
+                return sum(path.stat().st_size for path in paths if path.is_file())
         return 0
 
     def latest(self) -> StoredCheckpoint | None:
@@ -243,7 +245,7 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
                 problem = f"{path}: expected a file, found a link"
                 raise CheckpointError(f"{problem}. Fix: copy what it points to.")
         for path in (Path(where) / name for name in names):
-            files[path.relative_to(directory).as_posix()] = _sealed(path)
+            files[path.relative_to(directory).as_posix()] = _seal_file(path)
     if MANIFEST in files:
         problem = f"{directory / MANIFEST}: the name is the store's own"
         raise CheckpointError(f"{problem}. Fix: write another file name.")
@@ -257,7 +259,7 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
         sync_folder(folder)
 
 
-def _sealed(path: Path) -> _File:
+def _seal_file(path: Path) -> _File:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()

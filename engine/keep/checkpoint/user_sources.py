@@ -68,7 +68,9 @@ def _modules_of(graph: Graph) -> dict[str, ModuleType]:
 
 def _imported(text: str) -> str:
     """A source without what an import of it leaves out: `if __name__ == "__main__":`."""
-    left_out = {number for lines in guards(text) for number in lines}
+    left_out: set[int] = set()
+    for line_numbers in guards(text):
+        left_out.update(line_numbers)
     numbered = enumerate(text.splitlines(keepends=True), start=1)
     return "".join(line for number, line in numbered if number not in left_out)
 

@@ -60,7 +60,10 @@ def _merged(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
 
 
 def _summed(many: list[Any], *names: str) -> dict[str, Any]:
-    return {name: sum(getattr(each, name) for each in many) for name in names}
+    sums: dict[str, Any] = {}
+    for name in names:
+        sums[name] = sum(getattr(each, name) for each in many)
+    return sums
 
 
 def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:

@@ -146,18 +146,18 @@ class FlowFold:
             if quiet and self._activity is not None:
                 self.fold()
                 self._folded_wall, self._folded_cuts = self._wall(), None
-                self._measured(e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing))
+                self._take_measurement(e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing))
 
     def _fold(self, event: e.RunEvent) -> None:
         match event:
             case e.InstructionTold(at=at, instruction=instruction):
                 self._aside(False, at)
-                self._told(instruction, at)
+                self._take_instruction(instruction, at)
             case e.EventHeard(at=at, event=heard):
                 self._aside(False, at)
-                self._heard(heard, at)
+                self._take_heard(heard, at)
             case e.WorkersMeasured():
-                self._measured(event)
+                self._take_measurement(event)
             case e.Opened(at=at):
                 self._begin(at)
                 self._writer.step(Began(step=self._step, wall=self._folded_wall, phase=self._phase))
@@ -187,7 +187,7 @@ class FlowFold:
             self._writing = begins
             self._active(now).aside("checkpoint", begins, now)
 
-    def _told(self, instruction: m.Instruction, now: float) -> None:
+    def _take_instruction(self, instruction: m.Instruction, now: float) -> None:
         match instruction:
             case m.Release(worker=worker, blocks=blocks):
                 self._edges.released([(worker, block) for block in blocks])
@@ -198,7 +198,7 @@ class FlowFold:
                 self._away.update(workers)
                 return
             case m.StepClosed(step=step):
-                self._step_closed(self._plan.first + step, now)
+                self._close_step(self._plan.first + step, now)
                 return
             case m.Load():
                 self._weights.told(instruction, now)
@@ -211,7 +211,7 @@ class FlowFold:
         if isinstance(instruction, m.Task):
             self._active(now).told(instruction, now)
 
-    def _heard(self, event: m.Event, now: float) -> None:
+    def _take_heard(self, event: m.Event, now: float) -> None:
         match event:
             case m.Produced(node=node, ref=ref):
                 self._edges.produced(node, ref, now)
@@ -220,13 +220,13 @@ class FlowFold:
             case m.Tombstoned():
                 self._made.tombstones[event.node, event.failed].append(event)
             case m.WorkerLost(worker=worker, error=error):
-                self._lost(worker, error, now)
+                self._lose(worker, error, now)
             case m.WorkerOpened(worker=worker):
                 self._away.discard(worker)
             case _ if isinstance(event, m.TaskEnd):
-                self._answered(event, now)
+                self._take_answer(event, now)
 
-    def _answered(self, event: m.TaskEnd, now: float) -> None:
+    def _take_answer(self, event: m.TaskEnd, now: float) -> None:
         match event:
             case m.Loaded():
                 load = self._weights.loaded(event, now)
@@ -246,33 +246,32 @@ class FlowFold:
         self._edges.lost(worker)
         self._weights.lost(worker)
 
-    def _lost(self, worker: str, error: str, now: float) -> None:
+    def _lose(self, worker: str, error: str, now: float) -> None:
         self._end(worker, now)
         lost = Lost(step=self._step, wall=self._folded_wall, worker=worker, error=error)
         self._writer.step(lost)
 
-    def _measured(self, event: e.WorkersMeasured) -> None:
+    def _take_measurement(self, event: e.WorkersMeasured) -> None:
         self._doing = event.doing
         for report in event.reports:
             if report[0].startswith(FLOW):
-                self._report(report)
+                self._add_report(report)
         if self._activity is not None and event.at - self._start >= _SECOND:
             self._close(event.at)
 
-    def _report(self, report: Report) -> None:
+    def _add_report(self, report: Report) -> None:
         name, number, _ = report
         kind, _, whose = name.removeprefix(FLOW).partition("/")
         if kind in ("bytes", "weights", "node_peak"):
             counter: Counter[str] = getattr(self._made, kind)
-            counter[whose] = (
-                max(counter[whose], int(number))
-                if kind == "node_peak"
-                else counter[whose] + int(number)
-            )
+            if kind == "node_peak":
+                counter[whose] = max(counter[whose], int(number))
+            else:
+                counter[whose] += int(number)
         else:
             self._memory[whose][kind] = int(number)
 
-    def _step_closed(self, step: int, now: float) -> None:
+    def _close_step(self, step: int, now: float) -> None:
         """A Step has ended; of its second end nothing is to be told."""
         if step <= self._step or self._activity is None:
             return
@@ -288,7 +287,7 @@ class FlowFold:
         now = max(now, self._start)  # `meanwhile` may have read the clock since
         flow = self._flow(now)
         self._start = now
-        self._tombstones()
+        self._write_tombstones()
         self._made = StretchCounts()
         self._of_step.append(flow)
         if len(self._of_step) >= _MANY:
@@ -307,14 +306,14 @@ class FlowFold:
             start=self._start,
             end=now,
             wall=self._folded_wall,
-            nodes=self._nodes(seconds, states, now - self._start),
+            nodes=self._node_flows(seconds, states, now - self._start),
             edges=self._edge_flows(now),
             weights=self._weight_flows(),
             cuts=self._cut_flows(),
             workers=self._worker_flows(now),
         )
 
-    def _nodes(
+    def _node_flows(
         self,
         seconds: Mapping[tuple[str, str], ReplicaSeconds],
         states: Mapping[Running, float],
@@ -328,7 +327,7 @@ class FlowFold:
                 if worker in self._away and not spent.told:
                     continue
                 waits = self._reasons.without_task(node.name, states, length - spent.told)
-                blames = _both(spent.blames, waits.blames)
+                blames = _add_up(spent.blames, waits.blames)
                 counts = self._made
                 flows[f"{node.name}@{worker}"] = ReplicaFlow(
                     busy=_rounded(spent.busy),
@@ -372,16 +371,17 @@ class FlowFold:
 
     def _weight_flows(self) -> dict[str, WeightFlow]:
         offered = self._weights.offered
-        return {
-            name: WeightFlow(
-                offered=offered.get(name.partition("->")[0], 0),
+        flows: dict[str, WeightFlow] = {}
+        for name, reader in self._weights.close().items():
+            model = name.partition("->")[0]
+            flows[name] = WeightFlow(
+                offered=offered.get(model, 0),
                 loaded=reader.loaded,
                 loads=reader.loads,
                 seconds=_rounded(reader.seconds),
                 bytes=int(self._made.weights[name]),
             )
-            for name, reader in self._weights.close().items()
-        }
+        return flows
 
     def _cut_flows(self) -> dict[str, CutFlow]:
         cuts = self._folded_cuts
@@ -392,16 +392,16 @@ class FlowFold:
         by_source: dict[str, list[int]] = {}
         for node, counts in lags.items():
             by_source.setdefault(sources[node], counts)
-        return {
-            name: CutFlow(
+        flows: dict[str, CutFlow] = {}
+        for name, (ready, wanted, outstanding, room) in cuts.items():
+            flows[name] = CutFlow(
                 ready=ready,
                 wanted=wanted,
                 outstanding=outstanding,
                 room=room,
                 lags=by_source.get(name, []),
             )
-            for name, (ready, wanted, outstanding, room) in cuts.items()
-        }
+        return flows
 
     def _worker_flows(self, now: float) -> dict[str, WorkerFlow]:
         doing = {each.worker: each for each in self._doing}
@@ -420,7 +420,7 @@ class FlowFold:
             )
         return flows
 
-    def _tombstones(self) -> None:
+    def _write_tombstones(self) -> None:
         for (node, failed), events in self._made.tombstones.items():
             record = Tombstones(
                 step=self._step,
@@ -442,7 +442,7 @@ def _planned(plan: Plan, producer: str, nbytes: int) -> float:
     return 0.0
 
 
-def _both(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+def _add_up(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
     return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from dataflow.loss_terms import ROWS
 from engine.plan.lag import NO_VERSION
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, PlannedInput
 from engine.protocol import messages as m
 from engine.protocol.grouping import values_at
 from engine.protocol.refs import Gather, Ref
@@ -50,18 +51,24 @@ class EdgeQueues:
     def __init__(self, plan: Plan) -> None:
         self._readers: dict[str, list[str]] = defaultdict(list)
         self._ratio: dict[tuple[str, str], int] = {}
-        for node in plan.nodes:
-            for fetch in (fetch for each in node.inputs for fetch in each.fetches):
-                if node.name not in self._readers[fetch.producer]:
-                    self._readers[fetch.producer].append(node.name)
-                self._ratio[fetch.producer, node.name] = max(1, fetch.ratio)
-        self._own = {n.name: {i.name for i in n.inputs if i.row_set == ROWS} for n in plan.nodes}
+        self._own: dict[str, set[str]] = {}
+        """By train node, the inputs of its own rows, without those of further row sets."""
         self._blocks: dict[Block, _KeptBlock] = {}
-        self.edges: dict[str, EdgeRows] = {
-            f"{producer}->{reader}": EdgeRows()
-            for producer, readers in self._readers.items()
-            for reader in readers
-        }
+        self.edges: dict[str, EdgeRows] = {}
+        for node in plan.nodes:
+            self._own[node.name] = {port.name for port in node.inputs if port.row_set == ROWS}
+            for port in node.inputs:
+                self._add_edges(node.name, port)
+        for producer, readers in self._readers.items():
+            for reader in readers:
+                self.edges[f"{producer}->{reader}"] = EdgeRows()
+
+    def _add_edges(self, node: str, port: PlannedInput) -> None:
+        """Note who produces what an input of a node takes."""
+        for fetch in port.fetches:
+            if node not in self._readers[fetch.producer]:
+                self._readers[fetch.producer].append(node)
+            self._ratio[fetch.producer, node] = max(1, fetch.ratio)
 
     def produced(self, node: str, ref: Ref, now: float) -> None:
         """Rows are there."""
@@ -73,7 +80,7 @@ class EdgeQueues:
 
     def taken(self, node: str, inputs: Mapping[str, tuple[Gather, ...]]) -> None:
         """A node takes rows."""
-        for gather in (gather for many in inputs.values() for gather in many):
+        for gather in chain.from_iterable(inputs.values()):
             edge = self.edges.get(f"{gather.producer}->{node}")
             if edge is None:
                 continue
@@ -129,10 +136,13 @@ class EdgeQueues:
         trained Model has made; and the rows' tokens.
         """
         own_inputs = self._own.get(message.node, set())
-        gathers = [g for name, many in message.inputs.items() if name in own_inputs for g in many]
+        gathers: list[Gather] = []
+        for name, of_input in message.inputs.items():
+            if name in own_inputs:
+                gathers += of_input
         ages, tokens = [], 0
         for gather in gathers:
-            versions_and_lengths = self._looked_up(gather)
+            versions_and_lengths = self._versions_and_lengths(gather)
             if versions_and_lengths is not None:
                 ages.append(versions_and_lengths[0])
                 tokens = max(tokens, int(versions_and_lengths[1].sum()))
@@ -142,7 +152,7 @@ class EdgeQueues:
         oldest = np.min(np.where(np.stack(same) == NO_VERSION, _NEVER, np.stack(same)), axis=0)
         return np.maximum(message.step - 1 - oldest[oldest != _NEVER], 0), tokens
 
-    def _looked_up(self, gather: Gather) -> tuple[np.ndarray, np.ndarray] | None:
+    def _versions_and_lengths(self, gather: Gather) -> tuple[np.ndarray, np.ndarray] | None:
         """int64 [rows] each: the gathered rows' versions and lengths; None for a block unknown."""
         refs = [self._blocks[ref].ref for ref in gather.refs if ref in self._blocks]
         if len(refs) < len(gather.refs):

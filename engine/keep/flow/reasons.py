@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from engine.keep.flow.activity import Running
@@ -108,14 +109,16 @@ class Reasons:
             if active_names:
                 return active_names
             seen.update(level)
-            above = dict.fromkeys(a for name in level for a in self._above[name])
-            level = [name for name in above if name not in seen]
+            above = chain.from_iterable(self._above[name] for name in level)
+            level = [name for name in dict.fromkeys(above) if name not in seen]
         return []
 
 
 def _above(node: PlannedNode) -> tuple[str, ...]:
-    producers = (fetch.producer for each in node.inputs for fetch in each.fetches)
-    return tuple(dict.fromkeys([*node.gates, *producers]))
+    above = list(node.gates)
+    for port in node.inputs:
+        above += [fetch.producer for fetch in port.fetches]
+    return tuple(dict.fromkeys(above))
 
 
 def _named(nodes: Iterable[str], alone: Mapping[str, str]) -> tuple[str, ...]:

@@ -97,12 +97,10 @@ def read_steps(folder: Path) -> Iterator[Record]:
 
 def read_live(folder: Path) -> list[Flow]:
     """The records of the last seconds, in order; up to two minutes of them."""
-    flows = [
-        each.record
-        for path in sorted(folder.glob("live-*.seg"))
-        for each in read_frames(path)
-        if isinstance(each.record, Flow)
-    ]
+    flows: list[Flow] = []
+    for path in sorted(folder.glob("live-*.seg")):
+        records = (frame.record for frame in read_frames(path))
+        flows += [record for record in records if isinstance(record, Flow)]
     return sorted(flows, key=lambda flow: flow.wall)
 
 

@@ -134,21 +134,21 @@ class View:
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where its library is not installed."""
         self._run = run
-        self._tried(lambda: self._sink.open(run, config))
+        self._try(lambda: self._sink.open(run, config))
 
     def take(self, event: StepEnded | FailingSilently) -> None:
         """Write each Step's metrics, and warnings, unless it has failed."""
         match event:
             case StepEnded():
-                self._tried(lambda: self._sink.write(event.step, event.metrics))
+                self._try(lambda: self._sink.write(event.step, event.metrics))
             case FailingSilently():
-                self._tried(lambda: self._sink.warn(event.step, event.rule, event.text))
+                self._try(lambda: self._sink.warn(event.step, event.rule, event.text))
 
     def close(self) -> None:
         """Close the sink, unless it has failed."""
-        self._tried(self._sink.close)
+        self._try(self._sink.close)
 
-    def _tried(self, action: Callable[[], None]) -> None:
+    def _try(self, action: Callable[[], None]) -> None:
         if self._over:
             return
         try:
@@ -174,9 +174,9 @@ class TensorBoard:
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where tensorboard is not installed."""
-        self._event = _needed("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._summary = _needed("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        writer = _needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._event = _import_optional("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summary = _import_optional("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        writer = _import_optional("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._writer = writer.EventFileWriter(str(run.path / "tensorboard"), flush_secs=10)
         self._first = True
         shown = json.dumps(dict(config), indent=2, sort_keys=True, default=str)
@@ -208,8 +208,8 @@ class TensorBoard:
 
     def _text(self, tag: str, text: str) -> Any:
         """A value for TensorBoard's text view, shown as preformatted."""
-        tensors = _needed("tensorboard.compat.proto.tensor_pb2", "tensorboard")
-        types = _needed("tensorboard.compat.proto.types_pb2", "tensorboard")
+        tensors = _import_optional("tensorboard.compat.proto.tensor_pb2", "tensorboard")
+        types = _import_optional("tensorboard.compat.proto.types_pb2", "tensorboard")
         shown = "\n".join("    " + line for line in text.splitlines())
         tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[shown.encode()])
         tensor.tensor_shape.dim.add(size=1)
@@ -231,7 +231,7 @@ class Wandb:
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where wandb is not installed."""
-        wandb = _needed("wandb", "wandb")
+        wandb = _import_optional("wandb", "wandb")
         id_file = run.path / "wandb_id.txt"
         if not id_file.exists():
             replace_text("the id of the run at wandb", id_file, uuid4().hex[:12])
@@ -262,7 +262,7 @@ class Wandb:
             run.finish()
 
 
-def _needed(module: str, extra: str) -> ModuleType:
+def _import_optional(module: str, extra: str) -> ModuleType:
     """Import an optional library; the error says how to install it."""
     try:
         return importlib.import_module(module)

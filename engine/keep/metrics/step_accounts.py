@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Literal
 
 from engine.keep.metrics.sinks import JsonLines
@@ -76,9 +77,9 @@ class RunMetrics:
             case events.WritingEnded():
                 self._accounts.written(event.end)
             case events.InstructionTold():
-                self._told(event.instruction, event.at)
+                self._take_instruction(event.instruction, event.at)
 
-    def _told(self, instruction: m.Instruction, now: float) -> None:
+    def _take_instruction(self, instruction: m.Instruction, now: float) -> None:
         match instruction:
             case m.Retire(workers=workers):
                 for worker in workers:
@@ -240,7 +241,7 @@ class ChunkMetrics:
 
     def rest(self) -> Iterable[Report]:
         """As a Step closes: reports of chunks that have not ended, for rows that came before it."""
-        unfinished = [each for reported in self._runs.values() for each in reported]
+        unfinished = list(chain.from_iterable(self._runs.values()))
         self._runs.clear()
         return _metrics(unfinished)
 
@@ -256,4 +257,4 @@ def _kind(name: str) -> Literal["flow", "sum", "mean"]:
 
 
 def _metrics(reported: Iterable[m.Reported]) -> list[Report]:
-    return [metric for each in reported for metric in each.metrics]
+    return list(chain.from_iterable(each.metrics for each in reported))

@@ -88,7 +88,8 @@ class FlowIndex:
             else:
                 flows = (r for r in self.of_segment(run, name) if isinstance(r, Flow))
                 parts += sum_in_parts(flow for flow in flows if first <= flow.step <= last)
-        return next(iter(sum_in_parts(iter(parts))), None)
+        whole = sum_in_parts(iter(parts))
+        return whole[0] if whole else None
 
     def of_segment(self, run: OpenFolder, name: str) -> Iterator[Record]:
         """Its records, in order."""
@@ -141,7 +142,9 @@ def read_live_flows(run: OpenFolder) -> list[Flow]:
         if folder is None:
             return []
         names = _marks(folder, _LIVE)
-        flows = [r for n in names for r in records(folder, n) if isinstance(r, Flow)]
+        flows: list[Flow] = []
+        for name in names:
+            flows += [record for record in records(folder, name) if isinstance(record, Flow)]
     return sorted(flows, key=lambda flow: flow.wall)
 
 

@@ -109,7 +109,10 @@ class PlanFile(msgspec.Struct, frozen=True):
     @property
     def workers(self) -> list[str]:
         """Every Worker of some node."""
-        return list(dict.fromkeys(w for node in self.nodes for w in node.workers))
+        workers: dict[str, None] = {}
+        for node in self.nodes:
+            workers |= dict.fromkeys(node.workers)
+        return list(workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,7 @@ class SampleIndex:
                     continue
                 if rows > _MOST_ROWS or self._clock() > end or folder is None:
                     break
-                self._files[name] = sample_file = self._indexed(folder, name, marks[name])
+                self._files[name] = sample_file = self._index_file(folder, name, marks[name])
                 rows += sample_file.rows
 
     def choose(self, run: OpenFolder, query: SampleQuery) -> Chosen:
@@ -134,10 +134,10 @@ class SampleIndex:
             known = [name for name in files if name in self._files]
             masks = {name: self._fits(self._files[name], query) for name in known}
             if query.q:
-                masks = self._found(run, query.q, masks)
+                masks = self._search_files(run, query.q, masks)
             file, row = _places(list(masks.values()))
             if query.order != "newest":
-                file, row = self._sorted(list(masks), file, row, query.order)
+                file, row = self._sort_places(list(masks), file, row, query.order)
             page = slice(query.offset, query.offset + query.limit)
             names = list(masks)
             rows = [(names[f], r) for f, r in zip(file[page], row[page], strict=True)]
@@ -165,7 +165,7 @@ class SampleIndex:
         sample_files = (self._files[name] for name in names if name in self._files)
         return [each.problem for each in sample_files if each.problem]
 
-    def _sorted(
+    def _sort_places(
         self, names: list[str], file: np.ndarray, row: np.ndarray, order: Order
     ) -> tuple[np.ndarray, np.ndarray]:
         """The places in an order, without those that have no place in it."""
@@ -228,7 +228,7 @@ class SampleIndex:
                         mark = None
                     if folder is None or mark is None:
                         raise NotServed(f"no samples of Step {step}")
-                    self._files[name] = self._indexed(folder, name, mark)
+                    self._files[name] = self._index_file(folder, name, mark)
             if self._files[name].problem:
                 raise NotServed(self._files[name].problem)
             return name
@@ -240,18 +240,20 @@ class SampleIndex:
                 return name, row
         raise NotServed(f"no sample {sample} of prompt {position} in Step {step}")
 
-    def _indexed(self, folder: OpenFolder, name: str, mark: FileMark) -> SampleFile:
+    def _index_file(self, folder: OpenFolder, name: str, mark: FileMark) -> SampleFile:
         """A file's columns; without rows if it is damaged."""
         try:
             with opened_table(folder, name) as file:
                 stored_columns = set(file.schema_arrow.names)
                 wanted_columns = [c for c in (*_COLUMNS, *MISMATCH) if c in stored_columns]
                 table = file.read(columns=wanted_columns, use_threads=False)
-                return SampleFile(mark=mark, step=_step_of(name), columns=self._kept(table))
+                return SampleFile(
+                    mark=mark, step=_step_of(name), columns=self._index_columns(table)
+                )
         except NotServed as error:
             return _without_rows(mark, _step_of(name), str(error))
 
-    def _kept(self, table: pa.Table) -> dict[str, np.ndarray]:
+    def _index_columns(self, table: pa.Table) -> dict[str, np.ndarray]:
         rows = len(table)
         return {
             "node": self._coded(table, "node"),
@@ -294,7 +296,7 @@ class SampleIndex:
         name = {"best": "reward", "longest": "length", "mismatch": "mismatch"}[order]
         return -sample_file.columns[name].astype(np.float64)
 
-    def _found(
+    def _search_files(
         self, run: OpenFolder, q: str, masks: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """The masks of as many files as could be searched, of the rows that have these letters."""

@@ -108,9 +108,9 @@ class Assignments:
                 for block in blocks:
                     self._blocks.pop((worker, block), None)
             case InstructionTold(instruction=told):
-                self._told(told)
+                self._add_instruction(told)
             case EventHeard(event=heard):
-                self._heard(heard)
+                self._add_answer(heard)
             case WritingBegan(of=of):
                 closed = isinstance(of, m.Checkpoint) and self._first + of.step == self._step
                 if closed and self._lines:
@@ -124,7 +124,7 @@ class Assignments:
         finally:
             self._job.end()
 
-    def _told(self, instruction: object) -> None:
+    def _add_instruction(self, instruction: object) -> None:
         match instruction:
             case m.RunChunk():
                 # Step 0: a chunk above the cut is told for no Step.
@@ -132,17 +132,17 @@ class Assignments:
                     step = self._first + instruction.step
                 else:
                     step = 0
-                self._task("chunk", instruction, step)
-                self._gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
+                self._add_task("chunk", instruction, step)
+                self._add_gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.Evaluate():
-                self._task("evaluate", instruction, self._first + instruction.version)
-                self._gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
+                self._add_task("evaluate", instruction, self._first + instruction.version)
+                self._add_gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.TrainStep():
-                self._train(instruction)
+                self._add_train(instruction)
 
-    def _train(self, assignment: m.TrainStep) -> None:
+    def _add_train(self, assignment: m.TrainStep) -> None:
         step = self._first + assignment.step
-        self._task("train", assignment, step, mine=assignment.mine, total=assignment.total)
+        self._add_task("train", assignment, step, mine=assignment.mine, total=assignment.total)
         keys_by_row_set = {ROWS: assignment.keys}
         for name, rows in assignment.others.items():
             keys_by_row_set[name] = rows.keys
@@ -150,11 +150,11 @@ class Assignments:
                 assignment.id, "set", name=name, keys=rows.keys, mine=rows.mine, total=rows.total
             )
         row_sets = self._row_sets[assignment.node]
-        self._gathers(
+        self._add_gathers(
             assignment.id, assignment.inputs, lambda name: keys_by_row_set[row_sets.get(name, ROWS)]
         )
 
-    def _task(
+    def _add_task(
         self,
         event: str,
         task: m.RunChunk | m.TrainStep | m.Evaluate,
@@ -175,7 +175,9 @@ class Assignments:
             total=total,
         )
 
-    def _gathers(self, task: int, inputs: m.Inputs, keys_of_input: Callable[[str], Keys]) -> None:
+    def _add_gathers(
+        self, task: int, inputs: m.Inputs, keys_of_input: Callable[[str], Keys]
+    ) -> None:
         for name, gathers in inputs.items():
             for gather in gathers:
                 keys: Keys | None = self._keys_of(gather)
@@ -202,7 +204,7 @@ class Assignments:
         starts = np.cumsum([0, *map(len, blocks[:-1])])
         return Keys.concat(blocks).take(starts[gather.block] + gather.row)
 
-    def _heard(self, heard: object) -> None:
+    def _add_answer(self, heard: object) -> None:
         match heard:
             case m.Produced(ref=ref):
                 self._blocks[ref.worker, ref.block] = ref.keys

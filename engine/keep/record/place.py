@@ -88,8 +88,11 @@ def nodes_to_record(plan: Decisions, names: Iterable[str]) -> tuple[str, ...]:
 def require_recordable(plans: Iterable[Plan], text: str) -> None:
     """Raises PlanError for a name in `--record` that is no node of a plan, or makes no rows."""
     phases = list(plans)
-    known = {name for plan in phases for name in recordable(plan)}
-    every = {n.name for plan in phases for n in plan.nodes}
+    known: set[str] = set()
+    every: set[str] = set()
+    for plan in phases:
+        known.update(recordable(plan))
+        every.update(node.name for node in plan.nodes)
     for name in asked_for(text):
         if name in known or name == ALL:
             continue

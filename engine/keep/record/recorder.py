@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -149,7 +150,8 @@ def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
     path = row_file(place.folder, node, life=place.life, first=first, last=last, worker=worker)
     size = sum(chunk.nbytes for chunk in chunks)
     try:
-        tables = [pa.Table.from_batches([rows]) for chunk in chunks for rows in chunk.rows]
+        all_rows = chain.from_iterable(chunk.rows for chunk in chunks)
+        tables = [pa.Table.from_batches([rows]) for rows in all_rows]
         table = pa.concat_tables(tables, promote_options="permissive")
         with replacing(f"recorded rows of {node}", path, size) as file:
             write_recorded_rows(table, file)

@@ -72,6 +72,11 @@ class RecordedTask:
         """Unique in a run folder, but for the ranks of a node, which are told the same."""
         return self.life, self.id
 
+    def made_rows(self) -> Iterator[Key]:
+        """The key of each row that it made, in order."""
+        for keys in self.made:
+            yield from keys.rows()
+
     @property
     def keys(self) -> Keys:
         """Of its own rows."""
@@ -120,10 +125,9 @@ class Told:
         if tasks_by_row is None:
             tasks_by_row = self._made[node] = {}
             for task in self.of(node):
-                for row in (row for keys in task.made for row in keys.rows()):
-                    tasks_by_row.setdefault((row, self._version(task.node, task.step)), []).append(
-                        task
-                    )
+                version = self._version(task.node, task.step)
+                for row in task.made_rows():
+                    tasks_by_row.setdefault((row, version), []).append(task)
         return tasks_by_row.get((key, self._version(node, step)), [])
 
     def identity(self, task: RecordedTask, key: Key) -> tuple[int, Key, int]:
@@ -183,7 +187,8 @@ def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
         problem = f"expected assignments of a run, found a damaged file ({error})"
         raise DataError(f"{path}: {problem}. Fix: restore it, or record again.") from error
     columns = {name: _values(table.column(name).combine_chunks()) for name in table.schema.names}
-    return [{name: values[row] for name, values in columns.items()} for row in range(len(table))]
+    names = list(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -174,12 +174,10 @@ def settle_rows(recorded: Path, plan: Decisions, *, told_before: bool = False) -
         return
     for node in nodes_in(recorded):
         counted: set[Identity] = set()
-        identities = {
-            (task.life, task.id, key): tasks.identity(task, key)
-            for task in tasks.of(node)
-            for keys in task.made
-            for key in keys.rows()
-        }
+        identities: dict[tuple[int, int, Key], Identity] = {}
+        for task in tasks.of(node):
+            for key in task.made_rows():
+                identities[task.life, task.id, key] = tasks.identity(task, key)
         for file in row_files(recorded, node):
             try:
                 _settle_file(file, identities, counted)

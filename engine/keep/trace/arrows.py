@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dataflow.batch import Keys
 from engine.protocol import messages as m
-from engine.protocol.refs import Gather
 from engine.protocol.reports import SpanOf
 
 _VERSIONS = 4
@@ -101,8 +101,8 @@ class Arrows:
         for span in spans:  # all of them first: those of hosts do not come in order of time
             if span.block >= 0 and span.end > self._lost.get(span.worker, -math.inf):
                 self._makers[span.worker, span.block] = span
-            self._stepped(span)
-        joined = [self._joined(span) for span in spans]
+            self._note_step(span)
+        joined = [self._join_span(span) for span in spans]
         self._forget()
         return joined
 
@@ -113,7 +113,7 @@ class Arrows:
     def _find(self, span: SpanOf) -> _Told | None:
         return self._told.get(span.task, {}).get(span.worker)
 
-    def _stepped(self, span: SpanOf) -> None:
+    def _note_step(self, span: SpanOf) -> None:
         told_task = self._find(span)
         if told_task is not None and isinstance(told_task.task, m.TrainStep):
             steps = self._steps.setdefault(told_task.task.node, {})
@@ -121,7 +121,7 @@ class Arrows:
             if len(steps) > _VERSIONS:
                 del steps[min(steps)]
 
-    def _joined(self, span: SpanOf) -> JoinedSpan:
+    def _join_span(self, span: SpanOf) -> JoinedSpan:
         told_task = self._find(span)
         if told_task is None:
             if span.what:
@@ -220,8 +220,8 @@ class Arrows:
 
 def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate) -> Iterable[tuple[str, int]]:
     """(worker, block) of all that it reads, each once, in order."""
-    gathers: Iterator[Gather] = (each for of in task.inputs.values() for each in of)
-    return dict.fromkeys(block for gather in gathers for block in gather.refs)
+    gathers = chain.from_iterable(task.inputs.values())
+    return dict.fromkeys(chain.from_iterable(gather.refs for gather in gathers))
 
 
 def _positions(keys: Keys) -> str:

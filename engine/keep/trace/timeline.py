@@ -180,7 +180,9 @@ class Trace:
                 self._events.clear()
                 return
             events = [self._events.popleft() for _ in range(len(self._events))]
-            lines = [line for event in events for line in self._encode(event)]
+            lines: list[bytes] = []
+            for event in events:
+                lines += self._encode(event)
             if lines:
                 self._write((b"[\n" if self._empty else b",\n") + b",\n".join(lines))
                 self._empty = False

@@ -35,11 +35,11 @@ def watch(look: Callable[[], SeenRun], *, replicas: bool) -> None:
         pressed = ""
         while pressed != "q":
             replicas ^= pressed == "r"
-            live.update(_drawn(look(), console, replicas), refresh=True)
+            live.update(_draw(look(), console, replicas), refresh=True)
             pressed = key()
 
 
-def _drawn(seen: SeenRun, console: Console, replicas: bool) -> Group:
+def _draw(seen: SeenRun, console: Console, replicas: bool) -> Group:
     """As many lines as there is room for; a terminal may change its size."""
     lines = list(page_lines(seen, width=max(40, console.width), replicas=replicas))
     room = max(1, console.height - 1)

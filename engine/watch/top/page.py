@@ -47,7 +47,7 @@ def page_lines(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator
     if seen.flow is None:
         yield from _of_metrics(seen, width)
         return
-    yield from _told(seen, width)
+    yield from _sentences(seen, width)
     for title, lines in (
         (f"nodes in {seen.stretch}", _nodes(seen, seen.flow, width, replicas)),
         ("edges", _edges(seen, seen.flow, width)),
@@ -100,7 +100,7 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
     return []
 
 
-def _told(seen: SeenRun, width: int) -> Iterator[Text]:
+def _sentences(seen: SeenRun, width: int) -> Iterator[Text]:
     if not (seen.waits or seen.plan):  # nobody knows without a plan
         return
     yield Text()
