@@ -185,12 +185,13 @@ class CheckpointStore:
         """Delete checkpoints that are no longer kept. A failure costs space, not safety."""
         try:
             self.truncate_after(step)
-            loose = [loose_step for loose_step in self.steps() if loose_step not in self._pinned]
-            marks = {loose_step: _marks(self._path(loose_step)) for loose_step in loose}
+            steps_by_marks: dict[tuple[str, ...], list[int]] = {(): [], (_TIMED,): []}
+            for loose in self.steps():
+                if loose not in self._pinned:
+                    steps_by_marks.setdefault(_marks(self._path(loose)), []).append(loose)
+            # Those that were made to be kept have their mark, and stay.
             for kind in ((), (_TIMED,)):
-                for old in [
-                    loose_step for loose_step, step_marks in marks.items() if step_marks == kind
-                ][: -self._keep]:
+                for old in steps_by_marks[kind][: -self._keep]:
                     delete_folder(self._path(old))
         except OSError as error:
             _log.warning("an old checkpoint in %s was not deleted: %s", self._directory, error)
