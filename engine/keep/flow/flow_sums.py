@@ -70,11 +70,12 @@ def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:
     blames: Counter[str] = Counter()
     for each in many:
         blames.update(each.blames)
-    seconds = _summed(many, "busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
-    counts = _summed(many, "chunks", "rows", "tokens")
-    peak = max(each.device_peak for each in many)
+    states = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
     return msgspec.structs.replace(
-        many[-1], blames=dict(blames), device_peak=peak, **seconds, **counts
+        many[-1],
+        blames=dict(blames),
+        device_peak=max(replica.device_peak for replica in many),
+        **_summed(many, *states, "chunks", "rows", "tokens"),
     )
 
 

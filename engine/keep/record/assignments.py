@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -146,8 +145,16 @@ class Assignments:
         keys_by_row_set = {ROWS: assignment.keys}
         for name, rows in assignment.others.items():
             keys_by_row_set[name] = rows.keys
-            self._add(
-                assignment.id, "set", name=name, keys=rows.keys, mine=rows.mine, total=rows.total
+            self._lines.append(
+                ToldLine(
+                    life=self._life,
+                    id=assignment.id,
+                    event="set",
+                    name=name,
+                    keys=rows.keys,
+                    mine=rows.mine,
+                    total=rows.total,
+                )
             )
         row_sets = self._row_sets[assignment.node]
         self._add_gathers(
@@ -163,16 +170,19 @@ class Assignments:
         mine: np.ndarray | None = None,
         total: int | None = None,
     ) -> None:
-        self._add(
-            task.id,
-            event,
-            node=task.node,
-            worker=task.worker,
-            step=step,
-            again=isinstance(task, m.RunChunk) and task.again,
-            keys=task.keys,
-            mine=mine,
-            total=total,
+        self._lines.append(
+            ToldLine(
+                life=self._life,
+                id=task.id,
+                event=event,
+                node=task.node,
+                worker=task.worker,
+                step=step,
+                again=isinstance(task, m.RunChunk) and task.again,
+                keys=task.keys,
+                mine=mine,
+                total=total,
+            )
         )
 
     def _add_gathers(
@@ -184,14 +194,17 @@ class Assignments:
                 # The task's own keys are in its line, and are not written again.
                 if gather.keys is None and _same(keys, keys_of_input(name)):
                     keys = None
-                self._add(
-                    task,
-                    "gather",
-                    name=name,
-                    node=gather.producer,
-                    columns=gather.columns,
-                    keys=keys,
-                    owners=gather.keys,
+                self._lines.append(
+                    ToldLine(
+                        life=self._life,
+                        id=task,
+                        event="gather",
+                        name=name,
+                        node=gather.producer,
+                        columns=gather.columns,
+                        keys=keys,
+                        owners=gather.keys,
+                    )
                 )
 
     def _keys_of(self, gather: Gather) -> Keys:
@@ -208,19 +221,28 @@ class Assignments:
         match heard:
             case m.Produced(ref=ref):
                 self._blocks[ref.worker, ref.block] = ref.keys
-                self._add(heard.id, "made", node=heard.node, worker=ref.worker, keys=ref.keys)
-            case m.Stepped():
-                self._add(
-                    heard.id,
-                    "stepped",
-                    step=self._first + heard.step,
-                    node=heard.node,
-                    worker=heard.worker,
-                    digest=heard.digest,
+                self._lines.append(
+                    ToldLine(
+                        life=self._life,
+                        id=heard.id,
+                        event="made",
+                        node=heard.node,
+                        worker=ref.worker,
+                        keys=ref.keys,
+                    )
                 )
-
-    def _add(self, task: int, event: str, **fields: Any) -> None:
-        self._lines.append(ToldLine(life=self._life, id=task, event=event, **fields))
+            case m.Stepped():
+                self._lines.append(
+                    ToldLine(
+                        life=self._life,
+                        id=heard.id,
+                        event="stepped",
+                        step=self._first + heard.step,
+                        node=heard.node,
+                        worker=heard.worker,
+                        digest=heard.digest,
+                    )
+                )
 
     def _close(self, step: int) -> None:
         """Begin to write the Step's file; one that closes again has what came since, too."""
