@@ -163,9 +163,7 @@ class FlowFold:
                 self._writer.step(Began(step=self._step, wall=self._folded_wall, phase=self._phase))
             case e.WritingBegan(at=at):
                 self._aside(True, at)
-            case e.WritingEnded(end=at):
-                self._aside(False, at)
-            case e.WritingFailed(at=at):
+            case e.WritingEnded(end=at) | e.WritingFailed(at=at):
                 self._aside(False, at)
 
     # --- what it takes ----------------------------------------------------------------------------

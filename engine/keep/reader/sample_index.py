@@ -371,13 +371,12 @@ def _flat(column: pa.Array) -> np.ndarray:
 
 def column_numbers(table: pa.Table, name: str, kind: type[np.generic], rows: int) -> np.ndarray:
     """A column's numbers; nan, or -1, where there is none."""
-    floats = np.issubdtype(kind, np.floating)
-    if name not in table.column_names:
-        return np.full(rows, np.nan if floats else -1, kind)
-    column = table.column(name)
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        return np.full(rows, np.nan if floats else -1, kind)
-    return values_of(whole_of(column), kind, np.nan if floats else -1)
+    missing = np.nan if np.issubdtype(kind, np.floating) else -1
+    if name in table.column_names:
+        column = table.column(name)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            return values_of(whole_of(column), kind, missing)
+    return np.full(rows, missing, kind)
 
 
 @contextmanager
