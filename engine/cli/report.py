@@ -37,12 +37,12 @@ def main(arguments: Sequence[str]) -> int:
     about = ReportOptions.__doc__ or ""
     options = read_flags(ReportOptions, args=arguments, prog="dataflow report", about=about)
     folder = found_run("dataflow report", options.run, options.root).resolve()
-    from engine.watch.report import report
+    from engine.watch.report import make_report
     from engine.watch.run_questions import ServedRuns
 
     out = options.out or Path(f"{folder.name}.html")
     write_where_asked(
-        "the report", out, report(ServedRuns(folder.parent), folder.name, now=time.time())
+        "the report", out, make_report(ServedRuns(folder.parent), folder.name, now=time.time())
     )
     say(f"report of {folder.name} in {out}")
     return 0

@@ -23,7 +23,7 @@ from engine.cli.screen import read_flags, say
 from engine.cli.settings import refused
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
 from engine.cli.watch import watching
-from engine.keep.untrusted_files import OPTIONS, imports, kept_options
+from engine.keep.untrusted_files import OPTIONS, kept_options, list_imports
 from engine.plan.options import OF_ITS_START, RunOptions
 from engine.run.loop.signals import ending_command
 
@@ -77,7 +77,7 @@ def imports_of(folder: Path) -> list[str]:
     graph, options = folder / GRAPH, folder / OPTIONS
     if not (graph.is_file() and options.is_file()):
         return []
-    return imports(graph, kept_options(folder)[1])
+    return list_imports(graph, kept_options(folder)[1])
 
 
 def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dataflow.errors import nearest_or_all
 from engine.cli.target import UsageError
-from engine.keep.reader.run_summary import summaries
+from engine.keep.reader.run_summary import read_summaries
 from engine.keep.run_folder import is_run
 
 
@@ -22,7 +22,7 @@ def found_run(command: str, name: str, root: Path) -> Path:
             return path
     usage = f"{command} RUN, a run's name or folder"
     try:
-        runs, _ = summaries(root)
+        runs, _ = read_summaries(root)
     except OSError as error:
         problem = f"{str(root)[:80]!r} cannot be read: {error.strerror}"
         raise UsageError(command, problem, usage) from error

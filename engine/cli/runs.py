@@ -22,7 +22,7 @@ from dataflow.shown import one_line, shown_bytes, shown_number
 from dataflow.width import packed, screen_width
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
-from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, summaries
+from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, read_summaries
 
 _TITLES = ("run", "state", "steps", "reward", "eval", "loss", "size", "written")
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     options = read_flags(RunsOptions, args=arguments, prog="dataflow runs", about=about)
     folder = options.folder
     try:
-        runs, others = summaries(folder)
+        runs, others = read_summaries(folder)
     except OSError as error:
         problem = f"{str(folder)[:80]!r} cannot be read: {error.strerror}"
         fix = "dataflow runs FOLDER, a folder with run folders in it"

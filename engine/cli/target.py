@@ -24,7 +24,7 @@ from dataflow.program import AnyGraph
 from dataflow.program_snapshot import named_modules, read
 from dataflow.shown import one_line
 from engine.keep.run_folder import is_run
-from engine.keep.untrusted_files import imports, kept_options, reading, text_of
+from engine.keep.untrusted_files import kept_options, list_imports, read_document, reading
 
 FUNCTIONS = "module:function or file.py:function"
 FORMS = "module:function, file.py:function, a run folder or its graph.json"
@@ -108,10 +108,10 @@ def _snapshot(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], An
         if runs:
             further = kept_options(folder)[1] if folder else ()
             import_from([str(Path.cwd())])
-            tell_imports(imports(path, further))
+            tell_imports(list_imports(path, further))
             import_named(path, further)
         with reading(path):
-            return read(text_of(path), str(path), imports=runs)
+            return read(read_document(path), str(path), imports=runs)
 
     snapshot.__doc__ = f"The graph kept in {path}."
     if folder is not None:
@@ -132,7 +132,7 @@ def import_named(path: Path, folders: Sequence[str]) -> None:
     """
     import_from(folders)
     with reading(path):
-        names = named_modules(text_of(path))
+        names = named_modules(read_document(path))
     for name in names:
         if located(name) is not None:
             with _users_own(f"{path}, which imports {name!r}"):

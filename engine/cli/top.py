@@ -40,12 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     about = TopOptions.__doc__ or ""
     options = read_flags(TopOptions, args=arguments, prog="dataflow top", about=about)
     folder = found_run("dataflow top", options.run, options.root)
-    from engine.watch.top.page import page  # here: they import rich and Arrow
+    from engine.watch.top.page import page_lines  # here: they import rich and Arrow
     from engine.watch.top.run_view import RunReader
 
     reader = RunReader(folder)
     if options.once or not sys.stdout.isatty():
-        lines = page(reader.look(), width=screen_width(100), replicas=options.replicas)
+        lines = page_lines(reader.look(), width=screen_width(100), replicas=options.replicas)
         say("\n".join(line.plain for line in lines), fold=False)
         return 0
     from engine.watch.top.live_page import watch

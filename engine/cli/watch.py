@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 _NEEDED = ("starlette", "uvicorn")
 _ROOT = Path("runs")
-_BESIDE = "import sys; from engine.watch.server import beside; beside(*sys.argv[1:])"
+_BESIDE = (
+    "import sys; from engine.watch.server import serve_beside_run; serve_beside_run(*sys.argv[1:])"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,10 @@ class EndRecord:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end = self._end if error is None else _ended_by(error)
+        if error is None:
+            end = self._end
+        else:
+            end = _ended_by(error)
         assert end is not None, "nobody told how the run ended"
         try:
             self._folder.write_text(ENDED, msgspec.json.encode(end).decode() + "\n")
@@ -70,7 +73,10 @@ class EndRecord:
 
 
 def _ended_by(error: BaseException) -> RunEnd:
-    state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    if isinstance(error, KeyboardInterrupt):
+        state = "interrupted"
+    else:
+        state = "failed"
     first = str(error).partition("\n")[0] or type(error).__name__
     return RunEnd(state=state, reason=one_line(first)[:_LONGEST])
 

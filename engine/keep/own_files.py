@@ -24,7 +24,7 @@ _MODE = 0o666
 _NOT_PLAIN = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
-def own(path: str | Path, flags: int) -> int:
+def open_own_file(path: str | Path, flags: int) -> int:
     """An opener for `open`. Raises RunError, truncating nothing, for all but a plain file."""
     careful = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -35,8 +35,8 @@ def own(path: str | Path, flags: int) -> int:
         raise
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, descriptor)
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise _foreign(Path(path))
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
@@ -54,11 +54,11 @@ def _entries(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:
     """Links, pipes, sockets and devices."""
     waiting = [folder]
     while waiting:
-        here = waiting.pop()
-        with os.scandir(here) as found:
-            for entry in sorted(found, key=lambda entry: entry.name):
+        folder_here = waiting.pop()
+        with os.scandir(folder_here) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.is_dir(follow_symlinks=False):
-                    if here != folder or entry.name not in but:
+                    if folder_here != folder or entry.name not in but:
                         waiting.append(Path(entry.path))
                 elif not entry.is_file(follow_symlinks=False):
                     yield Path(entry.path)

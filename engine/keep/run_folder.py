@@ -36,7 +36,7 @@ import msgspec
 
 from dataflow.errors import RunError
 from dataflow.storage import replace_text, temporary, writing
-from engine.keep.own_files import own, require_plain
+from engine.keep.own_files import open_own_file, require_plain
 
 FORMAT = 1
 LOCK = ".lock"
@@ -88,8 +88,8 @@ class RunFolder:
         with _locked(path) as run, writing("the run folder", path):
             # versions.json marks the folder as a run's: it goes last, so that a kill in between can
             # be overwritten again.
-            found = _refuse_contents(path, overwrite)
-            for name in sorted(found, key=lambda n: n == "versions.json"):
+            old_names = _refuse_contents(path, overwrite)
+            for name in sorted(old_names, key=lambda n: n == "versions.json"):
                 _delete(path / name)
             versions = msgspec.json.encode(installation(), order="sorted")
             run.write_text("versions.json", msgspec.json.format(versions).decode())
@@ -103,9 +103,14 @@ class RunFolder:
         """An earlier run's folder. Raises RunError if it is none or held by a run, StorageError."""
         path = Path(path)
         if not is_run(path):
-            found = "something else" if path.exists() else "none"
-            wanted = "expected the folder of an earlier run (with versions.json in it)"
-            raise RunError(f"run folder {path}: {wanted}, found {found}. Fix: check the path.")
+            if path.exists():
+                what_is_there = "something else"
+            else:
+                what_is_there = "none"
+            expected = "expected the folder of an earlier run (with versions.json in it)"
+            raise RunError(
+                f"run folder {path}: {expected}, found {what_is_there}. Fix: check the path."
+            )
         with _locked(path) as run:
             require_plain(path, but=VIEWS)
             with writing("the run folder", path):
@@ -181,43 +186,45 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
     if path.exists() and not path.is_dir():
         fix = "choose another name"
         raise RunError(f"run folder {path}: expected a folder, found a file. Fix: {fix}.")
-    found = _names_in(path)
-    if found and overwrite and path.is_symlink():
+    names = _names_in(path)
+    if names and overwrite and path.is_symlink():
         problem = f"overwrite=True deletes only what is in it, found a link to {os.readlink(path)}"
         fix = "choose another name, or delete that folder yourself"
         raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
-    if not found or _is_only_begun(path, found):
-        return found
+    if not names or _is_only_begun(path, names):
+        return names
     if not overwrite:
-        problem = f"expected no such folder or an empty one, found {_some(found)}"
+        problem = f"expected no such folder or an empty one, found {_some(names)}"
         fix = "resume that run, choose another --name, or --overwrite it (overwrite=True)"
         raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
-    _refuse_foreign(path, found)
-    return found
+    _refuse_foreign(path, names)
+    return names
 
 
-def _refuse_foreign(path: Path, found: list[str]) -> None:
-    foreign = [name for name in found if not _ours(name)]
+def _refuse_foreign(path: Path, names: list[str]) -> None:
+    foreign = [name for name in names if not _ours(name)]
     if foreign or not is_run(path):
-        problem = f"overwrite=True deletes only what a run made, found {_some(foreign or found)}"
+        problem = f"overwrite=True deletes only what a run made, found {_some(foreign or names)}"
         fix = "choose another name, or move that away yourself"
         raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
 
 
 def _names_in(path: Path) -> list[str]:
-    return sorted(p.name for p in path.iterdir() if p.name != LOCK) if path.exists() else []
+    if path.exists():
+        return sorted(p.name for p in path.iterdir() if p.name != LOCK)
+    return []
 
 
-def _is_only_begun(path: Path, found: list[str]) -> bool:
+def _is_only_begun(path: Path, names: list[str]) -> bool:
     """Whether the folder, not a link, holds only records that were never complete."""
     if path.is_symlink():
         return False
-    return all(name in _BEGUN and not (path / name).is_dir() for name in found)
+    return all(name in _BEGUN and not (path / name).is_dir() for name in names)
 
 
 def _acquire(path: Path) -> int:
     """The folder's lock, by flock: the kernel releases it when this process dies."""
-    lock = own(path / LOCK, os.O_RDWR | os.O_CREAT)
+    lock = open_own_file(path / LOCK, os.O_RDWR | os.O_CREAT)
     while not _taken(lock, fcntl.LOCK_EX):
         if _taken(lock, fcntl.LOCK_SH):  # nobody writes: someone asked (`is_held`) just now
             continue
@@ -310,8 +317,8 @@ def _package_versions() -> dict[str, str]:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         fields: dict[str, str] = {}
         for line in text.partition("\n\n")[0].splitlines():
-            name, _, value = line.partition(": ")
-            fields.setdefault(name, value)
+            name, _, text = line.partition(": ")
+            fields.setdefault(name, text)
         if "Name" in fields and "Version" in fields:
             versions[fields["Name"]] = fields["Version"]
     return versions
@@ -327,4 +334,6 @@ def _git(*command: str) -> str | None:
         done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return None

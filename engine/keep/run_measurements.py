@@ -60,21 +60,24 @@ class RowCost:
     cpu: float | None = None
 
 
-def row_costs(folder: Path, *, after: int, made: Mapping[str, float]) -> dict[str, RowCost]:
+def row_costs(folder: Path, *, after: int, rows_a_step: Mapping[str, float]) -> dict[str, RowCost]:
     """By node, of the rows that a run of a graph made, or trained, in the Steps after the first
-    `after`. made: rows of a Step by node, for a run that kept no `events/` to say so; nodes that
-    neither names are left out. Raises DataError for a folder without metrics.
+    `after`. rows_a_step: by node, for a run that kept no `events/` to say so; nodes that neither
+    names are left out. Raises DataError for a folder without metrics.
     """
     steps = seconds_by_step(folder).get(0, [])[after:]
     cpu = _means(seconds_by_step(folder, "cpu/").get(0, [])[after:])
     queued = _means(seconds_by_step(folder, "queue/").get(0, [])[after:])
-    rows = _rows_of_a_step(folder, after) or made
+    rows = _rows_of_a_step(folder, after) or rows_a_step
     costs: dict[str, RowCost] = {}
     for name, taken in _means(steps).items():
         computed = min(cpu.get(name, 0.0), taken)
         seconds = max(computed, taken - queued.get(name, 0.0))
         if rows.get(name):
-            share = computed / seconds if name in cpu and seconds else None
+            if name in cpu and seconds:
+                share = computed / seconds
+            else:
+                share = None
             costs[name] = RowCost(seconds=seconds / rows[name], cpu=share)
     return costs
 
@@ -92,10 +95,10 @@ def seconds_by_step(folder: Path, kind: str = "time/") -> dict[int, list[dict[st
     """Phase (0: a graph alone) -> of each Step, node -> seconds. kind: of seconds, as metrics call
     it. Raises DataError without any.
     """
-    found: dict[int, list[dict[str, float]]] = defaultdict(list)
+    rows_by_phase: dict[int, list[dict[str, float]]] = defaultdict(list)
     for phase, row in _rows(folder, kind):
-        found[phase].append(row)
-    return dict(found)
+        rows_by_phase[phase].append(row)
+    return dict(rows_by_phase)
 
 
 def kept_by_step(folder: Path) -> list[dict[str, float]]:
@@ -128,8 +131,8 @@ def _rows(folder: Path, kind: str) -> Iterator[tuple[int, dict[str, float]]]:
 def _named(row: Mapping[str, float], before: str = "", after: str = "") -> dict[str, float]:
     """The metrics whose names begin and end so, by what is between."""
     return {
-        name.removeprefix(before).removesuffix(after): value
-        for name, value in row.items()
+        name.removeprefix(before).removesuffix(after): number
+        for name, number in row.items()
         if name.startswith(before) and name.endswith(after)
     }
 
@@ -151,7 +154,7 @@ def _metrics(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
 
 def _numbers(row: Mapping[str, Any], where: str) -> tuple[int, dict[str, float]]:
     try:
-        numbers = {name: float(value) for name, value in row.items() if value is not None}
+        numbers = {name: float(number) for name, number in row.items() if number is not None}
         return int(row.get("phase", 0)), numbers
     except (ValueError, TypeError, OverflowError) as error:
         problem = f"expected numbers, found {error}"
@@ -162,8 +165,8 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Name -> mean over all Steps; one that does not name it had none of it."""
     sums: dict[str, float] = defaultdict(float)
     for step in steps:
-        for name, value in step.items():
-            sums[name] += value
+        for name, number in step.items():
+            sums[name] += number
     return {name: total / len(steps) for name, total in sums.items()}
 
 

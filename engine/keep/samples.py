@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
+from engine.keep.background_job import BackgroundJob
 
 _FILE = re.compile(r"step_([0-9]+)\.parquet")
 _TOKENS = pa.large_list(pa.int32())
@@ -73,7 +73,10 @@ def _table(node: str, rows: Batch) -> pa.Table:
     }
     columns |= {_SHOWN_AS.get(name, name): rows.array(name) for name in rows.names}
     if "advantage" in rows.names:
-        mask = rows.ragged("completion_mask").values if "completion_mask" in rows.names else None
+        if "completion_mask" in rows.names:
+            mask = rows.ragged("completion_mask").values
+        else:
+            mask = None
         mean = _mean(rows.ragged("advantage"), mask)
         if "sampler_logprobs" in rows.names:
             columns["advantages"] = columns["advantage"]
@@ -92,7 +95,10 @@ _LENGTHS = ("completion_ids", "completion_mask")
 
 def _mean(tokens: Ragged, mask: np.ndarray | None) -> np.ndarray:
     """float64 [rows]: the mean over each row's tokens with mask 1; nan where there are none."""
-    weight = np.ones(len(tokens.values)) if mask is None else (mask != 0).astype(np.float64)
+    if mask is None:
+        weight = np.ones(len(tokens.values))
+    else:
+        weight = (mask != 0).astype(np.float64)
     row = tokens.segments()
     total = np.bincount(row, weights=tokens.values * weight, minlength=len(tokens))
     count = np.bincount(row, weights=weight, minlength=len(tokens))
@@ -167,35 +173,33 @@ class SamplesBehind:
     def __init__(self, writer: SampleWriter) -> None:
         self.due = writer.due
         self._write = writer.write
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="samples")
-        self._pending: Future[Path | None] | None = None
+        self._job = BackgroundJob("samples")
 
     def write(self, step: int, table: pa.Table) -> None:
         """Begin to write the Step's file, after the one before."""
-        self.flush()
-        self._pending = self._thread.submit(self._write, step, table)
+        self._job.begin(self._write, step, table)
 
     def flush(self) -> None:
         """Wait for the file under way: a checkpoint says that its Step is recorded."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        self._job.settle()
 
     def close(self) -> None:
         """Wait for the file under way, and end the thread."""
         try:
             self.flush()
         finally:
-            self._thread.shutdown()
+            self._job.end()
 
 
 def _complete(step: int, table: pa.Table) -> pa.Table:
     """The table with all columns in one order: `step` and absent optional ones are added."""
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
-        found = f"expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}"
+        columns_found = (
+            f"expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}"
+        )
         fix = f"add {', '.join(missing)}; sample_table makes them all from a Batch"
-        raise DataError(f"samples of Step {step}: {found}. Fix: {fix}.")
+        raise DataError(f"samples of Step {step}: {columns_found}. Fix: {fix}.")
     columns = {name: pa.nulls(len(table), kind) for name, kind in _OPTIONAL.items()}
     columns |= {name: table.column(name) for name in table.column_names}
     columns["step"] = pa.array(np.full(len(table), step), pa.int64())
@@ -225,6 +229,9 @@ def _read(path: Path) -> pa.Table:
 
 def _files(directory: Path) -> list[tuple[int, Path]]:
     """(Step, file) in the order of the Steps."""
-    paths = directory.iterdir() if directory.is_dir() else ()
-    found = [(_FILE.fullmatch(path.name), path) for path in paths]
-    return sorted((int(match[1]), path) for match, path in found if match)
+    if directory.is_dir():
+        paths = directory.iterdir()
+    else:
+        paths = ()
+    matches = [(_FILE.fullmatch(path.name), path) for path in paths]
+    return sorted((int(match[1]), path) for match, path in matches if match)

@@ -37,12 +37,15 @@ def reading(what: Path | str) -> Iterator[None]:
         raise unread(problem, "name the module:function that made it", str(what)) from error
 
 
-def text_of(path: Path) -> str:
+def read_document(path: Path) -> str:
     """A document's text. Raises GraphError if it cannot be read as text."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = "options" if path.name == OPTIONS else "a graph"
+        if path.name == OPTIONS:
+            what = "options"
+        else:
+            what = "a graph"
         problem = f"expected {what}, found what cannot be read: {error}"
         raise unread(problem, f"give a run's {path.name}", str(path)) from None
 
@@ -57,13 +60,13 @@ def kept_options(folder: Path) -> tuple[RunOptions, tuple[str, ...]]:
         fix = "restore it, or name the module:function that made the graph"
         raise RunError(f"{path}: {problem}. Fix: {fix}.")
     with reading(path):
-        return decode_options(text_of(path), {}, str(path))
+        return decode_options(read_document(path), {}, str(path))
 
 
-def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
+def list_imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
     """What running this file's graph will import, and from where. folders: searched last."""
     with reading(path):
-        named = named_modules(text_of(path))
+        named = named_modules(read_document(path))
     lines = [f"imports {name} from {_place(name, folders)}" for name in named]
     further = [folder for folder in folders if folder not in import_path()]
     if further and lines:
@@ -72,7 +75,7 @@ def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
 
 
 def _place(name: str, folders: Sequence[str]) -> str:
-    found = located(name, folders)
-    if found is None:
+    spec = located(name, folders)
+    if spec is None:
         return "nowhere: it is not found"
-    return found.origin or ", ".join(found.submodule_search_locations or ()) or "Python itself"
+    return spec.origin or ", ".join(spec.submodule_search_locations or ()) or "Python itself"

@@ -18,7 +18,7 @@ from typing import cast
 from dataflow.errors import DataflowError
 from dataflow.shown import printable
 from dataflow.storage import storage_error
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 
 
 class Readable(logging.Formatter):
@@ -42,7 +42,7 @@ class LogFile(logging.FileHandler):
             self._give_up(error)
 
     def _open(self) -> TextIOWrapper:
-        file = open(self.baseFilename, "a", encoding=self.encoding, opener=own)  # noqa: SIM115 - closed by close()
+        file = open(self.baseFilename, "a", encoding=self.encoding, opener=open_own_file)  # noqa: SIM115 - closed by close()
         return cast(TextIOWrapper, file)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -77,12 +77,15 @@ class LogFile(logging.FileHandler):
 
 
 @contextmanager
-def logged(path: Path) -> Iterator[None]:
+def log_to_file(path: Path) -> Iterator[None]:
     """Append records to this file, the engine's from INFO on, and the traceback that ends a run."""
     handler = LogFile(path)
     root, engine = logging.getLogger(), logging.getLogger("engine")
     before = engine.level
-    screen = logging.lastResort if not root.handlers else None
+    if not root.handlers:
+        screen = logging.lastResort
+    else:
+        screen = None
     if screen is not None:  # a root logger with a handler no longer shows warnings by itself
         screen.setFormatter(Readable())
         root.addHandler(screen)
@@ -102,7 +105,7 @@ def logged(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def to_log(form: str, level: int = logging.WARNING) -> None:
+def log_to_stderr(form: str, level: int = logging.WARNING) -> None:
     """Send this process's records to its standard error, in this format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Readable(form))
@@ -119,15 +122,15 @@ def _ended_by(error: Exception) -> logging.LogRecord:
 class _Lossy(io.FileIO):
     """A file whose writes cannot fail: what the disk does not take is lost."""
 
-    def write(self, data: object) -> int:  # type: ignore[override]
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+    def write(self, content: object) -> int:  # type: ignore[override]
+        view = memoryview(content).cast("B")  # type: ignore[arg-type]
         try:
             return super().write(view) or 0
         except OSError:
             return len(view)
 
 
-def output_that_cannot_fail() -> None:
+def make_output_ignore_full_disk() -> None:
     """Make a Worker's standard output and error, its log, ignore a full disk."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))

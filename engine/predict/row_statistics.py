@@ -132,7 +132,7 @@ def _functions(folder: Path) -> dict[str, RowCost]:
     functions = {n["name"] for n in _plan(folder / "plan.json")["nodes"] if _is_function(n)}
     planned = {name: rows for name, rows in _planned_rows(folder).items() if name in functions}
     steps = len(seconds_by_step(folder).get(0, []))
-    costs = row_costs(folder, after=_WARM if steps > _WARM else 0, made=planned)
+    costs = row_costs(folder, after=_WARM if steps > _WARM else 0, rows_a_step=planned)
     return {name: cost for name, cost in costs.items() if name in functions}
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from dataflow.errors import RunError
 from engine.keep.record.stored_assignments import RecordedGather, RecordedTask
-from engine.keep.record.stored_rows import batch_of
+from engine.keep.record.stored_rows import recorded_batch
 from engine.plan.kernel_needs import needs_of
 from engine.plan.plan import PlannedNode
 from engine.replay.recorded_run import RecordedRun
@@ -249,7 +249,7 @@ class _Needs:
         if table is None:
             self._absent[task.node] = None
             return ()
-        rows = batch_of(table)
+        rows = recorded_batch(table)
         if not {"version", "sampler_logprobs"} <= set(rows.names):
             problem = f"{node.name} ran with a lag or in its own process, and has no log-probs"
             fix = "a node that does neither, or whose log-probs are read"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
-from engine.keep.record.stored_rows import batch_of
+from engine.keep.record.stored_rows import recorded_batch
 
 if TYPE_CHECKING:
     from engine.channels.tensors.row_broadcast import RowBroadcast
@@ -30,4 +30,4 @@ def give(channel: RowBroadcast, made: Sequence[Batch]) -> None:
 def take(channel: RowBroadcast) -> Batch:
     """Any other rank: the same."""
     records, _ = channel.take([_ROWS])[_ROWS]
-    return batch_of(pa.Table.from_batches([records]))
+    return recorded_batch(pa.Table.from_batches([records]))

@@ -23,7 +23,7 @@ from dataflow.settings import edited
 from engine.keep.record.stored_assignments import Told
 from engine.keep.record.stored_rows import StoredRows
 from engine.keep.run_folder import RECORDED, installation, is_run
-from engine.keep.untrusted_files import kept_options, reading, text_of
+from engine.keep.untrusted_files import kept_options, read_document, reading
 from engine.plan.options import RunOptions, on_this_host
 from engine.plan.plan import Plan, PlannedNode
 from engine.replay.run_diff import accepted_changes
@@ -96,7 +96,7 @@ def open_recorded(
 
 def _recorded_graph(folder: Path) -> Graph:
     with reading(folder / _GRAPH):
-        graph = read(text_of(folder / _GRAPH), str(folder / _GRAPH))
+        graph = read(read_document(folder / _GRAPH), str(folder / _GRAPH))
     if isinstance(graph, Program):
         problem = "it is the run of a Program, whose phases count their rows anew"
         raise RunError(f"rerun of {folder}: {problem}. Fix: a run of that phase's graph alone.")
@@ -127,7 +127,7 @@ def _recorded_plan(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     """The nodes of the run's own plan.json, by name."""
     path = folder / _PLAN
     with reading(path):
-        return {node["name"]: node for node in json.loads(text_of(path))["nodes"]}
+        return {node["name"]: node for node in json.loads(read_document(path))["nodes"]}
 
 
 def _as_it_was(plan: Plan, recorded: Mapping[str, Mapping[str, Any]]) -> Plan:
@@ -147,7 +147,7 @@ def _others(folder: Path) -> list[str]:
     """In what this installation is another than the run's, as far as it can change bits."""
     path = folder / _VERSIONS
     with reading(path):
-        was = json.loads(text_of(path))
+        was = json.loads(read_document(path))
         now = installation()
         pairs = [
             ("Python", was["python"], now["python"]),

@@ -26,7 +26,7 @@ from dataflow.batch import Batch
 from dataflow.errors import RunError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from engine.keep.checkpoint.step_folders import steps_of
+from engine.keep.checkpoint.step_folders import steps_of_names
 from engine.keep.checkpoint.store import read_checkpoint
 from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.record.recorder import own_columns
@@ -115,7 +115,7 @@ def rerun(
 
 
 def _checkpoints(folder: Path) -> list[int]:
-    return steps_of(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return steps_of_names(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def _first_step(what: NeededRun, step: int) -> int:

@@ -26,7 +26,7 @@ from dataflow.shown import one_line
 from engine.keep.record.recorder import own_columns
 from engine.keep.record.stored_assignments import Told
 from engine.keep.record.stored_rows import StoredRows
-from engine.keep.untrusted_files import reading, text_of
+from engine.keep.untrusted_files import read_document, reading
 from engine.plan.plan import Decisions, PlannedNode
 from engine.protocol.refs import Key
 from engine.replay.recorded_run import require_recorded
@@ -55,7 +55,7 @@ class _Recorded:
     def __init__(self, folder: Path) -> None:
         recorded = require_recorded(folder)
         with reading(folder / "plan.json"):
-            plan = json.loads(text_of(folder / "plan.json"))
+            plan = json.loads(read_document(folder / "plan.json"))
             nodes = msgspec.convert(plan["nodes"], tuple[PlannedNode, ...])
             edges = [(edge["producer"], edge["consumer"]) for edge in plan["edges"]]
         self.nodes = [node.name for node in nodes]

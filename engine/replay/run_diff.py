@@ -19,7 +19,7 @@ from dataflow.errors import RunError
 from dataflow.shown import one_line
 from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceDifference
 from engine.keep.metrics.metric_lines import finite, recorded_rows
-from engine.keep.untrusted_files import kept_options, reading, text_of
+from engine.keep.untrusted_files import kept_options, read_document, reading
 from engine.plan.options import RunOptions
 from engine.session.run_beginning import CHANGES
 
@@ -71,7 +71,7 @@ def accepted_changes(path: Path) -> list[AcceptedChange]:
     if not path.is_file():
         return []
     try:
-        return msgspec.json.decode(text_of(path), type=_Kept).changes
+        return msgspec.json.decode(read_document(path), type=_Kept).changes
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fix = "restore the file, or delete it"
         raise RunError(f"{path}: expected accepted changes, found {error}. Fix: {fix}.") from error

@@ -30,7 +30,7 @@ from engine.coordinator.task_ledger import Outstanding
 from engine.coordinator.versions import Versions
 from engine.keep.metrics.step_metrics import StepMetrics
 from engine.keep.record.stored_assignments import RecordedGather, RecordedTask
-from engine.keep.record.stored_rows import batch_of
+from engine.keep.record.stored_rows import recorded_batch
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather, Key
@@ -281,7 +281,7 @@ class Replay:
         table, missing = self._run.rows.find(producer, keys, step)
         if table is None:
             raise RunError(f"{self._run.folder}: {producer} has no rows {missing[:3]}")
-        return batch_of(table)
+        return recorded_batch(table)
 
     @staticmethod
     def _made_row(
@@ -295,7 +295,7 @@ class Replay:
         """The log-probs of recorded tokens of this version."""
         table = self._run.rows.of_task(node.name, task)
         assert table is not None
-        rows = batch_of(table).sorted()
+        rows = recorded_batch(table).sorted()
         kernel = self._teacher(node, version)
         chunk = Chunk(id=task.id, step=task.step, keys=rows.keys, inputs={"rows": rows})
         computed = Batch.concat(list(kernel.run(chunk))).ragged("logprobs").values

@@ -31,7 +31,7 @@ from engine.keep.checkpoint.disk_space import warn_of_room
 from engine.keep.checkpoint.provenance import ProvenanceRecord
 from engine.keep.checkpoint.safe_state import what_is_safe
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
-from engine.keep.flow.background_records import told_meanwhile
+from engine.keep.flow.background_records import fold_meanwhile
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.writer import FlowWriter
 from engine.keep.metrics.metric_lines import recorded_row
@@ -39,11 +39,11 @@ from engine.keep.metrics.metrics_table import history
 from engine.keep.metrics.sinks import JsonLines, TensorBoard, View, Wandb
 from engine.keep.metrics.step_accounts import RunMetrics
 from engine.keep.record.run_recording import recorded
-from engine.keep.record.stored_rows import settle
+from engine.keep.record.stored_rows import settle_rows
 from engine.keep.run_folder import RunFolder
 from engine.keep.samples import SampleWriter
 from engine.keep.trace.timeline import Trace
-from engine.keep.worker_logs import logged
+from engine.keep.worker_logs import log_to_file
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.protocol.events import EventStream, Opened, StepEnded, at_each_step
@@ -140,7 +140,7 @@ class RunFrame:
         stack.enter_context(no_silent_end(kept))
         alone = {_alone(plan) for plan in plans}
         name = alone.pop() if len(alone) == 1 else ""
-        stack.enter_context(logged(folder.log(name or "coordinator")))
+        stack.enter_context(log_to_file(folder.log(name or "coordinator")))
         self.log = RunLog(strict=options.strict)
         if notice:
             _log.warning("%s", notice)
@@ -263,7 +263,7 @@ class _Run:
     def result(self, finish: Finish) -> Result:
         """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
         SampleWriter(self._folder.samples).truncate_after(self.step)
-        settle(self._folder.recorded, self._plan, told_before=True)
+        settle_rows(self._folder.recorded, self._plan, told_before=True)
         last, stopped = self.store.latest(), self._stopped
         return Result(
             folder=self._folder.path,
@@ -345,7 +345,7 @@ class _Run:
         writer = FlowWriter(self._folder.events, after=begun)
         stack.callback(writer.close)
         flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._plan.phase_number)
-        stack.enter_context(told_meanwhile(flow, workers.doing))
+        stack.enter_context(fold_meanwhile(flow, workers.doing))
         return flow
 
     def _views(self, stack: ExitStack) -> list[View]:

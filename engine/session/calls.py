@@ -24,7 +24,7 @@ from dataflow.program_snapshot import identity, read
 from dataflow.scripts import kept
 from dataflow.settings import edited
 from engine.keep.checkpoint.layout_changes import layout_changes
-from engine.keep.checkpoint.parameter_edits import edits
+from engine.keep.checkpoint.parameter_edits import parameter_edits
 from engine.keep.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance
 from engine.keep.checkpoint.safe_state import telling_what_is_safe
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
@@ -100,7 +100,7 @@ def run(
     text, script, notice = kept(source)
     record = ProvenanceRecord(made_of=provenance(source, script=script.module))
     begins = Beginning(record=record, notice=notice)
-    with telling_what_is_safe(Path(options.runs) / name, made=False):
+    with telling_what_is_safe(Path(options.runs) / name, is_made=False):
         folder = RunFolder.create(name, options.runs, overwrite=options.overwrite)
     go = partial(_begun, planned, text, options, folder, begins)
     if wait:
@@ -181,7 +181,7 @@ def resume(
             made_of=provenance(again, script=script.module),
             graph=identity(again),
             accept=accept_changes,
-            edits=edits(was, again),
+            edits=parameter_edits(was, again),
             layouts=_layouts(opened, planned),
             ended=_ended(planned, opened, latest),
         )

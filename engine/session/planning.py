@@ -15,7 +15,7 @@ from dataflow.errors import GraphError, PlanError
 from dataflow.graph import Graph
 from dataflow.program import AnyGraph, Program
 from dataflow.snapshot import fingerprint
-from engine.keep.record.place import require_known
+from engine.keep.record.place import require_recordable
 from engine.plan import options as run_options
 from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
@@ -70,7 +70,7 @@ def plan(
         placing, cluster = resolve_labels(placing, cluster)
     rates = None if profile is None else _profile(profile, cluster)
     planned = _plan_checked(checked, options, placing, cluster, rates)
-    require_known(planned.phases, options.record)
+    require_recordable(planned.phases, options.record)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return _with_digests(planned, source)

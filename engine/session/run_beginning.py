@@ -21,7 +21,7 @@ import msgspec
 from dataflow.errors import CheckpointError, RunError
 from dataflow.shown import printable
 from engine.keep.checkpoint.cut import Cut, read_cut
-from engine.keep.checkpoint.parameter_edits import Edit, require_changeable
+from engine.keep.checkpoint.parameter_edits import Edit, require_edits_allowed
 from engine.keep.checkpoint.provenance import (
     AcceptedChange,
     Provenance,
@@ -82,7 +82,7 @@ def beginning(folder: RunFolder, latest: StoredCheckpoint | None, wanted: Wanted
     found = _differences(known, cut, wanted)
     asked = {(edit.where, edit.what): edit for edit in wanted.edits}
     real = [asked[d.where, d.what] for d in found if (d.where, d.what) in asked]
-    require_changeable(real, str(folder.path), ended=wanted.ended)
+    require_edits_allowed(real, str(folder.path), ended=wanted.ended)
     others = [d for d in found if (d.where, d.what) not in asked]
     others += _gap(folder, cut.step)
     if others and not wanted.accept:

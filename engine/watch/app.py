@@ -18,7 +18,7 @@ from starlette.routing import Route
 from dataflow.errors import DataflowError
 from engine.keep.reader.open_folder import NotServed
 from engine.keep.reader.sample_index import ORDERS, SampleQuery
-from engine.watch.json_answers import encoded
+from engine.watch.json_answers import encode_answer
 from engine.watch.run_questions import ServedRuns
 from engine.watch.series import MOST
 from engine.watch.stream import Feeds
@@ -48,7 +48,7 @@ def application(served: ServedRuns, feeds: Feeds) -> Starlette:
         Route("/api/runs/{name}/drawing", _drawing(served)),
         *(Route(path, _json(served, answer)) for path, answer in _ANSWERS.items()),
     ]
-    handlers: Any = {DataflowError: _failed, OSError: _failed, 404: _missing}
+    handlers: Any = {DataflowError: _answer_error, OSError: _answer_error, 404: _answer_missing}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -63,8 +63,10 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{name}/lanes": lambda s, r: s.lanes(
         _run(r), _count(r, "from", 0), _number(r, "to"), _count(r, "points", 500)
     ),
-    "/api/runs/{name}/samples": lambda s, r: s.samples(_run(r), _wanted(r)),
-    "/api/runs/{name}/sample": lambda s, r: s.sample(_run(r), *_key(r), _needed(r, "sample")),
+    "/api/runs/{name}/samples": lambda s, r: s.samples(_run(r), _sample_query(r)),
+    "/api/runs/{name}/sample": lambda s, r: s.sample(
+        _run(r), *_key(r), _required_number(r, "sample")
+    ),
     "/api/runs/{name}/group": lambda s, r: s.group(_run(r), *_key(r)),
     "/api/runs/{name}/same": lambda s, r: s.same(_run(r), *_key(r)),
     "/api/runs/{name}/edge": lambda s, r: s.edge(_run(r), r.query_params.get("id", "")),
@@ -79,7 +81,7 @@ def _json(served: ServedRuns, answer: Answer) -> Callable[[Request], Response]:
     """A route of its own, which runs in a thread."""
 
     def route(request: Request) -> Response:
-        body = encoded(answer(served, request))
+        body = encode_answer(answer(served, request))
         return Response(body, media_type="application/json")
 
     return route
@@ -100,8 +102,10 @@ def _drawing(served: ServedRuns) -> Callable[[Request], Response]:
 
 def _fold(request: Request) -> bool | None:
     """Whether chains of nodes are folded; None: as the drawing chooses."""
-    given = request.query_params.get("fold")
-    return None if given is None else given == "1"
+    choice = request.query_params.get("fold")
+    if choice is None:
+        return None
+    return choice == "1"
 
 
 def _metrics(served: ServedRuns) -> Callable[[Request], Response]:
@@ -131,21 +135,24 @@ def _static(request: Request) -> Response:
 
 def _file(path: str) -> Response:
     """One of the page's own files, found among those that there are."""
-    there = {str(f.relative_to(STATIC)): f for f in STATIC.rglob("*") if f.is_file()}
-    if path not in there:
+    page_files = {str(f.relative_to(STATIC)): f for f in STATIC.rglob("*") if f.is_file()}
+    if path not in page_files:
         raise NotServed(f"no file {path[:80]!r} of the page")
-    kind = _TYPES.get(there[path].suffix, "application/octet-stream")
-    return Response(there[path].read_bytes(), media_type=kind)
+    kind = _TYPES.get(page_files[path].suffix, "application/octet-stream")
+    return Response(page_files[path].read_bytes(), media_type=kind)
 
 
-def _failed(request: Request, error: Exception) -> Response:
-    status = error.status if isinstance(error, NotServed) else 422
-    body = encoded({"error": str(error)})
+def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, NotServed):
+        status = error.status
+    else:
+        status = 422
+    body = encode_answer({"error": str(error)})
     return Response(body, status_code=status, media_type="application/json")
 
 
-def _missing(request: Request, error: Exception) -> Response:
-    return _failed(request, NotServed("no such page"))
+def _answer_missing(request: Request, error: Exception) -> Response:
+    return _answer_error(request, NotServed("no such page"))
 
 
 def _run(request: Request) -> str:
@@ -154,8 +161,8 @@ def _run(request: Request) -> str:
 
 def _names(request: Request, key: str) -> list[str]:
     """A list with commas."""
-    given = request.query_params.get(key, "").split(",")
-    return [name for name in dict.fromkeys(given) if name][:256]
+    parts = request.query_params.get(key, "").split(",")
+    return [name for name in dict.fromkeys(parts) if name][:256]
 
 
 def _number(request: Request, key: str) -> int | None:
@@ -169,35 +176,41 @@ def _number(request: Request, key: str) -> int | None:
 
 
 def _count(request: Request, key: str, usual: int) -> int:
-    found = _number(request, key)
-    return usual if found is None else found
+    number = _number(request, key)
+    if number is None:
+        return usual
+    return number
 
 
-def _needed(request: Request, key: str) -> int:
-    found = _number(request, key)
-    if found is None:
+def _required_number(request: Request, key: str) -> int:
+    number = _number(request, key)
+    if number is None:
         raise NotServed(f"expected {key}=, found none", 400)
-    return found
+    return number
 
 
 def _key(request: Request) -> tuple[int, str, int]:
     node = request.query_params.get("node", "")
-    return _needed(request, "step"), node, _needed(request, "position")
+    return _required_number(request, "step"), node, _required_number(request, "position")
 
 
-def _wanted(request: Request) -> SampleQuery:
-    given = request.query_params
-    order = given.get("order", "newest")
+def _sample_query(request: Request) -> SampleQuery:
+    parameters = request.query_params
+    order = parameters.get("order", "newest")
     if order not in ORDERS:
         raise NotServed(f"order: expected one of {', '.join(ORDERS)}, found {order[:40]!r}", 400)
     step = _number(request, "step")
-    last = _number(request, "to")
+    last = _count(request, "to", _LARGEST_NUMBER)
+    if step is not None:
+        first, last = step, step
+    else:
+        first = _count(request, "from", 0)
     return SampleQuery(
-        first=step if step is not None else _count(request, "from", 0),
-        last=step if step is not None else (_LARGEST_NUMBER if last is None else last),
-        node=given.get("node", ""),
-        finish=given.get("finish", ""),
-        q=given.get("q", "")[:200],
+        first=first,
+        last=last,
+        node=parameters.get("node", ""),
+        finish=parameters.get("finish", ""),
+        q=parameters.get("q", "")[:200],
         order=order,
         offset=_count(request, "offset", 0),
         limit=min(_count(request, "limit", 50), 500),

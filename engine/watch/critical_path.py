@@ -20,7 +20,7 @@ def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
     nodes: dict[str, list[ReplicaFlow]] = {}
     for key, replica in flow.nodes.items():
         nodes.setdefault(key.rpartition("@")[0], []).append(replica)
-    known = [name for name in train if any(_active(r) for r in nodes.get(name, ()))]
+    known = [name for name in train if any(map(_active, nodes.get(name, ())))]
     if not known:
         return []
     here: str | None = max(known, key=lambda name: _mean(nodes[name], _waited))
@@ -40,7 +40,9 @@ def _blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
         for blamed, seconds in replica.blames.items():
             node = blamed.partition("@")[0]
             blames[node] = blames.get(node, 0.0) + seconds
-    return max(blames, key=lambda node: blames[node]) if blames else None
+    if blames:
+        return max(blames, key=lambda node: blames[node])
+    return None
 
 
 def _waited(replica: ReplicaFlow) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from dataflow.errors import DataError
 from dataflow.program import numbered_name
 from dataflow.shown import shown_bytes, shown_number
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.records import Flow, ReplicaFlow, WeightFlow
 from engine.keep.flow.segments import read_steps
 
@@ -31,17 +31,17 @@ def measured_notes(folder: Path) -> dict[str, tuple[str, ...]]:
     run folder; of a Program after `2/`. Raises DataError for a folder without events.
     """
     phases: dict[int, list[Flow]] = defaultdict(list)
-    for record in read_steps(folder / EVENTS) if (folder / EVENTS).is_dir() else ():
+    for record in read_steps(folder / EVENTS):
         if isinstance(record, Flow):
             phases[record.phase].append(record)
     if not phases:
         problem = "expected a run folder with the records of a Step in events/, found none"
         raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
-    return {
-        numbered_name(phase, name): lines
-        for phase, flows in phases.items()
-        for name, lines in _notes(total(flows))
-    }
+    notes: dict[str, tuple[str, ...]] = {}
+    for phase, flows in phases.items():
+        for name, lines in _notes(sum_flows(flows)):
+            notes[numbered_name(phase, name)] = lines
+    return notes
 
 
 def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -53,13 +53,9 @@ def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield node, (_shares(replicas), *_rates(replicas, length))
     for name, edge in flow.edges.items():
         if edge.rows:
-            yield (
-                name,
-                (
-                    f"{shown_number(edge.rows / length, 4)} rows/s, "
-                    f"{shown_bytes(round(edge.bytes / length))}/s",
-                ),
-            )
+            rows = shown_number(edge.rows / length, 4)
+            size = shown_bytes(round(edge.bytes / length))
+            yield name, (f"{rows} rows/s, {size}/s",)
     weights: dict[str, list[WeightFlow]] = defaultdict(list)
     for key, one in flow.weights.items():
         weights[key.partition("@")[0]].append(one)
@@ -71,21 +67,28 @@ def _shares(replicas: Iterable[ReplicaFlow]) -> str:
     """`busy 54 %, waits 31 % for rows`: its work, and the wait that took most."""
     many = list(replicas)
     names = ("busy", *_WAITS, "idle")
-    seconds = {name: sum(getattr(each, name) for each in many) for name in names}
+    seconds: dict[str, float] = {}
+    for name in names:
+        seconds[name] = sum(getattr(replica, name) for replica in many)
     whole = sum(seconds.values()) or 1.0
     most = max(_WAITS, key=lambda name: seconds[name])
-    said = [f"busy {seconds['busy'] / whole * 100:.0f} %"]
+    words = [f"busy {seconds['busy'] / whole * 100:.0f} %"]
     if seconds[most] >= 0.01 * whole:
-        said.append(f"waits {seconds[most] / whole * 100:.0f} % for {_WAITS[most]}")
-    return ", ".join(said)
+        words.append(f"waits {seconds[most] / whole * 100:.0f} % for {_WAITS[most]}")
+    return ", ".join(words)
 
 
 def _rates(replicas: Iterable[ReplicaFlow], length: float) -> list[str]:
     many = list(replicas)
     rows, tokens = sum(each.rows for each in many), sum(each.tokens for each in many)
-    said = [f"{shown_number(rows / length, 4)} rows/s"] if rows else []
-    said += [f"{shown_number(tokens / length, 4)} tokens/s"] if tokens else []
-    return [", ".join(said)] if said else []
+    rates: list[str] = []
+    if rows:
+        rates.append(f"{shown_number(rows / length, 4)} rows/s")
+    if tokens:
+        rates.append(f"{shown_number(tokens / length, 4)} tokens/s")
+    if rates:
+        return [", ".join(rates)]
+    return []
 
 
 def _loads(readers: Iterable[WeightFlow]) -> list[str]:

@@ -69,8 +69,8 @@ class Guard:
         if refused is not None:
             await _answer(send, *refused)
         elif self._is_token(scope):
-            value = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
-            more = {"location": self._first, "set-cookie": value}
+            cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+            more = {"location": self._first, "set-cookie": cookie}
             await _answer(send, 303, "", more)
         elif not (self._has_cookie(headers) or self._has_bearer(headers)):
             await _answer(send, 403, "open the URL with the token that dataflow watch has printed")
@@ -83,7 +83,8 @@ class Guard:
             return 405, "only GET"
         if headers.get("host", "").lower() not in self._hosts:
             return 403, "another host"
-        if headers.get("origin", next(iter(self._origins))).lower() not in self._origins:
+        origin = headers.get("origin")  # a page's own requests may come without it
+        if origin is not None and origin.lower() not in self._origins:
             return 403, "another origin"
         if headers.get("sec-fetch-site", "").lower() not in _SAME:
             return 403, "another site"
@@ -92,20 +93,20 @@ class Guard:
     def _is_token(self, scope: Scope) -> bool:
         if scope["path"] != "/":
             return False
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        return self._is(given)
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        return self._is(token)
 
     def _has_cookie(self, headers: Mapping[str, str]) -> bool:
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:
             return False
-        return self._is(found.value if found is not None else "")
+        return self._is(cookie.value if cookie is not None else "")
 
     def _has_bearer(self, headers: Mapping[str, str]) -> bool:
         """As Prometheus sends it; a page of another site cannot, as nothing allows it to."""
-        scheme, _, value = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self._is(value.strip())
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._is(token.strip())
 
     def _is(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self._token.encode())
@@ -118,8 +119,8 @@ def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 def _with_headers(send: Send) -> Send:
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message["headers"]}
-            more = [h for h in _encoded(HEADERS) if h[0] not in there]
+            sent_names = {name.lower() for name, _ in message["headers"]}
+            more = [h for h in _encoded(HEADERS) if h[0] not in sent_names]
             message = {**message, "headers": [*message["headers"], *more]}
         await send(message)
 
@@ -129,7 +130,10 @@ def _with_headers(send: Send) -> Send:
 async def _answer(
     send: Send, status: int, error: str, more: Mapping[str, str] | None = None
 ) -> None:
-    body = msgspec.json.encode({"error": error}) if error else b""
+    if error:
+        body = msgspec.json.encode({"error": error})
+    else:
+        body = b""
     headers = {**HEADERS, "content-type": "application/json", **(more or {})}
     headers["content-length"] = str(len(body))
     start = {"type": "http.response.start", "status": status, "headers": _encoded(headers)}

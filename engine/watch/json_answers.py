@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 
-def encoded(answer: Any) -> bytes:
+def encode_answer(answer: Any) -> bytes:
     """JSON in UTF-8. Half a character, as the name of a folder or of a graph may have, becomes its
     code: `\\ud800`.
     """
@@ -21,11 +21,11 @@ def encoded(answer: Any) -> bytes:
         return msgspec.json.encode(_writable(answer))
 
 
-def _writable(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_writable(key): _writable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
-    return value
+def _writable(answer: Any) -> Any:
+    if isinstance(answer, str):
+        return answer.encode("utf-8", "backslashreplace").decode()
+    if isinstance(answer, dict):
+        return {_writable(key): _writable(item) for key, item in answer.items()}
+    if isinstance(answer, list | tuple):
+        return [_writable(item) for item in answer]
+    return answer

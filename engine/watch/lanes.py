@@ -50,22 +50,24 @@ class Lanes:
     ) -> dict[str, Any]:
         """The lanes of the Steps first..last, at most `points` (and MOST) of each."""
         with self._lock:
-            parts = self._refreshed(index, run)
+            parts = self._refresh(index, run)
             steps = np.concatenate([np.empty(0, np.int64), *(p.steps for p in parts)])
             wanted = (steps >= first) & (steps <= last)
             cuts = _cuts(int(wanted.sum()), max(1, min(points, MOST)))
             if not len(cuts):
                 return {"workers": {}}
-            length = _summed(np.concatenate([p.length for p in parts])[wanted], cuts)
+            lengths = np.concatenate([part.length for part in parts])
+            length = _summed(lengths[wanted], cuts)
             ends = steps[wanted][np.append(cuts[1:], wanted.sum()) - 1]
-            return {
-                "workers": {
-                    worker: _lane(parts, worker, wanted, cuts, length, ends)
-                    for worker in sorted({w for part in parts for w in part.seconds})
-                }
-            }
+            workers: set[str] = set()
+            for part in parts:
+                workers.update(part.seconds)
+            lanes: dict[str, Any] = {}
+            for worker in sorted(workers):
+                lanes[worker] = _lane(parts, worker, wanted, cuts, length, ends)
+            return {"workers": lanes}
 
-    def _refreshed(self, index: FlowIndex, run: OpenFolder) -> list[LanePart]:
+    def _refresh(self, index: FlowIndex, run: OpenFolder) -> list[LanePart]:
         marks = index.marks(run)
         for name in [n for n, part in self._parts.items() if marks.get(n) != part.mark]:
             del self._parts[name]
@@ -78,15 +80,15 @@ class Lanes:
 
 def lane_part(mark: FileMark, flows: Iterable[Flow]) -> LanePart:
     """The lanes of these Flows."""
-    found = list(flows)
-    length = np.array([flow.end - flow.start for flow in found], np.float32)
-    busy, waited = _columns(found)
+    stretches = list(flows)
+    length = np.array([flow.end - flow.start for flow in stretches], np.float32)
+    busy, waited = _columns(stretches)
     by_worker: dict[str, list[str]] = defaultdict(list)
     for key in busy:
         by_worker[key.rpartition("@")[2]].append(key)
     return LanePart(
         mark=mark,
-        steps=np.array([flow.step for flow in found], np.int64),
+        steps=np.array([flow.step for flow in stretches], np.int64),
         length=length,
         seconds={w: _seconds(keys, busy, waited, length) for w, keys in by_worker.items()},
     )
@@ -103,8 +105,11 @@ def _columns(flows: list[Flow]) -> tuple[dict[str, np.ndarray], dict[str, np.nda
                 busy[key], waited[key] = empty.copy(), empty.copy()
             busy[key][at] = r.busy
             waited[key][at] = r.for_rows + r.for_weights + r.for_turn + r.for_room
-    arrays = ({k: np.array(v, np.float32) for k, v in of.items()} for of in (busy, waited))
-    return next(arrays), next(arrays)
+    return _as_arrays(busy), _as_arrays(waited)
+
+
+def _as_arrays(seconds: dict[str, list[float]]) -> dict[str, np.ndarray]:
+    return {replica: np.array(numbers, np.float32) for replica, numbers in seconds.items()}
 
 
 def _seconds(
@@ -126,6 +131,14 @@ def _cuts(count: int, points: int) -> np.ndarray:
     return np.linspace(0, count, min(count, points), endpoint=False).astype(np.int64)
 
 
+def _seconds_of(part: LanePart, worker: str, name: str) -> np.ndarray:
+    """float32 by Step; zeros where the Worker has no such node in this part."""
+    seconds = part.seconds.get(worker, {}).get(name)
+    if seconds is None:
+        return np.zeros(len(part.steps), np.float32)
+    return seconds
+
+
 def _summed(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values.astype(np.float64), cuts)
 
@@ -138,14 +151,13 @@ def _lane(
     length: np.ndarray,
     ends: np.ndarray,
 ) -> dict[str, Any]:
-    names = dict.fromkeys(n for part in parts for n in part.seconds.get(worker, {}))
+    names: dict[str, None] = {}
+    for part in parts:
+        names |= dict.fromkeys(part.seconds.get(worker, {}))
     shares: dict[str, list[float]] = {}
     for name in names:
-        whole = [
-            part.seconds.get(worker, {}).get(name, np.zeros(len(part.steps), np.float32))
-            for part in parts
-        ]
-        seconds = _summed(np.concatenate(whole)[wanted], cuts)
+        whole = np.concatenate([_seconds_of(part, worker, name) for part in parts])
+        seconds = _summed(whole[wanted], cuts)
         share = np.divide(seconds, length, out=np.zeros_like(seconds), where=length > 0)
         shares[name] = np.round(np.clip(share, 0, 1), 4).tolist()
     none = [0.0] * len(cuts)

@@ -24,22 +24,31 @@ def log_lines(run: OpenFolder, worker: str, lines: int) -> list[str]:
     """
     name = f"{worker.replace('/', '_')}.log"
     with inside(run, LOGS) as folder:
-        file = folder.open(name) if folder is not None and name in folder.names() else None
+        if folder is not None and name in folder.names():
+            file = folder.open(name)
+        else:
+            file = None
     if file is None:
         raise NotServed(f"no log of {one_line(worker)[:80]!r}")
     with file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
         text = file.read(_TAIL).decode("utf-8", "replace")
-    found = text.splitlines()
-    found = found[1:] if size > _TAIL else found
-    return [printable(line, keep="\t") for line in found[-min(lines, MOST_LINES) :]]
+    tail_lines = text.splitlines()
+    if size > _TAIL:
+        tail_lines = tail_lines[1:]
+    else:
+        tail_lines = tail_lines
+    return [printable(line, keep="\t") for line in tail_lines[-min(lines, MOST_LINES) :]]
 
 
 def logged_workers(run: OpenFolder) -> list[str]:
     """The names that have a log."""
     with inside(run, LOGS) as folder:
-        names = folder.names() if folder is not None else []
+        if folder is not None:
+            names = folder.names()
+        else:
+            names = []
     return [name.removesuffix(".log") for name in names if name.endswith(".log")]
 
 
@@ -47,15 +56,18 @@ def errors_of(
     mishaps: Iterable[Lost | Tombstones], node: str, workers: Iterable[str]
 ) -> list[dict[str, Any]]:
     """What failed in a node, and the losses of its Workers, the newest first."""
-    found = []
+    errors = []
     for each in mishaps:
         if isinstance(each, Lost):
             if each.worker in workers:
-                found.append({"step": each.step, "key": None, "error": one_line(each.error)})
+                errors.append({"step": each.step, "key": None, "error": one_line(each.error)})
         elif each.node == node:
             keys = [list(key) for key in each.keys]
-            first = keys[0] if keys else None
-            found.append(
+            if keys:
+                first = keys[0]
+            else:
+                first = None
+            errors.append(
                 {
                     "step": each.step,
                     "key": first,
@@ -64,4 +76,4 @@ def errors_of(
                     "error": one_line(each.error),
                 }
             )
-    return found
+    return errors

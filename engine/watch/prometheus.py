@@ -25,7 +25,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.keep.flow.records import Flow, Lost, Record, Tombstones
-from engine.keep.flow.segments import framed, read_live, step_segments
+from engine.keep.flow.segments import read_frames, read_live, step_segments
 from engine.keep.metrics.metric_lines import finite
 from engine.keep.reader.open_folder import open_run
 from engine.keep.reader.run_summary import last_row
@@ -86,7 +86,10 @@ class RunsCollector(Collector):
     """Makes the metrics of run folders whenever it is asked."""
 
     def __init__(self, folders: Iterable[Path] | Mapping[str, Path]) -> None:
-        named = folders if isinstance(folders, Mapping) else {path.name: path for path in folders}
+        if isinstance(folders, Mapping):
+            named = folders
+        else:
+            named = {path.name: path for path in folders}
         self._folders = dict(named)
 
     def collect(self) -> Iterator[Metric]:
@@ -95,21 +98,21 @@ class RunsCollector(Collector):
         gauges: dict[str, GaugeMetricFamily] = {}
         for name, folder in self._folders.items():
             run, events = (name, _graph(folder)), folder / "events"
-            last, totals = _followed(events)
-            for figure, labels, value in totals:
-                _family(counters, CounterMetricFamily, figure).add_metric([*run, *labels], value)
+            last, totals = _follow_run(events)
+            for figure, labels, number in totals:
+                _family(counters, CounterMetricFamily, figure).add_metric([*run, *labels], number)
             flow = max([*read_live(events)[-1:], *last], key=lambda f: f.wall, default=None)
-            for figure, labels, value in _newest(folder, flow):
-                _family(gauges, GaugeMetricFamily, figure).add_metric([*run, *labels], value)
+            for figure, labels, number in _newest(folder, flow):
+                _family(gauges, GaugeMetricFamily, figure).add_metric([*run, *labels], number)
         yield from counters.values()
         yield from gauges.values()
 
 
-def _family(found: dict[str, Any], kind: Any, name: str) -> Any:
-    if name not in found:
+def _family(families: dict[str, Any], kind: Any, name: str) -> Any:
+    if name not in families:
         about, labels = _HELP[name]
-        found[name] = kind(f"dataflow_{name}", about, labels=("run", "graph", *labels))
-    return found[name]
+        families[name] = kind(f"dataflow_{name}", about, labels=("run", "graph", *labels))
+    return families[name]
 
 
 def _graph(folder: Path) -> str:
@@ -118,7 +121,9 @@ def _graph(folder: Path) -> str:
         plan = json.loads((folder / "plan.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return ""
-    return str(plan.get("graph", "")) if isinstance(plan, dict) else ""
+    if isinstance(plan, dict):
+        return str(plan.get("graph", ""))
+    return ""
 
 
 # --- gauges ---------------------------------------------------------------------------------------
@@ -131,8 +136,8 @@ def _newest(folder: Path, flow: Flow | None) -> Iterator[_Figure]:
     with open_run(folder, guarded=True) as opened:
         row = last_row(opened)
     yield "step", (), float(row.get("step", 0))
-    for name, value in row.items():
-        if name != "step" and (number := finite(value)) is not None:
+    for name, metric in row.items():
+        if name != "step" and (number := finite(metric)) is not None:
             yield "metric", (name,), number
     if flow is not None:
         yield "last_record_timestamp_seconds", (), flow.wall
@@ -209,7 +214,7 @@ class _Totals:
         for name, path in segments.items():
             before = self.read.get(name, 0)
             size, end = path.stat().st_size, before
-            for each in framed(path, before):
+            for each in read_frames(path, before):
                 end = each.end
                 self._add(each.record)
             if size < before or (before and end == before < size):
@@ -221,8 +226,8 @@ class _Totals:
         match record:
             case Flow():
                 self.last = record
-                for name, labels, value in _counted(record):
-                    self.sums[name, labels] += value
+                for name, labels, number in _counted(record):
+                    self.sums[name, labels] += number
             case Lost():
                 self.sums["workers_lost", (record.worker,)] += 1
             case Tombstones():
@@ -237,22 +242,22 @@ _lock = threading.Lock()
 """Held while totals are read or changed: a server asks from several threads."""
 
 
-def _followed(events: Path) -> tuple[list[Flow], list[_Figure]]:
+def _follow_run(events: Path) -> tuple[list[Flow], list[_Figure]]:
     """The last Step's record, if there is one, and all totals, brought up to date; read from the
     beginning where a resume has cut the files.
     """
     if not events.is_dir():
         return [], []
-    there = events.stat()
+    status = events.stat()
     with _lock:
-        state = _known.pop((there.st_dev, there.st_ino), _Totals())
+        state = _known.pop((status.st_dev, status.st_ino), _Totals())
         if not state.follow(events):
             state = _Totals()
             state.follow(events)
-        _known[there.st_dev, there.st_ino] = state
+        _known[status.st_dev, status.st_ino] = state
         while len(_known) > _MOST:
             del _known[next(iter(_known))]
-        figures = [(name, labels, value) for (name, labels), value in sorted(state.sums.items())]
+        figures = [(name, labels, number) for (name, labels), number in sorted(state.sums.items())]
         return ([] if state.last is None else [state.last]), figures
 
 

@@ -60,21 +60,27 @@ figure svg, .drawing svg { max-width: 100%; height: auto; }
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def report(served: ServedRuns, name: str, *, now: float) -> str:
+def make_report(served: ServedRuns, name: str, *, now: float) -> str:
     """The page of a run. now: Unix time, which it says. Raises NotServed where there is none."""
     run = served.run(name, None)
     title = f"{run['graph'] or name}: {name}"
+    curves = "".join(_charts(served, name, run["metrics"]))
+    waits = _waits(served, name, run["state"] == "running")
     parts = [
         f"<h1>{_text(title)}</h1>",
         _summary(run, now),
         _section("Graph", _drawing(served, name)),
-        _section("Curves", "".join(_charts(served, name, run["metrics"]))),
-        _section("Who waits for whom", _waits(served, name, run["state"] == "running")),
+        _section("Curves", curves),
+        _section("Who waits for whom", waits),
         _section("Nodes", _nodes(served, name, run)),
-        *(_section(*each) for each in _samples(served, name)),
+    ]
+    for heading, samples in _samples(served, name):
+        parts.append(_section(heading, samples))
+    options = _table(("option", "value"), sorted(_flat(run["options"])))
+    parts += [
         _section("Changes that a resume accepted", _changes(run)),
         _section("Errors", _errors(served, name, run)),
-        _section("Options", _table(("option", "value"), sorted(_flat(run["options"])))),
+        _section("Options", options),
     ]
     return _document(title, "\n".join(part for part in parts if part))
 
@@ -89,37 +95,51 @@ def _document(title: str, body: str) -> str:
     )
 
 
-def _text(value: object) -> str:
+def _text(words: object) -> str:
     """Any words, in one line and for HTML."""
-    return escape(one_line(str(value)))
+    return escape(one_line(str(words)))
 
 
-def _lines(value: str) -> str:
+def _lines(text: str) -> str:
     """A text with its lines."""
-    return f"<pre>{escape(printable(value))}</pre>"
+    return f"<pre>{escape(printable(text))}</pre>"
 
 
 def _section(title: str, inside: str) -> str:
     """A part with a heading; nothing if there is nothing in it."""
-    return f"<section>\n<h2>{_text(title)}</h2>\n{inside}\n</section>" if inside else ""
+    if inside:
+        return f"<section>\n<h2>{_text(title)}</h2>\n{inside}\n</section>"
+    return ""
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; nothing without rows."""
-    lines = ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in rows]
+    lines = [_cells(row) for row in rows]
     if not lines:
         return ""
     head = "".join(f'<th scope="col">{_text(each)}</th>' for each in heads)
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    inside = f"<thead><tr>{head}</tr></thead>\n" if any(heads) else ""
+    inside = ""
+    if any(heads):
+        inside = f"<thead><tr>{head}</tr></thead>\n"
     inside += f"<tbody>{body}</tbody>"
     return f'<div class="wide"><table>{inside}</table></div>'
 
 
+def _cells(row: Sequence[object]) -> str:
+    return "".join(f"<td>{_text(cell)}</td>" for cell in row)
+
+
 def _summary(run: Mapping[str, Any], now: float) -> str:
-    steps = f"{run['step']}" if run["steps"] is None else f"{run['step']} of {run['steps']}"
+    if run["steps"] is None:
+        steps = f"{run['step']}"
+    else:
+        steps = f"{run['step']} of {run['steps']}"
+    state = run["state"]
+    if run["reason"]:
+        state = f"{state}: {run['reason']}"
     facts = {
-        "state": f"{run['state']}: {run['reason']}" if run["reason"] else run["state"],
+        "state": state,
         "steps": steps,
         "began": _time(run["began"]),
         "ended": _time(run["ended"]),
@@ -127,20 +147,30 @@ def _summary(run: Mapping[str, Any], now: float) -> str:
         **_versions(run["versions"]),
         "report made": _time(now),
     }
-    return _table(("", ""), [(key, value) for key, value in facts.items() if value])
+    return _table(("", ""), [(key, fact) for key, fact in facts.items() if fact])
 
 
 def _versions(versions: Any) -> dict[str, str]:
     """Of versions.json, which somebody else may have written, what tells most."""
-    found = versions if isinstance(versions, dict) else {}
-    packages, git = (
-        found[k] if isinstance(found.get(k), dict) else {} for k in ("packages", "git")
-    )
-    known = [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
-    python = [f"Python {found['python']}"] if "python" in found else []
-    changed = ", changed" if git.get("changed") else ""
-    commit = f"{git['commit']}{changed}" if git.get("commit") else ""
-    return {"versions": ", ".join([*python, *known]), "commit": commit}
+    record = _dict_or_empty(versions)
+    packages = _dict_or_empty(record.get("packages"))
+    git = _dict_or_empty(record.get("git"))
+    known: list[str] = []
+    if "python" in record:
+        known.append(f"Python {record['python']}")
+    known += [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
+    commit = ""
+    if git.get("commit"):
+        commit = str(git["commit"])
+        if git.get("changed"):
+            commit += ", changed"
+    return {"versions": ", ".join(known), "commit": commit}
+
+
+def _dict_or_empty(document: Any) -> dict[str, Any]:
+    if isinstance(document, dict):
+        return document
+    return {}
 
 
 def _time(seconds: float | None) -> str:
@@ -151,8 +181,10 @@ def _time(seconds: float | None) -> str:
 
 def _drawing(served: ServedRuns, name: str) -> str:
     """The drawing, in the page itself."""
-    found = tried(lambda: served.drawing(name, life=False))
-    return f'<div class="drawing wide">{_inline(found)}</div>' if found else ""
+    svg = made_or_nothing(lambda: served.drawing(name, life=False))
+    if svg:
+        return f'<div class="drawing wide">{_inline(svg)}</div>'
+    return ""
 
 
 def _inline(svg: str) -> str:
@@ -164,10 +196,13 @@ def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[s
     """A chart of each kind of metric that the run has."""
     for title, named in CHARTS.items():
         names = [metric for metric in metrics if re.fullmatch(named, metric)][:_LINES]
-        found = served.series(name, names, None, None, _POINTS) if names else {"series": {}}
+        if names:
+            curves = served.series(name, names, None, None, _POINTS)
+        else:
+            curves = {"series": {}}
         lines = {
-            metric: [(s, v) for s, v in zip(found["steps"], values, strict=True) if v is not None]
-            for metric, values in found["series"].items()
+            metric: [(s, v) for s, v in zip(curves["steps"], values, strict=True) if v is not None]
+            for metric, values in curves["series"].items()
         }
         if lines := _distinct(lines):
             yield f"<figure>{_inline(chart(title, lines))}</figure>\n"
@@ -175,11 +210,11 @@ def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[s
 
 def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
     """Without those that are empty, or lie on another: a single function's mean is the reward's."""
-    found: dict[str, Points] = {}
+    distinct: dict[str, Points] = {}
     for metric, points in lines.items():
-        if points and points not in found.values():
-            found[metric] = points
-    return found
+        if points and points not in distinct.values():
+            distinct[metric] = points
+    return distinct
 
 
 def _waits(served: ServedRuns, name: str, running: bool) -> str:
@@ -188,7 +223,7 @@ def _waits(served: ServedRuns, name: str, running: bool) -> str:
     if running:
         stretches.append(served.flow(name, 0, None))
     shown = {each["words"]: each["sentences"] for each in stretches if each["flow"] is not None}
-    return "".join(_waits_in(words, found) for words, found in shown.items())
+    return "".join(_waits_in(words, sentences) for words, sentences in shown.items())
 
 
 def _waits_in(words: str, sentences: Sequence[str]) -> str:
@@ -201,26 +236,27 @@ def _waits_in(words: str, sentences: Sequence[str]) -> str:
 def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
     seconds, memory = ("seconds, planned", "measured"), ("memory, planned", "of its Worker")
     heads = ("node", "call", "on", *seconds, *memory)
-    rows = []
+    rows: list[Sequence[object]] = []
     for node in run["nodes"]:
         measured = served.node(name, node["name"])["measured"]
         estimate = node["estimate"]
-        rows.append(
-            (
-                node["name"],
-                node["call"] or node["operator"],
-                ", ".join(node["workers"]),
-                _seconds(estimate["seconds"]),
-                _seconds(measured["seconds"]),
-                shown_bytes(estimate["total"]) if estimate["total"] else "",
-                shown_bytes(measured["bytes"]) if measured["bytes"] else "",
-            )
-        )
+        call = node["call"] or node["operator"]
+        seconds = (_seconds(estimate["seconds"]), _seconds(measured["seconds"]))
+        memory = (_bytes(estimate["total"]), _bytes(measured["bytes"]))
+        rows.append((node["name"], call, ", ".join(node["workers"]), *seconds, *memory))
     return _table(heads, rows)
 
 
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{shown_number(value)} s"
+def _bytes(size: int | None) -> str:
+    if size:
+        return shown_bytes(size)
+    return ""
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{shown_number(seconds)} s"
 
 
 def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
@@ -239,12 +275,14 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
     facts = [f"step {row['step']}", f"prompt {row['position']}, sample {row['sample']}"]
     values = {"reward": row["reward"], **whole["rewards"]}
     facts += [
-        f"{what} {shown_number(value, 4)}"
-        for what, value in values.items()
-        if isinstance(value, int | float)
+        f"{what} {shown_number(number, 4)}"
+        for what, number in values.items()
+        if isinstance(number, int | float)
     ]
-    facts += [f"{row['length']} tokens"] if row["length"] is not None else []
-    facts += [str(row["finish"])] if row["finish"] else []
+    if row["length"] is not None:
+        facts += [f"{row['length']} tokens"]
+    if row["finish"]:
+        facts += [str(row["finish"])]
     prompt, answer = (as_text(whole[part])[:_LONGEST] for part in ("prompt", "completion"))
     return (
         f'<div class="sample"><p class="soft">{_text(", ".join(facts))}</p>'
@@ -255,27 +293,30 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
 def _changes(run: Mapping[str, Any]) -> str:
     changes = [change for change in run["changes"] if isinstance(change, dict)]
     heads = ("from step", "where", "what", "old", "new")
-    return _table(heads, [[c.get(k, "") for k in ("step", *heads[1:])] for c in changes])
+    keys = ("step", *heads[1:])
+    rows: list[Sequence[object]] = []
+    for change in changes:
+        rows.append([change.get(key, "") for key in keys])
+    return _table(heads, rows)
 
 
 def _errors(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
-    rows = [
-        (error["step"], node["name"], error["key"] or "", error["error"])
-        for node in run["nodes"]
-        for error in served.node(name, node["name"])["errors"][:20]
-    ]
+    rows: list[Sequence[object]] = []
+    for node in run["nodes"]:
+        for error in served.node(name, node["name"])["errors"][:20]:
+            rows.append((error["step"], node["name"], error["key"] or "", error["error"]))
     damaged = served.samples(name, SampleQuery(limit=0))["problems"]
     problems = [("", "", "", problem) for problem in (*run["problems"], *damaged)]
     return _table(("step", "node", "row", "error"), [*rows, *problems])
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in options.items():
-        if value not in (None, "", [], {}, False):
-            yield f"--{name.replace('_', '-')}", str(value)
+    for name, choice in options.items():
+        if choice not in (None, "", [], {}, False):
+            yield f"--{name.replace('_', '-')}", str(choice)
 
 
-def tried(make: Callable[[], str]) -> str:
+def made_or_nothing(make: Callable[[], str]) -> str:
     """What it makes; nothing where the run has not what it takes."""
     try:
         return make()

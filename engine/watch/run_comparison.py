@@ -27,19 +27,22 @@ _LONGEST = 4 << 20
 """Bytes of a plan.txt."""
 
 
-def compared(
-    names: Sequence[str], folders: Sequence[OpenFolder], kept: Sequence[KeptRecords]
+def compare_runs(
+    names: Sequence[str], folders: Sequence[OpenFolder], records: Sequence[KeptRecords]
 ) -> dict[str, Any]:
     """All of several runs, each beside the first. Raises NotServed for fewer than two."""
     if not 2 <= len(names) <= MOST:
         raise NotServed(f"expected 2 to {MOST} runs, found {len(names)}", 400)
-    of = list(zip(names, folders, strict=True))
+    runs = list(zip(names, folders, strict=True))
+    graphs = [_graph(records[0], other) for other in records[1:]]
+    plans = [_plan(runs[0], other) for other in runs[1:]]
+    options = {name: options_of(folder) for name, folder in runs}
     return {
         "runs": list(names),
-        "graph": _texts(names, [_graph(kept[0], other) for other in kept[1:]]),
-        "plan": _texts(names, [_plan(of[0], other) for other in of[1:]]),
-        "options": _options(dict(zip(names, map(options_of, folders), strict=True))),
-        "first": first_difference(names, folders),
+        "graph": _texts(names, graphs),
+        "plan": _texts(names, plans),
+        "options": _options(options),
+        "first": first_metric_difference(names, folders),
     }
 
 
@@ -70,32 +73,39 @@ def _plan_text(folder: OpenFolder) -> list[str]:
 
 def _options(options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The options in which some run differs."""
-    found = []
-    for name in dict.fromkeys(name for of in options.values() for name in of):
+    differing = []
+    names: dict[str, None] = {}
+    for run_options in options.values():
+        names |= dict.fromkeys(run_options)
+    for name in names:
         values = {run: of.get(name) for run, of in options.items()}
         first = next(iter(values.values()))
-        if name not in _PLACE and any(value != first for value in values.values()):
-            found.append({"option": f"--{name.replace('_', '-')}", "values": values})
-    return found
+        if name not in _PLACE and any(choice != first for choice in values.values()):
+            differing.append({"option": f"--{name.replace('_', '-')}", "values": values})
+    return differing
 
 
-def first_difference(names: Sequence[str], folders: Sequence[OpenFolder]) -> dict[str, Any] | None:
+def first_metric_difference(
+    names: Sequence[str], folders: Sequence[OpenFolder]
+) -> dict[str, Any] | None:
     """The first Step, and of it the first metric by name, in which all runs have a number and two
     of them differ; None where there is none. Times do not count.
     """
     for step, rows in _common_steps([ascending_rows(folder) for folder in folders]):
-        first, *others = rows
-        differing = [
-            metric
-            for metric, value in first.items()
-            if any(metric in row and row[metric] != value for row in others)
-        ]
-        for metric in sorted(differing, key=_order):
+        for metric in sorted(_differing_metrics(rows), key=_order):
             values = [finite(row.get(metric)) for row in rows]
             if None not in values and not metric.startswith(_TIMES):
-                found = dict(zip(names, values, strict=True))
-                return {"step": step, "metric": metric, "values": found}
+                values_by_run = dict(zip(names, values, strict=True))
+                return {"step": step, "metric": metric, "values": values_by_run}
     return None
+
+
+def _differing_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The metrics of the first row that have another number in some other one."""
+    first, *others = rows
+    for metric, number in first.items():
+        if any(metric in row and row[metric] != number for row in others):
+            yield metric
 
 
 def _order(name: str) -> tuple[bool, str]:
@@ -109,13 +119,13 @@ def _common_steps(
     """(Step, its row in each run) of the Steps that all have; Steps ascend in each."""
     rows = [next(run, None) for run in runs]
     while all(row is not None for row in rows):
-        there = [row for row in rows if row is not None]
-        step = max(row["step"] for row in there)
-        if all(row["step"] == step for row in there):
-            yield step, there
+        present_rows = [row for row in rows if row is not None]
+        step = max(row["step"] for row in present_rows)
+        if all(row["step"] == step for row in present_rows):
+            yield step, present_rows
             rows = [next(run, None) for run in runs]
         else:
             rows = [
                 next(run, None) if row["step"] < step else row
-                for run, row in zip(runs, there, strict=True)
+                for run, row in zip(runs, present_rows, strict=True)
             ]

@@ -24,8 +24,8 @@ from dataflow.parameters import parameters_of
 from dataflow.program import numbered_phases
 from engine.keep.metrics.metric_lines import METRICS
 from engine.keep.reader.metric_index import MetricIndex
-from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
-from engine.keep.reader.plan_records import KeptRecords, PlanFile, PlanNode, record
+from engine.keep.reader.open_folder import FileMark, NotServed, OpenFolder, inside
+from engine.keep.reader.plan_records import KeptRecords, PlanFile, PlanNode, read_record
 from engine.keep.reader.run_summary import (
     BEGINNING,
     NO_WORD,
@@ -57,16 +57,20 @@ def page_state(folder: OpenFolder) -> tuple[str, str]:
 
 def options_of(folder: OpenFolder) -> dict[str, Any]:
     """A run's options as it wrote them; empty where it did not."""
-    found = record(folder, OPTIONS)
-    return found if isinstance(found, dict) else {}
+    options = read_record(folder, OPTIONS)
+    if isinstance(options, dict):
+        return options
+    return {}
 
 
-def listed(name: str, folder: OpenFolder) -> dict[str, Any]:
+def describe_in_list(name: str, folder: OpenFolder) -> dict[str, Any]:
     """A run's line in the list; of its metrics only the end is read."""
     state, reason = page_state(folder)
     run = summarize(folder, Path(name))
     began = folder.mark(BEGINNING)
     last = folder.mark(ENDED) or folder.mark(METRICS)
+    if state == "running":
+        last = None
     return {
         "name": name,
         "graph": _graph_name(folder),
@@ -74,10 +78,17 @@ def listed(name: str, folder: OpenFolder) -> dict[str, Any]:
         "reason": reason,
         "step": run.step,
         "steps": run.steps,
-        "began": began.mtime / 1e9 if began else None,
-        "ended": last.mtime / 1e9 if last and state != "running" else None,
+        "began": _unix_time(began),
+        "ended": _unix_time(last),
         "reward": run.reward.value if run.reward else None,
     }
+
+
+def _unix_time(mark: FileMark | None) -> float | None:
+    """When a file changed last; None without one."""
+    if mark is None:
+        return None
+    return mark.mtime / 1e9
 
 
 def _graph_name(folder: OpenFolder) -> str:
@@ -87,25 +98,27 @@ def _graph_name(folder: OpenFolder) -> str:
         return ""
     with with_head as file:
         head = file.read(400).decode("utf-8", "replace")
-    found = _GRAPH_NAME.search(head)
-    return found[1] if found else ""
+    match = _GRAPH_NAME.search(head)
+    if match:
+        return match[1]
+    return ""
 
 
-def described(
-    name: str, folder: OpenFolder, index: MetricIndex, kept: KeptRecords, phase: int
+def describe_run(
+    name: str, folder: OpenFolder, index: MetricIndex, records: KeptRecords, phase: int
 ) -> dict[str, Any]:
     """All that does not move in a run. phase: an index; which plan and graph are described."""
-    plan = kept.plans[phase] if kept.plans else PlanFile()
-    graph = kept.graph_of(phase)
+    plan = records.plan_of(phase)
+    graph = records.graph_of(phase)
     recorded = _recorded(folder)
     command = folder.read("command.txt")
     index.refresh(folder)
-    return listed(name, folder) | {
+    return describe_in_list(name, folder) | {
         "command": command.decode("utf-8", "replace").strip() if command else "",
         "phase": phase + 1,
-        "phases": list(_phases(kept)),
+        "phases": list(_phases(records)),
         "sources": msgspec.to_builtins(plan.sources),
-        "nodes": [described_node(node, graph) for node in plan.nodes],
+        "nodes": [describe_node(node, graph) for node in plan.nodes],
         "edges": list(_edges(plan, recorded)),
         "models": msgspec.to_builtins(plan.models),
         "workers": list(_workers(plan)),
@@ -113,22 +126,25 @@ def described(
         "metrics": index.names,
         "recorded": recorded,
         "notes": plan.notes,
-        "versions": record(folder, "versions.json"),
+        "versions": read_record(folder, "versions.json"),
         "options": options_of(folder),
-        "problems": list(kept.problems),
+        "problems": list(records.problems),
     }
 
 
-def _phases(kept: KeptRecords) -> Iterator[dict[str, Any]]:
-    for number, phase in numbered_phases(kept.graph) if kept.graph is not None else ():
+def _phases(records: KeptRecords) -> Iterator[dict[str, Any]]:
+    for number, phase in numbered_phases(records.graph) if records.graph is not None else ():
         if number:
             yield {"number": number, "title": phase.graph.name, "steps": phase.steps}
 
 
-def described_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
+def describe_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
     """One node; without a graph, without its call and parameters."""
     call, params, origin = _written(node.name, graph)
     total = sum(node.estimate.bytes.values())
+    source, file = "", ""
+    if origin is not None:
+        source, file = str(origin), f"{origin.file}:{origin.line}"
     return {
         "name": node.name,
         "operator": node.operator,
@@ -137,8 +153,8 @@ def described_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
         "kernel": node.kernel,
         "region": node.region,
         "workers": node.workers,
-        "source": str(origin) if origin else "",
-        "file": f"{origin.file}:{origin.line}" if origin else "",
+        "source": source,
+        "file": file,
         "params": params,
         "layout": layout_words(node),
         "estimate": {
@@ -179,18 +195,23 @@ def _written(name: str, graph: Graph | None) -> tuple[str, dict[str, str], Origi
     return call_of(node, graph.dialect), params | others, node.origin
 
 
-def shown_parameter(value: Any) -> str:
+def shown_parameter(parameter: Any) -> str:
     """A parameter's value in full, within reason."""
-    text = value if isinstance(value, str) else shown_value(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if isinstance(parameter, str):
+        text = parameter
+    else:
+        text = shown_value(parameter)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}..."
 
 
 def _edges(plan: PlanFile, recorded: list[str]) -> Iterator[dict[str, Any]]:
     for edge in plan.edges:
-        found = msgspec.to_builtins(edge)
+        fields = msgspec.to_builtins(edge)
         yield (
             {"id": edge_id(edge.producer, edge.consumer)}
-            | found
+            | fields
             | {"recorded": edge.producer in recorded}
         )
 
@@ -211,24 +232,31 @@ def _workers(plan: PlanFile) -> Iterator[dict[str, Any]]:
 
 
 def _changes(folder: OpenFolder) -> list[Any]:
-    found = record(folder, CHANGES)
-    changes = found.get("changes") if isinstance(found, dict) else None
-    return changes if isinstance(changes, list) else []
+    document = read_record(folder, CHANGES)
+    if isinstance(document, dict):
+        changes = document.get("changes")
+    else:
+        changes = None
+    if isinstance(changes, list):
+        return changes
+    return []
 
 
 def _recorded(folder: OpenFolder) -> list[str]:
     """The nodes whose rows were recorded."""
     try:
-        with inside(folder, RECORDED) as found:
-            return [] if found is None else [unquote(n) for n in found.names() if n[0] not in "._"]
+        with inside(folder, RECORDED) as recorded_folder:
+            if recorded_folder is None:
+                return []
+            return [unquote(n) for n in recorded_folder.names() if n[0] not in "._"]
     except NotServed:
         return []
 
 
 def planned_bytes(plan: PlanFile) -> dict[str, int]:
     """The bytes that the plan expects of each node in each of its Workers."""
-    return {
-        f"{node.name}@{worker}": sum(node.estimate.bytes.values())
-        for node in plan.nodes
-        for worker in node.workers
-    }
+    bytes_by_replica: dict[str, int] = {}
+    for node in plan.nodes:
+        for worker in node.workers:
+            bytes_by_replica[f"{node.name}@{worker}"] = sum(node.estimate.bytes.values())
+    return bytes_by_replica

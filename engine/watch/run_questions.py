@@ -21,7 +21,7 @@ from dataflow.errors import DataflowError
 from dataflow.shown import one_line
 from engine.keep.flow.records import Flow
 from engine.keep.flow.stretch import last_seconds, seconds_named, steps_named
-from engine.keep.reader.flow_index import EVENTS, EVER, FlowIndex, LiveTail, live
+from engine.keep.reader.flow_index import EVENTS, EVER, FlowIndex, LiveTail, read_live_flows
 from engine.keep.reader.metric_index import MetricIndex
 from engine.keep.reader.open_folder import FileMark, NotServed, OpenFolder, RunRoot, inside
 from engine.keep.reader.plan_records import (
@@ -39,16 +39,16 @@ from engine.watch.critical_path import critical_path
 from engine.watch.edge_rows import edge_rows
 from engine.watch.lanes import Lanes
 from engine.watch.logs import errors_of, log_lines, logged_workers
-from engine.watch.run_comparison import compared
+from engine.watch.run_comparison import compare_runs
 from engine.watch.run_description import (
-    described,
-    described_node,
-    listed,
+    describe_in_list,
+    describe_node,
+    describe_run,
     page_state,
     planned_bytes,
 )
-from engine.watch.series import series
-from engine.watch.token_texts import Vocabulary, vocabulary
+from engine.watch.series import thinned_series
+from engine.watch.token_texts import Vocabulary, find_vocabulary
 from engine.watch.waits import sentences
 
 KEPT = 3
@@ -82,7 +82,7 @@ class KeptRun:
         """That of a train node's tokenizer; looked for again until there is one."""
         with self.lock:
             if self.vocabularies.get(node) is None:
-                self.vocabularies = {node: vocabulary(folder, node)}
+                self.vocabularies = {node: find_vocabulary(folder, node)}
             return self.vocabularies[node]
 
 
@@ -102,21 +102,21 @@ class ServedRuns:
 
     def runs(self) -> list[dict[str, Any]]:
         """A line for each run, the one that began last first."""
-        found = []
+        lines = []
         for name in self.root.runs():
             try:
                 with self.root.open(name) as folder:
-                    found.append(listed(name, folder))
+                    lines.append(describe_in_list(name, folder))
             except NotServed as error:
-                found.append({"name": name, "state": "ended", "reason": str(error)})
-        return sorted(found, key=lambda run: -(run.get("began") or 0.0))
+                lines.append({"name": name, "state": "ended", "reason": str(error)})
+        return sorted(lines, key=lambda run: -(run.get("began") or 0.0))
 
     def run(self, name: str, phase: int | None) -> dict[str, Any]:
         """All that does not move in a run."""
-        with self.opened(name) as (folder, kept):
-            records = kept.read(folder)
+        with self.opened(name) as (folder, run):
+            records = run.read(folder)
             at = self._phase(folder, records, phase)
-            return described(name, folder, kept.metrics, records, at)
+            return describe_run(name, folder, run.metrics, records, at)
 
     def drawing(
         self,
@@ -130,99 +130,116 @@ class ServedRuns:
         """The drawing of a run's graph, as SVG. by_worker: with boxes of Workers around its nodes;
         life: with room for figures.
         """
-        with self.opened(name) as (folder, kept):
-            records = kept.read(folder)
+        with self.opened(name) as (folder, run):
+            records = run.read(folder)
             at = self._phase(folder, records, phase)
             graph = records.graph_of(at)
             if graph is None:
                 raise NotServed("; ".join(records.problems) or "no graph")
-            placed = records.plans[at].placed if by_worker and records.plans else None
+            if by_worker and records.plans:
+                placed = records.plans[at].placed
+            else:
+                placed = None
             return draw(graph, "svg", life=life, placed=placed, fold=fold)
 
     def series(
         self, name: str, names: Sequence[str], first: int | None, last: int | None, points: int
     ) -> dict[str, Any]:
         """Curves of metrics."""
-        with self.opened(name) as (folder, kept):
-            return series(kept.metrics, folder, names, first=first, last=last, points=points)
+        with self.opened(name) as (folder, run):
+            return thinned_series(run.metrics, folder, names, first=first, last=last, points=points)
 
     def flow(self, name: str, first: int | None, last: int | None) -> dict[str, Any]:
         """What flowed in the Steps first..last; by default, in its last seconds while it goes on,
         else in all Steps. words: which these are.
         """
-        with self.opened(name) as (folder, kept):
+        with self.opened(name) as (folder, run):
             if first is None and last is None and page_state(folder)[0] == "running":
-                seconds = last_seconds(live(folder))
+                seconds = last_seconds(read_live_flows(folder))
                 if seconds is not None:
-                    return self.told(folder, kept, seconds, seconds_named(seconds), live=True)
-            bounds = (0 if first is None else first, EVER if last is None else last)
-            flow = kept.flows.total(folder, *bounds)
-            return self.told(folder, kept, flow, _steps_named(first, last, flow))
+                    return self.describe_flow(
+                        folder, run, seconds, seconds_named(seconds), live=True
+                    )
+            begin = 0 if first is None else first
+            end = EVER if last is None else last
+            flow = run.flows.total(folder, begin, end)
+            return self.describe_flow(folder, run, flow, _steps_named(first, last, flow))
 
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
-        with self.opened(name) as (folder, kept):
-            end = EVER if last is None else last
-            return kept.lanes.read(kept.flows, folder, first, end, points)
+        with self.opened(name) as (folder, run):
+            if last is None:
+                end = EVER
+            else:
+                end = last
+            return run.lanes.read(run.flows, folder, first, end, points)
 
-    def samples(self, name: str, wanted: SampleQuery) -> dict[str, Any]:
+    def samples(self, name: str, query: SampleQuery) -> dict[str, Any]:
         """A page of samples; read and files tell how far the index is, problems which files are
         damaged and left out.
         """
-        with self.opened(name) as (folder, kept):
+        with self.opened(name) as (folder, run):
             return _past_damage(
-                kept.samples, lambda: _page(folder, kept.samples.choose(folder, wanted))
+                run.samples, lambda: _page(folder, run.samples.choose(folder, query))
             )
 
     def sample(self, name: str, step: int, node: str, position: int, sample: int) -> dict[str, Any]:
         """One sample in full."""
-        with self.opened(name) as (folder, kept):
-            place = kept.samples.row_of(folder, step, node, position, sample)
-            known = kept.vocabulary(folder, node)
+        with self.opened(name) as (folder, run):
+            place = run.samples.row_of(folder, step, node, position, sample)
+            known = run.vocabulary(folder, node)
             return whole_row(folder, place, known.texts if known is not None else None)
 
     def group(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of one prompt in a Step."""
-        with self.opened(name) as (folder, kept):
-            places = kept.samples.of_prompt(folder, step, node, position)
+        with self.opened(name) as (folder, run):
+            places = run.samples.of_prompt(folder, step, node, position)
             return {"total": len(places), "rows": short_rows(folder, places[:_SAME])}
 
     def same(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of the same prompt text over all Steps, the newest first."""
-        with self.opened(name) as (folder, kept):
+        with self.opened(name) as (folder, run):
 
             def page() -> dict[str, Any]:
-                places = kept.samples.of_prompt(folder, step, node, position)
+                places = run.samples.of_prompt(folder, step, node, position)
                 if not places:
                     raise NotServed(f"no prompt {position} in Step {step}")
-                return _page(folder, kept.samples.same_prompt(folder, places[0], _SAME))
+                return _page(folder, run.samples.same_prompt(folder, places[0], _SAME))
 
-            return _past_damage(kept.samples, page)
+            return _past_damage(run.samples, page)
 
-    def edge(self, name: str, wanted: str) -> dict[str, Any]:
+    def edge(self, name: str, edge_name: str) -> dict[str, Any]:
         """An edge, with rows that it carried."""
-        with self.opened(name) as (folder, kept):
-            flow = kept.flows.newest(folder)
-            moved = flow.edges.get(wanted) if flow is not None else None
-            per_row = moved.bytes / moved.rows if moved is not None and moved.rows else None
-            plan = self._plan(folder, kept)
-            found = _past_damage(
-                kept.samples, lambda: edge_rows(folder, plan, kept.samples, wanted)
+        with self.opened(name) as (folder, run):
+            flow = run.flows.newest(folder)
+            if flow is not None:
+                moved = flow.edges.get(edge_name)
+            else:
+                moved = None
+            if moved is not None and moved.rows:
+                per_row = moved.bytes / moved.rows
+            else:
+                per_row = None
+            plan = self._plan(folder, run)
+            answer = _past_damage(
+                run.samples, lambda: edge_rows(folder, plan, run.samples, edge_name)
             )
-            return found | ({"bytes_per_row": per_row} if per_row is not None else {})
+            if per_row is not None:
+                answer["bytes_per_row"] = per_row
+            return answer
 
     def node(self, name: str, node: str) -> dict[str, Any]:
         """A node, with what was measured of it, its errors, and the ends of its Workers' logs."""
-        with self.opened(name) as (folder, kept):
-            records = kept.read(folder)
+        with self.opened(name) as (folder, run):
+            records = run.read(folder)
             at = self._phase(folder, records, None)
-            plan = self._plan(folder, kept)
+            plan = self._plan(folder, run)
             planned = plan.node(node)
             if planned is None:
                 raise NotServed(f"no node {one_line(node)[:80]!r}")
-            flow = kept.flows.newest(folder)
-            mishaps = kept.flows.mishaps(folder)
-            return described_node(planned, records.graph_of(at)) | {
+            flow = run.flows.newest(folder)
+            mishaps = run.flows.mishaps(folder)
+            return describe_node(planned, records.graph_of(at)) | {
                 "measured": measured(flow, planned, last_row(folder)),
                 "figures": _figures(flow, node),
                 "errors": errors_of(mishaps, node, planned.workers),
@@ -232,38 +249,41 @@ class ServedRuns:
     def log(self, name: str, worker: str | None, lines: int) -> dict[str, Any]:
         """The end of a Worker's log; of the first one by default."""
         with self.opened(name) as (folder, _):
-            there = logged_workers(folder)
-            chosen = worker if worker is not None else next(iter(there), "main")
-            return {"worker": chosen, "lines": log_lines(folder, chosen, lines), "workers": there}
+            workers = logged_workers(folder)
+            if worker is not None:
+                chosen = worker
+            else:
+                chosen = next(iter(workers), "main")
+            return {"worker": chosen, "lines": log_lines(folder, chosen, lines), "workers": workers}
 
     def compare(self, names: Sequence[str]) -> dict[str, Any]:
         """Several runs side by side."""
         with ExitStack() as stack:
             opened = [stack.enter_context(self.opened(name)) for name in dict.fromkeys(names)]
             folders = [folder for folder, _ in opened]
-            records = [kept.read(folder) for folder, kept in opened]
-            return compared(list(dict.fromkeys(names)), folders, records)
+            records = [run.read(folder) for folder, run in opened]
+            return compare_runs(list(dict.fromkeys(names)), folders, records)
 
     def prometheus(self) -> bytes:
         """The figures of each run that is running, as Prometheus reads them."""
         from engine.watch.prometheus import exposition  # here: a package that only this needs
 
-        found: dict[str, Path] = {}
+        running: dict[str, Path] = {}
         for name in self.root.runs():
             with suppress(NotServed), self.root.open(name) as folder:
                 if page_state(folder)[0] == "running" and _is_own(folder):
-                    found[name] = self.root.path / name
-        return exposition(found)
+                    running[name] = self.root.path / name
+        return exposition(running)
 
     def watcher(self, name: str) -> RunWatcher:
         """What a stream looks at. Raises NotServed where there is no such run."""
         with self.opened(name):
             return RunWatcher(self, name)
 
-    def told(
+    def describe_flow(
         self,
         folder: OpenFolder,
-        kept: KeptRun,
+        run: KeptRun,
         flow: Flow | None,
         words: str,
         *,
@@ -272,9 +292,9 @@ class ServedRuns:
         """A Flow with its sentences and the path that bounds it, by the plan of its own phase.
         words: which stretch of time it is. live: it ends now.
         """
-        records = kept.read(folder)
+        records = run.read(folder)
         at = self._phase(folder, records, flow.phase if flow is not None else None)
-        plan = records.plans[at] if records.plans else PlanFile()
+        plan = records.plan_of(at)
         about = {"words": words, "plan": planned_bytes(plan)}
         if flow is None:
             return about | {"flow": None, "sentences": [], "critical": []}
@@ -285,25 +305,28 @@ class ServedRuns:
             "critical": critical_path(flow, train),
         }
 
-    def _plan(self, folder: OpenFolder, kept: KeptRun) -> PlanFile:
-        records = kept.read(folder)
+    def _plan(self, folder: OpenFolder, run: KeptRun) -> PlanFile:
+        records = run.read(folder)
         at = self._phase(folder, records, None)
-        return records.plans[at] if records.plans else PlanFile()
+        return records.plan_of(at)
 
-    def _phase(self, folder: OpenFolder, records: KeptRecords, asked: int | None) -> int:
+    def _phase(self, folder: OpenFolder, records: KeptRecords, wanted_phase: int | None) -> int:
         """The index of the phase that is asked for, or of the one that the run is in."""
-        number = asked if asked is not None else last_row(folder).get("phase", 1)
+        if wanted_phase is not None:
+            number = wanted_phase
+        else:
+            number = last_row(folder).get("phase", 1)
         return records.phase(number if isinstance(number, int) else 1)
 
     def _state(self, name: str, inode: int) -> KeptRun:
         with self._lock:
-            kept = self._kept.get(name)
-            if kept is None or kept.inode != inode:
-                kept = self._kept[name] = KeptRun(inode=inode)
+            run = self._kept.get(name)
+            if run is None or run.inode != inode:
+                run = self._kept[name] = KeptRun(inode=inode)
             self._kept.move_to_end(name)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-            return kept
+            return run
 
 
 class RunWatcher:
@@ -318,46 +341,53 @@ class RunWatcher:
     def look(self) -> dict[str, Any]:
         """The newest event of each kind; of one that has none, nothing."""
         try:
-            with self._served.opened(self._name) as (folder, kept):
-                return self._looked(folder, kept)
+            with self._served.opened(self._name) as (folder, run):
+                return self._look_inside(folder, run)
         except (DataflowError, OSError) as error:
             return {"state": {"state": "ended", "reason": str(error), "step": 0}}
 
-    def _looked(self, folder: OpenFolder, kept: KeptRun) -> dict[str, Any]:
+    def _look_inside(self, folder: OpenFolder, run: KeptRun) -> dict[str, Any]:
         row = last_row(folder)
         step = row.pop("step", 0)
         state, reason = page_state(folder)
-        found: dict[str, Any] = {"state": {"state": state, "reason": reason, "step": step}}
+        events: dict[str, Any] = {"state": {"state": state, "reason": reason, "step": step}}
         if row:
-            found["step"] = {"step": step, "metrics": row}
+            events["step"] = {"step": step, "metrics": row}
         seconds = self._tail.advance(folder)
         if seconds is not None:
             words = seconds_named(seconds)
-            self._flow = self._served.told(folder, kept, seconds, words, live=True)
+            self._flow = self._served.describe_flow(folder, run, seconds, words, live=True)
             self._flow["flow"] = rounded(self._flow["flow"])
         if self._flow is not None:
-            found["flow"] = self._flow
-        return found
+            events["flow"] = self._flow
+        return events
 
 
 def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
     """The words for the Steps first..last of a run; for all of them without these."""
     if flow is None:
         return ""
-    phase = f" of phase {flow.phase}" if flow.phase else ""
+    if flow.phase:
+        phase = f" of phase {flow.phase}"
+    else:
+        phase = ""
     begin, end = first or 1, flow.step if last is None else last
     if begin == end:
         return steps_named(begin, end)
     if first is None and last is None:
-        return f"all Steps{phase}" if phase else f"all {end} Steps"
+        if phase:
+            return f"all Steps{phase}"
+        return f"all {end} Steps"
     return steps_named(begin, end) + phase
 
 
-def rounded(value: Any) -> Any:
+def rounded(figure: Any) -> Any:
     """Numbers with as many digits as a screen shows: a stream has few bytes."""
-    if isinstance(value, dict):
-        return {k: v if k in ("wall", "start", "end") else rounded(v) for k, v in value.items()}
-    return round(value, 4) if isinstance(value, float) else value
+    if isinstance(figure, dict):
+        return {k: v if k in ("wall", "start", "end") else rounded(v) for k, v in figure.items()}
+    if isinstance(figure, float):
+        return round(figure, 4)
+    return figure
 
 
 def _is_own(folder: OpenFolder) -> bool:
@@ -370,13 +400,13 @@ def _is_own(folder: OpenFolder) -> bool:
         return True
 
 
-def _page(folder: OpenFolder, found: Chosen) -> dict[str, Any]:
+def _page(folder: OpenFolder, chosen: Chosen) -> dict[str, Any]:
     return {
-        "total": found.total,
-        "rows": short_rows(folder, found.rows),
-        "read": found.read,
-        "files": found.files,
-        "problems": found.problems,
+        "total": chosen.total,
+        "rows": short_rows(folder, chosen.rows),
+        "read": chosen.read,
+        "files": chosen.files,
+        "problems": chosen.problems,
     }
 
 
@@ -392,19 +422,28 @@ def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> 
 
 def measured(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:
     """A node's seconds in a Step, and the greatest memory of one of its Workers."""
-    workers = flow.workers if flow is not None else {}
+    if flow is not None:
+        workers = flow.workers
+    else:
+        workers = {}
     peaks = [workers[w].device_peak or workers[w].peak for w in node.workers if w in workers]
     return {"seconds": row.get(f"time/{node.name}"), "bytes": max(peaks, default=None)}
 
 
 def _figures(flow: Flow | None, node: str) -> dict[str, Any]:
     """By replica."""
-    replicas = flow.nodes.items() if flow is not None else ()
+    if flow is not None:
+        replicas = flow.nodes.items()
+    else:
+        replicas = ()
     return {k: msgspec.to_builtins(r) for k, r in replicas if k.partition("@")[0] == node}
 
 
 def _logs(folder: OpenFolder, workers: Sequence[str]) -> list[str]:
-    there = logged_workers(folder)
-    named = [worker for worker in workers if worker.replace("/", "_") in there]
+    logged = logged_workers(folder)
+    named = [worker for worker in workers if worker.replace("/", "_") in logged]
     lines = max(20, 200 // max(1, len(named)))
-    return [line for worker in named for line in log_lines(folder, worker, lines)]
+    last_lines: list[str] = []
+    for worker in named:
+        last_lines += log_lines(folder, worker, lines)
+    return last_lines

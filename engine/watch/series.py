@@ -19,7 +19,7 @@ MOST = 2000
 """Points of a curve."""
 
 
-def series(
+def thinned_series(
     index: MetricIndex,
     folder: OpenFolder,
     names: Sequence[str],
@@ -37,14 +37,23 @@ def series(
     steps = index.steps
     if not len(steps):
         return {"steps": [], "series": {name: [] for name in names}}
-    begin = 0 if first is None else int(np.searchsorted(steps, first))
-    end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
+    if first is None:
+        begin = 0
+    else:
+        begin = int(np.searchsorted(steps, first))
+    if last is None:
+        end = len(steps)
+    else:
+        end = int(np.searchsorted(steps, last, side="right"))
     cuts = _cuts(begin, end, max(2, min(points, MOST)))
-    found = {
+    curves = {
         name: _thinned(column, begin, end, cuts) for name, column in index.columns(folder, names)
     }
-    shown = steps[begin:end] if cuts is None else _ends(steps, cuts, end)
-    return {"steps": shown.tolist(), "series": found}
+    if cuts is None:
+        shown = steps[begin:end]
+    else:
+        shown = _ends(steps, cuts, end)
+    return {"steps": shown.tolist(), "series": curves}
 
 
 def _cuts(begin: int, end: int, points: int) -> np.ndarray | None:
@@ -73,13 +82,13 @@ def _thinned(
     return _plain(two.reshape(-1))
 
 
-def _at(part: np.ndarray, value: np.ndarray, cuts: np.ndarray, end: int) -> np.ndarray:
+def _at(part: np.ndarray, bucket_values: np.ndarray, cuts: np.ndarray, end: int) -> np.ndarray:
     """Where each bucket's value comes first."""
     sizes = np.diff(np.append(cuts, end))
-    here = part[cuts[0] : end] == np.repeat(value, sizes)
+    here = part[cuts[0] : end] == np.repeat(bucket_values, sizes)
     places = np.where(here, np.arange(cuts[0], end), end)
     return np.minimum.reduceat(places, cuts - cuts[0])
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    return [number if math.isfinite(number) else None for number in values.tolist()]

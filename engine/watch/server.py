@@ -52,38 +52,41 @@ class Serving:
     token: str = ""
 
 
-def serve(asked: Serving, tell: Callable[[str], None]) -> None:
+def serve(serving: Serving, tell: Callable[[str], None]) -> None:
     """Serve until something ends it. tell: gets the URL, once. Raises RunError, OSError."""
-    served, feeds = ServedRuns(asked.root), Feeds()
-    with _listening(asked.port) as listening:
+    served, feeds = ServedRuns(serving.root), Feeds()
+    with _listen(serving.port) as listening:
         port = listening.getsockname()[1]
-        token = asked.token or new_token()
-        first = f"/#{quote(','.join(asked.first))}" if asked.first else "/"
+        token = serving.token or new_token()
+        if serving.first:
+            first = f"/#{quote(','.join(serving.first))}"
+        else:
+            first = "/"
         guard = Guard(application(served, feeds), token=token, port=port, first=first)
-        server = PageServer(_config(guard), feeds, with_run=asked.with_run)
+        server = PageServer(_config(guard), feeds, with_run=serving.with_run)
         tell(f"http://{HOST}:{port}/?token={token}")
-        asyncio.run(_served(server, listening, asked.with_run))
+        asyncio.run(_serve_until_end(server, listening, serving.with_run))
 
 
-def beside(root: str, name: str) -> None:
+def serve_beside_run(root: str, name: str) -> None:
     """Serve while the run that started this process goes on."""
     serve(
         Serving(root=Path(root), first=(name,), with_run=True), lambda url: print(url, flush=True)
     )
 
 
-def _listening(port: int) -> socket.socket:
+def _listen(port: int) -> socket.socket:
     """Bound to loopback. Raises RunError for a port that is taken."""
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((HOST, port))
-        found.listen(128)
+        listening.bind((HOST, port))
+        listening.listen(128)
     except OSError as error:
-        found.close()
+        listening.close()
         fix = "another --port, or 0 for any"
         raise RunError(f"port {port} on {HOST}: {error.strerror}. Fix: {fix}.") from error
-    return found
+    return listening
 
 
 def _config(guard: Guard) -> uvicorn.Config:
@@ -132,8 +135,11 @@ class PageServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _served(server: PageServer, listening: socket.socket, with_run: bool) -> None:
-    watching = asyncio.create_task(_end_after_run(server)) if with_run else None
+async def _serve_until_end(server: PageServer, listening: socket.socket, with_run: bool) -> None:
+    if with_run:
+        watching = asyncio.create_task(_end_after_run(server))
+    else:
+        watching = None
     try:
         await server.serve(sockets=[listening])
     finally:
@@ -146,7 +152,10 @@ async def _end_after_run(server: PageServer) -> None:
     await _input_ended()
     left = server.feeds.clients
     if left:
-        pages = "its page stays" if left == 1 else f"its {left} pages stay"
+        if left == 1:
+            pages = "its page stays"
+        else:
+            pages = f"its {left} pages stay"
         print(f"the run has ended; {pages} until closed", file=sys.stderr, flush=True)
     _leave_the_terminal()
     for number in STOPS:

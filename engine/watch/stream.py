@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.watch.json_answers import encoded
+from engine.watch.json_answers import encode_answer
 from engine.watch.pace import Pace
 
 POLLS_A_SECOND = 5.0
@@ -47,12 +47,12 @@ class RunFeed:
             self.take(await asyncio.to_thread(self.look))
             await asyncio.sleep(1.0 / POLLS_A_SECOND)
 
-    def take(self, found: dict[str, Any]) -> None:
+    def take(self, newest: dict[str, Any]) -> None:
         """Keep what differs from what was there."""
-        for kind, data in found.items():
-            made = event(kind, data)
-            if self.newest.get(kind) != made:
-                self.newest[kind] = made
+        for kind, content in newest.items():
+            message = event(kind, content)
+            if self.newest.get(kind) != message:
+                self.newest[kind] = message
                 self.version[kind] = self.version.get(kind, 0) + 1
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
@@ -107,10 +107,10 @@ class Feeds:
             kind = feed.due(seen)
             if kind is not None and pace.may_send():
                 seen[kind] = feed.version[kind]
-                made = feed.newest[kind]
-                pace.sent(len(made))
+                message = feed.newest[kind]
+                pace.sent(len(message))
                 last = self._clock()
-                yield made
+                yield message
             elif self._clock() - last >= SILENCE:
                 last = self._clock()
                 yield b": still here\n\n"
@@ -126,6 +126,6 @@ class Feeds:
         waiting.cancel()
 
 
-def event(kind: str, data: Any) -> bytes:
+def event(kind: str, content: Any) -> bytes:
     """One event; its JSON has no line ends."""
-    return b"event: " + kind.encode() + b"\ndata: " + encoded(data) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + encode_answer(content) + b"\n\n"

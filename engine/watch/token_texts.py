@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -59,11 +60,14 @@ class Vocabulary:
             return decode(b"") + self.special[number]
         if not 0 <= number < len(self.ends):
             return f"<{number}>"
-        begin = int(self.ends[number - 1]) if number else 0
+        if number:
+            begin = int(self.ends[number - 1])
+        else:
+            begin = 0
         return decode(self.pieces[begin : int(self.ends[number])])
 
 
-def vocabulary(run: OpenFolder, model: str) -> Vocabulary | None:
+def find_vocabulary(run: OpenFolder, model: str) -> Vocabulary | None:
     """Of the newest checkpoint that has a tokenizer, that of a train node `train_<model>` first;
     None where none has one that is known.
     """
@@ -71,28 +75,36 @@ def vocabulary(run: OpenFolder, model: str) -> Vocabulary | None:
         if checkpoints is None:
             return None
         for name in sorted(checkpoints.names(), key=_number, reverse=True):
-            content = _tokenizer(checkpoints, name, model) if _STEP.fullmatch(name) else None
+            if _STEP.fullmatch(name):
+                content = _tokenizer(checkpoints, name, model)
+            else:
+                content = None
             if content is not None:
                 return read_vocabulary(content)
     return None
 
 
 def _number(name: str) -> int:
-    found = _STEP.fullmatch(name)
-    return int(found[1]) if found else -1
+    match = _STEP.fullmatch(name)
+    if match:
+        return int(match[1])
+    return -1
 
 
 def _tokenizer(checkpoints: OpenFolder, name: str, first: str) -> bytes | None:
     with inside(checkpoints, name) as folder:
         if folder is None:
             return None
-        there = sorted(folder.names(), key=lambda each: (each != first, each))
-        for each in there:
+        names = sorted(folder.names(), key=lambda each: (each != first, each))
+        for each in names:
             mark = folder.mark(each)
             if mark is None or "." in each:
                 continue
             with inside(folder, each) as model:
-                content = model.read("tokenizer.json", _LARGEST) if model is not None else None
+                if model is not None:
+                    content = model.read("tokenizer.json", _LARGEST)
+                else:
+                    content = None
             if content is not None:
                 return content
     return None
@@ -105,10 +117,14 @@ def read_vocabulary(content: bytes) -> Vocabulary | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     vocab = file.model.vocab
-    known = vocab if isinstance(vocab, dict) else {t: i for i, (t, _) in enumerate(vocab)}
+    if isinstance(vocab, dict):
+        known = vocab
+    else:
+        known = {t: i for i, (t, _) in enumerate(vocab)}
     if not known or max(known.values()) > 2_000_000:
         return None
-    byte_level = all(c in _alphabet() for token in list(known)[:2000] for c in token)
+    alphabet = _alphabet().keys()
+    byte_level = all(alphabet >= set(token) for token in islice(known, 2000))
     pieces = [b""] * (max(known.values()) + 1)
     for token, number in known.items():
         if number >= 0:
@@ -135,4 +151,6 @@ def _bytes_of(token: str) -> bytes:
 
 def _marked(token: str) -> bytes:
     byte = _BYTE.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+    if byte:
+        return bytes([int(byte[1], 16)])
+    return token.replace("\u2581", " ").encode()

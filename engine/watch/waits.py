@@ -83,7 +83,10 @@ def sentences(flow: Flow, plan: Mapping[str, Any], *, live: bool = False) -> lis
     blamed = {wait.blamed_node for wait in waits[:1]}
     first = [each for each in slow if each.node in blamed]
     rest = [each for each in slow if each.node not in blamed]
-    under_way = long_under_way(flow, plan) if live else []
+    if live:
+        under_way = long_under_way(flow, plan)
+    else:
+        under_way = []
     return [str(each) for each in (*waits[:1], *under_way, *first, *waits[1:], *rest)]
 
 
@@ -110,8 +113,10 @@ def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
         if works.get(node) in _WITH_MODEL:
             replicas[node].append(replica)
     length = flow.end - flow.start
-    each = (wait for node, many in replicas.items() for wait in _waits(node, many, length))
-    waits = sorted(each, key=lambda wait: -wait.share)
+    waits: list[Wait] = []
+    for node, node_replicas in replicas.items():
+        waits += _waits(node, node_replicas, length)
+    waits.sort(key=lambda wait: -wait.share)
     for wait in waits:
         greatest = waits[0]
         near = wait.share > greatest.share - LEAST_SHARE
@@ -127,13 +132,18 @@ def _waits(node: str, replicas: list[ReplicaFlow], seconds: float) -> Iterator[W
     One that does not work at all waits all the same: a Step may take longer than the stretch.
     """
     length = seconds * len(replicas)
-    kinds = {name: sum(getattr(r, name) for r in replicas) for name in _WHY}
+    kinds: dict[str, float] = {}
+    for kind in _WHY:
+        kinds[kind] = sum(getattr(replica, kind) for replica in replicas)
     waited = sum(kinds.values())
     if length <= 0 or waited < LEAST_SHARE * length:
         return
     most = max(kinds, key=lambda name: kinds[name])
     # which of them a blame is of is not recorded
-    why = most if kinds[most] >= _MOSTLY * waited else "for_rows"
+    if kinds[most] >= _MOSTLY * waited:
+        why = most
+    else:
+        why = "for_rows"
     blames: Counter[str] = Counter()
     for replica in replicas:
         blames.update(replica.blames)
@@ -150,13 +160,13 @@ def _blamed(blames: Mapping[str, float]) -> list[tuple[str, float]]:
     by_node: dict[str, float] = defaultdict(float)
     for name, seconds in blames.items():
         by_node[name.partition("@")[0]] += seconds
-    found: list[tuple[str, float]] = []
+    shares: list[tuple[str, float]] = []
     for node, of_node in by_node.items():
         replicas = {name: s for name, s in blames.items() if name.startswith(f"{node}@")}
         replica = max(replicas, key=lambda name: replicas[name], default=node)
         stands_out = bool(replicas) and replicas[replica] >= 0.5 * of_node
-        found.append((replica, replicas[replica]) if stands_out else (node, of_node))
-    return sorted(found, key=lambda blame: -blame[1])
+        shares.append((replica, replicas[replica]) if stands_out else (node, of_node))
+    return sorted(shares, key=lambda blame: -blame[1])
 
 
 def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
@@ -167,13 +177,13 @@ def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
         node = key.partition("@")[0]
         if ranks.get(node, 1) == 1 and replica.rows >= _LEAST_ROWS and replica.busy > 0:
             by_node[node][key] = replica.busy / replica.rows
-    found: list[Slow] = []
+    slow: list[Slow] = []
     for node, paces in by_node.items():
         for key, pace in paces.items():
             others = [other for name, other in paces.items() if name != key]
             if others and pace >= SLOWER * (usual := statistics.median(others)):
-                found.append(Slow(replica=key, node=node, times=pace / usual))
-    return sorted(found, key=lambda slow: -slow.times)
+                slow.append(Slow(replica=key, node=node, times=pace / usual))
+    return sorted(slow, key=lambda slow: -slow.times)
 
 
 def _ranks(node: Mapping[str, Any]) -> int:

@@ -22,7 +22,7 @@ from engine.channels.contract import BlockRequest
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, TAKEN
-from engine.keep.checkpoint.cut import read_rows, write_rows
+from engine.keep.checkpoint.cut import read_waiting_rows, write_waiting_rows
 from engine.protocol.refs import Gather, Ref
 from engine.protocol.workers import KeepRows, Save
 from engine.run.worker.input_batches import assemble
@@ -110,7 +110,7 @@ def test_rows_that_wait_are_in_checkpoints_with_their_values(tiny: TinyRuns) -> 
     assert cut < 4, "no Step before the last has rows"
     # which gets what b has of these rows
     assert plan(graph, tiny.options(4, **spread)).recorder == "a"
-    rows = read_rows(first.folder / f"checkpoints/step_{cut}/rows/states.arrow")
+    rows = read_waiting_rows(first.folder / f"checkpoints/step_{cut}/rows/states.arrow")
     assert not rows.device
     assert rows.array("hidden").type.value_type == pa.list_(pa.float32(), WIDTH)
     for step in range(cut + 1, 5):
@@ -169,7 +169,7 @@ def test_a_file_of_another_width_is_refused(worker: Worker, tmp_path: Path) -> N
     width_1 = pa.large_list(pa.list_(pa.float32(), 1))
     hidden = pa.array([[[1.0]], [[1.0]] * 2], width_1)
     narrow = hidden_states(1, 2).on_host().with_columns({"hidden": hidden})
-    write_rows(tmp_path / "states.arrow", narrow)
+    write_waiting_rows(tmp_path / "states.arrow", narrow)
     told = "rows of states, column 'hidden': expected large_list"
     with pytest.raises(CheckpointError, match=told):
         worker.files.answer(KeepRows(file=tmp_path / "states.arrow"))

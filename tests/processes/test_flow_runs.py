@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from engine.api import Result, resume
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.records import Began, Flow
 from engine.keep.flow.segments import read_live, read_steps
 from engine.watch.waits import sentences
@@ -31,7 +31,7 @@ def test_a_run_tells_what_flowed_and_shows_the_newest_rows(tiny: TinyRuns, worke
     result = tiny.run(small, 3, workers=workers)
     found = flows(result)
     assert [flow.step for flow in found] == [1, 2, 3]
-    whole, plan = total(found), json.loads((result.folder / "plan.json").read_text())
+    whole, plan = sum_flows(found), json.loads((result.folder / "plan.json").read_text())
     nodes = {name.partition("@")[0]: each for name, each in whole.nodes.items()}
     rows = {name: each.rows for name, each in nodes.items()}
     assert rows == {
@@ -104,7 +104,7 @@ def test_a_slow_reward_is_named_also_in_the_last_seconds(tiny: TinyRuns) -> None
     result = tiny.run(small(tiny.folder, slow), 4)
     plan = json.loads((result.folder / "plan.json").read_text())
     # in the first Step everything is made
-    first, *_ = sentences(total(flows(result)[1:]), plan)
+    first, *_ = sentences(sum_flows(flows(result)[1:]), plan)
     assert first.startswith("train_policy waits ")
     assert first.endswith(" % for score")
     live = read_live(result.folder / "events")

@@ -25,7 +25,7 @@ import zmq
 from dataflow.errors import DataError, KernelError, PlanError, RunError
 from engine.api import plan
 from engine.channels.zmq.curve_keys import Address
-from engine.keep.checkpoint.cut import read_rows
+from engine.keep.checkpoint.cut import read_waiting_rows
 from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
@@ -126,7 +126,7 @@ def test_rows_go_from_host_to_host(
         save = Save(directory=tmp_path, rows={"doubled": (ref.keys, rewards)})
         nothing = {"host": None, "source": None}
         assert workers.ask({"source": save, "host": Save(directory=tmp_path)}) == nothing
-        saved = read_rows(tmp_path / "rows" / "doubled.arrow").flat("reward")
+        saved = read_waiting_rows(tmp_path / "rows" / "doubled.arrow").flat("reward")
         assert saved.tolist() == [0.0, 2.0, 4.0, 6.0]
         for block in (ref, produced.ref):
             workers.tell(m.Release(worker=block.worker, blocks=(block.block,)))

@@ -23,7 +23,7 @@ from dataflow.graph import Graph
 from engine.api import rerun, resume
 from engine.cli import main
 from engine.keep.record.place import nodes_in, row_files
-from engine.keep.record.stored_assignments import files_of
+from engine.keep.record.stored_assignments import assignment_files
 from engine.replay.row_diff import row_differences
 from tests.kit import algorithms, run_graphs
 from tests.kit.processes import COMMAND_LINE, KillWorkers, command_of
@@ -204,7 +204,7 @@ def test_a_run_with_a_lambda_runs_again_with_its_graph_made_anew(tiny: TinyRuns)
 def test_phases_are_recorded_and_a_rerun_of_them_is_refused(tiny: TinyRuns) -> None:
     folder = tiny.run(two_phases, None, record="rollout").folder
     assert len(rows_of(folder, "rollout")) > 0
-    steps = [step for step, _ in files_of(folder / "recorded")]
+    steps = [step for step, _ in assignment_files(folder / "recorded")]
     assert steps == list(range(steps[-1] + 1))
     with pytest.raises(RunError, match="it is the run of a Program"):
         rerun(folder, ["rollout"], 1)

@@ -18,7 +18,7 @@ from dataflow.graph import Graph
 from engine.api import Result, resume
 from engine.keep.checkpoint.cut import Cut
 from engine.keep.end_record import RunEnd, end_of
-from engine.keep.reader.run_summary import NO_WORD, summary
+from engine.keep.reader.run_summary import NO_WORD, read_summary
 from graphs.grpo import grpo
 from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, killable_run, require_stopped
@@ -89,9 +89,9 @@ def test_killed_as_a_file_is_written(
             os.sched_yield()
         process.kill()
         process.wait()
-    assert summary(killed).state == NO_WORD
+    assert read_summary(killed).state == NO_WORD
     resume(killed)
-    assert summary(killed).state == "finished"
+    assert read_summary(killed).state == "finished"
     require_same_runs(killed, whole("evaluated"))
 
 
@@ -123,10 +123,13 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     with killable(tiny, "followed", "hold=3") as process:
         kit.wait_for(process, "step 3")
         there = kit.descendants(process.pid)
-        assert (summary(killed).state, summary(killed).step) == ("running", 3)
+        assert (read_summary(killed).state, read_summary(killed).step) == ("running", 3)
         process.send_signal(signal.SIGINT)
         assert "Ctrl-C again" in require_stopped(process, killed, "Ctrl-C", 130)
-    assert (summary(killed).state, summary(killed).reason) == ("interrupted", "stopped by Ctrl-C")
+    assert (read_summary(killed).state, read_summary(killed).reason) == (
+        "interrupted",
+        "stopped by Ctrl-C",
+    )
     require_ended(there)
     assert resume(killed).step == STEPS
     require_same_runs(killed, whole("followed"))

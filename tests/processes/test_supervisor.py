@@ -23,7 +23,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, KernelError, RunError
 from dataflow.schema import Prompt
 from dataflow.user import OperatorDeclaration
-from engine.keep.checkpoint.cut import write_rows
+from engine.keep.checkpoint.cut import write_waiting_rows
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import FLOW
@@ -100,7 +100,7 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
 
 def test_rows_from_a_file_and_rows_to_a_file(start: Start, tmp_path: Path) -> None:
     keys = Keys.of([5, 6])
-    write_rows(tmp_path / "numbers.arrow", Batch.make(keys, {"prompt": ["5", "6"]}, Prompt))
+    write_waiting_rows(tmp_path / "numbers.arrow", Batch.make(keys, {"prompt": ["5", "6"]}, Prompt))
     with start(host_plans.plan()) as supervisor:
         ref = supervisor.ask({"source": KeepRows(file=tmp_path / "numbers.arrow")})["source"]
         assert ref.keys.position.tolist() == [5, 6]

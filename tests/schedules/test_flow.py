@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.records import Flow, Record
 from engine.keep.flow.segments import read_live, read_steps
@@ -121,7 +121,7 @@ def _rows_are_those_of_the_run(run: Simulation, steps: list[Flow]) -> None:
     """Every train node trained the rows that it was told to; lags count those with a version."""
     if not steps:
         return
-    whole = total(steps)
+    whole = sum_flows(steps)
     told: Counter[str] = Counter()
     for _, said in run.history.instructions:
         if isinstance(said, m.TrainStep):

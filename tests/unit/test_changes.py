@@ -14,8 +14,8 @@ from dataflow.graph import Graph
 from dataflow.program import Program
 from dataflow.settings import edited, settable
 from engine.keep.checkpoint.layout_changes import layout_changes
-from engine.keep.checkpoint.outdated_rows import outdated
-from engine.keep.checkpoint.parameter_edits import edits, require_changeable
+from engine.keep.checkpoint.outdated_rows import find_outdated_sources
+from engine.keep.checkpoint.parameter_edits import parameter_edits, require_edits_allowed
 from engine.keep.checkpoint.provenance import ProvenanceRecord, provenance
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan
@@ -50,23 +50,23 @@ def test_only_what_a_position_or_the_start_depends_on_is_fixed(graph: Graph) -> 
 
 def test_an_edit_names_node_parameter_and_both_values(graph: Graph) -> None:
     settings = ["rollout.n=4", "train_policy.clipped_policy_loss.clip=0.3"]
-    found = edits(graph, edited(graph, settings))
+    found = parameter_edits(graph, edited(graph, settings))
     assert [(e.where, e.what, e.old, e.new, e.fixed) for e in found] == [
         ("node rollout", "n", "2", "4", ""),
         ("node train_policy", "loss.clipped_policy_loss.clip", "0.2", "0.3", ""),
     ]
-    require_changeable(found, "runs/x")
-    assert edits(graph, graph) == ()
+    require_edits_allowed(found, "runs/x")
+    assert parameter_edits(graph, graph) == ()
 
 
 def test_in_a_program_a_phase_that_is_over_does_not_change(graph: Graph) -> None:
     program = Program((graph, 2), (graph, 3))
-    (edit,) = edits(program, edited(program, ["1/rollout.n=4"]))
+    (edit,) = parameter_edits(program, edited(program, ["1/rollout.n=4"]))
     assert (edit.where, edit.phase) == ("node 1/rollout", 1)
-    require_changeable([edit], "runs/x")
+    require_edits_allowed([edit], "runs/x")
     told = "runs/x: node 1/rollout: n: phase 1 has ended, so from 2 to 4 would change nothing. Fix:"
     with pytest.raises(CheckpointError, match=told):
-        require_changeable([edit], "runs/x", ended=1)
+        require_edits_allowed([edit], "runs/x", ended=1)
 
 
 @pytest.mark.parametrize(("settings", "anew"), [
@@ -84,17 +84,17 @@ def test_waiting_rows_go_on_unless_something_above_them_changed(
     plan = planned(graph)
     before = ProvenanceRecord(made_of=provenance(graph))
     after = ProvenanceRecord(made_of=provenance(edited(graph, [settings])))
-    found, why = outdated(plan, before, after)
+    found, why = find_outdated_sources(plan, before, after)
     assert (list(found), bool(why)) == (["prompts"] * anew, anew)
-    assert outdated(plan, before, before) == (frozenset(), "")
-    assert outdated(plan, None, after) == (frozenset(), "")
+    assert find_outdated_sources(plan, before, before) == (frozenset(), "")
+    assert find_outdated_sources(plan, None, after) == (frozenset(), "")
 
 
 def test_another_model_or_source_file_makes_all_rows_anew(graph: Graph) -> None:
     made_of = provenance(graph)
     other = replace(made_of, sources={**made_of.sources, "tests.kit.run_graphs": "content x"})
     before, after = ProvenanceRecord(made_of=made_of), ProvenanceRecord(made_of=other)
-    assert outdated(planned(graph), before, after)[0] == {"prompts"}
+    assert find_outdated_sources(planned(graph), before, after)[0] == {"prompts"}
 
 
 def test_finished_prompts_that_begin_again_come_first_and_none_is_lost() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.errors import CheckpointError, StorageError
 from dataflow.schema import Rollout
-from engine.keep.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
+from engine.keep.checkpoint.cut import Cut, SourceCut, read_waiting_rows, write_waiting_rows
 from engine.keep.checkpoint.store import MANIFEST, CheckpointStore, StoredCheckpoint
 from tests.kit.turns import example_count
 
@@ -348,8 +348,8 @@ def test_rows_are_read_back_exactly(
 ) -> None:
     path = tmp_path_factory.mktemp("rows") / "rollout.arrow"
     rows = _rollout(lengths)
-    write_rows(path, rows)
-    again = read_rows(path)
+    write_waiting_rows(path, rows)
+    again = read_waiting_rows(path)
     assert again.keys.rows() == rows.keys.rows()
     assert again.records.equals(rows.records)
     assert again.records.schema.equals(rows.records.schema)
@@ -361,11 +361,11 @@ UNREADABLE = r"rollout\.arrow: expected rows as an Arrow file"
 def test_rows_that_are_not_there_or_cut_short_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rollout.arrow"
     with pytest.raises(CheckpointError, match=UNREADABLE):
-        read_rows(path)
-    write_rows(path, _rollout([2, 3]))
+        read_waiting_rows(path)
+    write_waiting_rows(path, _rollout([2, 3]))
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CheckpointError, match=UNREADABLE):
-        read_rows(path)
+        read_waiting_rows(path)
 
 
 def _write_arrow(path: Path, records: pa.RecordBatch) -> None:
@@ -381,7 +381,7 @@ def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rollout.arrow"
     _write_arrow(path, Batch(Keys.of([1, 2]), records).with_keys())
     with pytest.raises(CheckpointError, match=UNREADABLE):
-        read_rows(path)
+        read_waiting_rows(path)
 
 
 @pytest.mark.parametrize("names", [["x", "y", "z"], ["key.position", "key.sample", "key.attempt"]])
@@ -390,4 +390,4 @@ def test_a_file_without_proper_keys_is_refused(tmp_path: Path, names: list[str])
     records = pa.RecordBatch.from_arrays([pa.array([1], pa.int16())] * 3, names=names)
     _write_arrow(path, records)
     with pytest.raises(CheckpointError, match=r"expected rows with keys key.position"):
-        read_rows(path)
+        read_waiting_rows(path)

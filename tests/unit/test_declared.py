@@ -25,7 +25,7 @@ from dataflow.schema import Reward, Rollout, column
 from dataflow.snapshot import fingerprint, from_json, modules, to_json
 from dataflow.user import Columns, operator
 from engine.api import plan
-from engine.keep.untrusted_files import imports, reading
+from engine.keep.untrusted_files import list_imports, reading
 from engine.plan.explain import explain
 from graphs.grpo import grpo
 from operators.losses import clipped_policy_loss
@@ -303,11 +303,11 @@ def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(
 ) -> None:
     file, behind = tmp_path / "graph.json", tmp_path / "behind"
     file.write_text(_forged(CHANGES["function"], grpo("m", "d", exact)))
-    assert imports(file) == [f"imports {LOUD} from {tmp_path / LOUD}.py"]
+    assert list_imports(file) == [f"imports {LOUD} from {tmp_path / LOUD}.py"]
     behind.mkdir()
     (tmp_path / f"{LOUD}.py").rename(behind / f"{LOUD}.py")
-    assert imports(file) == [f"imports {LOUD} from nowhere: it is not found"]
-    assert imports(file, [str(behind)]) == [
+    assert list_imports(file) == [f"imports {LOUD} from nowhere: it is not found"]
+    assert list_imports(file, [str(behind)]) == [
         f"imports {LOUD} from {behind / LOUD}.py",
         f"what these import is also looked for in {behind}",
     ]

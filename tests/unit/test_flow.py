@@ -16,7 +16,7 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.settings import Settings
 from engine.keep.flow import segments
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.records import (
     Began,
@@ -170,7 +170,7 @@ def test_several_stretches_are_one() -> None:
         cuts={"p": CutFlow(ready=0, lags=[0, 0, 7])},
         workers={"w": WorkerFlow(memory=6)},
     )
-    whole = total([first, second])
+    whole = sum_flows([first, second])
     assert (whole.start, whole.end, whole.step) == (0.0, 2.0, 2)
     blames = {"b": 0.5, "c": 0.75}
     replica = ReplicaFlow(busy=0.75, for_rows=1.25, blames=blames, rows=4, version=1)
@@ -302,7 +302,7 @@ def told(plan: Plan, folder: Path, **durations: Any) -> list[str]:
     """The sentences of a simulated run, without its first Step."""
     simulated(plan, folder, **durations)
     flows = [record for record in read_steps(folder) if isinstance(record, Flow)]
-    return sentences(total(flows[1:]), json.loads(plan.to_json()))
+    return sentences(sum_flows(flows[1:]), json.loads(plan.to_json()))
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_a_nodes_replicas_are_blamed_together() -> None:
 def test_the_nodes_of_another_phase_do_not_count() -> None:
     first = flow(1, phase=1, nodes={"pretrain@w": ReplicaFlow(busy=1.0)})
     second = flow(2, phase=2, nodes={"train_policy@w": ReplicaFlow(busy=1.0)})
-    assert total([first, second]) == second
+    assert sum_flows([first, second]) == second
 
 
 def test_a_slow_replica_is_named(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from dataflow.errors import DataError
 from engine.keep.metrics.metric_lines import METRICS, MetricTail, recorded_rows, recorded_steps
 from engine.keep.reader.metric_index import MetricIndex, ascending_rows
 from engine.keep.reader.open_folder import open_run
-from engine.keep.reader.run_summary import NO_WORD, summarize, summary
+from engine.keep.reader.run_summary import NO_WORD, read_summary, summarize
 from engine.keep.run_measurements import seconds_by_step
-from engine.watch.run_description import listed
+from engine.watch.run_description import describe_in_list
 from tests.kit.kept_runs import kept_run
 
 DAMAGED = ("", "[1]", "{}", '{"step": -1}', '{"step": true}', '{"step": 1.5}', '{"step": NaN}')
@@ -48,7 +48,7 @@ def test_all_readers_agree_on_the_rows(
     with open_run(path.parent) as folder:
         index.refresh(folder)
         assert list(ascending_rows(folder)) == counted
-        assert listed("run", folder)["step"] == summarize(folder, path.parent).step
+        assert describe_in_list("run", folder)["step"] == summarize(folder, path.parent).step
     assert index.steps.tolist() == [row["step"] for row in counted]
     assert index.last == (counted[-1] if counted else {})
     with open(path, "rb") as file:
@@ -80,8 +80,8 @@ def test_the_list_and_the_page_say_the_same_of_a_run(tmp_path: Path) -> None:
     rows = [{"step": 1, "reward/b/mean": 0.5, "reward/a/max": 9.0}, {"step": 2, "eval/reward": 1.0}]
     run = kept_run(tmp_path / "a", rows=rows, torn='{"step": 3, "rew')
     with open_run(run) as folder:
-        line = listed("a", folder)
-    told = summary(run)
+        line = describe_in_list("a", folder)
+    told = read_summary(run)
     assert told.reward is not None
     assert (line["step"], line["reward"]) == (told.step, told.reward.value) == (2, 0.5)
     assert (told.reward.metric, told.reward.step) == ("reward/b/mean", 1)

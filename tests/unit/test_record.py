@@ -24,15 +24,15 @@ from engine.keep.record.assignments import Assignments, step_file
 from engine.keep.record.place import (
     RecordPlace,
     begin_life,
-    folder_of,
+    node_folder,
     nodes_in,
-    require_known,
+    require_recordable,
     row_file,
     row_files,
 )
 from engine.keep.record.recorder import RowRecorder
 from engine.keep.record.stored_assignments import Told
-from engine.keep.record.stored_rows import StoredRows, batch_of, cut_after, read_file
+from engine.keep.record.stored_rows import StoredRows, cut_after, read_file, recorded_batch
 from engine.protocol import messages as m
 from engine.protocol.events import EventHeard, InstructionTold, WritingBegan
 from engine.protocol.refs import Gather, Ref
@@ -189,7 +189,7 @@ def test_the_cut_leaves_each_row_once(place: RecordPlace) -> None:
     )
     for number, rows in ((0, (1, 2)), (1, (1, 2)), (2, (3,)), (3, (4, 5)), (9, (8,))):
         write(place, number, *rows)
-    folder_of(place.folder, "made").joinpath(".1-1-1-w.parquet.tmp").write_bytes(b"torn")
+    node_folder(place.folder, "made").joinpath(".1-1-1-w.parquet.tmp").write_bytes(b"torn")
     cut_after(place.folder, PLAN, 1)
     files = row_files(place.folder, "made")
     left = {file.first: read_file(file.path)["key.position"].to_pylist() for file in files}
@@ -200,7 +200,7 @@ def test_the_cut_leaves_each_row_once(place: RecordPlace) -> None:
     assert rows["key.position"].to_pylist() == [4, 1]
     assert rows["made.version"].to_pylist() == [3, 3]
     assert rows["made.step"].to_pylist() == [None, None]
-    assert batch_of(rows).ragged("advantage").values.tolist() == [0.5] * 4
+    assert recorded_batch(rows).ragged("advantage").values.tolist() == [0.5] * 4
 
 
 def test_rows_that_only_a_later_chunk_has_on_the_disk_are_found_there(place: RecordPlace) -> None:
@@ -273,7 +273,7 @@ def test_any_name_of_a_node_is_a_folder_of_its_own(name: str, worker: str) -> No
 def test_nodes_are_named_as_in_the_graph(tmp_path: Path) -> None:
     names = [".hidden", "_assignments", "a/b", "rollout"]
     for name in names:
-        folder_of(tmp_path, name).mkdir(parents=True)
+        node_folder(tmp_path, name).mkdir(parents=True)
     begin_life(tmp_path)
     assert nodes_in(tmp_path) == names
 
@@ -284,9 +284,9 @@ def test_nodes_are_named_as_in_the_graph(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_what_cannot_be_recorded_is_refused(text: str, told: str) -> None:
     with pytest.raises(PlanError) as refused:
-        require_known([PLAN], text)
+        require_recordable([PLAN], text)
     assert told in str(refused.value)
-    require_known([PLAN], "made, all")
+    require_recordable([PLAN], "made, all")
 
 
 # cells
@@ -346,11 +346,11 @@ def test_checkpoints_for_good_stay_and_displace_none(tmp_path: Path) -> None:
         store.write(step, lambda folder: None, {}, **how)
 
     write(2)
-    write(3, kept=True)
+    write(3, for_good=True)
     write(4, timed=True)
     assert store.steps() == [2, 3, 4]
     write(5)
-    write(6, kept=True)
+    write(6, for_good=True)
     write(7)
     assert CheckpointStore(tmp_path, keep=1).steps() == [3, 4, 6, 7]
     store.truncate_after(3)

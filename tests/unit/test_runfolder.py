@@ -19,7 +19,7 @@ from engine.keep import run_folder as runfolder
 from engine.keep.metrics.sinks import JsonLines
 from engine.keep.run_folder import LOCK, RunFolder
 from engine.keep.trace.timeline import Trace
-from engine.keep.worker_logs import logged
+from engine.keep.worker_logs import log_to_file
 
 
 def test_a_new_run_folder_records_what_is_run(run_folder: RunFolder) -> None:
@@ -208,7 +208,7 @@ def _go_on(path: Path) -> None:
     with RunFolder.open_existing(path) as run_folder:
         JsonLines().open(run_folder, {})
         Trace(run_folder.trace / "run_0.json")
-        with logged(run_folder.log("main")):
+        with log_to_file(run_folder.log("main")):
             pass
 
 

@@ -15,7 +15,13 @@ from dataflow.errors import RunError, StorageError
 from engine.cli import main
 from engine.cli.runs import listed
 from engine.keep.end_record import EndRecord, RunEnd, end_of
-from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, summaries, summary
+from engine.keep.reader.run_summary import (
+    NO_WORD,
+    LastValue,
+    RunSummary,
+    read_summaries,
+    read_summary,
+)
 from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.replay.run_diff import run_differences
@@ -74,14 +80,14 @@ def test_an_end_that_cannot_be_written_hides_no_error(
 
 def test_the_state_of_a_run(tmp_path: Path) -> None:
     with RunFolder.create("going", tmp_path) as folder:
-        assert summary(folder.path).state == "running"
-    assert summary(folder.path).state == NO_WORD
+        assert read_summary(folder.path).state == "running"
+    assert read_summary(folder.path).state == NO_WORD
     with RunFolder.open_existing(folder.path):  # being asked left no lock behind
-        assert summary(folder.path).state == "running"
-    assert summary(kept_run(tmp_path / "old")).state == NO_WORD
-    found = summary(kept_run(tmp_path / "ended", ended=DONE))
+        assert read_summary(folder.path).state == "running"
+    assert read_summary(kept_run(tmp_path / "old")).state == NO_WORD
+    found = read_summary(kept_run(tmp_path / "ended", ended=DONE))
     assert (found.state, found.reason) == ("finished", "all steps are done")
-    found = summary(kept_run(tmp_path / "damaged", ended={"state": "gone"}))
+    found = read_summary(kept_run(tmp_path / "damaged", ended={"state": "gone"}))
     assert found.state == "unknown"
     assert "ended.json: expected how the run ended" in found.problem
     assert "Fix: delete" in found.problem
@@ -89,7 +95,7 @@ def test_the_state_of_a_run(tmp_path: Path) -> None:
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     values = rows(3, reward__mean=0.25, loss__dpo=1.0)
-    found = summary(kept_run(tmp_path / "a", rows=values, torn='{"step":4,"reward/me'))
+    found = read_summary(kept_run(tmp_path / "a", rows=values, torn='{"step":4,"reward/me'))
     assert (found.step, found.problem) == (3, "")
     assert found.reward == LastValue(metric="reward/mean", value=0.75, step=3)
     assert found.loss == LastValue(metric="loss/dpo", value=3.0, step=3)
@@ -101,7 +107,7 @@ def test_an_evaluation_may_be_of_an_earlier_step(tmp_path: Path) -> None:
     values[0]["eval/initial/reward"] = 0.1
     values[19] |= {"eval/rows": 64.0, "eval/reward": 0.375}
     values.append({"step": 50, "reward/mean": None, "loss/forged": 10**400})
-    found = summary(kept_run(tmp_path / "a", rows=values))
+    found = read_summary(kept_run(tmp_path / "a", rows=values))
     assert found.evaluation == LastValue(metric="eval/reward", value=0.375, step=20)
     assert found.reward == LastValue(metric="reward/mean", value=None, step=50)
     assert found.loss == LastValue(metric="loss/forged", value=None, step=50)
@@ -112,7 +118,7 @@ def test_only_the_end_of_the_metrics_is_read(tmp_path: Path) -> None:
     file = run / "metrics.jsonl"
     assert file.stat().st_size > 1 << 17
     file.write_bytes(b"\xff" * 1000 + file.read_bytes())
-    found = summary(run)
+    found = read_summary(run)
     assert (found.step, found.problem) == (4000, "")
     assert found.reward == LastValue(metric="reward/mean", value=4000, step=4000)
 
@@ -120,7 +126,7 @@ def test_only_the_end_of_the_metrics_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "x"}', "[" * 100_000, "nan"])
 def test_a_whole_line_that_is_no_row_is_said(tmp_path: Path, line: str) -> None:
     run = kept_run(tmp_path / "a", torn=f"{line}\n")
-    assert f"{run}/metrics.jsonl: expected a JSON object with a step" in summary(run).problem
+    assert f"{run}/metrics.jsonl: expected a JSON object with a step" in read_summary(run).problem
 
 
 def test_runs_come_last_written_first_and_other_folders_are_counted(tmp_path: Path) -> None:
@@ -128,10 +134,10 @@ def test_runs_come_last_written_first_and_other_folders_are_counted(tmp_path: Pa
         kept_run(tmp_path / name, written=written)
     (tmp_path / "tiny").mkdir()
     (tmp_path / "file").touch()
-    found, others = summaries(tmp_path)
+    found, others = read_summaries(tmp_path)
     assert [run.name for run in found] == ["new", "middle", "old"]
     assert others == 1
-    assert [run.name for run in summaries(tmp_path / "old")[0]] == ["old"]
+    assert [run.name for run in read_summaries(tmp_path / "old")[0]] == ["old"]
 
 
 def test_the_size_counts_every_file_but_not_what_links_lead_to(tmp_path: Path) -> None:
@@ -139,7 +145,7 @@ def test_the_size_counts_every_file_but_not_what_links_lead_to(tmp_path: Path) -
     (run / "checkpoints" / "step_1").mkdir(parents=True)
     (run / "checkpoints" / "step_1" / "model").write_bytes(b"x" * 5000)
     os.symlink("/dev/zero", run / "link")
-    assert 5002 <= summary(run).nbytes <= 5200
+    assert 5002 <= read_summary(run).nbytes <= 5200
 
 
 RUNS = [

@@ -21,7 +21,7 @@ from dataflow.model import Model
 from dataflow.shown import printable, shown_bytes, shown_number
 from engine.cli.peek import shown
 from engine.cli.screen import say
-from engine.keep.worker_logs import logged
+from engine.keep.worker_logs import log_to_file
 from engine.session.progress import Progress
 from operators.data import prompts
 from operators.generate import generate
@@ -132,7 +132,7 @@ def test_the_screen_the_log_and_the_progress_are_escaped(
     stream = io.StringIO()
     with Progress(3, title=HOSTILE, stream=stream) as progress:
         progress.update({"step": 1, f"eval/{HOSTILE}": 1.0, "time/step": 1.0})
-    with logged(tmp_path / "log"):
+    with log_to_file(tmp_path / "log"):
         said = HOSTILE.replace("\ud800", "")  # pytest itself sends what it captures on as UTF-8
         logging.getLogger("engine.test").warning("it said %s", said)
     log = (tmp_path / "log").read_text(encoding="utf-8")

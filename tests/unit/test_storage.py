@@ -32,7 +32,7 @@ from engine.keep.metrics.sinks import JsonLines, View
 from engine.keep.run_folder import RunFolder
 from engine.keep.samples import SamplesBehind, SampleWriter
 from engine.keep.trace.timeline import Trace, read_trace
-from engine.keep.worker_logs import LogFile, logged
+from engine.keep.worker_logs import LogFile, log_to_file
 from engine.plan.options import RunOptions
 from engine.plan.plan import PlannedModel
 from engine.protocol.events import StepEnded
@@ -212,7 +212,7 @@ def test_a_log_that_cannot_be_written_neither_ends_nor_hides(
     monkeypatch.setattr(LogFile, "_open", lambda self: full)
 
     def run() -> None:
-        with logged(tmp_path / "main.log"):
+        with log_to_file(tmp_path / "main.log"):
             for text in ("one", "two"):
                 logging.getLogger("engine.test").info(text)
             raise RunError("the cause")
@@ -227,7 +227,7 @@ def test_a_log_that_cannot_be_written_neither_ends_nor_hides(
 def test_a_log_has_where_the_run_was_ended_and_the_screen_has_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ZeroDivisionError), logged(tmp_path / "main.log"):
+    with pytest.raises(ZeroDivisionError), log_to_file(tmp_path / "main.log"):
         _ = 1 // 0
     assert "ZeroDivisionError" in (tmp_path / "main.log").read_text()
     assert capsys.readouterr().err == ""
@@ -269,8 +269,8 @@ def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
 
 def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> None:
     code = (
-        "import os, sys; from engine.keep.worker_logs import output_that_cannot_fail;"
-        " output_that_cannot_fail();[print('x' * 1000) for _ in range(100)]; print('y',"
+        "import os, sys; from engine.keep.worker_logs import make_output_ignore_full_disk;"
+        " make_output_ignore_full_disk();[print('x' * 1000) for _ in range(100)]; print('y',"
         " file=sys.stderr); sys.stdout.flush(); os._exit(7)"
     )
     with open("/dev/full", "w") as full:

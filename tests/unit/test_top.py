@@ -24,7 +24,7 @@ from engine.keep.flow.records import (
 )
 from engine.keep.flow.segments import LiveSegments, StepSegments
 from engine.keep.reader.run_summary import RunSummary
-from engine.watch.top.page import page
+from engine.watch.top.page import page_lines
 from engine.watch.top.run_view import RunReader, SeenRun
 from tests.kit.comparison import require_golden
 from tests.kit.kept_runs import kept_run
@@ -133,7 +133,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def text_of(seen: SeenRun, width: int = 100, *, replicas: bool = False) -> str:
-    lines = [line.plain for line in page(seen, width=width, replicas=replicas)]
+    lines = [line.plain for line in page_lines(seen, width=width, replicas=replicas)]
     assert max(map(len, lines)) <= width
     return "\n".join(lines) + "\n"
 
@@ -231,7 +231,7 @@ def test_no_line_is_wider_than_the_screen_and_none_has_control_characters(
     ended = RunSummary(name=names[0], path="x", state="running", reason=names[-1] * 9)
     row = {f"reward/{name}/mean": 0.5 for name in names} | {"reward/mean": 0.5}
     seen = SeenRun(run=ended, title=names[0], row=row, flow=found, stretch="Step 1", waits=names)
-    for line in page(seen, width=width, replicas=replicas):
+    for line in page_lines(seen, width=width, replicas=replicas):
         assert len(line) <= width
         assert line.plain.isprintable() or not line.plain
 

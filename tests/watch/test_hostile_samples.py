@@ -15,8 +15,8 @@ from engine.cli import main
 from engine.keep.reader.sample_index import SampleQuery
 from engine.keep.reader.sample_rows import as_text, prompt_of
 from engine.keep.samples import SampleWriter
-from engine.watch.json_answers import encoded
-from engine.watch.report import report
+from engine.watch.json_answers import encode_answer
+from engine.watch.report import make_report
 from engine.watch.run_questions import ServedRuns
 from tests.kit.watched import sample_rows, watched_run
 
@@ -40,14 +40,16 @@ def test_what_are_no_messages_is_plain_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", [*TEXTS, CLOSED, "\ud800", "[{}]", "[{", ""])
 def test_any_text_can_be_an_answer(text: str) -> None:
-    encoded({"prompt": prompt_of(text), "short": as_text(text)})
+    encode_answer({"prompt": prompt_of(text), "short": as_text(text)})
 
 
 def test_messages_are_read_and_half_characters_are_codes() -> None:
     messages = [{"role": "user", "content": "hello"}]
     assert prompt_of(json.dumps(messages)) == messages
     assert prompt_of(json.dumps(messages * 70)) == [*messages * 64, "... 70 in all"]
-    assert json.loads(encoded({"a\ud800": ["\udfff", ("x",)]})) == {"a\\ud800": ["\\udfff", ["x"]]}
+    assert json.loads(encode_answer({"a\ud800": ["\udfff", ("x",)]})) == {
+        "a\\ud800": ["\\udfff", ["x"]]
+    }
 
 
 def with_texts(run: Path) -> Path:
@@ -65,12 +67,12 @@ def test_one_bad_row_is_shown_and_the_others_too(tmp_path: Path) -> None:
     found = runs.samples("a", SampleQuery())
     assert found["total"] == 5 * 4 + len(TEXTS)
     assert [row["completion"] for row in found["rows"][: len(TEXTS)]] == [t[:300] for t in TEXTS]
-    encoded(found)
+    encode_answer(found)
     for row in found["rows"]:
         key = (row["step"], row["node"], row["position"], row["sample"])
-        encoded(runs.sample("a", *key))
-    encoded(runs.edge("a", "rollout->score"))
-    assert "&quot;\\ud800&quot;" in report(runs, "a", now=0.0)
+        encode_answer(runs.sample("a", *key))
+    encode_answer(runs.edge("a", "rollout->score"))
+    assert "&quot;\\ud800&quot;" in make_report(runs, "a", now=0.0)
 
 
 def test_the_report_of_such_a_run_is_written(
@@ -127,8 +129,8 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(
         assert steps == {1, 2, 4, 5, 6}
         (problem,) = found["problems"]
         assert problem.startswith("step_000003.parquet is damaged and left out: ")
-        encoded(found)
-    page = report(runs, "a", now=0.0)
+        encode_answer(found)
+    page = make_report(runs, "a", now=0.0)
     assert "step_000003.parquet is damaged" in page
     assert "6.0&lt;/script&gt;" in page
 
@@ -153,10 +155,10 @@ def test_a_record_that_is_no_json_is_no_error(name: str, content: bytes, tmp_pat
     watched_run(tmp_path / "b", samples=2)
     (run / f"{name}.json").write_bytes(content)
     runs = ServedRuns(tmp_path)
-    encoded([runs.runs(), runs.run("a", None), runs.flow("a", None, None)])
-    encoded(runs.compare(["a", "b"]))
-    encoded(runs.watcher("a").look())
-    report(runs, "a", now=0.0)
+    encode_answer([runs.runs(), runs.run("a", None), runs.flow("a", None, None)])
+    encode_answer(runs.compare(["a", "b"]))
+    encode_answer(runs.watcher("a").look())
+    make_report(runs, "a", now=0.0)
     assert main(["top", "--once", str(run)]) == 0
 
 
@@ -171,5 +173,5 @@ def test_a_line_of_metrics_that_is_no_text_is_left_out(tmp_path: Path) -> None:
 def test_a_folder_whose_name_is_no_text_is_listed(tmp_path: Path) -> None:
     watched_run(tmp_path / "a", samples=0)
     watched_run(tmp_path / b"b\xff".decode("utf-8", "surrogateescape"), samples=0)
-    names = [run["name"] for run in json.loads(encoded(ServedRuns(tmp_path).runs()))]
+    names = [run["name"] for run in json.loads(encode_answer(ServedRuns(tmp_path).runs()))]
     assert sorted(names) == ["a", "b\\udcff"]

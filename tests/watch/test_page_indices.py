@@ -23,7 +23,7 @@ from engine.keep.reader.sample_index import SampleIndex, SampleQuery
 from engine.keep.samples import SampleWriter
 from engine.watch.critical_path import critical_path
 from engine.watch.pace import BYTES_A_SECOND, Pace
-from engine.watch.series import series
+from engine.watch.series import thinned_series
 from engine.watch.token_texts import read_vocabulary
 from tests.kit.turns import example_count
 from tests.kit.watched import flow, sample_rows, watched_run, write_flows
@@ -91,7 +91,7 @@ def test_columns_are_those_of_the_file_whatever_happens_to_it(
                 file.change(how, count)
                 os.utime(file.path, ns=(1, file.path.stat().st_mtime_ns + 1 + file.made))
                 continue
-            found = series(index, folder, ["a", "eval/x"])
+            found = thinned_series(index, folder, ["a", "eval/x"])
             assert found["steps"] == [row["step"] for row in file.rows]
             for name, values in found["series"].items():
                 assert values == [row.get(name) for row in file.rows]
@@ -109,7 +109,7 @@ def test_thinned_curves_keep_every_extreme(
 ) -> None:
     rows = [{"step": at + 1, "x": value} for at, value in enumerate(values)]
     with run_of(tmp_path_factory.mktemp("runs"), rows) as folder:
-        found = series(MetricIndex(), folder, ["x"], points=points)
+        found = thinned_series(MetricIndex(), folder, ["x"], points=points)
     shown, known = found["series"]["x"], [v for v in values if v is not None]
     assert len(shown) == len(found["steps"]) <= max(points, 2)
     assert found["steps"] == sorted(found["steps"])

@@ -13,7 +13,7 @@ from dataflow.snapshot import to_json
 from engine.cli import main
 from engine.keep.flow.records import Tombstones
 from engine.keep.flow.segments import StepSegments
-from engine.watch.report import report
+from engine.watch.report import make_report
 from engine.watch.run_questions import ServedRuns
 from tests.kit.graphs import small_grpo
 from tests.kit.watched import watched_run
@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(run: Path) -> Page:
-    return Page(report(ServedRuns(run.parent), "a", now=0.0))
+    return Page(make_report(ServedRuns(run.parent), "a", now=0.0))
 
 
 def test_a_report_has_all_parts_and_no_script(page: Page) -> None:
@@ -122,6 +122,6 @@ def test_of_a_run_that_left_little_there_is_a_report(tmp_path: Path) -> None:
     run = tmp_path / "bare"
     run.mkdir()
     (run / "versions.json").write_text("{}")
-    page = Page(report(ServedRuns(tmp_path), "bare", now=0.0))
+    page = Page(make_report(ServedRuns(tmp_path), "bare", now=0.0))
     assert page.headings == ["Errors"]
     assert "graph.json: no such file" in page.words

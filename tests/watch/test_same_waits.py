@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from engine.keep.flow.records import Flow, ReplicaFlow, WorkerFlow
 from engine.keep.flow.segments import LiveSegments
-from engine.watch.report import report
+from engine.watch.report import make_report
 from engine.watch.run_questions import ServedRuns
 from engine.watch.top.run_view import RunReader
 from tests.kit.watched import SMALL, plan_of, watched_run, write_flows
@@ -64,7 +64,7 @@ def first_sentences(run: Path) -> dict[str, str]:
     """By who says it."""
     runs = ServedRuns(run.parent)
     seen = RunReader(run).look()
-    words = html.unescape(report(runs, run.name, now=0.0))
+    words = html.unescape(make_report(runs, run.name, now=0.0))
     found = {
         "answer": runs.flow(run.name, None, None)["sentences"][0],
         "top": seen.waits[0],
@@ -112,7 +112,7 @@ def test_live_the_page_and_top_say_what_computes_for_long(running: None, tmp_pat
 
 
 def test_a_running_runs_report_names_both_stretches(running: None, tmp_path: Path) -> None:
-    words = report(ServedRuns(tmp_path), run_of(tmp_path, list(moved())).name, now=0.0)
+    words = make_report(ServedRuns(tmp_path), run_of(tmp_path, list(moved())).name, now=0.0)
     assert "In the last 10 s:" in words
     assert "In Steps 1 to 40:" in words
 

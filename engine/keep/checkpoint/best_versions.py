@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dataflow.errors import CheckpointError
 from dataflow.storage import sync_folder, sync_tree, writing
-from engine.keep.checkpoint.step_folders import delete, steps_of, temp_of
+from engine.keep.checkpoint.step_folders import delete_folder, steps_of_names, temp_of
 
 SCORE = "score.json"
 
@@ -31,7 +31,10 @@ class BestVersions:
     """
 
     def __init__(self, directory: Path, keep: Mapping[str, int], *, phase: int = 0) -> None:
-        of = f"best_phase_{phase}_" if phase else "best_"
+        if phase:
+            of = f"best_phase_{phase}_"
+        else:
+            of = "best_"
         self._folders = {name: directory / f"{of}{name}" for name in keep}
         self._keep = dict(keep)
 
@@ -53,7 +56,7 @@ class BestVersions:
                 (temp / SCORE).write_text(text, encoding="ascii")
                 sync_tree(temp)
                 if final.exists():  # the same version, evaluated again
-                    delete(final)
+                    delete_folder(final)
                 temp.rename(final)
                 sync_folder(final.parent)
         except BaseException:
@@ -65,16 +68,16 @@ class BestVersions:
         """Delete displaced versions, once a checkpoint is on disk or the run is over."""
         for name, keep in self._keep.items():
             for _, step in self._ranked(name)[keep:]:
-                delete(self._folders[name] / f"step_{step}")
+                delete_folder(self._folders[name] / f"step_{step}")
 
     def truncate_after(self, step: int) -> None:
         """Delete versions after this Step, from which the run resumes, and unfinished ones."""
         for name, folder in self._folders.items():
             for torn in folder.glob(".tmp-*"):
                 shutil.rmtree(torn)
-            for _, found in self._ranked(name):
-                if found > step:
-                    delete(folder / f"step_{found}")
+            for _, version in self._ranked(name):
+                if version > step:
+                    delete_folder(folder / f"step_{version}")
 
     def paths(self) -> dict[str, tuple[Path, ...]]:
         """The kept directories by evaluate node, the best first."""
@@ -87,8 +90,11 @@ class BestVersions:
     def _ranked(self, name: str) -> list[tuple[float, int]]:
         """(-score, step), the best first."""
         folder = self._folders[name]
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        return sorted((-_score(folder / f"step_{step}"), step) for step in steps_of(names))
+        if folder.is_dir():
+            names = [path.name for path in folder.iterdir()]
+        else:
+            names = []
+        return sorted((-_score(folder / f"step_{step}"), step) for step in steps_of_names(names))
 
 
 def _score(path: Path) -> float:

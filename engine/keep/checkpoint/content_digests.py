@@ -61,16 +61,16 @@ def data_content(files: Iterable[Path | str]) -> Content:
     """The content of these files, in order; a single one has no parts. A text is itself the digest
     of rows that are in no file of the user's. Raises OSError.
     """
-    whole, parts = hashlib.sha256(), {}
+    whole_hash, parts = hashlib.sha256(), {}
     for path in files:
         if isinstance(path, str):
-            whole.update(path.encode())
+            whole_hash.update(path.encode())
             continue
         with open(path, "rb") as file:
-            own = hashlib.file_digest(file, "sha256")
-        whole.update(own.digest())
-        parts[path.name] = own.hexdigest()[:_PART]
-    return Content(digest=whole.hexdigest()[:32], parts=parts if len(parts) > 1 else {})
+            file_hash = hashlib.file_digest(file, "sha256")
+        whole_hash.update(file_hash.digest())
+        parts[path.name] = file_hash.hexdigest()[:_PART]
+    return Content(digest=whole_hash.hexdigest()[:32], parts=parts if len(parts) > 1 else {})
 
 
 def model_content(base: str, *, whole: bool = False) -> Content | None:
@@ -80,13 +80,16 @@ def model_content(base: str, *, whole: bool = False) -> Content | None:
     folder = Path(base).expanduser()
     if not folder.is_dir():
         return None
-    every, parts = hashlib.sha256(), {}
+    whole_hash, parts = hashlib.sha256(), {}
     for path in sorted(p for p in folder.iterdir() if p.suffix in _MODEL_FILES and p.is_file()):
-        own = f"{path.name} {path.stat().st_size}\n".encode(), file_digest(path, whole=whole)
-        every.update(own[0])
-        every.update(own[1])
-        parts[path.name] = hashlib.sha256(b"".join(own)).hexdigest()[:_PART]
-    return Content(digest=every.hexdigest()[:32], parts=parts)
+        digest_parts = (
+            f"{path.name} {path.stat().st_size}\n".encode(),
+            file_digest(path, whole=whole),
+        )
+        whole_hash.update(digest_parts[0])
+        whole_hash.update(digest_parts[1])
+        parts[path.name] = hashlib.sha256(b"".join(digest_parts)).hexdigest()[:_PART]
+    return Content(digest=whole_hash.hexdigest()[:32], parts=parts)
 
 
 def code_content(text: str) -> Content:
@@ -96,17 +99,18 @@ def code_content(text: str) -> Content:
     except (SyntaxError, ValueError):
         body = []
     lines = text.splitlines()
-    parts = {
-        each.name: code_digest("\n".join(lines[_first(each) - 1 : each.end_lineno]))[:_PART]
-        for each in body
-        if isinstance(each, _DEFINITIONS)
-    }
+    parts: dict[str, str] = {}
+    for statement in body:
+        if isinstance(statement, _DEFINITIONS):
+            source = "\n".join(lines[_first(statement) - 1 : statement.end_lineno])
+            parts[statement.name] = code_digest(source)[:_PART]
     return Content(digest=code_digest(text), parts=parts)
 
 
 def _first(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
     """The line of its first decorator, or its own."""
-    return min([definition.lineno, *(each.lineno for each in definition.decorator_list)])
+    lines = [decorator.lineno for decorator in definition.decorator_list]
+    return min([definition.lineno, *lines])
 
 
 def file_digest(path: Path, *, whole: bool = False) -> bytes:
@@ -126,20 +130,21 @@ def file_digest(path: Path, *, whole: bool = False) -> bytes:
 
 def code_digest(text: str) -> str:
     """The digest of source code without comments and blank lines; of other text as it is."""
-    return hashlib.sha256(_code(text).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    code = _code(text).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(code).hexdigest()[:32]
 
 
 def _code(text: str) -> str:
     try:
-        comments, within = _marked(text)
+        comments, string_lines = _marked(text)
     except (tokenize.TokenError, SyntaxError):
         return text
     lines = text.splitlines()
     for number, column in comments:
         lines[number - 1] = lines[number - 1][:column]
     numbered = enumerate(lines, start=1)
-    kept = ((n, line if n in within else line.rstrip()) for n, line in numbered)
-    return "\n".join(line for n, line in kept if line or n in within)
+    kept_lines = ((n, line if n in string_lines else line.rstrip()) for n, line in numbered)
+    return "\n".join(line for n, line in kept_lines if line or n in string_lines)
 
 
 def _marked(text: str) -> tuple[list[tuple[int, int]], set[int]]:

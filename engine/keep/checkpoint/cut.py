@@ -49,10 +49,10 @@ class Cut:
         return msgspec.json.encode(self, order="sorted")
 
     @staticmethod
-    def from_json(data: bytes) -> Cut:
+    def from_json(content: bytes) -> Cut:
         """The inverse. Raises CheckpointError for other bytes, or a contradictory cut."""
         try:
-            cut = msgspec.json.decode(data, type=Cut)
+            cut = msgspec.json.decode(content, type=Cut)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _unusable(f"cut: expected format {FORMAT}: {error}") from error
         _require_consistent(cut)
@@ -72,8 +72,8 @@ def read_cut(folder: Path, step: int) -> Cut:
     except OSError as error:
         raise _unusable(f"{folder}: its cut cannot be read: {error}") from error
     if cut.step != step:
-        found = f"that of Step {cut.step!s:.20}"
-        raise _unusable(f"{folder}: expected the cut of Step {step}, found {found}")
+        other_step = f"that of Step {cut.step!s:.20}"
+        raise _unusable(f"{folder}: expected the cut of Step {step}, found {other_step}")
     return cut
 
 
@@ -94,10 +94,10 @@ def faults(cut: SourceCut) -> list[str]:
         (any(min(key) < 0 for key in rows), "a key has a negative part"),
     )
     lost = cut.next - cut.watermark - len(known)
-    found = [problem for wrong, problem in checks if wrong]
-    if lost and not found:
-        found.append(f"{lost} made positions are neither retired, running nor finished")
-    return found
+    problems = [problem for wrong, problem in checks if wrong]
+    if lost and not problems:
+        problems.append(f"{lost} made positions are neither retired, running nor finished")
+    return problems
 
 
 def _require_consistent(cut: Cut) -> None:
@@ -121,7 +121,7 @@ def _repeats(keys: Iterable[Key]) -> bool:
     return len(set(rows)) != len(rows)
 
 
-def write_rows(path: Path, rows: Batch) -> None:
+def write_waiting_rows(path: Path, rows: Batch) -> None:
     """Write rows with their keys as one Arrow IPC file, without fsync. Raises StorageError."""
     keyed = rows.with_keys()
     with (
@@ -132,17 +132,18 @@ def write_rows(path: Path, rows: Batch) -> None:
         writer.write_batch(keyed)
 
 
-def positions_of(path: Path) -> frozenset[int]:
+def read_positions(path: Path) -> frozenset[int]:
     """The positions of the rows in a file; reads nothing else."""
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-        batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-        return frozenset(
-            position for batch in batches for position in batch.column(KEYS[0]).to_pylist()
-        )
+        positions: set[int] = set()
+        for number in range(reader.num_record_batches):
+            column = reader.get_batch(number).column(KEYS[0])
+            positions.update(column.to_pylist())
+        return frozenset(positions)
 
 
-def read_rows(path: Path) -> Batch:
-    """The rows that `write_rows` wrote, fully validated. Raises CheckpointError."""
+def read_waiting_rows(path: Path) -> Batch:
+    """The rows that `write_waiting_rows` wrote, fully validated. Raises CheckpointError."""
     try:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
@@ -155,5 +156,5 @@ def read_rows(path: Path) -> Batch:
         rows, nulls = Batch.from_keyed(keyed), any(keyed.column(key).null_count for key in KEYS)
         if rows.with_keys().schema.types == keyed.schema.types and not nulls:
             return rows
-    expected, found = ", ".join(KEYS), ", ".join(names)
-    raise _unusable(f"{path}: expected rows with keys {expected}, found columns {found}")
+    expected, column_names = ", ".join(KEYS), ", ".join(names)
+    raise _unusable(f"{path}: expected rows with keys {expected}, found columns {column_names}")

@@ -24,7 +24,10 @@ def warn_of_room(plan: Plan, folder: Path, options: RunOptions) -> None:
     room. Those that stay for good count as far as the Steps are known.
     """
     keep, every = options.keep, options.keep_every
-    for_good = (options.steps or 0) // every if every else 0
+    if every:
+        for_good = (options.steps or 0) // every
+    else:
+        for_good = 0
     # 0 bytes if the sizes of its Models are unknown.
     each = sum(BYTES * (model.parameters or 0) for model in plan.models if model.writer)
     free = free_bytes(folder)

@@ -24,11 +24,12 @@ def layout_changes(old: str, new: str) -> list[ProvenanceDifference]:
     version writes it says nothing.
     """
     before, after = _numbers(old), _numbers(new)
-    return [
-        ProvenanceDifference(where=where, what=what, old=before[where, what], new=value)
-        for (where, what), value in after.items()
-        if before.get((where, what), value) != value
-    ]
+    changes: list[ProvenanceDifference] = []
+    for (where, what), new_text in after.items():
+        old_text = before.get((where, what), new_text)
+        if old_text != new_text:
+            changes.append(ProvenanceDifference(where=where, what=what, old=old_text, new=new_text))
+    return changes
 
 
 def _numbers(text: str) -> dict[tuple[str, str], str]:
@@ -40,14 +41,17 @@ def _numbers(text: str) -> dict[tuple[str, str], str]:
         return {}
     if not isinstance(plan.get("phases"), list):
         return dict(_of_plan(plan, ""))
-    found: dict[tuple[str, str], str] = {}
+    numbers: dict[tuple[str, str], str] = {}
     for number, phase in enumerate(plan["phases"], start=1):
-        found |= dict(_of_plan(phase, f"{number}/"))
-    return found
+        numbers |= dict(_of_plan(phase, f"{number}/"))
+    return numbers
 
 
 def _of_plan(plan: Any, prefix: str) -> Iterator[tuple[tuple[str, str], str]]:
-    nodes = plan.get("nodes") if isinstance(plan, dict) else None
+    if isinstance(plan, dict):
+        nodes = plan.get("nodes")
+    else:
+        nodes = None
     for node in nodes if isinstance(nodes, list) else ():
         if not isinstance(node, Mapping):
             continue

@@ -24,7 +24,7 @@ _INTAKE = "intake"
 """A parameter of train nodes: which waiting rows may be trained."""
 
 
-def outdated(
+def find_outdated_sources(
     plan: Plan, then: ProvenanceRecord | None, now: ProvenanceRecord
 ) -> tuple[frozenset[str], str]:
     """The sources whose finished rows were made by something else, and the first such thing in
@@ -39,19 +39,19 @@ def outdated(
     return frozenset(sources), first
 
 
-def _sources(plan: Plan, found: ProvenanceDifference) -> Iterator[str]:
+def _sources(plan: Plan, difference: ProvenanceDifference) -> Iterator[str]:
     """The sources whose rows one difference may change."""
-    if found.where.startswith(PHASE):
+    if difference.where.startswith(PHASE):
         return
-    kind, _, name = found.where.partition(" ")
-    phase, _, own = name.rpartition("/")
+    kind, _, name = difference.where.partition(" ")
+    phase, _, node_name = name.rpartition("/")
     if kind != "node" or not name:
         yield from (source.name for source in plan.sources)
         return
     if phase != (str(plan.phase.number) if plan.phase else ""):
         return
-    node = next((n for n in plan.nodes if n.name == own), None)
-    if node is None or found.what == _INTAKE:
+    node = next((n for n in plan.nodes if n.name == node_name), None)
+    if node is None or difference.what == _INTAKE:
         yield from (source.name for source in plan.sources)
     elif node.region == "stream":
         yield node.source

@@ -31,12 +31,12 @@ class Edit:
     phase: int = 0
 
 
-def edits(before: AnyGraph, after: AnyGraph) -> tuple[Edit, ...]:
+def parameter_edits(before: AnyGraph, after: AnyGraph) -> tuple[Edit, ...]:
     """The parameters that differ between a graph and its edited version, which has its phases."""
-    all_edits: list[Edit] = []
+    edits: list[Edit] = []
     for (number, old), new in zip(numbered_phases(before), after.phases, strict=True):
-        all_edits += _of_graphs(old.graph, new.graph, number)
-    return tuple(all_edits)
+        edits += _of_graphs(old.graph, new.graph, number)
+    return tuple(edits)
 
 
 def _of_graphs(before: Graph, after: Graph, phase: int) -> Iterator[Edit]:
@@ -50,12 +50,17 @@ def _of_graphs(before: Graph, after: Graph, phase: int) -> Iterator[Edit]:
         for key in dict.fromkeys([*was, *now]):
             before_it, after_it = was.get(key, ""), now.get(key, "")
             if before_it != after_it:
-                fixed = new.operator.fixed.get(key, "")
-                told = {"old": before_it, "new": after_it, "fixed": fixed, "phase": phase}
-                yield Edit(where=where, what=key, **told)
+                yield Edit(
+                    where=where,
+                    what=key,
+                    old=before_it,
+                    new=after_it,
+                    fixed=new.operator.fixed.get(key, ""),
+                    phase=phase,
+                )
 
 
-def require_changeable(edited: Sequence[Edit], folder: str, *, ended: int = 0) -> None:
+def require_edits_allowed(edited: Sequence[Edit], folder: str, *, ended: int = 0) -> None:
     """Raise CheckpointError, naming the first parameter that cannot change in the run in this
     folder. ended: phases of its Program that are over.
     """

@@ -69,7 +69,10 @@ class ProvenanceDifference:
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        place = f" ({self.place})" if self.place else ""
+        if self.place:
+            place = f" ({self.place})"
+        else:
+            place = ""
         change = f"{_short(self.old)} -> {_short(self.new)}"
         if self.old.startswith(CONTENT) and self.new.startswith(CONTENT):
             change = f"its content changed{_listed(self.parts)}"
@@ -77,8 +80,13 @@ class ProvenanceDifference:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-    return f": {', '.join(parts[:_NAMED])}{more}" if parts else ""
+    if len(parts) > _NAMED:
+        more = f" and {len(parts) - _NAMED} more"
+    else:
+        more = ""
+    if parts:
+        return f": {', '.join(parts[:_NAMED])}{more}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +121,17 @@ def provenance(graph: AnyGraph, *, script: str = "") -> Provenance:
     places: dict[str, str] = {}
     parts: dict[str, Values] = {}
     for number, phase in numbered_phases(graph):
-        own = _of_graph(phase.graph, script)
+        phase_record = _of_graph(phase.graph, script)
         if number:
             nodes[f"{PHASE}{number}"] = _phase(phase)
-        nodes |= {numbered_name(number, name): values for name, values in own.nodes.items()}
-        models |= {numbered_name(number, name): values for name, values in own.models.items()}
-        sources |= own.sources
-        trains += [numbered_name(number, name) for name in own.trains]
-        places |= {_numbered(name, number): place for name, place in own.places.items()}
-        parts |= {_numbered(name, number): part for name, part in own.parts.items()}
+        for name, values in phase_record.nodes.items():
+            nodes[numbered_name(number, name)] = values
+        for name, values in phase_record.models.items():
+            models[numbered_name(number, name)] = values
+        sources |= phase_record.sources
+        trains += [numbered_name(number, name) for name in phase_record.trains]
+        places |= {_numbered(name, number): place for name, place in phase_record.places.items()}
+        parts |= {_numbered(name, number): part for name, part in phase_record.parts.items()}
     version = _version()
     return Provenance(
         nodes=nodes,
@@ -150,7 +160,10 @@ def _numbered(name: str, phase: int) -> str:
 def _phase(phase: Phase) -> dict[str, str]:
     """What a phase is besides its graph."""
     until, optimizers = phase.until, ", ".join(phase.optimizers)
-    steps = "" if phase.steps is None else str(phase.steps)
+    if phase.steps is None:
+        steps = ""
+    else:
+        steps = str(phase.steps)
     return {"steps": steps, "until": str(until or ""), "optimizers": optimizers}
 
 
@@ -199,8 +212,14 @@ def _of_sources(old: Provenance, new: Provenance) -> Iterator[ProvenanceDifferen
     for name, before in old.sources.items():  # added and removed files show in what names them
         now, key = new.sources.get(name), f"source {name}"
         if before and now and before != now:
-            told = {"place": places.get(key, ""), "parts": _differing((old, new), key)}
-            yield ProvenanceDifference(where="source file", what=name, old=before, new=now, **told)
+            yield ProvenanceDifference(
+                where="source file",
+                what=name,
+                old=before,
+                new=now,
+                place=places.get(key, ""),
+                parts=_differing((old, new), key),
+            )
 
 
 def _of_sinks(old: Sequence[str], new: Sequence[str]) -> Iterator[ProvenanceDifference]:
@@ -220,14 +239,22 @@ def _of_groups(
             before, now = ("there", "not there") if name in old else ("not there", "there")
             yield ProvenanceDifference(where=kind, what=name, old=before, new=now)
             continue
-        where = name if name.startswith(PHASE) else f"{kind} {name}"
+        if name.startswith(PHASE):
+            where = name
+        else:
+            where = f"{kind} {name}"
         for key in _names(old[name], new[name]):
             before, now = old[name].get(key, ""), new[name].get(key, "")
             if before != now:
                 label = f"{where} {key}"
-                place, parts = records[1].places.get(label, ""), _differing(records, label)
-                told = {"where": where, "what": key, "old": before, "new": now}
-                yield ProvenanceDifference(**told, place=place, parts=parts)
+                yield ProvenanceDifference(
+                    where=where,
+                    what=key,
+                    old=before,
+                    new=now,
+                    place=records[1].places.get(label, ""),
+                    parts=_differing(records, label),
+                )
 
 
 def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -245,52 +272,68 @@ def in_python(text: str) -> str:
     """
     written = text.startswith(("{", "[")) or text in ("true", "false", "null")
     try:
-        return _call(json.loads(text)) if written else text
+        if written:
+            return _call(json.loads(text))
+        return text
     except ValueError:  # a user's own text
         return text
 
 
-def _call(value: Any) -> str:
-    items = value.get("tuple") if isinstance(value, dict) else value
-    if isinstance(items, list):
-        inside = ", ".join(map(_call, items))
-        return f"[{inside}]" if items is value else f"({inside}{',' * (len(items) == 1)})"
-    fields = value.get("fields") if isinstance(value, dict) else None
+def _call(written: Any) -> str:
+    if isinstance(written, dict):
+        elements = written.get("tuple")
+    else:
+        elements = written
+    if isinstance(elements, list):
+        inside = ", ".join(map(_call, elements))
+        if elements is written:
+            return f"[{inside}]"
+        return f"({inside}{',' * (len(elements) == 1)})"
+    if isinstance(written, dict):
+        fields = written.get("fields")
+    else:
+        fields = None
     if isinstance(fields, dict):
-        given = ", ".join(f"{name}={_call(field)}" for name, field in fields.items())
-        return f"{str(value.get('record')).rpartition(':')[2]}({given})"
-    return json.dumps(value) if isinstance(value, dict) else repr(value)
+        arguments = ", ".join(f"{name}={_call(field)}" for name, field in fields.items())
+        return f"{str(written.get('record')).rpartition(':')[2]}({arguments})"
+    if isinstance(written, dict):
+        return json.dumps(written)
+    return repr(written)
 
 
-def _short(value: str) -> str:
-    value = in_python(value)
-    return (value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...") or "nothing"
+def _short(text: str) -> str:
+    text = in_python(text)
+    return (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...") or "nothing"
 
 
 def _node(node: Node, files: Files) -> dict[str, str]:
-    found = {"operator": node.operator.path.partition("@")[0]}
-    found |= {f"input {key}": port.label for key, port in node.inputs.items()}
-    found |= {f"model {key}": state.name for key, state in node.states.items()}
-    found |= parameters(node)
-    data = node.params.get("data")
-    if node.operator.data_files and isinstance(data, str):
-        found["data"] = _data(node, data, files)
-    return found
+    texts = {"operator": node.operator.path.partition("@")[0]}
+    texts |= {f"input {key}": port.label for key, port in node.inputs.items()}
+    texts |= {f"model {key}": state.name for key, state in node.states.items()}
+    texts |= parameters(node)
+    data_place = node.params.get("data")
+    if node.operator.data_files and isinstance(data_place, str):
+        texts["data"] = _data(node, data_place, files)
+    return texts
 
 
 def parameters(node: Node) -> dict[str, str]:
     """A node's parameters as texts, those of a loss term by term; data by its place."""
-    found: dict[str, str] = {}
-    for key, value in node.params.items():
-        found |= _leaves(key, value, f"node {node.name!r}, parameter {key!r}")
-    return found
+    texts: dict[str, str] = {}
+    for key, parameter in node.params.items():
+        texts |= _leaves(key, parameter, f"node {node.name!r}, parameter {key!r}")
+    return texts
 
 
-def _data(node: Node, data: str, files: Files) -> str:
+def _data(node: Node, data_place: str, files: Files) -> str:
     module, _, name = node.operator.data_files.partition(":")
-    files.places[f"node {node.name} data"] = data
-    found = getattr(importlib.import_module(module), name)(data, node.params.get("split"))
-    return files.content(f"node {node.name} data", data, data_content(found)) if found else data
+    files.places[f"node {node.name} data"] = data_place
+    files_read = getattr(importlib.import_module(module), name)(
+        data_place, node.params.get("split")
+    )
+    if files_read:
+        return files.content(f"node {node.name} data", data_place, data_content(files_read))
+    return data_place
 
 
 def _model(model: Model, files: Files) -> dict[str, str]:
@@ -298,35 +341,41 @@ def _model(model: Model, files: Files) -> dict[str, str]:
     fields["follows"] = model.follows.name if model.follows else None
     content, name = model_content(fields.pop("base")), f"model {model.name} base"
     files.places[name] = model.base
-    found = {"base": files.content(name, model.base, content) if content else model.base}
+    texts = {"base": files.content(name, model.base, content) if content else model.base}
     for key in (key for key in fields if key != "name"):
-        found |= _leaves(key, fields[key], f"model {model.name!r}")
-    return found
+        texts |= _leaves(key, fields[key], f"model {model.name!r}")
+    return texts
 
 
-def _leaves(key: str, value: Any, where: str) -> dict[str, str]:
+def _leaves(key: str, parameter: Any, where: str) -> dict[str, str]:
     """A parameter as texts, a loss term by term."""
-    if not isinstance(value, Loss):
-        return {key: _text(value, where)}
-    found = {}
-    for term in value.terms:
+    if not isinstance(parameter, Loss):
+        return {key: _text(parameter, where)}
+    texts = {}
+    for term in parameter.terms:
         label = f"{key}.{term.label or term.function.name}"
-        found[label] = term.function.path.partition("@")[0]
-        found[f"{label}.weight"] = _text(term.weight, where)
-        found |= {f"{label}.{name}": _text(given, where) for name, given in term.params}
+        texts[label] = term.function.path.partition("@")[0]
+        texts[f"{label}.weight"] = _text(term.weight, where)
+        texts |= {f"{label}.{name}": _text(argument, where) for name, argument in term.params}
         if term.now:
-            found[f"{label}.now"] = ", ".join(term.now)
-    return found
+            texts[f"{label}.now"] = ", ".join(term.now)
+    return texts
 
 
-def _text(value: Any, where: str) -> str:
-    written = _placeless(encode(value, where))
-    return written if isinstance(written, str) else json.dumps(written)
+def _text(parameter: Any, where: str) -> str:
+    written = _placeless(encode(parameter, where))
+    if isinstance(written, str):
+        return written
+    return json.dumps(written)
 
 
-def _placeless(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() in _NAMES:
-            return next(iter(value.values()))
-        return {key: _placeless(part) for key, part in value.items() if key not in ("origin", "at")}
-    return [_placeless(part) for part in value] if isinstance(value, list) else value
+def _placeless(written: Any) -> Any:
+    if isinstance(written, dict):
+        if written.keys() in _NAMES:
+            return next(iter(written.values()))
+        return {
+            key: _placeless(part) for key, part in written.items() if key not in ("origin", "at")
+        }
+    if isinstance(written, list):
+        return [_placeless(part) for part in written]
+    return written

@@ -12,25 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dataflow.errors import StorageError
-from engine.keep.checkpoint.step_folders import steps_of
+from engine.keep.checkpoint.step_folders import steps_of_names
 
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 @contextmanager
-def telling_what_is_safe(folder: Path, *, made: bool = True) -> Iterator[None]:
-    """Add to a StorageError of a run in this folder what is safe, and how to go on. made: whether
-    the folder is there already.
+def telling_what_is_safe(folder: Path, *, is_made: bool = True) -> Iterator[None]:
+    """Add to a StorageError of a run in this folder what is safe, and how to go on. is_made:
+    whether the folder is there already.
     """
     place = folder.absolute()  # a user's function may go to another folder
     try:
         yield
     except StorageError as error:
-        safe = what_is_safe(place, shown=folder, made=made)
+        safe = what_is_safe(place, shown=folder, is_made=is_made)
         raise StorageError(f"{error} Safe: {safe}.") from error
 
 
-def what_is_safe(folder: Path, *, shown: Path, made: bool = True) -> str:
+def what_is_safe(folder: Path, *, shown: Path, is_made: bool = True) -> str:
     """E.g. "the checkpoint of step 4, from which `dataflow resume runs/a` goes on". shown: the
     folder as the user named it.
     """
@@ -38,7 +38,7 @@ def what_is_safe(folder: Path, *, shown: Path, made: bool = True) -> str:
     try:
         steps = _steps(folder)
         begun = _is_there(folder / "options.json")
-        lost = made and not _is_there(folder)
+        lost = is_made and not _is_there(folder)
     except OSError as error:
         why = error.strerror or str(error)
         return f"what there is cannot be seen now ({why}); {resume} looks for the last checkpoint"
@@ -53,7 +53,7 @@ def what_is_safe(folder: Path, *, shown: Path, made: bool = True) -> str:
 
 def _steps(folder: Path) -> list[int]:
     try:
-        return steps_of(os.listdir(folder / "checkpoints"))
+        return steps_of_names(os.listdir(folder / "checkpoints"))
     except _ABSENT:
         return []
 

@@ -15,7 +15,7 @@ TEMP = ".tmp-"
 _FINAL = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
-def steps_of(names: Iterable[str]) -> list[int]:
+def steps_of_names(names: Iterable[str]) -> list[int]:
     """The Steps of the final names, ascending."""
     return sorted(int(match[1]) for match in map(_FINAL.fullmatch, names) if match)
 
@@ -25,7 +25,7 @@ def temp_of(final: Path) -> Path:
     return final.with_name(f"{TEMP}{final.name}")
 
 
-def delete(path: Path) -> None:
+def delete_folder(path: Path) -> None:
     """Delete a folder, renamed first: a half-deleted folder never has a final name."""
     trash = path.with_name(f"{TEMP}deleted-{path.name}")
     shutil.rmtree(trash, ignore_errors=True)

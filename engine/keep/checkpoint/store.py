@@ -23,7 +23,7 @@ import msgspec
 
 from dataflow.errors import CheckpointError, StorageError
 from dataflow.storage import sync_folder, writing
-from engine.keep.checkpoint.step_folders import TEMP, delete, steps_of, temp_of
+from engine.keep.checkpoint.step_folders import TEMP, delete_folder, steps_of_names, temp_of
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """The Steps that have a checkpoint, ascending; reads no checkpoint."""
-        return steps_of(path.name for path in self._directory.iterdir())
+        return steps_of_names(path.name for path in self._directory.iterdir())
 
     def write(
         self,
@@ -92,19 +92,22 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         *,
         timed: bool = False,
-        kept: bool = False,
+        for_good: bool = False,
     ) -> StoredCheckpoint:
         """Make the checkpoint of a Step: `fill` writes its files into a directory. meta: small JSON
-        values, returned by `latest`. timed: it displaces only other timed ones. kept: none later
-        displaces it, nor does it displace any.
+        values, returned by `latest`. timed: it displaces only other timed ones. for_good: none
+        later displaces it, nor does it displace any.
 
         Replaces one of the same Step, then deletes those of later Steps (the run was rolled back)
         and those that are no longer kept. Raises StorageError if the disk is full or fails; on any
         error the earlier checkpoints stay as they were.
         """
         final, what = self._path(step), f"the checkpoint of step {step}"
-        marks = {_TIMED: timed, _KEPT: kept}
-        meta = {**meta, **{mark: True for mark, is_so in marks.items() if is_so}}
+        marked_meta = dict(meta)
+        if timed:
+            marked_meta[_TIMED] = True
+        if for_good:
+            marked_meta[_KEPT] = True
         temp = temp_of(final)
         needed = self._nbytes()
         try:
@@ -112,7 +115,7 @@ class CheckpointStore:
                 shutil.rmtree(temp, ignore_errors=True)
                 temp.mkdir()
                 fill(temp)
-                _seal(temp, step, meta)
+                _seal(temp, step, marked_meta)
                 self._commit(temp, final)
         except BaseException as error:
             shutil.rmtree(temp, ignore_errors=True)
@@ -120,13 +123,15 @@ class CheckpointStore:
                 raise StorageError(f"{what} was not made: {error}") from error
             raise
         self._prune(step)
-        return StoredCheckpoint(step=step, path=final, meta=dict(meta))
+        return StoredCheckpoint(step=step, path=final, meta=marked_meta)
 
     def _nbytes(self) -> int:
         """Bytes of the newest checkpoint, an estimate of the next one's; 0 if there is none."""
         with contextlib.suppress(OSError):
-            files = (p for step in self.steps()[-1:] for p in self._path(step).rglob("*"))
-            return sum(p.stat().st_size for p in files if p.is_file())
+            steps = self.steps()
+            if steps:
+                paths = self._path(steps[-1]).rglob("*")
+                return sum(path.stat().st_size for path in paths if path.is_file())
         return 0
 
     def latest(self) -> StoredCheckpoint | None:
@@ -138,14 +143,14 @@ class CheckpointStore:
         steps = self.steps()
         reasons: list[str] = []
         for step in reversed(steps):
-            found = _examine(self._path(step), step)
-            if isinstance(found, StoredCheckpoint):
-                return found
-            reasons.append(f"step_{step}: {found}")
-            _log.warning("checkpoint %s is damaged and not used: %s", self._path(step), found)
+            examined = _examine(self._path(step), step)
+            if isinstance(examined, StoredCheckpoint):
+                return examined
+            reasons.append(f"step_{step}: {examined}")
+            _log.warning("checkpoint %s is damaged and not used: %s", self._path(step), examined)
         if reasons:
-            found = f"found only damaged ones ({'; '.join(reasons)})"
-            problem = f"{self._directory}: expected an intact checkpoint, {found}"
+            examined = f"found only damaged ones ({'; '.join(reasons)})"
+            problem = f"{self._directory}: expected an intact checkpoint, {examined}"
             raise CheckpointError(f"{problem}. Fix: restore one from a copy, or start a new run.")
         return None
 
@@ -157,7 +162,7 @@ class CheckpointStore:
         """Delete the checkpoints of later Steps: the run resumes from this one."""
         for later in self.steps():
             if later > step:
-                delete(self._path(later))
+                delete_folder(self._path(later))
 
     def _path(self, step: int) -> Path:
         return self._directory / f"step_{step}"
@@ -180,11 +185,14 @@ class CheckpointStore:
         """Delete checkpoints that are no longer kept. A failure costs space, not safety."""
         try:
             self.truncate_after(step)
-            loose = [found for found in self.steps() if found not in self._pinned]
-            marks = {found: _marks(self._path(found)) for found in loose}
+            steps_by_marks: dict[tuple[str, ...], list[int]] = {(): [], (_TIMED,): []}
+            for loose in self.steps():
+                if loose not in self._pinned:
+                    steps_by_marks.setdefault(_marks(self._path(loose)), []).append(loose)
+            # Those that were made to be kept have their mark, and stay.
             for kind in ((), (_TIMED,)):
-                for old in [found for found, own in marks.items() if own == kind][: -self._keep]:
-                    delete(self._path(old))
+                for old in steps_by_marks[kind][: -self._keep]:
+                    delete_folder(self._path(old))
         except OSError as error:
             _log.warning("an old checkpoint in %s was not deleted: %s", self._directory, error)
 
@@ -205,12 +213,18 @@ def read_checkpoint(directory: Path, step: int) -> StoredCheckpoint:
     """The checkpoint of this Step, also where a run holds the folder. Raises CheckpointError if it
     is absent or damaged.
     """
-    steps, path = steps_of(each.name for each in directory.iterdir()), directory / f"step_{step}"
-    found = _examine(path, step) if step in steps else "it does not exist"
-    if isinstance(found, StoredCheckpoint):
-        return found
+    steps, path = (
+        steps_of_names(each.name for each in directory.iterdir()),
+        directory / f"step_{step}",
+    )
+    if step in steps:
+        examined = _examine(path, step)
+    else:
+        examined = "it does not exist"
+    if isinstance(examined, StoredCheckpoint):
+        return examined
     fix = f"another Step; there are: {', '.join(map(str, steps)) or 'none'}"
-    raise CheckpointError(f"{path}: cannot be used: {found}. Fix: {fix}.")
+    raise CheckpointError(f"{path}: cannot be used: {examined}. Fix: {fix}.")
 
 
 def _remove(path: Path) -> None:
@@ -232,7 +246,7 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
                 problem = f"{path}: expected a file, found a link"
                 raise CheckpointError(f"{problem}. Fix: copy what it points to.")
         for path in (Path(where) / name for name in names):
-            files[path.relative_to(directory).as_posix()] = _sealed(path)
+            files[path.relative_to(directory).as_posix()] = _seal_file(path)
     if MANIFEST in files:
         problem = f"{directory / MANIFEST}: the name is the store's own"
         raise CheckpointError(f"{problem}. Fix: write another file name.")
@@ -246,7 +260,7 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
         sync_folder(folder)
 
 
-def _sealed(path: Path) -> _File:
+def _seal_file(path: Path) -> _File:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -262,14 +276,14 @@ def _examine(path: Path, step: int) -> StoredCheckpoint | str:
     try:
         manifest = _read(path)
         faults = (_file_fault(path / n, f) for n, f in manifest.files.items())
-        found = _manifest_fault(manifest, path, step) or next(filter(None, faults), None)
+        problem = _manifest_fault(manifest, path, step) or next(filter(None, faults), None)
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"{MANIFEST} cannot be read ({error})"
     except OSError as error:
         return f"cannot be read ({error})"
-    return found or StoredCheckpoint(step=step, path=path, meta=manifest.meta)
+    return problem or StoredCheckpoint(step=step, path=path, meta=manifest.meta)
 
 
 def _marks(path: Path) -> tuple[str, ...]:
@@ -289,7 +303,9 @@ def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:
     for name in manifest.files:
         if name.startswith("/") or ".." in name.split("/"):
             return f"{MANIFEST} names {name!r}, which is outside of it"
-    return f"{MANIFEST} is of Step {manifest.step}" if manifest.step != step else None
+    if manifest.step != step:
+        return f"{MANIFEST} is of Step {manifest.step}"
+    return None
 
 
 def _file_fault(path: Path, wanted: _File) -> str | None:
@@ -300,7 +316,9 @@ def _file_fault(path: Path, wanted: _File) -> str | None:
         return f"{path.name} has {size} bytes, its manifest says {wanted.bytes}"
     with open(path, "rb") as file:
         same = hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
-    return None if same else f"{path.name} differs from its checksum"
+    if same:
+        return None
+    return f"{path.name} differs from its checksum"
 
 
 def _encode(manifest: _Manifest) -> bytes:

@@ -29,23 +29,26 @@ _OURS = tuple(f"{_ROOT / package}/" for package in ("dataflow", "operators", "gr
 
 def sources_of(graph: Graph, files: Files, script: str) -> dict[str, str]:
     """Module, or `__main__:function` -> the content of its code. script: see `provenance`."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     modules = _modules_of(graph)
-    for thing in _things(graph):
-        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    for definition in _things(graph):
+        module = sys.modules.get(getattr(definition, "__module__", None) or "")
         if module is not None and _is_users(module):
             continue
         if script and module is not None and module is sys.modules[MAIN]:
             modules.setdefault(script, module)
-        elif _stands_alone(thing, module):
-            text = _source(thing)
-            digest = f"{CONTENT}{code_digest(text)}" if text else ""
-            found[f"__main__:{thing.__qualname__}"] = digest
+        elif _stands_alone(definition, module):
+            text = _source(definition)
+            if text:
+                digest = f"{CONTENT}{code_digest(text)}"
+            else:
+                digest = ""
+            digests[f"__main__:{definition.__qualname__}"] = digest
     for name, module in _with_imports(modules).items():
         path = Path(module.__file__ or "")
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        found[name] = files.content(f"source {name}", path.name, code_content(_imported(text)))
-    return dict(sorted(found.items()))
+        digests[name] = files.content(f"source {name}", path.name, code_content(_imported(text)))
+    return dict(sorted(digests.items()))
 
 
 def imported_files(graph: Graph) -> list[str]:
@@ -56,8 +59,8 @@ def imported_files(graph: Graph) -> list[str]:
 def _modules_of(graph: Graph) -> dict[str, ModuleType]:
     """The user's modules, by name, that define a function or class of the graph."""
     modules: dict[str, ModuleType] = {}
-    for thing in _things(graph):
-        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    for definition in _things(graph):
+        module = sys.modules.get(getattr(definition, "__module__", None) or "")
         if module is not None and _is_users(module):
             modules.setdefault(module.__name__, module)
     return modules
@@ -65,7 +68,9 @@ def _modules_of(graph: Graph) -> dict[str, ModuleType]:
 
 def _imported(text: str) -> str:
     """A source without what an import of it leaves out: `if __name__ == "__main__":`."""
-    left_out = {number for lines in guards(text) for number in lines}
+    left_out: set[int] = set()
+    for line_numbers in guards(text):
+        left_out.update(line_numbers)
     numbered = enumerate(text.splitlines(keepends=True), start=1)
     return "".join(line for number, line in numbered if number not in left_out)
 
@@ -76,40 +81,44 @@ def _things(graph: Graph) -> Iterator[Any]:
         if node.operator.function is not None:
             yield node.operator.function
         yield from node.schemas
-        for value in node.params.values():
-            yield from _within(value)
+        for parameter in node.params.values():
+            yield from _within(parameter)
 
 
-def _within(value: Any) -> Iterator[Any]:
-    parts = _parts(value)
-    yield from _definitions(value) if parts is None else ()
+def _within(parameter: Any) -> Iterator[Any]:
+    parts = _parts(parameter)
+    yield from _definitions(parameter) if parts is None else ()
     for part in parts or ():
         yield from _within(part)
 
 
-def _parts(value: Any) -> Iterable[Any] | None:
+def _parts(whole: Any) -> Iterable[Any] | None:
     """A value's parts; None for one that is not taken apart."""
-    if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, (LossFunction, type)):
+    if isinstance(whole, functools.partial):
+        return whole.func, whole.args, whole.keywords
+    if isinstance(whole, (LossFunction, type)):
         return None
-    if dataclasses.is_dataclass(value):
-        return type(value), *(getattr(value, field.name) for field in dataclasses.fields(value))
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else None
+    if dataclasses.is_dataclass(whole):
+        return type(whole), *(getattr(whole, field.name) for field in dataclasses.fields(whole))
+    if isinstance(whole, Mapping):
+        return whole.values()
+    if isinstance(whole, (list, tuple)):
+        return whole
+    return None
 
 
-def _definitions(value: Any) -> Iterable[Any]:
+def _definitions(definition: Any) -> Iterable[Any]:
     """The functions and classes that define a value without parts."""
-    if isinstance(value, LossFunction):
-        return (value.fn,)
-    if inspect.ismethod(value):
-        owner = value.__self__
-        return value.__func__, owner if isinstance(owner, type) else type(owner)
-    if isinstance(value, type) or inspect.isroutine(value):
-        return (inspect.unwrap(value) if callable(value) else value,)
-    return (type(value),) if callable(value) else ()
+    if isinstance(definition, LossFunction):
+        return (definition.fn,)
+    if inspect.ismethod(definition):
+        owner = definition.__self__
+        return definition.__func__, owner if isinstance(owner, type) else type(owner)
+    if isinstance(definition, type) or inspect.isroutine(definition):
+        return (inspect.unwrap(definition) if callable(definition) else definition,)
+    if callable(definition):
+        return (type(definition),)
+    return ()
 
 
 def _is_users(module: ModuleType) -> bool:
@@ -121,37 +130,45 @@ def _is_users(module: ModuleType) -> bool:
     return not installed(file) and not installed(resolved) and not resolved.startswith(_OURS)
 
 
-def _stands_alone(thing: Any, module: ModuleType | None) -> bool:
+def _stands_alone(definition: Any, module: ModuleType | None) -> bool:
     """Whether only its own text defines it, in the script or a notebook."""
-    own = getattr(thing, "__qualname__", None) is not None
-    return own and (module is None or module.__name__ == MAIN)
+    has_name = getattr(definition, "__qualname__", None) is not None
+    return has_name and (module is None or module.__name__ == MAIN)
 
 
-def _source(thing: Any) -> str:
+def _source(definition: Any) -> str:
     """Its source; empty if unknown, which is not compared."""
     try:
-        return inspect.getsource(thing)
+        return inspect.getsource(definition)
     except (OSError, TypeError):
         return ""
 
 
 def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
     """These modules, and the user's modules that they import, or import something from."""
-    found, left = dict(modules), list(modules.values())
-    while left:
-        importer = left.pop()
-        for value in list(vars(importer).values()):
-            module = value if isinstance(value, ModuleType) else sys.modules.get(_module_of(value))
-            if module is None or module.__name__ in found or not _is_users(module):
+    modules_by_name, waiting = dict(modules), list(modules.values())
+    while waiting:
+        importer = waiting.pop()
+        for member in list(vars(importer).values()):
+            if isinstance(member, ModuleType):
+                module = member
+            else:
+                module = sys.modules.get(_module_of(member))
+            if module is None or module.__name__ in modules_by_name or not _is_users(module):
                 continue
-            if module is value and module.__name__.startswith(f"{importer.__name__}."):
+            if module is member and module.__name__.startswith(f"{importer.__name__}."):
                 continue  # importing a submodule anywhere adds its name to the package
-            found[module.__name__] = module
-            left.append(module)
-    return found
+            modules_by_name[module.__name__] = module
+            waiting.append(module)
+    return modules_by_name
 
 
-def _module_of(value: Any) -> str:
-    named = isinstance(value, type) or inspect.isroutine(value)
-    name = getattr(value, "__module__", None) if named else None
-    return name if isinstance(name, str) else ""
+def _module_of(member: Any) -> str:
+    has_module = isinstance(member, type) or inspect.isroutine(member)
+    if has_module:
+        name = getattr(member, "__module__", None)
+    else:
+        name = None
+    if isinstance(name, str):
+        return name
+    return ""

@@ -105,7 +105,8 @@ class Activity:
     def ended(self, task: int, worker: str, now: float) -> None:
         """A Worker has answered; `worker` may be empty where only one has the task."""
         where = self._where.get(task, [])
-        for name in [worker] if worker else list(where):
+        workers = [worker] if worker else list(where)
+        for name in workers:
             if name in where:
                 where.remove(name)
                 self._accrue(name, now)
@@ -135,7 +136,9 @@ class Activity:
         """The run does something that is no node's, for which others may wait."""
         self._accrue_state(now)
         nodes = [name for name in self._state.nodes if name != what]
-        self._state = Running((*nodes, *([what] if begins else [])), self._state.alone)
+        if begins:
+            nodes.append(what)
+        self._state = Running(tuple(nodes), self._state.alone)
 
     # --- what it makes ----------------------------------------------------------------------------
 
@@ -144,9 +147,9 @@ class Activity:
         for worker in self._queues:
             self._accrue(worker, now)
         self._accrue_state(now)
-        found = self.seconds, self.states
+        figures = self.seconds, self.states
         self.seconds, self.states = defaultdict(ReplicaSeconds), defaultdict(float)
-        return found
+        return figures
 
     def _accrue(self, worker: str, now: float) -> None:
         """Count the time since the Worker's last change to what its tasks were in."""
@@ -169,6 +172,7 @@ class Activity:
                 each.blames[queued.loads] += seconds
             else:
                 each.for_turn += seconds
+                # A Worker's own work has no node, and so no blame.
                 each.blames[head.node] += seconds if head.node else 0.0
 
     def _accrue_state(self, now: float) -> None:
@@ -179,7 +183,10 @@ class Activity:
     def _look(self, worker: str, now: float) -> None:
         """Note which node the Worker runs now."""
         queue = self._queues[worker]
-        node = queue[0].node if queue else ""
+        if queue:
+            node = queue[0].node
+        else:
+            node = ""
         before = self._heads.get(worker, "")
         if node == before:
             return
@@ -195,14 +202,18 @@ class Activity:
         nodes = set(self._state.nodes)
         for each in (before, node):
             if each:
-                (nodes.add if self._running[each] else nodes.discard)(each)
-        alone = tuple(
-            (each, next(iter(self._running[each])))
-            for each in sorted(nodes & self._several)
-            if len(self._running[each]) == 1
-        )
+                if self._running[each]:
+                    nodes.add(each)
+                else:
+                    nodes.discard(each)
+        alone: list[tuple[str, str]] = []
+        for several in sorted(nodes & self._several):
+            workers = self._running[several]
+            if len(workers) == 1:
+                alone.append((several, next(iter(workers))))
         order = self._order
-        return Running(tuple(sorted(nodes, key=lambda n: order.get(n, 0))), alone)
+        in_order = sorted(nodes, key=lambda node: order.get(node, 0))
+        return Running(tuple(in_order), tuple(alone))
 
 
 def _queued(task: m.Task) -> Queued:

@@ -23,7 +23,7 @@ _EVERY = 1.0
 
 
 @contextmanager
-def told_meanwhile(fold: FlowFold, doing: Callable[[], Sequence[Doing]]) -> Iterator[None]:
+def fold_meanwhile(fold: FlowFold, doing: Callable[[], Sequence[Doing]]) -> Iterator[None]:
     """Inside it, the seconds of a kernel are told while it computes; at its end all is folded.
     doing: what each Worker does now; may be called from any thread.
     """

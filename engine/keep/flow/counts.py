@@ -34,6 +34,6 @@ class StretchCounts:
         """A train node, or a rank of it, gets its rows."""
         self.rows_of(message.node, message.worker, len(message.keys), tokens)
         before = self.lags.get(message.node, [])
-        found = np.bincount(lags, minlength=len(before))
-        found[: len(before)] += np.array(before, dtype=found.dtype)
-        self.lags[message.node] = found.tolist()
+        counts = np.bincount(lags, minlength=len(before))
+        counts[: len(before)] += np.array(before, dtype=counts.dtype)
+        self.lags[message.node] = counts.tolist()

@@ -15,7 +15,7 @@ import msgspec
 from engine.keep.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow
 
 
-def total(flows: Iterable[Flow]) -> Flow:
+def sum_flows(flows: Iterable[Flow]) -> Flow:
     """One stretch of several, in order: sums of seconds and counts, the last one's states. Of
     several phases only the last one's count: each has nodes of its own. Raises ValueError without
     any.
@@ -23,26 +23,26 @@ def total(flows: Iterable[Flow]) -> Flow:
     of_all = list(flows)
     if not of_all:
         raise ValueError("expected at least one Flow, found none")
-    found = [flow for flow in of_all if flow.phase == of_all[-1].phase]
-    if len(found) == 1:
-        return found[0]
-    last = found[-1]
+    last_phase = [flow for flow in of_all if flow.phase == of_all[-1].phase]
+    if len(last_phase) == 1:
+        return last_phase[0]
+    last = last_phase[-1]
     return msgspec.structs.replace(
         last,
-        start=last.end - sum(flow.end - flow.start for flow in found),
-        nodes=_nodes(found),
-        edges=_merged([flow.edges for flow in found], _edges),
-        weights=_merged([flow.weights for flow in found], _weights),
-        cuts=_merged([flow.cuts for flow in found], _cuts),
-        workers=_merged([flow.workers for flow in found], lambda many: many[-1]),
+        start=last.end - sum(flow.end - flow.start for flow in last_phase),
+        nodes=_nodes(last_phase),
+        edges=_merged([flow.edges for flow in last_phase], _edges),
+        weights=_merged([flow.weights for flow in last_phase], _weights),
+        cuts=_merged([flow.cuts for flow in last_phase], _cuts),
+        workers=_merged([flow.workers for flow in last_phase], lambda many: many[-1]),
     )
 
 
-def _nodes(found: list[Flow]) -> dict[str, ReplicaFlow]:
+def _nodes(flows: list[Flow]) -> dict[str, ReplicaFlow]:
     """A replica was idle in the stretches in which it was not there."""
-    merged = _merged([flow.nodes for flow in found], _replicas)
+    merged = _merged([flow.nodes for flow in flows], _replicas)
     for name, replica in merged.items():
-        away = sum(flow.end - flow.start for flow in found if name not in flow.nodes)
+        away = sum(flow.end - flow.start for flow in flows if name not in flow.nodes)
         if away > 0:
             merged[name] = msgspec.structs.replace(replica, idle=replica.idle + away)
     return merged
@@ -54,24 +54,28 @@ T = TypeVar("T")
 def _merged(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
     by_key: dict[str, list[T]] = defaultdict(list)
     for part in parts:
-        for key, value in part.items():
-            by_key[key].append(value)
+        for key, part_flow in part.items():
+            by_key[key].append(part_flow)
     return {key: merge(many) for key, many in by_key.items()}
 
 
 def _summed(many: list[Any], *names: str) -> dict[str, Any]:
-    return {name: sum(getattr(each, name) for each in many) for name in names}
+    sums: dict[str, Any] = {}
+    for name in names:
+        sums[name] = sum(getattr(each, name) for each in many)
+    return sums
 
 
 def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:
     blames: Counter[str] = Counter()
     for each in many:
         blames.update(each.blames)
-    seconds = _summed(many, "busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
-    counts = _summed(many, "chunks", "rows", "tokens")
-    peak = max(each.device_peak for each in many)
+    states = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
     return msgspec.structs.replace(
-        many[-1], blames=dict(blames), device_peak=peak, **seconds, **counts
+        many[-1],
+        blames=dict(blames),
+        device_peak=max(replica.device_peak for replica in many),
+        **_summed(many, *states, "chunks", "rows", "tokens"),
     )
 
 

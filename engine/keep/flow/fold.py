@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engine.keep.flow.activity import Activity, ReplicaSeconds, Running
 from engine.keep.flow.counts import StretchCounts
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.queues import EdgeQueues, EdgeRows, WeightQueues
 from engine.keep.flow.reasons import Reasons
 from engine.keep.flow.records import (
@@ -132,8 +132,8 @@ class FlowFold:
     def fold(self) -> None:
         """Fold all that was kept."""
         with self._lock:
-            kept, self._kept = self._kept, []
-            for event, wall, cuts in kept:
+            events, self._kept = self._kept, []
+            for event, wall, cuts in events:
                 self._folded_wall, self._folded_cuts = wall, cuts
                 self._fold(event)
 
@@ -146,26 +146,24 @@ class FlowFold:
             if quiet and self._activity is not None:
                 self.fold()
                 self._folded_wall, self._folded_cuts = self._wall(), None
-                self._measured(e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing))
+                self._take_measurement(e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing))
 
     def _fold(self, event: e.RunEvent) -> None:
         match event:
             case e.InstructionTold(at=at, instruction=instruction):
                 self._aside(False, at)
-                self._told(instruction, at)
+                self._take_instruction(instruction, at)
             case e.EventHeard(at=at, event=heard):
                 self._aside(False, at)
-                self._heard(heard, at)
+                self._take_heard(heard, at)
             case e.WorkersMeasured():
-                self._measured(event)
+                self._take_measurement(event)
             case e.Opened(at=at):
                 self._begin(at)
                 self._writer.step(Began(step=self._step, wall=self._folded_wall, phase=self._phase))
             case e.WritingBegan(at=at):
                 self._aside(True, at)
-            case e.WritingEnded(end=at):
-                self._aside(False, at)
-            case e.WritingFailed(at=at):
+            case e.WritingEnded(end=at) | e.WritingFailed(at=at):
                 self._aside(False, at)
 
     # --- what it takes ----------------------------------------------------------------------------
@@ -187,7 +185,7 @@ class FlowFold:
             self._writing = begins
             self._active(now).aside("checkpoint", begins, now)
 
-    def _told(self, instruction: m.Instruction, now: float) -> None:
+    def _take_instruction(self, instruction: m.Instruction, now: float) -> None:
         match instruction:
             case m.Release(worker=worker, blocks=blocks):
                 self._edges.released([(worker, block) for block in blocks])
@@ -198,7 +196,7 @@ class FlowFold:
                 self._away.update(workers)
                 return
             case m.StepClosed(step=step):
-                self._step_closed(self._plan.first + step, now)
+                self._close_step(self._plan.first + step, now)
                 return
             case m.Load():
                 self._weights.told(instruction, now)
@@ -211,7 +209,7 @@ class FlowFold:
         if isinstance(instruction, m.Task):
             self._active(now).told(instruction, now)
 
-    def _heard(self, event: m.Event, now: float) -> None:
+    def _take_heard(self, event: m.Event, now: float) -> None:
         match event:
             case m.Produced(node=node, ref=ref):
                 self._edges.produced(node, ref, now)
@@ -220,13 +218,13 @@ class FlowFold:
             case m.Tombstoned():
                 self._made.tombstones[event.node, event.failed].append(event)
             case m.WorkerLost(worker=worker, error=error):
-                self._lost(worker, error, now)
+                self._lose(worker, error, now)
             case m.WorkerOpened(worker=worker):
                 self._away.discard(worker)
             case _ if isinstance(event, m.TaskEnd):
-                self._answered(event, now)
+                self._take_answer(event, now)
 
-    def _answered(self, event: m.TaskEnd, now: float) -> None:
+    def _take_answer(self, event: m.TaskEnd, now: float) -> None:
         match event:
             case m.Loaded():
                 load = self._weights.loaded(event, now)
@@ -246,37 +244,38 @@ class FlowFold:
         self._edges.lost(worker)
         self._weights.lost(worker)
 
-    def _lost(self, worker: str, error: str, now: float) -> None:
+    def _lose(self, worker: str, error: str, now: float) -> None:
         self._end(worker, now)
         lost = Lost(step=self._step, wall=self._folded_wall, worker=worker, error=error)
         self._writer.step(lost)
 
-    def _measured(self, event: e.WorkersMeasured) -> None:
+    def _take_measurement(self, event: e.WorkersMeasured) -> None:
         self._doing = event.doing
         for report in event.reports:
             if report[0].startswith(FLOW):
-                self._report(report)
+                self._add_report(report)
         if self._activity is not None and event.at - self._start >= _SECOND:
             self._close(event.at)
 
-    def _report(self, report: Report) -> None:
-        name, value, _ = report
+    def _add_report(self, report: Report) -> None:
+        name, number, _ = report
         kind, _, whose = name.removeprefix(FLOW).partition("/")
         if kind in ("bytes", "weights", "node_peak"):
-            made: Counter[str] = getattr(self._made, kind)
-            made[whose] = (
-                max(made[whose], int(value)) if kind == "node_peak" else made[whose] + int(value)
-            )
+            counter: Counter[str] = getattr(self._made, kind)
+            if kind == "node_peak":
+                counter[whose] = max(counter[whose], int(number))
+            else:
+                counter[whose] += int(number)
         else:
-            self._memory[whose][kind] = int(value)
+            self._memory[whose][kind] = int(number)
 
-    def _step_closed(self, step: int, now: float) -> None:
+    def _close_step(self, step: int, now: float) -> None:
         """A Step has ended; of its second end nothing is to be told."""
         if step <= self._step or self._activity is None:
             return
         self._step = step
         self._close(now)
-        self._writer.step(total(self._of_step))
+        self._writer.step(sum_flows(self._of_step))
         self._of_step = []
 
     # --- what it makes ----------------------------------------------------------------------------
@@ -286,14 +285,14 @@ class FlowFold:
         now = max(now, self._start)  # `meanwhile` may have read the clock since
         flow = self._flow(now)
         self._start = now
-        self._tombstones()
+        self._write_tombstones()
         self._made = StretchCounts()
         self._of_step.append(flow)
         if len(self._of_step) >= _MANY:
-            self._of_step = [total(self._of_step)]
+            self._of_step = [sum_flows(self._of_step)]
         self._of_second.append(flow)
         if now - self._of_second[0].start >= _SECOND:
-            self._writer.second(total(self._of_second))
+            self._writer.second(sum_flows(self._of_second))
             self._of_second = []
 
     def _flow(self, now: float) -> Flow:
@@ -305,54 +304,58 @@ class FlowFold:
             start=self._start,
             end=now,
             wall=self._folded_wall,
-            nodes=self._nodes(seconds, states, now - self._start),
+            nodes=self._node_flows(seconds, states, now - self._start),
             edges=self._edge_flows(now),
             weights=self._weight_flows(),
             cuts=self._cut_flows(),
             workers=self._worker_flows(now),
         )
 
-    def _nodes(
+    def _node_flows(
         self,
         seconds: Mapping[tuple[str, str], ReplicaSeconds],
         states: Mapping[Running, float],
         length: float,
     ) -> dict[str, ReplicaFlow]:
-        found: dict[str, ReplicaFlow] = {}
+        flows: dict[str, ReplicaFlow] = {}
         nothing = ReplicaSeconds()
         for node in self._plan.nodes:
             for worker in node.workers:
-                mine = seconds.get((node.name, worker), nothing)
-                if worker in self._away and not mine.told:
+                spent = seconds.get((node.name, worker), nothing)
+                if worker in self._away and not spent.told:
                     continue
-                waits = self._reasons.without_task(node.name, states, length - mine.told)
-                blames = _both(mine.blames, waits.blames)
-                made = self._made
-                found[f"{node.name}@{worker}"] = ReplicaFlow(
-                    busy=_rounded(mine.busy),
-                    for_turn=_rounded(mine.for_turn),
-                    for_weights=_rounded(mine.for_weights),
+                waits = self._reasons.without_task(node.name, states, length - spent.told)
+                blames = _add_up(spent.blames, waits.blames)
+                counts = self._made
+                flows[f"{node.name}@{worker}"] = ReplicaFlow(
+                    busy=_rounded(spent.busy),
+                    for_turn=_rounded(spent.for_turn),
+                    for_weights=_rounded(spent.for_weights),
                     for_rows=_rounded(waits.kinds["for_rows"]),
                     for_room=_rounded(waits.kinds["for_room"]),
                     idle=_rounded(waits.kinds["idle"]),
-                    blames={name: _rounded(value) for name, value in blames.items() if name},
-                    chunks=made.chunks[node.name, worker],
-                    rows=made.rows[node.name, worker],
-                    tokens=made.tokens[node.name, worker],
+                    blames={
+                        name: _rounded(blamed_seconds)
+                        for name, blamed_seconds in blames.items()
+                        if name
+                    },
+                    chunks=counts.chunks[node.name, worker],
+                    rows=counts.rows[node.name, worker],
+                    tokens=counts.tokens[node.name, worker],
                     version=self._versions.get((node.name, worker), -1),
-                    device_peak=int(made.node_peak[f"{node.name}@{worker}"]),
+                    device_peak=int(counts.node_peak[f"{node.name}@{worker}"]),
                 )
-        return found
+        return flows
 
     def _edge_flows(self, now: float) -> dict[str, EdgeFlow]:
         ages = self._edges.ages(now)
-        found: dict[str, EdgeFlow] = {}
+        flows: dict[str, EdgeFlow] = {}
         for name, edge in self._edges.close().items():
             taken = int(self._made.bytes[name])
             if edge.rows and taken:
                 self._bytes_a_row[name] = taken / edge.rows
-            found[name] = self._edge_flow(name, edge, taken, ages[name])
-        return found
+            flows[name] = self._edge_flow(name, edge, taken, ages[name])
+        return flows
 
     def _edge_flow(self, name: str, edge: EdgeRows, taken: int, age: float) -> EdgeFlow:
         waiting = int(edge.waiting * self._bytes_a_row.get(name, 0.0))
@@ -366,16 +369,17 @@ class FlowFold:
 
     def _weight_flows(self) -> dict[str, WeightFlow]:
         offered = self._weights.offered
-        return {
-            name: WeightFlow(
-                offered=offered.get(name.partition("->")[0], 0),
+        flows: dict[str, WeightFlow] = {}
+        for name, reader in self._weights.close().items():
+            model = name.partition("->")[0]
+            flows[name] = WeightFlow(
+                offered=offered.get(model, 0),
                 loaded=reader.loaded,
                 loads=reader.loads,
                 seconds=_rounded(reader.seconds),
                 bytes=int(self._made.weights[name]),
             )
-            for name, reader in self._weights.close().items()
-        }
+        return flows
 
     def _cut_flows(self) -> dict[str, CutFlow]:
         cuts = self._folded_cuts
@@ -386,23 +390,26 @@ class FlowFold:
         by_source: dict[str, list[int]] = {}
         for node, counts in lags.items():
             by_source.setdefault(sources[node], counts)
-        return {
-            name: CutFlow(
+        flows: dict[str, CutFlow] = {}
+        for name, (ready, wanted, outstanding, room) in cuts.items():
+            flows[name] = CutFlow(
                 ready=ready,
                 wanted=wanted,
                 outstanding=outstanding,
                 room=room,
                 lags=by_source.get(name, []),
             )
-            for name, (ready, wanted, outstanding, room) in cuts.items()
-        }
+        return flows
 
     def _worker_flows(self, now: float) -> dict[str, WorkerFlow]:
         doing = {each.worker: each for each in self._doing}
         flows: dict[str, WorkerFlow] = {}
         for worker in self._plan.workers:
             does = doing.get(worker, _IDLE)
-            seconds = now - does.since if does.node else 0.0
+            if does.node:
+                seconds = now - does.since
+            else:
+                seconds = 0.0
             flows[worker] = WorkerFlow(
                 doing=does.node,
                 what=does.what if does.node else "",
@@ -411,7 +418,7 @@ class FlowFold:
             )
         return flows
 
-    def _tombstones(self) -> None:
+    def _write_tombstones(self) -> None:
         for (node, failed), events in self._made.tombstones.items():
             record = Tombstones(
                 step=self._step,
@@ -428,10 +435,12 @@ def _planned(plan: Plan, producer: str, nbytes: int) -> float:
     """Bytes a row of an edge, by the plan."""
     node = plan.node(producer)
     batch = next((s.batch for s in plan.sources if s.name == node.source), 0)
-    return nbytes / (batch * node.rows) if batch else 0.0
+    if batch:
+        return nbytes / (batch * node.rows)
+    return 0.0
 
 
-def _both(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+def _add_up(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
     return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
 
 

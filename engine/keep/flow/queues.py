@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from dataflow.loss_terms import ROWS
 from engine.plan.lag import NO_VERSION
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, PlannedInput
 from engine.protocol import messages as m
 from engine.protocol.grouping import values_at
 from engine.protocol.refs import Gather, Ref
@@ -50,18 +51,24 @@ class EdgeQueues:
     def __init__(self, plan: Plan) -> None:
         self._readers: dict[str, list[str]] = defaultdict(list)
         self._ratio: dict[tuple[str, str], int] = {}
-        for node in plan.nodes:
-            for fetch in (fetch for each in node.inputs for fetch in each.fetches):
-                if node.name not in self._readers[fetch.producer]:
-                    self._readers[fetch.producer].append(node.name)
-                self._ratio[fetch.producer, node.name] = max(1, fetch.ratio)
-        self._own = {n.name: {i.name for i in n.inputs if i.row_set == ROWS} for n in plan.nodes}
+        self._own: dict[str, set[str]] = {}
+        """By train node, the inputs of its own rows, without those of further row sets."""
         self._blocks: dict[Block, _KeptBlock] = {}
-        self.edges: dict[str, EdgeRows] = {
-            f"{producer}->{reader}": EdgeRows()
-            for producer, readers in self._readers.items()
-            for reader in readers
-        }
+        self.edges: dict[str, EdgeRows] = {}
+        for node in plan.nodes:
+            self._own[node.name] = {port.name for port in node.inputs if port.row_set == ROWS}
+            for port in node.inputs:
+                self._add_edges(node.name, port)
+        for producer, readers in self._readers.items():
+            for reader in readers:
+                self.edges[f"{producer}->{reader}"] = EdgeRows()
+
+    def _add_edges(self, node: str, port: PlannedInput) -> None:
+        """Note who produces what an input of a node takes."""
+        for fetch in port.fetches:
+            if node not in self._readers[fetch.producer]:
+                self._readers[fetch.producer].append(node)
+            self._ratio[fetch.producer, node] = max(1, fetch.ratio)
 
     def produced(self, node: str, ref: Ref, now: float) -> None:
         """Rows are there."""
@@ -73,7 +80,7 @@ class EdgeQueues:
 
     def taken(self, node: str, inputs: Mapping[str, tuple[Gather, ...]]) -> None:
         """A node takes rows."""
-        for gather in (gather for many in inputs.values() for gather in many):
+        for gather in chain.from_iterable(inputs.values()):
             edge = self.edges.get(f"{gather.producer}->{node}")
             if edge is None:
                 continue
@@ -84,22 +91,22 @@ class EdgeQueues:
                 self._take(edge, block, node, -(-count // ratio))
 
     def _take(self, edge: EdgeRows, block: Block, node: str, count: int) -> None:
-        kept = self._blocks.get(block)
-        if kept is None or node not in kept.left:
+        kept_block = self._blocks.get(block)
+        if kept_block is None or node not in kept_block.left:
             return
-        taken = min(count, kept.left[node])
+        taken = min(count, kept_block.left[node])
         edge.waiting -= taken
-        kept.left[node] -= taken
-        if not kept.left[node]:
-            del kept.left[node]
+        kept_block.left[node] -= taken
+        if not kept_block.left[node]:
+            del kept_block.left[node]
 
     def released(self, blocks: list[Block]) -> None:
         """Nobody wants what is left of these."""
         for block in blocks:
-            kept = self._blocks.pop(block, None)
-            if kept is not None:
-                for reader, left in kept.left.items():
-                    self.edges[f"{kept.node}->{reader}"].waiting -= left
+            kept_block = self._blocks.pop(block, None)
+            if kept_block is not None:
+                for reader, rows_left in kept_block.left.items():
+                    self.edges[f"{kept_block.node}->{reader}"].waiting -= rows_left
 
     def lost(self, worker: str) -> None:
         """A Worker's blocks are gone."""
@@ -107,48 +114,51 @@ class EdgeQueues:
 
     def ages(self, now: float) -> dict[str, float]:
         """Seconds since the oldest waiting row of each edge was made; 0 where none waits."""
-        found = dict.fromkeys(self.edges, 0.0)
-        wanted = {name for name, edge in self.edges.items() if edge.waiting}
-        for kept in self._blocks.values():  # the oldest first
-            for reader in kept.left if wanted else ():
-                name = f"{kept.node}->{reader}"
-                if name in wanted:
-                    found[name] = now - kept.since
-                    wanted.discard(name)
-        return found
+        ages = dict.fromkeys(self.edges, 0.0)
+        edges_without_age = {name for name, edge in self.edges.items() if edge.waiting}
+        for kept_block in self._blocks.values():  # the oldest first
+            for reader in kept_block.left if edges_without_age else ():
+                name = f"{kept_block.node}->{reader}"
+                if name in edges_without_age:
+                    ages[name] = now - kept_block.since
+                    edges_without_age.discard(name)
+        return ages
 
     def close(self) -> dict[str, EdgeRows]:
         """The figures; begins to count anew."""
-        found = {name: EdgeRows(edge.rows, edge.waiting) for name, edge in self.edges.items()}
+        figures = {name: EdgeRows(edge.rows, edge.waiting) for name, edge in self.edges.items()}
         for edge in self.edges.values():
             edge.rows = 0
-        return found
+        return figures
 
     def trained(self, message: m.TrainStep) -> tuple[np.ndarray, int]:
         """int64 [rows]: the lag of each row that a train node was given, without those that no
         trained Model has made; and the rows' tokens.
         """
-        own = self._own.get(message.node, set())
-        gathers = [g for name, many in message.inputs.items() if name in own for g in many]
+        own_inputs = self._own.get(message.node, set())
+        gathers: list[Gather] = []
+        for name, of_input in message.inputs.items():
+            if name in own_inputs:
+                gathers += of_input
         ages, tokens = [], 0
         for gather in gathers:
-            found = self._looked_up(gather)
-            if found is not None:
-                ages.append(found[0])
-                tokens = max(tokens, int(found[1].sum()))
+            versions_and_lengths = self._versions_and_lengths(gather)
+            if versions_and_lengths is not None:
+                ages.append(versions_and_lengths[0])
+                tokens = max(tokens, int(versions_and_lengths[1].sum()))
         same = [each for each in ages if len(each) == len(ages[0])]
         if not same:
             return np.zeros(0, dtype=np.int64), tokens
         oldest = np.min(np.where(np.stack(same) == NO_VERSION, _NEVER, np.stack(same)), axis=0)
         return np.maximum(message.step - 1 - oldest[oldest != _NEVER], 0), tokens
 
-    def _looked_up(self, gather: Gather) -> tuple[np.ndarray, np.ndarray] | None:
+    def _versions_and_lengths(self, gather: Gather) -> tuple[np.ndarray, np.ndarray] | None:
         """int64 [rows] each: the gathered rows' versions and lengths; None for a block unknown."""
-        kept = [self._blocks[ref].ref for ref in gather.refs if ref in self._blocks]
-        if len(kept) < len(gather.refs):
+        refs = [self._blocks[ref].ref for ref in gather.refs if ref in self._blocks]
+        if len(refs) < len(gather.refs):
             return None
-        version = values_at([ref.version for ref in kept], gather.block, gather.row)
-        return version, values_at([ref.lengths for ref in kept], gather.block, gather.row)
+        version = values_at([ref.version for ref in refs], gather.block, gather.row)
+        return version, values_at([ref.lengths for ref in refs], gather.block, gather.row)
 
 
 _NEVER = np.iinfo(np.int64).max
@@ -197,6 +207,6 @@ class WeightQueues:
 
     def close(self) -> dict[str, ReaderWeights]:
         """The figures; begins to count anew."""
-        found = dict(self.readers)
-        self.readers = {name: ReaderWeights(each.loaded) for name, each in found.items()}
-        return found
+        figures = dict(self.readers)
+        self.readers = {name: ReaderWeights(each.loaded) for name, each in figures.items()}
+        return figures

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from engine.keep.flow.activity import Running
@@ -76,12 +77,12 @@ class Reasons:
         elsewhere = {state: s for state, s in states.items() if node in state.nodes}
         for part in (here, elsewhere):
             whole = sum(part.values())
-            given = min(left, whole)
-            if given <= 0:
+            seconds_of_part = min(left, whole)
+            if seconds_of_part <= 0:
                 continue
-            left -= given
+            left -= seconds_of_part
             for state, seconds in part.items():
-                waits.add(self.of(node, state), seconds * given / whole)
+                waits.add(self.of(node, state), seconds * seconds_of_part / whole)
         waits.kinds["idle"] += max(0.0, left)
         return waits
 
@@ -94,25 +95,30 @@ class Reasons:
             return Reason("for_rows", _named(nearest, alone))
         if not running.nodes:
             return Reason("idle")
-        kind = "for_room" if node.region == "stream" else "for_rows"
+        if node.region == "stream":
+            kind = "for_room"
+        else:
+            kind = "for_rows"
         return Reason(kind, _named(running.nodes, alone))
 
     def _nearest(self, node: str, active: frozenset[str]) -> list[str]:
         """The first running nodes on the ways up."""
         level, seen = list(self._above[node]), {node}
         while level:
-            found = [name for name in level if name in active]
-            if found:
-                return found
+            active_names = [name for name in level if name in active]
+            if active_names:
+                return active_names
             seen.update(level)
-            above = dict.fromkeys(a for name in level for a in self._above[name])
-            level = [name for name in above if name not in seen]
+            above = chain.from_iterable(self._above[name] for name in level)
+            level = [name for name in dict.fromkeys(above) if name not in seen]
         return []
 
 
 def _above(node: PlannedNode) -> tuple[str, ...]:
-    producers = (fetch.producer for each in node.inputs for fetch in each.fetches)
-    return tuple(dict.fromkeys([*node.gates, *producers]))
+    above = list(node.gates)
+    for port in node.inputs:
+        above += [fetch.producer for fetch in port.fetches]
+    return tuple(dict.fromkeys(above))
 
 
 def _named(nodes: Iterable[str], alone: Mapping[str, str]) -> tuple[str, ...]:

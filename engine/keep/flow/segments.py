@@ -13,7 +13,6 @@ Owns: these files, written and read. Does not own: what is in the records (recor
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from pathlib import Path
 import msgspec
 
 from dataflow.storage import writing
+from engine.keep.append_log import AppendLog, whole_until
 from engine.keep.flow.records import Flow, Record
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 
 MAGIC = b"dataflow events 1\n"
 _HEAD = struct.Struct("<II")
@@ -39,7 +39,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
 
 
-def frame(record: Record) -> bytes:
+def frame_record(record: Record) -> bytes:
     """A record as a frame."""
     body = _encode(record)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
@@ -53,12 +53,12 @@ class FramedRecord:
     end: int
 
 
-def framed(path: Path, offset: int = 0) -> Iterator[FramedRecord]:
+def read_frames(path: Path, offset: int = 0) -> Iterator[FramedRecord]:
     """The whole records of a segment from a frame's beginning on (0: all of them). Raises RunError
     for all but a plain file.
     """
     try:
-        file = open(path, "rb", opener=own)  # noqa: SIM115 - closed by the with below
+        file = open(path, "rb", opener=open_own_file)  # noqa: SIM115 - closed by the with below
     except FileNotFoundError:
         return
     with file:
@@ -69,7 +69,10 @@ def framed(path: Path, offset: int = 0) -> Iterator[FramedRecord]:
         file.seek(offset)
         while (head := file.read(_HEAD.size)) and len(head) == _HEAD.size:
             length, checksum = _HEAD.unpack(head)
-            body = file.read(length) if length <= _LONGEST else b""
+            if length <= _LONGEST:
+                body = file.read(length)
+            else:
+                body = b""
             if len(body) < length or zlib.crc32(body) != checksum or not body:
                 return
             try:
@@ -88,19 +91,22 @@ def step_segments(folder: Path) -> list[Path]:
 def read_steps(folder: Path) -> Iterator[Record]:
     """All records of Steps of an `events/` folder; none where there is no such folder."""
     for path in step_segments(folder):
-        for each in framed(path):
+        for each in read_frames(path):
             yield each.record
 
 
 def read_live(folder: Path) -> list[Flow]:
     """The records of the last seconds, in order; up to two minutes of them."""
-    found = [
-        each.record
-        for path in sorted(folder.glob("live-*.seg"))
-        for each in framed(path)
-        if isinstance(each.record, Flow)
-    ]
-    return sorted(found, key=lambda flow: flow.wall)
+    flows: list[Flow] = []
+    for path in sorted(folder.glob("live-*.seg")):
+        records = (frame.record for frame in read_frames(path))
+        flows += [record for record in records if isinstance(record, Flow)]
+    return sorted(flows, key=lambda flow: flow.wall)
+
+
+def _ends(path: Path) -> Iterator[tuple[int, int]]:
+    """(end, Step) of each whole frame of a segment."""
+    return ((frame.end, frame.record.step) for frame in read_frames(path))
 
 
 class StepSegments:
@@ -108,63 +114,53 @@ class StepSegments:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: int | None = None
+        self._file: AppendLog | None = None
         self._path = folder / "steps-000001.seg"
         self._size = 0
         with writing("the events", folder):
             folder.mkdir(exist_ok=True)
-        if found := step_segments(folder):
-            self._path = found[-1]
-            self._cut(max([0, *(each.end for each in framed(self._path))]))
+        if segments := step_segments(folder):
+            self._path = segments[-1]
+            size, _ = whole_until(_ends(self._path))
+            self._cut(size)
 
     def write(self, record: Record) -> None:
         """Append, for the operating system to write: what a kill tears off is dropped."""
         if self._file is None or self._size > _LARGEST:
             self._next()
         assert self._file is not None
-        data = frame(record)
-        with writing("the events", self._path, len(data)):
-            _write(self._file, data)
-        self._size += len(data)
+        framed = frame_record(record)
+        with writing("the events", self._path, len(framed)):
+            self._file.append(framed)
+        self._size += len(framed)
 
     def truncate_after(self, step: int) -> None:
         """Drop the records behind this Step, which a resume makes again."""
         self.close()
-        kept = False
         for path in reversed(step_segments(self._folder)):
-            end = 0
-            for each in framed(path):
-                if each.record.step > step:
-                    break
-                end = each.end
             self._path = path
-            self._cut(end)
-            if end:
-                kept = True
-                break
-        if not kept:
-            self._path = self._folder / "steps-000001.seg"
-            self._size = 0
+            size, _ = whole_until(_ends(path), step)
+            self._cut(size)
+            if size:
+                return
+        self._path = self._folder / "steps-000001.seg"
+        self._size = 0
 
     def close(self) -> None:
         """Close the file. A second call does nothing; a further write opens it again."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
-    def _cut(self, end: int) -> None:
+    def _cut(self, size: int) -> None:
         """Keep so many bytes of the last segment; without any, delete it."""
         with writing("the events", self._path):
-            if end == 0:
+            if size == 0:
                 self._path.unlink()
-                self._size = 0
-                return
-            file = own(self._path, os.O_WRONLY)
-            try:
-                os.ftruncate(file, end)
-            finally:
-                os.close(file)
-        self._size = end
+            else:
+                with AppendLog(self._path) as file:
+                    file.cut(size)
+        self._size = size
 
     def _next(self) -> None:
         """Open the segment to append to, or begin the one after it."""
@@ -174,10 +170,9 @@ class StepSegments:
             self._path = self._folder / f"steps-{number:06d}.seg"
             self._size = 0
         with writing("the events", self._path):
-            self._file = own(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._file = AppendLog(self._path, empty=self._size == 0)
             if self._size == 0:
-                os.ftruncate(self._file, 0)
-                _write(self._file, MAGIC)
+                self._file.append(MAGIC)
                 self._size = len(MAGIC)
 
 
@@ -186,7 +181,7 @@ class LiveSegments:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: int | None = None
+        self._file: AppendLog | None = None
         self._turn = 0
         self._begun = 0.0
 
@@ -199,19 +194,13 @@ class LiveSegments:
             self._begun = record.wall
             path = self._folder / f"live-{self._turn}.seg"
             with writing("the events", path):
-                self._file = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-                _write(self._file, MAGIC)
+                self._file = AppendLog(path, empty=True)
+                self._file.append(MAGIC)
         with writing("the events", path):
-            _write(self._file, frame(record))
+            self._file.append(frame_record(record))
 
     def close(self) -> None:
         """Close the file under way."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
-
-
-def _write(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.records import Flow
 
 SECONDS = 10.0
@@ -22,7 +22,7 @@ def last_seconds(flows: Sequence[Flow]) -> Flow | None:
     if not flows:
         return None
     end = flows[-1].wall
-    return total(flow for flow in flows if flow.wall > end - SECONDS)
+    return sum_flows(flow for flow in flows if flow.wall > end - SECONDS)
 
 
 def seconds_named(flow: Flow) -> str:
@@ -32,4 +32,6 @@ def seconds_named(flow: Flow) -> str:
 
 def steps_named(first: int, last: int) -> str:
     """The words for the Steps first..last."""
-    return f"Step {last}" if first == last else f"Steps {first} to {last}"
+    if first == last:
+        return f"Step {last}"
+    return f"Steps {first} to {last}"

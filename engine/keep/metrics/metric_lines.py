@@ -37,13 +37,17 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     step = row.get("step")
-    return row if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+    if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
+        return row
+    return None
 
 
 def finite(number: Any) -> float | None:
     """A number of a row; None for one that was not finite, and for anything else."""
     is_finite = isinstance(number, int | float) and abs(number) <= sys.float_info.max
-    return number if is_finite else None
+    if is_finite:
+        return number
+    return None
 
 
 def whole_lines(file: BinaryIO, start: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -74,7 +78,10 @@ def require_rows(file: IO[bytes], path: Path) -> Iterator[tuple[int, int]]:
     stop = 0
     for number, line in enumerate(file, start=1):
         stop += len(line)
-        row = parse_row(line) if line.endswith(b"\n") else None
+        if line.endswith(b"\n"):
+            row = parse_row(line)
+        else:
+            row = None
         if row is None:
             if file.read(1):
                 problem = f"expected a JSON object with a step, found {line[:40]!r}"
@@ -86,7 +93,10 @@ def require_rows(file: IO[bytes], path: Path) -> Iterator[tuple[int, int]]:
 
 def recorded_steps(path: Path) -> list[int]:
     """The Steps of a metrics file's rows; none without a file. Raises DataError for other lines."""
-    content = path.read_bytes() if path.is_file() else b""
+    if path.is_file():
+        content = path.read_bytes()
+    else:
+        content = b""
     return [step for step, _ in _placed_rows(content, path)]
 
 
@@ -104,7 +114,10 @@ def recorded_rows(path: Path) -> Iterator[dict[str, float | None]]:
     """A metrics file's rows, all of one moment, also while a run goes on; none without a file.
     Raises DataError for lines that are no rows.
     """
-    content = path.read_bytes() if path.is_file() else b""
+    if path.is_file():
+        content = path.read_bytes()
+    else:
+        content = b""
     for _, start in _placed_rows(content, path):
         row = parse_row(content[start : content.index(b"\n", start)])
         assert row is not None, "it was one above"

@@ -18,7 +18,11 @@ def history(path: Path) -> pa.Table:
     which they appear first. Empty without a file. Raises DataError where a line is no metrics row.
     """
     rows = list(recorded_rows(path))
-    names = dict.fromkeys(name for row in rows for name in row if name != "step")
     columns = {"step": pa.array([row["step"] for row in rows], pa.int64())}
-    columns |= {name: pa.array([row.get(name) for row in rows], pa.float64()) for name in names}
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    for name in names:
+        if name != "step":
+            columns[name] = pa.array([row.get(name) for row in rows], pa.float64())
     return pa.table(columns)

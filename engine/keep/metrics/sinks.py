@@ -11,19 +11,17 @@ import importlib
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from dataflow.errors import RunError, StorageError
 from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
+from engine.keep.append_log import AppendLog, whole_until
 from engine.keep.metrics.metric_lines import require_rows
 from engine.keep.metrics.step_metrics import json_line
-from engine.keep.own_files import own
 from engine.keep.run_folder import RunFolder
 from engine.protocol.events import FailingSilently, StepEnded
 
@@ -52,7 +50,7 @@ class JsonLines:
     """
 
     def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
+        self._file: AppendLog | None = None
         self.last = -1
         """The last Step that is there; -1 without any."""
         self._noted: set[str] = set()
@@ -61,8 +59,8 @@ class JsonLines:
         """Raises DataError where a line of the file is no metrics row."""
         with writing("the metrics", run.metrics):
             temporary(run.metrics).unlink(missing_ok=True)  # what a kill left of `amend`
-            self._file = open(run.metrics, "ab+", opener=own)  # noqa: SIM115 - closed by close()
-            self._keep(lambda step: True)
+            self._file = AppendLog(run.metrics)
+            self._cut_after(None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raises RunError where this or a later Step is there, StorageError for a full disk."""
@@ -70,64 +68,57 @@ class JsonLines:
         if step <= self.last:
             problem = f"expected a Step after {self.last}, found {step}"
             fix = f"truncate_after({step - 1}) when a run goes back to a checkpoint"
-            raise RunError(f"{file.name}: {problem}. Fix: {fix}.")
+            raise RunError(f"{file.path}: {problem}. Fix: {fix}.")
         line = json_line(step, metrics, self._noted)
-        with writing(f"the metrics of step {step}", Path(file.name), len(line)):
-            file.write(line)
-            file.flush()
+        with writing(f"the metrics of step {step}", file.path, len(line)):
+            file.append(line)
         self.last = step
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Add metrics to the last Step's line, whole or not at all; returns all of its metrics."""
         file = self._opened()
-        file.seek(0)
-        *before, line = file.readlines()
+        with file.reader() as lines:
+            *before, line = lines.readlines()
         merged = {**json.loads(line), **metrics}
         del merged["step"]
-        numbers = {name: math.nan if value is None else value for name, value in merged.items()}
-        text, path = b"".join([*before, json_line(step, numbers, self._noted)]), Path(file.name)
-        with replacing(f"the metrics of step {step}", path, len(text)) as whole:
+        numbers = {name: math.nan if number is None else number for name, number in merged.items()}
+        text = b"".join([*before, json_line(step, numbers, self._noted)])
+        with replacing(f"the metrics of step {step}", file.path, len(text)) as whole:
             whole.write(text)
-        file.close()
+        file.close()  # it is the file that was replaced: nobody finds it any more
         self._file = None
-        with writing(f"the metrics of step {step}", path):
-            self._file = open(path, "ab+", opener=own)  # noqa: SIM115 - closed by close()
+        with writing(f"the metrics of step {step}", file.path):
+            self._file = AppendLog(file.path)
         return numbers
 
     def sync(self) -> None:
         """Sync to the disk. Raises StorageError where that fails."""
         file = self._opened()
-        with writing(f"the metrics up to step {self.last}", Path(file.name)):
-            os.fsync(file.fileno())
+        with writing(f"the metrics up to step {self.last}", file.path):
+            file.sync()
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later Steps, which a run that resumes at `step` makes again."""
-        with writing(f"the metrics up to step {step}", Path(self._opened().name)):
-            self._keep(lambda found: found <= step)
+        with writing(f"the metrics up to step {step}", self._opened().path):
+            self._cut_after(step)
 
     def close(self) -> None:
         """Sync to the disk, and close."""
         if self._file is not None:
             file, self._file = self._file, None
-            with writing("the metrics", Path(file.name)), file:
-                file.flush()
-                os.fsync(file.fileno())
+            with writing("the metrics", file.path), file:
+                file.sync()
 
-    def _opened(self) -> IO[bytes]:
+    def _opened(self) -> AppendLog:
         assert self._file is not None, "the sink is not open"
         return self._file
 
-    def _keep(self, wanted: Callable[[int], bool]) -> None:
-        """Keep the leading lines whose Steps are wanted; Steps ascend, so only a tail is cut."""
+    def _cut_after(self, step: int | None) -> None:
+        """Drop a torn last line, and the lines of Steps after this one; None: of no Step."""
         file = self._opened()
-        end, self.last = 0, -1
-        file.seek(0)
-        for stop, step in require_rows(file, Path(file.name)):
-            if not wanted(step):
-                break
-            end, self.last = stop, step
-        file.truncate(end)
-        file.seek(end)
+        with file.reader() as lines:
+            size, self.last = whole_until(require_rows(lines, file.path), step)
+        file.cut(size)
 
 
 class View:
@@ -143,21 +134,21 @@ class View:
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where its library is not installed."""
         self._run = run
-        self._tried(lambda: self._sink.open(run, config))
+        self._try(lambda: self._sink.open(run, config))
 
     def take(self, event: StepEnded | FailingSilently) -> None:
         """Write each Step's metrics, and warnings, unless it has failed."""
         match event:
             case StepEnded():
-                self._tried(lambda: self._sink.write(event.step, event.metrics))
+                self._try(lambda: self._sink.write(event.step, event.metrics))
             case FailingSilently():
-                self._tried(lambda: self._sink.warn(event.step, event.rule, event.text))
+                self._try(lambda: self._sink.warn(event.step, event.rule, event.text))
 
     def close(self) -> None:
         """Close the sink, unless it has failed."""
-        self._tried(self._sink.close)
+        self._try(self._sink.close)
 
-    def _tried(self, action: Callable[[], None]) -> None:
+    def _try(self, action: Callable[[], None]) -> None:
         if self._over:
             return
         try:
@@ -183,9 +174,9 @@ class TensorBoard:
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where tensorboard is not installed."""
-        self._event = _needed("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._summary = _needed("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        writer = _needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._event = _import_optional("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summary = _import_optional("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        writer = _import_optional("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._writer = writer.EventFileWriter(str(run.path / "tensorboard"), flush_secs=10)
         self._first = True
         shown = json.dumps(dict(config), indent=2, sort_keys=True, default=str)
@@ -199,8 +190,8 @@ class TensorBoard:
             start = self._event.Event(wall_time=time.time(), step=step, session_log=log)
             self._writer.add_event(start)
             self._first = False
-        value, names = self._summary.Summary.Value, sorted(metrics.keys() - {"step"})
-        self._add(step, [value(tag=name, simple_value=metrics[name]) for name in names])
+        make_value, names = self._summary.Summary.Value, sorted(metrics.keys() - {"step"})
+        self._add(step, [make_value(tag=name, simple_value=metrics[name]) for name in names])
 
     def warn(self, step: int, rule: str, text: str) -> None:
         """In TensorBoard's text view."""
@@ -217,8 +208,8 @@ class TensorBoard:
 
     def _text(self, tag: str, text: str) -> Any:
         """A value for TensorBoard's text view, shown as preformatted."""
-        tensors = _needed("tensorboard.compat.proto.tensor_pb2", "tensorboard")
-        types = _needed("tensorboard.compat.proto.types_pb2", "tensorboard")
+        tensors = _import_optional("tensorboard.compat.proto.tensor_pb2", "tensorboard")
+        types = _import_optional("tensorboard.compat.proto.types_pb2", "tensorboard")
         shown = "\n".join("    " + line for line in text.splitlines())
         tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[shown.encode()])
         tensor.tensor_shape.dim.add(size=1)
@@ -240,14 +231,14 @@ class Wandb:
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where wandb is not installed."""
-        wandb = _needed("wandb", "wandb")
-        kept = run.path / "wandb_id.txt"
-        if not kept.exists():
-            replace_text("the id of the run at wandb", kept, uuid4().hex[:12])
+        wandb = _import_optional("wandb", "wandb")
+        id_file = run.path / "wandb_id.txt"
+        if not id_file.exists():
+            replace_text("the id of the run at wandb", id_file, uuid4().hex[:12])
         self._run = wandb.init(
             project=self._project,
             name=run.name,
-            id=kept.read_text(encoding="ascii").strip(),
+            id=id_file.read_text(encoding="ascii").strip(),
             resume="allow",
             dir=str(run.path),
             config=dict(config),
@@ -271,7 +262,7 @@ class Wandb:
             run.finish()
 
 
-def _needed(module: str, extra: str) -> ModuleType:
+def _import_optional(module: str, extra: str) -> ModuleType:
     """Import an optional library; the error says how to install it."""
     try:
         return importlib.import_module(module)

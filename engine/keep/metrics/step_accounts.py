@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Literal
 
 from engine.keep.metrics.sinks import JsonLines
@@ -76,9 +77,9 @@ class RunMetrics:
             case events.WritingEnded():
                 self._accounts.written(event.end)
             case events.InstructionTold():
-                self._told(event.instruction, event.at)
+                self._take_instruction(event.instruction, event.at)
 
-    def _told(self, instruction: m.Instruction, now: float) -> None:
+    def _take_instruction(self, instruction: m.Instruction, now: float) -> None:
         match instruction:
             case m.Retire(workers=workers):
                 for worker in workers:
@@ -127,12 +128,12 @@ class StepAccounts:
 
     def add(self, reports: Iterable[Report], spans: Iterable[SpanOf]) -> None:
         """Reports (metric, value, count), and spans of Workers."""
-        for name, value, count in reports:
+        for name, number, count in reports:
             kind = _kind(name)
             if kind == "sum":
-                self._sums[name] = self._sums.get(name, 0.0) + value
+                self._sums[name] = self._sums.get(name, 0.0) + number
             elif kind == "mean":
-                self._metrics.add(name, value, count)
+                self._metrics.add(name, number, count)
         for span in spans:
             worker = span.worker
             if worker in self._busy:
@@ -145,12 +146,15 @@ class StepAccounts:
     def written(self, now: float) -> None:
         """The files are there. Time that a single Worker first spent in a kernel does not count."""
         start, before = self._writing
-        kernels = 0.0 if self._several else self._inside() - before
+        if self._several:
+            kernels = 0.0
+        else:
+            kernels = self._inside() - before
         seconds = self._sums.get("time/checkpoint", 0.0) + max(0.0, now - start - kernels)
         self._sums["time/checkpoint"] = seconds
 
     def _inside(self) -> float:
-        return sum(value for name, value in self._sums.items() if name.startswith("time/"))
+        return sum(seconds for name, seconds in self._sums.items() if name.startswith("time/"))
 
     def close(
         self, closed: m.StepClosed, now: float, doing: Sequence[Doing], *, again: bool
@@ -159,18 +163,18 @@ class StepAccounts:
         its evaluations are in Step 1's row, under eval/initial/. again: only evaluations have come.
         """
         row = self._metrics.row(closed.step)
-        found = {name: value for name, value in row.items() if name.startswith(_EVALUATIONS)}
+        numbers = {name: number for name, number in row.items() if name.startswith(_EVALUATIONS)}
         if closed.step == 0:
-            self.initial, found = found, {}
+            self.initial, numbers = numbers, {}
         elif not again:
             rates = self._rates(closed.metrics, now, doing)
             initial = {n.replace("/", "/initial/", 1): v for n, v in self.initial.items()}
-            for name, value in (self._sums | dict(closed.metrics) | initial | rates).items():
-                self._metrics.add(name, value)
-            self.initial, found = {}, self._metrics.row(closed.step)
-            del found["step"]
+            for name, number in (self._sums | dict(closed.metrics) | initial | rates).items():
+                self._metrics.add(name, number)
+            self.initial, numbers = {}, self._metrics.row(closed.step)
+            del numbers["step"]
         self._clear(now)
-        return found
+        return numbers
 
     def _clear(self, now: float) -> None:
         self._metrics.clear()
@@ -182,23 +186,25 @@ class StepAccounts:
         self, metrics: Mapping[str, float], now: float, doing: Sequence[Doing]
     ) -> dict[str, float]:
         seconds = now - self._since
-        found = {"time/step": seconds}
+        rates = {"time/step": seconds}
         if self._several:
-            found |= self._shares(now, doing)
+            rates |= self._shares(now, doing)
         else:  # seconds outside kernels, checkpoints and sample files
-            found["time/engine"] = max(0.0, seconds - self._inside())
+            rates["time/engine"] = max(0.0, seconds - self._inside())
         rows = self._sums.get("data/rows", metrics.get("data/prompts"))
         tokens = self._sums.get("completion/tokens", self._trained_tokens())
         if rows is not None and seconds > 0:
-            found["throughput/samples_per_second"] = rows / seconds
+            rates["throughput/samples_per_second"] = rows / seconds
         if tokens is not None and seconds > 0:
-            found["throughput/tokens_per_second"] = tokens / seconds
-        return found
+            rates["throughput/tokens_per_second"] = tokens / seconds
+        return rates
 
     def _trained_tokens(self) -> float | None:
         """Of all train nodes; None where none has reported."""
         counts = [n for name, n in self._sums.items() if _TRAINED_TOKENS.fullmatch(name)]
-        return sum(counts) if counts else None
+        if counts:
+            return sum(counts)
+        return None
 
     def _shares(self, now: float, doing: Sequence[Doing]) -> dict[str, float]:
         """The share of the Step that each Worker was in a kernel, including what is under way."""
@@ -229,13 +235,15 @@ class ChunkMetrics:
 
     def lose(self, worker: str) -> None:
         """A Worker is gone, and what it had under way is run again."""
-        self._runs = {c: said for c, said in self._runs.items() if said[0].worker != worker}
+        self._runs = {
+            c: reported for c, reported in self._runs.items() if reported[0].worker != worker
+        }
 
     def rest(self) -> Iterable[Report]:
         """As a Step closes: reports of chunks that have not ended, for rows that came before it."""
-        found = [each for said in self._runs.values() for each in said]
+        unfinished = list(chain.from_iterable(self._runs.values()))
         self._runs.clear()
-        return _metrics(found)
+        return _metrics(unfinished)
 
 
 @cache
@@ -243,8 +251,10 @@ def _kind(name: str) -> Literal["flow", "sum", "mean"]:
     """What a report of this name is: no metric, one that a Step sums, or one that it averages."""
     if name.startswith(FLOW):
         return "flow"
-    return "sum" if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name) else "mean"
+    if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name):
+        return "sum"
+    return "mean"
 
 
-def _metrics(said: Iterable[m.Reported]) -> list[Report]:
-    return [metric for each in said for metric in each.metrics]
+def _metrics(reported: Iterable[m.Reported]) -> list[Report]:
+    return list(chain.from_iterable(each.metrics for each in reported))

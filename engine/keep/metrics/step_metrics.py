@@ -35,7 +35,7 @@ class StepMetrics:
         self._values: dict[str, list[float]] = {}
         self._counts: dict[str, list[float]] = {}
 
-    def add(self, name: str, value: float, count: float = 1.0) -> None:
+    def add(self, name: str, number: float, count: float = 1.0) -> None:
         """Report one value that stands for `count` rows, tokens or calls.
 
         Raises DataError for a bad name.
@@ -44,7 +44,7 @@ class StepMetrics:
         if values is None:
             values = self._begin(name)
         if count > 0:
-            values.append(value)
+            values.append(number)
             self._counts[name].append(count)
 
     def row(self, step: int) -> dict[str, float]:
@@ -76,17 +76,21 @@ _is_name = cache(is_metric_name)
 
 def _combine(name: str, values: list[float], counts: list[float]) -> float:
     if name.endswith("/max"):
-        return math.nan if any(map(math.isnan, values)) else float(max(values, key=_rank))
+        if any(map(math.isnan, values)):
+            return math.nan
+        return float(max(values, key=_rank))
     if name.endswith("/min"):
-        return math.nan if any(map(math.isnan, values)) else float(min(values, key=_rank))
+        if any(map(math.isnan, values)):
+            return math.nan
+        return float(min(values, key=_rank))
     if counts == [1.0]:
         return values[0] + 0.0  # as the sum of one number is: without the sign of -0.0
     return _sum([v * c for v, c in zip(values, counts, strict=True)]) / _sum(counts)
 
 
-def _rank(value: float) -> tuple[float, float]:
+def _rank(number: float) -> tuple[float, float]:
     """-0.0 before 0.0, which compare as equal, so that the order of reports does not matter."""
-    return value, math.copysign(1.0, value)
+    return number, math.copysign(1.0, number)
 
 
 def _sum(values: list[float]) -> float:
@@ -94,7 +98,9 @@ def _sum(values: list[float]) -> float:
     if all(map(math.isfinite, values)):
         return math.fsum(values)
     clash = math.inf in values and -math.inf in values
-    return math.nan if clash or any(map(math.isnan, values)) else sum(values)
+    if clash or any(map(math.isnan, values)):
+        return math.nan
+    return sum(values)
 
 
 def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes:
@@ -106,9 +112,9 @@ def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes
     row: dict[str, float] = {"step": step}
     for name in sorted(metrics):
         if name != "step":
-            row[name] = value = metrics[name]
-            if not math.isfinite(value) and name not in noted:
+            row[name] = number = metrics[name]
+            if not math.isfinite(number) and name not in noted:
                 noted.add(name)
-                told = "metric %s is %s at Step %d; stored as null (said once)"
-                _log.warning(told, name, value, step)
+                message = "metric %s is %s at Step %d; stored as null (said once)"
+                _log.warning(message, name, number, step)
     return msgspec.json.encode(row) + b"\n"

@@ -14,8 +14,11 @@ import pyarrow as pa
 
 def values_of(array: pa.Array, kind: type[np.generic], null: float) -> np.ndarray:
     """The numbers, or truth as 0 and 1, of an array. null: what stands for one."""
-    wide, there = (pa.float64(), np.float64) if _floats(array) else (pa.int64(), np.int64)
-    values = _plain(array.cast(pa.uint8()).cast(wide) if _truth(array) else array.cast(wide), there)
+    wide_type, wide_kind = (pa.float64(), np.float64) if _floats(array) else (pa.int64(), np.int64)
+    values = _plain(
+        array.cast(pa.uint8()).cast(wide_type) if _truth(array) else array.cast(wide_type),
+        wide_kind,
+    )
     if array.null_count:
         known = _plain(array.is_valid().cast(pa.uint8()), np.uint8) != 0
         return np.where(known, values, null).astype(kind)
@@ -40,11 +43,13 @@ def _plain(array: pa.Array, kind: type[np.generic]) -> np.ndarray:
 
 def whole_of(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
-    found = column.combine_chunks()
-    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+    combined = column.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        return pa.concat_arrays(combined.chunks)
+    return combined
 
 
 def row_numbers(rows: Sequence[int]) -> pa.Array:
     """int64, to take rows by."""
-    data = np.array(rows, np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(data), [None, pa.py_buffer(data)])
+    numbers = np.array(rows, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])

@@ -15,9 +15,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import islice
 
-from engine.keep.flow.flow_sums import total
+from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.records import Flow, Lost, Record, Tombstones
-from engine.keep.flow.segments import framed
+from engine.keep.flow.segments import read_frames
 from engine.keep.flow.stretch import SECONDS, last_seconds
 from engine.keep.reader.open_folder import FileMark, OpenFolder, inside
 
@@ -44,7 +44,10 @@ class FlowIndex:
     def refresh(self, run: OpenFolder) -> list[str]:
         """Take note of changed files; the segments in order, those without a record left out."""
         with self._lock, inside(run, EVENTS) as folder:
-            marks = {} if folder is None else _marks(folder, _SEGMENT)
+            if folder is None:
+                marks = {}
+            else:
+                marks = _marks(folder, _SEGMENT)
             for name in [n for n, mark in self._segments.items() if marks.get(n) != mark]:
                 self._sums.pop(name, None)
                 self._first.pop(name, None)
@@ -84,8 +87,9 @@ class FlowIndex:
                 parts += self._whole(run, name)
             else:
                 flows = (r for r in self.of_segment(run, name) if isinstance(r, Flow))
-                parts += summed(flow for flow in flows if first <= flow.step <= last)
-        return next(iter(summed(iter(parts))), None)
+                parts += sum_in_parts(flow for flow in flows if first <= flow.step <= last)
+        whole = sum_in_parts(iter(parts))
+        return whole[0] if whole else None
 
     def of_segment(self, run: OpenFolder, name: str) -> Iterator[Record]:
         """Its records, in order."""
@@ -95,20 +99,20 @@ class FlowIndex:
 
     def mishaps(self, run: OpenFolder, most: int = 200) -> list[Lost | Tombstones]:
         """The newest losses of Workers and rows, the newest first; of the last segments alone."""
-        found: list[Lost | Tombstones] = []
+        mishaps: list[Lost | Tombstones] = []
         for name in reversed(self.refresh(run)[-8:]):
             of = [r for r in self.of_segment(run, name) if isinstance(r, Lost | Tombstones)]
-            found += reversed(of)
-            if len(found) >= most:
+            mishaps += reversed(of)
+            if len(mishaps) >= most:
                 break
-        return found[:most]
+        return mishaps[:most]
 
     def _whole(self, run: OpenFolder, name: str) -> list[Flow]:
         """The sum of a segment that lies within the Steps that are asked for."""
         with self._lock:
             if name not in self._sums:
                 flows = (r for r in self.of_segment(run, name) if isinstance(r, Flow))
-                self._sums[name] = summed(flows)
+                self._sums[name] = sum_in_parts(flows)
             return self._sums[name]
 
     def _overlapping(self, run: OpenFolder, first: int, last: int) -> list[str]:
@@ -120,24 +124,28 @@ class FlowIndex:
         return names[begin : bisect_right(starts, last)]
 
 
-def summed(flows: Iterator[Flow]) -> list[Flow]:
+def sum_in_parts(flows: Iterator[Flow]) -> list[Flow]:
     """Their sum, of few at a time; nothing without any."""
     parts: list[Flow] = []
     for flow in flows:
         parts.append(flow)
         if len(parts) == _AT_ONCE:
-            parts = [total(parts)]
-    return [total(parts)] if parts else []
+            parts = [sum_flows(parts)]
+    if parts:
+        return [sum_flows(parts)]
+    return []
 
 
-def live(run: OpenFolder) -> list[Flow]:
+def read_live_flows(run: OpenFolder) -> list[Flow]:
     """The Flows of the last seconds, in order; up to two minutes of them."""
     with inside(run, EVENTS) as folder:
         if folder is None:
             return []
         names = _marks(folder, _LIVE)
-        found = [r for n in names for r in records(folder, n) if isinstance(r, Flow)]
-    return sorted(found, key=lambda flow: flow.wall)
+        flows: list[Flow] = []
+        for name in names:
+            flows += [record for record in records(folder, name) if isinstance(record, Flow)]
+    return sorted(flows, key=lambda flow: flow.wall)
 
 
 class LiveTail:
@@ -195,7 +203,7 @@ def _framed(folder: OpenFolder, name: str, offset: int) -> Iterator[tuple[Record
     if file is None:
         return
     with file:
-        for each in framed(folder.path / name, offset):
+        for each in read_frames(folder.path / name, offset):
             yield each.record, each.end
 
 

@@ -46,12 +46,12 @@ class GrowingArray:
     def nbytes(self) -> int:
         return self._whole.nbytes
 
-    def append(self, value: float) -> None:
+    def append(self, number: float) -> None:
         """Add one."""
         if self.size == len(self._whole):
             more = max(1024, self.size // 4)
             self._whole = np.concatenate([self._whole, np.empty(more, self._whole.dtype)])
-        self._whole[self.size] = value
+        self._whole[self.size] = number
         self.size += 1
 
     def cut(self, size: int) -> None:
@@ -127,26 +127,26 @@ class MetricIndex:
 
     def _go_back(self, file: BinaryIO) -> None:
         """Forget the lines that are not in the file any more."""
-        kept = self._steps.size
+        known_count = self._steps.size
         for back, line in enumerate(reversed(self._ends)):
-            file.seek(int(self._starts.values[kept - 1]))
+            file.seek(int(self._starts.values[known_count - 1]))
             if file.read(len(line)) == line:
                 if back:
-                    self._forget(kept)
+                    self._forget(known_count)
                 return
-            kept -= 1
+            known_count -= 1
         self._forget(0)
 
-    def _forget(self, kept: int) -> None:
+    def _forget(self, kept_count: int) -> None:
         """Go back to so many Steps."""
-        if kept == 0:
+        if kept_count == 0:
             self._names, self._ends, self._end, self.last = {}, [], 0, {}
         else:
-            self._end = int(self._starts.values[kept])
-            self._ends = self._ends[: kept - self._steps.size]
+            self._end = int(self._starts.values[kept_count])
+            self._ends = self._ends[: kept_count - self._steps.size]
             self.last = parse_row(self._ends[-1]) or {}
         for array in (self._steps, self._starts, *self._columns.values()):
-            array.cut(kept)
+            array.cut(kept_count)
 
     def _replace_from(self, step: int) -> None:
         """Drop the rows of this Step and of later ones: the file has a newer row of it."""
@@ -158,7 +158,10 @@ class MetricIndex:
 
     def _read_on(self, file: BinaryIO) -> None:
         """Index the whole lines behind the known ones. Lines that are no rows are left out."""
-        newest = int(self._steps.values[-1]) if self._steps.size else -1
+        if self._steps.size:
+            newest = int(self._steps.values[-1])
+        else:
+            newest = -1
         for start, line in whole_lines(file, self._end):
             row = parse_row(line)
             if row is not None:
@@ -179,19 +182,22 @@ class MetricIndex:
             self._columns.setdefault(name, GrowingArray(np.float64))
             self._columns.move_to_end(name)
         self._make_room(len(names))
-        done = min(self._columns[name].size for name in names)
+        parsed_count = min(self._columns[name].size for name in names)
         lacking = [name for name in names if self._columns[name].size < self._steps.size]
-        file = folder.open(METRICS) if lacking else None
+        if lacking:
+            file = folder.open(METRICS)
+        else:
+            file = None
         for name in lacking:
-            self._columns[name].cut(done)
+            self._columns[name].cut(parsed_count)
         fields = [(f"v{i}", Any, None) for i in range(len(lacking))]
         called = {f"v{i}": name for i, name in enumerate(lacking)}
         kind = msgspec.defstruct("Row", fields, rename=called)
         decode = msgspec.json.Decoder(kind).decode
         arrays = [self._columns[name] for name in lacking]
-        for line in self._known_lines(file, done):
-            for array, value in zip(arrays, _values(decode, line, len(arrays)), strict=True):
-                array.append(value if isinstance(value, int | float) else np.nan)
+        for line in self._known_lines(file, parsed_count):
+            for array, number in zip(arrays, _values(decode, line, len(arrays)), strict=True):
+                array.append(number if isinstance(number, int | float) else np.nan)
 
     def _known_lines(self, file: BinaryIO | None, done: int) -> Iterator[bytes]:
         """The lines of all Steps but the first `done`; empty ones where the file is gone."""

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from dataflow.errors import DataflowError, RunError
 from dataflow.shown import one_line
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 from engine.keep.run_folder import is_run
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +67,10 @@ class OpenFolder:
         """A folder in it; None if there is none. Raises NotServed for a link or a file."""
         _require_name(name)
         try:
-            flags = _FOLDER if self._guarded else _FOLDER & ~os.O_NOFOLLOW
+            if self._guarded:
+                flags = _FOLDER
+            else:
+                flags = _FOLDER & ~os.O_NOFOLLOW
             descriptor = os.open(name, flags, dir_fd=self._descriptor)
         except FileNotFoundError:
             return None
@@ -85,7 +88,7 @@ class OpenFolder:
         try:
             if not self._guarded:
                 return open(self.path / name, "rb")
-            return os.fdopen(own(self.path / name, os.O_RDONLY), "rb")
+            return os.fdopen(open_own_file(self.path / name, os.O_RDONLY), "rb")
         except FileNotFoundError:
             return None
         except RunError:
@@ -108,10 +111,10 @@ class OpenFolder:
         """What tells that a file has changed; None if there is none."""
         _require_name(name)
         try:
-            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=not self._guarded)
+            status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=not self._guarded)
         except OSError:
             return None
-        return FileMark(inode=found.st_ino, size=found.st_size, mtime=found.st_mtime_ns)
+        return FileMark(inode=status.st_ino, size=status.st_size, mtime=status.st_mtime_ns)
 
     def names(self) -> list[str]:
         """The names of what is in it, in order."""
@@ -145,8 +148,12 @@ def inside(folder: OpenFolder, *names: str) -> Iterator[OpenFolder | None]:
     here: OpenFolder | None = folder
     try:
         for name in names:
-            here = here.folder(name) if here is not None else None
-            opened += [here] if here is not None else []
+            if here is not None:
+                here = here.folder(name)
+            else:
+                here = None
+            if here is not None:
+                opened += [here]
         yield here
     finally:
         for each in opened:
@@ -163,19 +170,19 @@ class RunRoot:
     def runs(self) -> list[str]:
         """The names of the runs in it: folders, not links to some."""
         with os.scandir(self.path) as entries:
-            found = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
-        return sorted(name for name in found if is_run(self.path / name))
+            folders = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+        return sorted(name for name in folders if is_run(self.path / name))
 
     def open(self, name: str) -> OpenFolder:
         """A run's folder. Raises NotServed if no folder here has that name."""
         if name not in self.runs():
             raise NotServed(f"no run {one_line(name)[:80]!r} here")
         with OpenFolder(os.open(self.path, _FOLDER), "") as root:
-            found = root.folder(name)
-        if found is None:
+            run_folder = root.folder(name)
+        if run_folder is None:
             raise NotServed(f"no run {one_line(name)[:80]!r} here")
-        found.name = name
-        return found
+        run_folder.name = name
+        return run_folder
 
 
 def _require_name(name: str) -> None:

@@ -109,7 +109,10 @@ class PlanFile(msgspec.Struct, frozen=True):
     @property
     def workers(self) -> list[str]:
         """Every Worker of some node."""
-        return list(dict.fromkeys(w for node in self.nodes for w in node.workers))
+        workers: dict[str, None] = {}
+        for node in self.nodes:
+            workers |= dict.fromkeys(node.workers)
+        return list(workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,12 @@ class KeptRecords:
     def phase(self, number: int) -> int:
         """The index of a phase that counts from 1, or of the one there is."""
         return max(0, min(number, len(self.plans)) - 1)
+
+    def plan_of(self, index: int) -> PlanFile:
+        """A phase's plan; an empty one where there is none."""
+        if not self.plans:
+            return PlanFile()
+        return self.plans[index]
 
     def graph_of(self, index: int) -> Graph | None:
         """A phase's graph."""
@@ -146,14 +155,17 @@ def read_records(folder: OpenFolder) -> KeptRecords:
 
 def _phases(document: Any, problems: list[str]) -> list[dict[str, Any]]:
     """The plans in a plan.json; none if it is not as a run writes it."""
-    found = document.get("phases", [document]) if isinstance(document, dict) else []
+    if isinstance(document, dict):
+        phases = document.get("phases", [document])
+    else:
+        phases = []
     try:
-        for phase in found:
+        for phase in phases:
             msgspec.convert(phase, PlanFile)
     except (msgspec.ValidationError, TypeError) as error:
         problems.append(f"{PLAN}: it is not as a run writes it: {error}")
         return []
-    return found
+    return phases
 
 
 def _json(folder: OpenFolder, name: str, problems: list[str]) -> Any:
@@ -169,7 +181,7 @@ def _json(folder: OpenFolder, name: str, problems: list[str]) -> Any:
         return None
 
 
-def record(folder: OpenFolder, name: str) -> Any:
+def read_record(folder: OpenFolder, name: str) -> Any:
     """The JSON of one of a run's records; None where it is missing or damaged."""
     return _json(folder, name, [])
 

@@ -65,13 +65,13 @@ class RunSummary:
     problem: str = ""
 
 
-def summaries(folder: Path) -> tuple[list[RunSummary], int]:
+def read_summaries(folder: Path) -> tuple[list[RunSummary], int]:
     """The runs in a folder, or the one that it is, the last written first; and how many other
     folders are in it. A run that is deleted meanwhile is left out. Raises OSError if the folder
     cannot be read.
     """
     if is_run(folder):
-        return [summary(folder)], 0
+        return [read_summary(folder)], 0
     runs: list[RunSummary] = []
     others = 0
     with os.scandir(folder) as entries:
@@ -79,7 +79,7 @@ def summaries(folder: Path) -> tuple[list[RunSummary], int]:
     for path in paths:
         try:
             if is_run(path):
-                runs.append(summary(path))
+                runs.append(read_summary(path))
             else:
                 others += 1
         except FileNotFoundError:
@@ -89,7 +89,7 @@ def summaries(folder: Path) -> tuple[list[RunSummary], int]:
     return sorted(runs, key=lambda run: (-run.written, run.name)), others
 
 
-def summary(path: Path) -> RunSummary:
+def read_summary(path: Path) -> RunSummary:
     """What a run folder tells, its size with it. Raises OSError if it is gone, or closed."""
     with open_run(path) as folder:
         return summarize(folder, path, nbytes=_nbytes(path))
@@ -129,7 +129,9 @@ def run_state(folder: OpenFolder, path: Path, problems: list[str]) -> tuple[str,
         if content is not None:
             end = parse_end(content, path / ENDED)
             return end.state, end.reason
-        return ("running", "") if is_held(folder.path) else (NO_WORD, "")
+        if is_held(folder.path):
+            return ("running", "")
+        return (NO_WORD, "")
     except (DataflowError, OSError) as error:
         problems.append(str(error))
         return UNKNOWN, ""
@@ -172,7 +174,10 @@ def _last(
         names = [name for name in row if name.startswith(begins) and name.endswith(ends)]
         names = sorted(name for name in names if not name.startswith(but))
         if names:
-            name = preferred if preferred in names else names[0]
+            if preferred in names:
+                name = preferred
+            else:
+                name = names[0]
             return LastValue(metric=name, value=finite(row[name]), step=row["step"])
     return None
 
@@ -191,12 +196,20 @@ def _steps(folder: OpenFolder, path: Path, problems: list[str]) -> int | None:
     """How many Steps the options ask for."""
     try:
         content = folder.read(OPTIONS)
-        options = None if content is None else json.loads(content)
+        if content is None:
+            options = None
+        else:
+            options = json.loads(content)
     except (DataflowError, OSError, ValueError, RecursionError) as error:
         problems.append(f"{path / OPTIONS}: expected JSON, found {error}")
         return None
-    steps = options.get("steps") if isinstance(options, Mapping) else None
-    return steps if isinstance(steps, int) else None
+    if isinstance(options, Mapping):
+        steps = options.get("steps")
+    else:
+        steps = None
+    if isinstance(steps, int):
+        return steps
+    return None
 
 
 def _nbytes(path: Path) -> int:

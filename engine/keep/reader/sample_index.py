@@ -111,32 +111,34 @@ class SampleIndex:
         """Take note of changed files, for about BUDGET seconds, the newest first."""
         end = self._clock() + BUDGET
         with self.lock, inside(run, SAMPLES) as folder:
-            found = {n: m for n in _files(folder) if folder and (m := folder.mark(n)) is not None}
-            for name in [n for n, kept in self._files.items() if found.get(n) != kept.mark]:
+            marks = {n: m for n in _files(folder) if folder and (m := folder.mark(n)) is not None}
+            for name in [
+                n for n, sample_file in self._files.items() if marks.get(n) != sample_file.mark
+            ]:
                 del self._files[name]
-            self._all = sorted(found, key=_step_of, reverse=True)
-            rows = sum(kept.rows for kept in self._files.values())
+            self._all = sorted(marks, key=_step_of, reverse=True)
+            rows = sum(sample_file.rows for sample_file in self._files.values())
             for name in self._all:
                 if name in self._files:
                     continue
                 if rows > _MOST_ROWS or self._clock() > end or folder is None:
                     break
-                self._files[name] = kept = self._indexed(folder, name, found[name])
-                rows += kept.rows
+                self._files[name] = sample_file = self._index_file(folder, name, marks[name])
+                rows += sample_file.rows
 
-    def choose(self, run: OpenFolder, wanted: SampleQuery) -> Chosen:
+    def choose(self, run: OpenFolder, query: SampleQuery) -> Chosen:
         """The rows that fit, a page of them in the order that is asked for."""
         with self.lock:
             self.refresh(run)
-            files = [n for n in self._all if wanted.first <= _step_of(n) <= wanted.last]
+            files = [n for n in self._all if query.first <= _step_of(n) <= query.last]
             known = [name for name in files if name in self._files]
-            masks = {name: self._fits(self._files[name], wanted) for name in known}
-            if wanted.q:
-                masks = self._found(run, wanted.q, masks)
+            masks = {name: self._fits(self._files[name], query) for name in known}
+            if query.q:
+                masks = self._search_files(run, query.q, masks)
             file, row = _places(list(masks.values()))
-            if wanted.order != "newest":
-                file, row = self._sorted(list(masks), file, row, wanted.order)
-            page = slice(wanted.offset, wanted.offset + wanted.limit)
+            if query.order != "newest":
+                file, row = self._sort_places(list(masks), file, row, query.order)
+            page = slice(query.offset, query.offset + query.limit)
             names = list(masks)
             rows = [(names[f], r) for f, r in zip(file[page], row[page], strict=True)]
             rows = [(name, int(r)) for name, r in rows]
@@ -151,17 +153,19 @@ class SampleIndex:
     def leave_out(self, damaged: DamagedFile) -> bool:
         """Take a file's rows out of the index until the file changes; whether it had some."""
         with self.lock:
-            kept = self._files.get(damaged.file)
-            if kept is None or kept.problem:
+            sample_file = self._files.get(damaged.file)
+            if sample_file is None or sample_file.problem:
                 return False
-            self._files[damaged.file] = _without_rows(kept.mark, kept.step, str(damaged))
+            self._files[damaged.file] = _without_rows(
+                sample_file.mark, sample_file.step, str(damaged)
+            )
             return True
 
     def _problems(self, names: Iterable[str]) -> list[str]:
-        kept = (self._files[name] for name in names if name in self._files)
-        return [each.problem for each in kept if each.problem]
+        sample_files = (self._files[name] for name in names if name in self._files)
+        return [each.problem for each in sample_files if each.problem]
 
-    def _sorted(
+    def _sort_places(
         self, names: list[str], file: np.ndarray, row: np.ndarray, order: Order
     ) -> tuple[np.ndarray, np.ndarray]:
         """The places in an order, without those that have no place in it."""
@@ -178,30 +182,32 @@ class SampleIndex:
         """The rows of one prompt in a Step: its group."""
         with self.lock:
             name = self.file_of(run, step)
-            kept = self._files[name]
-            fits = (kept.columns["position"] == position) & self._of_name(kept, "node", node)
-            order = np.argsort(kept.columns["sample"][fits], kind="stable")
+            sample_file = self._files[name]
+            fits = (sample_file.columns["position"] == position) & self._of_name(
+                sample_file, "node", node
+            )
+            order = np.argsort(sample_file.columns["sample"][fits], kind="stable")
             return [(name, int(row)) for row in np.flatnonzero(fits)[order]]
 
     def same_prompt(self, run: OpenFolder, place: Place, limit: int) -> Chosen:
         """The rows with the prompt of that one, the newest first."""
         end = self._clock() + BUDGET
-        found: list[Place] = []
+        places: list[Place] = []
         searched = 0
         with self.lock:
-            mine = self._prompts(run, place[0])[place[1]]
+            prompt_hash = self._prompts(run, place[0])[place[1]]
             for each in self._all:
                 if each not in self._files or self._files[each].problem:
                     continue
                 if self._files[each].prompts is None and self._clock() > end:
                     continue
                 searched += 1
-                hits = np.flatnonzero(self._prompts(run, each) == mine)
-                found += [(each, int(hit)) for hit in hits]
+                hits = np.flatnonzero(self._prompts(run, each) == prompt_hash)
+                places += [(each, int(hit)) for hit in hits]
             files = len(self._all)
             return Chosen(
-                rows=found[:limit],
-                total=len(found),
+                rows=places[:limit],
+                total=len(places),
                 read=searched,
                 files=files,
                 problems=self._problems(self._all),
@@ -216,10 +222,13 @@ class SampleIndex:
                 raise NotServed(f"no samples of Step {step}")
             if name not in self._files:
                 with inside(run, SAMPLES) as folder:
-                    mark = folder.mark(name) if folder else None
+                    if folder:
+                        mark = folder.mark(name)
+                    else:
+                        mark = None
                     if folder is None or mark is None:
                         raise NotServed(f"no samples of Step {step}")
-                    self._files[name] = self._indexed(folder, name, mark)
+                    self._files[name] = self._index_file(folder, name, mark)
             if self._files[name].problem:
                 raise NotServed(self._files[name].problem)
             return name
@@ -231,27 +240,29 @@ class SampleIndex:
                 return name, row
         raise NotServed(f"no sample {sample} of prompt {position} in Step {step}")
 
-    def _indexed(self, folder: OpenFolder, name: str, mark: FileMark) -> SampleFile:
+    def _index_file(self, folder: OpenFolder, name: str, mark: FileMark) -> SampleFile:
         """A file's columns; without rows if it is damaged."""
         try:
             with opened_table(folder, name) as file:
-                there = set(file.schema_arrow.names)
-                wanted = [c for c in (*_COLUMNS, *MISMATCH) if c in there]
-                table = file.read(columns=wanted, use_threads=False)
-                return SampleFile(mark=mark, step=_step_of(name), columns=self._kept(table))
+                stored_columns = set(file.schema_arrow.names)
+                wanted_columns = [c for c in (*_COLUMNS, *MISMATCH) if c in stored_columns]
+                table = file.read(columns=wanted_columns, use_threads=False)
+                return SampleFile(
+                    mark=mark, step=_step_of(name), columns=self._index_columns(table)
+                )
         except NotServed as error:
             return _without_rows(mark, _step_of(name), str(error))
 
-    def _kept(self, table: pa.Table) -> dict[str, np.ndarray]:
+    def _index_columns(self, table: pa.Table) -> dict[str, np.ndarray]:
         rows = len(table)
         return {
             "node": self._coded(table, "node"),
             "finish": self._coded(table, "finish"),
-            "position": numbers(table, "position", np.int64, rows),
-            "sample": numbers(table, "sample", np.int32, rows),
-            "reward": numbers(table, "reward", np.float32, rows),
-            "length": numbers(table, "length", np.int32, rows),
-            "mismatch": mismatch(table),
+            "position": column_numbers(table, "position", np.int64, rows),
+            "sample": column_numbers(table, "sample", np.int32, rows),
+            "reward": column_numbers(table, "reward", np.float32, rows),
+            "length": column_numbers(table, "length", np.int32, rows),
+            "mismatch": greatest_mismatch(table),
         }
 
     def _coded(self, table: pa.Table, name: str) -> np.ndarray:
@@ -259,30 +270,33 @@ class SampleIndex:
         return np.array([self._code(text) for text in _values(table, name, len(table))], np.int32)
 
     def _code(self, text: Any) -> int:
-        key = str(text) if text is not None else ""
+        if text is not None:
+            key = str(text)
+        else:
+            key = ""
         if key not in self._codes:
             self._codes[key] = len(self._names)
             self._names.append(key)
         return self._codes[key]
 
-    def _of_name(self, kept: SampleFile, column: str, name: str) -> np.ndarray:
-        return kept.columns[column] == self._codes.get(name, -1)
+    def _of_name(self, sample_file: SampleFile, column: str, name: str) -> np.ndarray:
+        return sample_file.columns[column] == self._codes.get(name, -1)
 
-    def _fits(self, kept: SampleFile, wanted: SampleQuery) -> np.ndarray:
-        mask = np.ones(kept.rows, dtype=bool)
-        for column, name in (("node", wanted.node), ("finish", wanted.finish)):
+    def _fits(self, sample_file: SampleFile, query: SampleQuery) -> np.ndarray:
+        mask = np.ones(sample_file.rows, dtype=bool)
+        for column, name in (("node", query.node), ("finish", query.finish)):
             if name:
-                mask &= self._of_name(kept, column, name)
+                mask &= self._of_name(sample_file, column, name)
         return mask
 
-    def _key(self, kept: SampleFile, order: Order) -> np.ndarray:
+    def _key(self, sample_file: SampleFile, order: Order) -> np.ndarray:
         """What ascends in an order; nan for rows that have no place in it."""
         if order == "worst":
-            return kept.columns["reward"].astype(np.float64)
+            return sample_file.columns["reward"].astype(np.float64)
         name = {"best": "reward", "longest": "length", "mismatch": "mismatch"}[order]
-        return -kept.columns[name].astype(np.float64)
+        return -sample_file.columns[name].astype(np.float64)
 
-    def _found(
+    def _search_files(
         self, run: OpenFolder, q: str, masks: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """The masks of as many files as could be searched, of the rows that have these letters."""
@@ -290,38 +304,38 @@ class SampleIndex:
         if self._searched[0] != q:
             self._searched = (q, {})
         known = self._searched[1]
-        found: dict[str, np.ndarray] = {}
+        found_masks: dict[str, np.ndarray] = {}
         with inside(run, SAMPLES) as folder:
             for name, mask in masks.items():
                 mark, hits = known.get(name, (None, mask))
                 if self._files[name].problem:
-                    found[name] = mask
+                    found_masks[name] = mask
                     continue
                 if mark != self._files[name].mark:
                     if self._clock() > end or folder is None:
                         break
                     hits = _search(folder, name, q)
                     known[name] = (self._files[name].mark, hits)
-                found[name] = mask & hits if len(hits) == len(mask) else np.zeros_like(mask)
-        return found
+                found_masks[name] = mask & hits if len(hits) == len(mask) else np.zeros_like(mask)
+        return found_masks
 
     def _prompts(self, run: OpenFolder, name: str) -> np.ndarray:
-        kept = self._files[name]
-        if kept.prompts is None:
+        sample_file = self._files[name]
+        if sample_file.prompts is None:
             with inside(run, SAMPLES) as folder:
                 assert folder is not None
                 with opened_table(folder, name) as file:
                     table = file.read(columns=["prompt"], use_threads=False)
-                    texts = _values(table, "prompt", kept.rows)
-            kept.prompts = np.array([hash(str(text)) for text in texts], np.int64)
-        return kept.prompts
+                    texts = _values(table, "prompt", sample_file.rows)
+            sample_file.prompts = np.array([hash(str(text)) for text in texts], np.int64)
+        return sample_file.prompts
 
 
 MISMATCH = ("sampler_logprobs", "trainer_logprobs", "completion_mask")
 """Columns of which the greatest difference of a row is made, where all are recorded."""
 
 
-def mismatch(table: pa.Table) -> np.ndarray:
+def greatest_mismatch(table: pa.Table) -> np.ndarray:
     """float32: the greatest difference of log-probs of a row's trained tokens; nan if unknown."""
     rows = len(table)
     if not set(MISMATCH) <= set(table.column_names):
@@ -332,12 +346,12 @@ def mismatch(table: pa.Table) -> np.ndarray:
         return np.full(rows, np.nan, np.float32)
     one, two, trained = (_flat(column) for column in (sampler, trainer, mask))
     difference = np.where(trained != 0, np.abs(two - one), np.nan)
-    found = np.full(rows, np.nan, np.float32)
+    greatest = np.full(rows, np.nan, np.float32)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     full = lengths > 0
     if full.any():
-        found[full] = np.fmax.reduceat(difference, starts[full])
-    return found
+        greatest[full] = np.fmax.reduceat(difference, starts[full])
+    return greatest
 
 
 def _equal_lengths(*columns: pa.Array) -> bool:
@@ -347,23 +361,22 @@ def _equal_lengths(*columns: pa.Array) -> bool:
 
 def _lengths(column: pa.Array) -> np.ndarray:
     """The lengths of a column of lists; 0 for null."""
-    found = pc.call_function("list_value_length", [column])
-    return values_of(found, np.int64, 0)
+    lengths = pc.call_function("list_value_length", [column])
+    return values_of(lengths, np.int64, 0)
 
 
 def _flat(column: pa.Array) -> np.ndarray:
     return values_of(pc.call_function("list_flatten", [column]), np.float64, np.nan)
 
 
-def numbers(table: pa.Table, name: str, kind: type[np.generic], rows: int) -> np.ndarray:
+def column_numbers(table: pa.Table, name: str, kind: type[np.generic], rows: int) -> np.ndarray:
     """A column's numbers; nan, or -1, where there is none."""
-    floats = np.issubdtype(kind, np.floating)
-    if name not in table.column_names:
-        return np.full(rows, np.nan if floats else -1, kind)
-    column = table.column(name)
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        return np.full(rows, np.nan if floats else -1, kind)
-    return values_of(whole_of(column), kind, np.nan if floats else -1)
+    missing = np.nan if np.issubdtype(kind, np.floating) else -1
+    if name in table.column_names:
+        column = table.column(name)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            return values_of(whole_of(column), kind, missing)
+    return np.full(rows, missing, kind)
 
 
 @contextmanager
@@ -389,12 +402,12 @@ def opened_table(folder: OpenFolder, name: str) -> Iterator[pq.ParquetFile]:
 def _search(folder: OpenFolder, name: str, q: str) -> np.ndarray:
     """Which rows of a file have these letters in prompt or completion."""
     with opened_table(folder, name) as file:
-        there = [c for c in ("prompt", "completion") if c in file.schema_arrow.names]
-        table = file.read(columns=there, use_threads=False)
-        found = np.zeros(len(table), dtype=bool)
-        for column in there:
-            found |= _has(table.column(column), q)
-    return found
+        text_columns = [c for c in ("prompt", "completion") if c in file.schema_arrow.names]
+        table = file.read(columns=text_columns, use_threads=False)
+        hits = np.zeros(len(table), dtype=bool)
+        for column in text_columns:
+            hits |= _has(table.column(column), q)
+    return hits
 
 
 def _has(column: pa.ChunkedArray, q: str) -> np.ndarray:
@@ -402,7 +415,7 @@ def _has(column: pa.ChunkedArray, q: str) -> np.ndarray:
         how = pc.MatchSubstringOptions(q, ignore_case=True)
         hits = pc.call_function("match_substring", [column], how)
         return values_of(whole_of(hits), np.int64, 0) != 0
-    return np.array([q.casefold() in str(value).casefold() for value in column.to_pylist()], bool)
+    return np.array([q.casefold() in str(text).casefold() for text in column.to_pylist()], bool)
 
 
 def _without_rows(mark: FileMark, step: int, problem: str) -> SampleFile:
@@ -413,17 +426,21 @@ def _without_rows(mark: FileMark, step: int, problem: str) -> SampleFile:
 
 def _values(table: pa.Table, name: str, rows: int) -> list[Any]:
     """A column's values; nulls where there is no such column."""
-    return table.column(name).to_pylist() if name in table.column_names else [None] * rows
+    if name in table.column_names:
+        return table.column(name).to_pylist()
+    return [None] * rows
 
 
 def _files(folder: OpenFolder | None) -> Iterable[str]:
-    return [] if folder is None else [n for n in folder.names() if _FILE.fullmatch(n)]
+    if folder is None:
+        return []
+    return [n for n in folder.names() if _FILE.fullmatch(n)]
 
 
 def _step_of(name: str) -> int:
-    found = _FILE.fullmatch(name)
-    assert found is not None
-    return int(found[1])
+    match = _FILE.fullmatch(name)
+    assert match is not None
+    return int(match[1])
 
 
 def _places(masks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -43,28 +43,31 @@ def short_rows(run: OpenFolder, places: Rows) -> list[dict[str, Any]]:
 
 
 def _short(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: plain(row.get(name)) for name in _LISTED}
+    shown = {name: plain(row.get(name)) for name in _LISTED}
     for name in ("prompt", "completion"):
-        found[name] = as_text(row.get(name))[:SHORT]
-    return found
+        shown[name] = as_text(row.get(name))[:SHORT]
+    return shown
 
 
 def _read(
     run: OpenFolder, places: list[tuple[str, int]], columns: Iterable[str] | None
 ) -> list[dict[str, Any]]:
     """These rows; every file is opened once, only these columns are read (None: all)."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    rows_by_place: dict[tuple[str, int], dict[str, Any]] = {}
     with inside(run, SAMPLES) as folder:
         for name in dict.fromkeys(name for name, _ in places) if folder is not None else ():
             assert folder is not None
             with opened_table(folder, name) as file:
-                there = file.schema_arrow.names
-                wanted = [c for c in columns if c in there] if columns is not None else there
-                table = file.read(columns=wanted, use_threads=False)
+                stored_columns = file.schema_arrow.names
+                if columns is not None:
+                    wanted_columns = [c for c in columns if c in stored_columns]
+                else:
+                    wanted_columns = stored_columns
+                table = file.read(columns=wanted_columns, use_threads=False)
                 rows = [row for of, row in places if of == name and row < len(table)]
                 taken = table.take(row_numbers(rows)).to_pylist()
-            found |= {(name, row): each for row, each in zip(rows, taken, strict=True)}
-    return [found[place] for place in places if place in found]
+            rows_by_place |= {(name, row): each for row, each in zip(rows, taken, strict=True)}
+    return [rows_by_place[place] for place in places if place in rows_by_place]
 
 
 def whole_row(
@@ -77,19 +80,21 @@ def whole_row(
     if not rows:
         raise NotServed(f"{place[0]} has no row {place[1]} any more")
     row = rows[0]
-    found = {name: plain(row.get(name)) for name in _LISTED}
-    found["prompt"] = prompt_of(row.get("prompt"))
-    found["completion"] = as_text(row.get("completion"))[:LONG]
-    found["rewards"] = {
-        name.partition("/")[2]: plain(value)
-        for name, value in row.items()
+    shown = {name: plain(row.get(name)) for name in _LISTED}
+    shown["prompt"] = prompt_of(row.get("prompt"))
+    shown["completion"] = as_text(row.get("completion"))[:LONG]
+    shown["rewards"] = {
+        name.partition("/")[2]: plain(reward)
+        for name, reward in row.items()
         if name.startswith("reward/")
     }
-    found["tokens"] = _tokens(row, texts)
+    shown["tokens"] = _tokens(row, texts)
     known = {*_LISTED, *(c for columns in _TOKENS.values() for c in columns), SAMPLER, TRAINER}
     others = {n: v for n, v in row.items() if n not in known and not n.startswith("reward/")}
-    found["others"] = {n: cut(v) for n, v in others.items() if n not in (IDS, "prompt_ids")}
-    return found
+    shown["others"] = {
+        n: shorten_for_json(v) for n, v in others.items() if n not in (IDS, "prompt_ids")
+    }
+    return shown
 
 
 def _tokens(
@@ -100,7 +105,10 @@ def _tokens(
     if not ids:
         return None
     ids = ids[:_MOST_TOKENS]
-    words = texts(ids) if texts is not None else [None] * len(ids)
+    if texts is not None:
+        words = texts(ids)
+    else:
+        words = [None] * len(ids)
     columns = {name: _column(row, names, len(ids)) for name, names in _TOKENS.items()}
     trainer, sampler = (_column(row, (name,), len(ids)) for name in (TRAINER, SAMPLER))
     tokens = []
@@ -113,19 +121,21 @@ def _tokens(
 
 
 def _column(row: Mapping[str, Any], names: Iterable[str], count: int) -> list[Any]:
-    found = next((row[name] for name in names if isinstance(row.get(name), list)), [])
-    return [*found[:count], *([None] * (count - len(found)))]
+    values = next((row[name] for name in names if isinstance(row.get(name), list)), [])
+    return [*values[:count], *([None] * (count - len(values)))]
 
 
 def _difference(trainer: Any, sampler: Any) -> float | None:
-    return plain(trainer - sampler) if trainer is not None and sampler is not None else None
+    if trainer is not None and sampler is not None:
+        return plain(trainer - sampler)
+    return None
 
 
-def prompt_of(value: Any) -> Any:
+def prompt_of(prompt: Any) -> Any:
     """A prompt as text, or as messages; messages that were written as JSON are read again."""
-    if not isinstance(value, str):
-        return cut(value)
-    return _messages(value) or value[:LONG]
+    if not isinstance(prompt, str):
+        return shorten_for_json(prompt)
+    return _messages(prompt) or prompt[:LONG]
 
 
 def _messages(text: str) -> list[Any] | None:
@@ -136,39 +146,49 @@ def _messages(text: str) -> list[Any] | None:
         return None
     try:
         read = json.loads(text)
-        shown = cut(read)
+        shown = shorten_for_json(read)
         msgspec.json.encode(shown)  # as the answer will be
     except (ValueError, RecursionError):
         return None
     has_roles = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in read)
-    return shown if has_roles else None
+    if has_roles:
+        return shown
+    return None
 
 
-def as_text(value: Any) -> str:
+def as_text(text_or_messages: Any) -> str:
     """A prompt or completion as one text."""
-    found = prompt_of(value)
-    if isinstance(found, list):
-        parts = [m if isinstance(m, dict) else {"content": m} for m in found]
+    prompt = prompt_of(text_or_messages)
+    if isinstance(prompt, list):
+        parts = [m if isinstance(m, dict) else {"content": m} for m in prompt]
         return "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" for m in parts)
-    return "" if found is None else str(found)
+    if prompt is None:
+        return ""
+    return str(prompt)
 
 
-def plain(value: Any) -> Any:
+def plain(scalar: Any) -> Any:
     """A value for JSON: what is not finite is null."""
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(scalar, float) and not math.isfinite(scalar):
         return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    if isinstance(scalar, str | int | float | bool | None):
+        return scalar
+    return str(scalar)
 
 
-def cut(value: Any, most: int = 64, text: int = 4000) -> Any:
+def shorten_for_json(whole: Any, most: int = 64, text: int = 4000) -> Any:
     """Any value for JSON: long lists end in how many there are, long texts in how long they are."""
-    if isinstance(value, dict):
-        return {str(k)[:200]: cut(v, most, text) for k, v in list(value.items())[:most]}
-    if isinstance(value, list | tuple):
-        found = [cut(v, most, text) for v in value[:most]]
-        return [*found, f"... {len(value)} in all"] if len(value) > most else found
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    if isinstance(value, str) and len(value) > text:
-        return f"{value[:text]}... ({len(value)} characters)"
-    return plain(value)
+    if isinstance(whole, dict):
+        return {
+            str(k)[:200]: shorten_for_json(v, most, text) for k, v in list(whole.items())[:most]
+        }
+    if isinstance(whole, list | tuple):
+        first_ones = [shorten_for_json(v, most, text) for v in whole[:most]]
+        if len(whole) > most:
+            return [*first_ones, f"... {len(whole)} in all"]
+        return first_ones
+    if isinstance(whole, bytes):
+        return f"{len(whole)} bytes"
+    if isinstance(whole, str) and len(whole) > text:
+        return f"{whole[:text]}... ({len(whole)} characters)"
+    return plain(whole)

@@ -22,10 +22,8 @@ and again before a checkpoint of it, which has rows that were made since.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +32,7 @@ import pyarrow.parquet as pq
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
 from dataflow.storage import replacing
+from engine.keep.background_job import BackgroundJob
 from engine.keep.record.place import ASSIGNMENTS
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
@@ -92,8 +91,7 @@ class Assignments:
         self._lines: list[ToldLine] = []
         self._step, self._of_step = -1, list[ToldLine]()
         """The last Step that closed, and its lines: it may close again."""
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="assignments")
-        self._pending: Future[None] | None = None
+        self._job = BackgroundJob("assignments")
 
     def know(self, rows: Mapping[str, Mapping[str, Ref]]) -> None:
         """Blocks that were read from a checkpoint, by source and node."""
@@ -109,67 +107,104 @@ class Assignments:
                 for block in blocks:
                     self._blocks.pop((worker, block), None)
             case InstructionTold(instruction=told):
-                self._told(told)
+                self._add_instruction(told)
             case EventHeard(event=heard):
-                self._heard(heard)
+                self._add_answer(heard)
             case WritingBegan(of=of):
                 closed = isinstance(of, m.Checkpoint) and self._first + of.step == self._step
                 if closed and self._lines:
                     self._close(self._step)  # it has what was made since the Step closed, too
-                self._settle()
+                self._job.settle()
 
     def close(self) -> None:
         """Wait for the file under way. What came since the last Step closed is not kept."""
         try:
-            self._settle()
+            self._job.settle()
         finally:
-            self._thread.shutdown()
+            self._job.end()
 
-    def _told(self, told: object) -> None:
-        match told:
+    def _add_instruction(self, instruction: object) -> None:
+        match instruction:
             case m.RunChunk():
-                self._task("chunk", told, self._first + told.step if told.step else 0, told.keys)
-                self._gathers(told.id, told.inputs, lambda name: told.keys)
+                # Step 0: a chunk above the cut is told for no Step.
+                if instruction.step:
+                    step = self._first + instruction.step
+                else:
+                    step = 0
+                self._add_task("chunk", instruction, step)
+                self._add_gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.Evaluate():
-                self._task("evaluate", told, self._first + told.version, told.keys)
-                self._gathers(told.id, told.inputs, lambda name: told.keys)
+                self._add_task("evaluate", instruction, self._first + instruction.version)
+                self._add_gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
             case m.TrainStep():
-                self._train(told)
+                self._add_train(instruction)
 
-    def _train(self, told: m.TrainStep) -> None:
-        share = {"mine": told.mine, "total": told.total}
-        self._task("train", told, self._first + told.step, told.keys, **share)
-        own = {ROWS: told.keys}
-        for name, rows in told.others.items():
-            own[name] = rows.keys
-            self._add(told.id, "set", name=name, keys=rows.keys, mine=rows.mine, total=rows.total)
-        row_sets = self._row_sets[told.node]
-        self._gathers(told.id, told.inputs, lambda name: own[row_sets.get(name, ROWS)])
+    def _add_train(self, assignment: m.TrainStep) -> None:
+        step = self._first + assignment.step
+        self._add_task("train", assignment, step, mine=assignment.mine, total=assignment.total)
+        keys_by_row_set = {ROWS: assignment.keys}
+        for name, rows in assignment.others.items():
+            keys_by_row_set[name] = rows.keys
+            self._lines.append(
+                ToldLine(
+                    life=self._life,
+                    id=assignment.id,
+                    event="set",
+                    name=name,
+                    keys=rows.keys,
+                    mine=rows.mine,
+                    total=rows.total,
+                )
+            )
+        row_sets = self._row_sets[assignment.node]
+        self._add_gathers(
+            assignment.id, assignment.inputs, lambda name: keys_by_row_set[row_sets.get(name, ROWS)]
+        )
 
-    def _task(
+    def _add_task(
         self,
         event: str,
-        told: m.RunChunk | m.TrainStep | m.Evaluate,
+        task: m.RunChunk | m.TrainStep | m.Evaluate,
         step: int,
-        keys: Keys,
-        **share: Any,
+        *,
+        mine: np.ndarray | None = None,
+        total: int | None = None,
     ) -> None:
-        again = isinstance(told, m.RunChunk) and told.again
-        given = {"node": told.node, "worker": told.worker, "step": step, "again": again}
-        self._add(told.id, event, keys=keys, **given, **share)
+        self._lines.append(
+            ToldLine(
+                life=self._life,
+                id=task.id,
+                event=event,
+                node=task.node,
+                worker=task.worker,
+                step=step,
+                again=isinstance(task, m.RunChunk) and task.again,
+                keys=task.keys,
+                mine=mine,
+                total=total,
+            )
+        )
 
-    def _gathers(self, task: int, inputs: m.Inputs, own: Callable[[str], Keys]) -> None:
+    def _add_gathers(
+        self, task: int, inputs: m.Inputs, keys_of_input: Callable[[str], Keys]
+    ) -> None:
         for name, gathers in inputs.items():
             for gather in gathers:
-                keys = self._keys_of(gather)
-                self._add(
-                    task,
-                    "gather",
-                    name=name,
-                    node=gather.producer,
-                    columns=gather.columns,
-                    keys=None if gather.keys is None and _same(keys, own(name)) else keys,
-                    owners=gather.keys,
+                keys: Keys | None = self._keys_of(gather)
+                # The task's own keys are in its line, and are not written again.
+                if gather.keys is None and _same(keys, keys_of_input(name)):
+                    keys = None
+                self._lines.append(
+                    ToldLine(
+                        life=self._life,
+                        id=task,
+                        event="gather",
+                        name=name,
+                        node=gather.producer,
+                        columns=gather.columns,
+                        keys=keys,
+                        owners=gather.keys,
+                    )
                 )
 
     def _keys_of(self, gather: Gather) -> Keys:
@@ -182,17 +217,32 @@ class Assignments:
         starts = np.cumsum([0, *map(len, blocks[:-1])])
         return Keys.concat(blocks).take(starts[gather.block] + gather.row)
 
-    def _heard(self, heard: object) -> None:
+    def _add_answer(self, heard: object) -> None:
         match heard:
             case m.Produced(ref=ref):
                 self._blocks[ref.worker, ref.block] = ref.keys
-                self._add(heard.id, "made", node=heard.node, worker=ref.worker, keys=ref.keys)
+                self._lines.append(
+                    ToldLine(
+                        life=self._life,
+                        id=heard.id,
+                        event="made",
+                        node=heard.node,
+                        worker=ref.worker,
+                        keys=ref.keys,
+                    )
+                )
             case m.Stepped():
-                given = {"node": heard.node, "worker": heard.worker, "digest": heard.digest}
-                self._add(heard.id, "stepped", step=self._first + heard.step, **given)
-
-    def _add(self, task: int, event: str, **fields: Any) -> None:
-        self._lines.append(ToldLine(life=self._life, id=task, event=event, **fields))
+                self._lines.append(
+                    ToldLine(
+                        life=self._life,
+                        id=heard.id,
+                        event="stepped",
+                        step=self._first + heard.step,
+                        node=heard.node,
+                        worker=heard.worker,
+                        digest=heard.digest,
+                    )
+                )
 
     def _close(self, step: int) -> None:
         """Begin to write the Step's file; one that closes again has what came since, too."""
@@ -200,14 +250,8 @@ class Assignments:
             return
         lines, self._lines = self._lines, []
         self._of_step = self._of_step + lines if step == self._step else lines
-        self._step, made = step, list(self._of_step)
-        self._settle()
-        self._pending = self._thread.submit(_write, self._recorded, step, made)
-
-    def _settle(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        self._step, step_lines = step, list(self._of_step)
+        self._job.begin(_write, self._recorded, step, step_lines)
 
 
 def _same(a: Keys, b: Keys) -> bool:
@@ -216,13 +260,13 @@ def _same(a: Keys, b: Keys) -> bool:
 
 
 def _write(recorded: Path, step: int, lines: Sequence[ToldLine]) -> None:
-    table = table_of(lines)
+    table = assignment_table(lines)
     path = step_file(recorded, step)
     with replacing(f"the assignments of step {step}", path, table.nbytes) as file:
         pq.write_table(table, file, compression="zstd", use_compliant_nested_type=False)
 
 
-def table_of(lines: Sequence[ToldLine]) -> pa.Table:
+def assignment_table(lines: Sequence[ToldLine]) -> pa.Table:
     """Lines as a table of `SCHEMA`."""
     columns = {
         name: pa.array([getattr(line, name) for line in lines], kind)
@@ -242,8 +286,11 @@ def table_of(lines: Sequence[ToldLine]) -> pa.Table:
 def _lists(values: Iterable[np.ndarray | None], kind: type) -> pa.Array:
     """A list array; None is null."""
     parts = list(values)
-    there = [part for part in parts if part is not None]
-    flat = np.concatenate(there).astype(kind) if there else np.zeros(0, kind)
+    present_parts = [part for part in parts if part is not None]
+    if present_parts:
+        flat = np.concatenate(present_parts).astype(kind)
+    else:
+        flat = np.zeros(0, kind)
     offsets = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int32)
     missing = pa.array([part is None for part in parts], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), mask=missing)

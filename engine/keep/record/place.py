@@ -48,7 +48,7 @@ class RecordPlace:
         if not options.record:
             return None
         folder = run / RECORDED
-        nodes = chosen(plan, asked_for(options.record))
+        nodes = nodes_to_record(plan, asked_for(options.record))
         return RecordPlace(folder=folder, nodes=nodes, life=life_of(folder))
 
 
@@ -79,17 +79,20 @@ def recordable(plan: Decisions) -> list[str]:
     return [n.name for n in plan.nodes if n.work not in ("train", "evaluate")]
 
 
-def chosen(plan: Decisions, names: Iterable[str]) -> tuple[str, ...]:
+def nodes_to_record(plan: Decisions, names: Iterable[str]) -> tuple[str, ...]:
     """The nodes of this plan which make rows and are among the names, in running order."""
     asked = set(names)
     return tuple(name for name in recordable(plan) if ALL in asked or name in asked)
 
 
-def require_known(plans: Iterable[Plan], text: str) -> None:
+def require_recordable(plans: Iterable[Plan], text: str) -> None:
     """Raises PlanError for a name in `--record` that is no node of a plan, or makes no rows."""
     phases = list(plans)
-    known = {name for plan in phases for name in recordable(plan)}
-    every = {n.name for plan in phases for n in plan.nodes}
+    known: set[str] = set()
+    every: set[str] = set()
+    for plan in phases:
+        known.update(recordable(plan))
+        every.update(node.name for node in plan.nodes)
     for name in asked_for(text):
         if name in known or name == ALL:
             continue
@@ -101,7 +104,7 @@ def require_known(plans: Iterable[Plan], text: str) -> None:
         raise PlanError(f"options: --record: {problem}. Fix: {fix}.")
 
 
-def folder_of(recorded: Path, node: str) -> Path:
+def node_folder(recorded: Path, node: str) -> Path:
     """Where the rows of a node are."""
     return recorded / _quoted(node)
 
@@ -116,20 +119,23 @@ def nodes_in(recorded: Path) -> list[str]:
 
 def row_file(recorded: Path, node: str, *, life: int, first: int, last: int, worker: str) -> Path:
     """The path of a file of rows."""
-    return folder_of(recorded, node) / f"{life}-{first}-{last}-{_quoted(worker)}.parquet"
+    return node_folder(recorded, node) / f"{life}-{first}-{last}-{_quoted(worker)}.parquet"
 
 
 def row_files(recorded: Path, node: str) -> list[RowFile]:
     """The complete files of a node's rows, in the order in which they were made."""
-    folder = folder_of(recorded, node)
-    paths = folder.iterdir() if folder.is_dir() else ()
+    folder = node_folder(recorded, node)
+    if folder.is_dir():
+        paths = folder.iterdir()
+    else:
+        paths = ()
     named = [(path, _ROWS.fullmatch(path.name)) for path in paths]
     return sorted(
         RowFile(
-            life=int(found[1]), first=int(found[2]), last=int(found[3]), worker=found[4], path=path
+            life=int(match[1]), first=int(match[2]), last=int(match[3]), worker=match[4], path=path
         )
-        for path, found in named
-        if found
+        for path, match in named
+        if match
     )
 
 
@@ -150,12 +156,17 @@ def begin_life(recorded: Path) -> int:
     """Begin the next one, and return it. Raises StorageError."""
     with writing("the folder of recorded rows", recorded):
         (recorded / ASSIGNMENTS).mkdir(parents=True, exist_ok=True)
-    life = life_of(recorded) + 1 if (recorded / _LIFE).is_file() else 1
+    if (recorded / _LIFE).is_file():
+        life = life_of(recorded) + 1
+    else:
+        life = 1
     replace_text("the number of the run's life", recorded / _LIFE, f"{life}\n")
     return life
 
 
 def _quoted(name: str) -> str:
     """A name as a part of a path. No two names have the same; none begins with `_` or `.`."""
-    made = quote(name, safe="")
-    return f"%{ord(made[0]):02X}{made[1:]}" if made[:1] in ("_", ".") else made
+    quoted = quote(name, safe="")
+    if quoted[:1] in ("_", "."):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted

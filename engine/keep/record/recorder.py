@@ -16,8 +16,8 @@ that end while one is written go into the next one together.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -25,7 +25,8 @@ import pyarrow as pa
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
-from engine.keep.record.place import RecordPlace, folder_of, row_file
+from engine.keep.background_job import BackgroundJob
+from engine.keep.record.place import RecordPlace, node_folder, row_file
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import RunChunk
 
@@ -56,17 +57,16 @@ class RowRecorder:
     def __init__(self, place: RecordPlace, worker: str, plan: Plan) -> None:
         self._place, self._worker, self._first = place, worker, plan.first
         self._nodes = {n.name: n for n in plan.nodes if n.name in place.nodes}
-        own = [name for name, node in self._nodes.items() if worker in node.workers]
-        for name in own:
-            folder = folder_of(place.folder, name)
+        worker_nodes = [name for name, node in self._nodes.items() if worker in node.workers]
+        for name in worker_nodes:
+            folder = node_folder(place.folder, name)
             with writing("the folder of recorded rows", folder):
                 folder.mkdir(parents=True, exist_ok=True)
         self._rows: list[pa.RecordBatch] = []
         self._lock = threading.Lock()
         self._ended: list[EndedChunk] = []
         self._waiting = 0
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="record")
-        self._pending: Future[None] | None = None
+        self._job = BackgroundJob("record")
 
     def add(self, chunk: RunChunk, batch: Batch, version: int | None) -> None:
         """Rows that a chunk has made, which must not change any more. version: of the trained
@@ -80,16 +80,19 @@ class RowRecorder:
         self, node: PlannedNode, chunk: RunChunk, batch: Batch, version: int | None
     ) -> pa.RecordBatch:
         known = chunk.step > 0 or node.region == "evaluation"
-        step = self._first + chunk.step if known else None
-        values = (self._place.life, chunk.id, self._worker, step, version)
+        if known:
+            step = self._first + chunk.step
+        else:
+            step = None
+        origins = (self._place.life, chunk.id, self._worker, step, version)
         keyed = batch.on_host().with_keys()
-        made = [
-            pa.repeat(pa.scalar(value, kind), len(batch))
-            for value, kind in zip(values, _TYPES, strict=True)
+        made_columns = [
+            pa.repeat(pa.scalar(origin, kind), len(batch))
+            for origin, kind in zip(origins, _TYPES, strict=True)
         ]
         at, fields = len(KEYS), [pa.field(n, t) for n, t in zip(MADE, _TYPES, strict=True)]
         schema = pa.schema([*list(keyed.schema)[:at], *fields, *list(keyed.schema)[at:]])
-        arrays = [*keyed.columns[:at], *made, *keyed.columns[at:]]
+        arrays = [*keyed.columns[:at], *made_columns, *keyed.columns[at:]]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def end(self, chunk: RunChunk) -> None:
@@ -102,9 +105,8 @@ class RowRecorder:
             self._ended.append(ended)
             self._waiting += ended.nbytes
             full = self._waiting > ROOM
-        if self._pending is None or self._pending.done() or full:
-            self._settle()
-            self._pending = self._thread.submit(self._write_ended)
+        if full or self._job.is_idle():
+            self._job.begin(self._write_ended)
 
     def drop(self) -> None:
         """Forget the rows of a chunk that did not end."""
@@ -112,7 +114,7 @@ class RowRecorder:
 
     def flush(self) -> None:
         """Wait until all ended chunks are on the disk; from any thread."""
-        self._settle()
+        self._job.settle()
         self._write_ended()
 
     def close(self) -> None:
@@ -120,12 +122,7 @@ class RowRecorder:
         try:
             self.flush()
         finally:
-            self._thread.shutdown()
-
-    def _settle(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+            self._job.end()
 
     def _write_ended(self) -> None:
         while chunks := self._next():
@@ -134,16 +131,16 @@ class RowRecorder:
     def _next(self) -> list[EndedChunk]:
         """Ended chunks of one node, in order, as many as make a file."""
         with self._lock:
-            found: list[EndedChunk] = []
+            file_chunks: list[EndedChunk] = []
             size = 0
             for chunk in [c for c in self._ended if c.node == self._ended[0].node]:
-                if found and size + chunk.nbytes > LARGEST:
+                if file_chunks and size + chunk.nbytes > LARGEST:
                     break
-                found.append(chunk)
+                file_chunks.append(chunk)
                 size += chunk.nbytes
-            self._ended = [c for c in self._ended if c not in found]
+            self._ended = [c for c in self._ended if c not in file_chunks]
             self._waiting -= size
-            return found
+            return file_chunks
 
 
 def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
@@ -153,16 +150,17 @@ def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
     path = row_file(place.folder, node, life=place.life, first=first, last=last, worker=worker)
     size = sum(chunk.nbytes for chunk in chunks)
     try:
-        tables = [pa.Table.from_batches([rows]) for chunk in chunks for rows in chunk.rows]
+        all_rows = chain.from_iterable(chunk.rows for chunk in chunks)
+        tables = [pa.Table.from_batches([rows]) for rows in all_rows]
         table = pa.concat_tables(tables, promote_options="permissive")
         with replacing(f"recorded rows of {node}", path, size) as file:
-            write_rows(table, file)
+            write_recorded_rows(table, file)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         problem = f"a column that Parquet has no form for: {error}"
         raise DataError(f"--record {node}: {problem}. Fix: leave {node} out.") from error
 
 
-def write_rows(table: pa.Table, file: BinaryIO) -> None:
+def write_recorded_rows(table: pa.Table, file: BinaryIO) -> None:
     """Recorded rows as Parquet. Nested fields keep their names."""
     import pyarrow.parquet as pq  # here: a Worker that records nothing needs none of it
 

@@ -42,6 +42,6 @@ def recorded(
         cut_after(where, plan, begun or -1)  # Step 0 is what comes before the first
     if not options.record:
         return NothingRecorded()
-    made = Assignments(plan, where, begin_life(where))
-    stack.callback(made.close)
-    return made
+    assignments = Assignments(plan, where, begin_life(where))
+    stack.callback(assignments.close)
+    return assignments

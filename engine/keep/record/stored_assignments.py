@@ -72,6 +72,11 @@ class RecordedTask:
         """Unique in a run folder, but for the ranks of a node, which are told the same."""
         return self.life, self.id
 
+    def made_rows(self) -> Iterator[Key]:
+        """The key of each row that it made, in order."""
+        for keys in self.made:
+            yield from keys.rows()
+
     @property
     def keys(self) -> Keys:
         """Of its own rows."""
@@ -91,7 +96,7 @@ class Told:
     @staticmethod
     def read(recorded: Path, plan: Decisions, until: int | None = None) -> Told:
         """The files of all Steps up to this one. Raises DataError for a damaged one."""
-        files = [(s, p) for s, p in files_of(recorded) if until is None or s <= until]
+        files = [(s, p) for s, p in assignment_files(recorded) if until is None or s <= until]
         row_sets = {n.name: {i.name: i.row_set for i in n.inputs} for n in plan.nodes}
         try:
             return Told(_tasks(files, row_sets), plan)
@@ -116,13 +121,14 @@ class Told:
         """The chunks that made a row, the first one first; several if one was lost with a Worker.
         step: of an evaluation, whose keys come again with each version.
         """
-        made = self._made.get(node)
-        if made is None:
-            made = self._made[node] = {}
+        tasks_by_row = self._made.get(node)
+        if tasks_by_row is None:
+            tasks_by_row = self._made[node] = {}
             for task in self.of(node):
-                for row in (row for keys in task.made for row in keys.rows()):
-                    made.setdefault((row, self._version(task.node, task.step)), []).append(task)
-        return made.get((key, self._version(node, step)), [])
+                version = self._version(task.node, task.step)
+                for row in task.made_rows():
+                    tasks_by_row.setdefault((row, version), []).append(task)
+        return tasks_by_row.get((key, self._version(node, step)), [])
 
     def identity(self, task: RecordedTask, key: Key) -> tuple[int, Key, int]:
         """What is the same for a row that is made again, and for no other of its node."""
@@ -133,7 +139,9 @@ class Told:
         return node in self._versioned
 
     def _version(self, node: str, step: int) -> int:
-        return step if node in self._versioned else 0
+        if node in self._versioned:
+            return step
+        return 0
 
     def step_of(self, node: str, key: Key, task: RecordedTask) -> int:
         """The Step that a row of a node belongs to: in which its prompt was trained; of an
@@ -158,15 +166,18 @@ class Told:
                 steps.setdefault((source, position, attempt), task.step)
 
 
-def files_of(recorded: Path) -> list[tuple[int, Path]]:
+def assignment_files(recorded: Path) -> list[tuple[int, Path]]:
     """(Step, file), in the order of the Steps."""
     folder = recorded / ASSIGNMENTS
-    paths = folder.iterdir() if folder.is_dir() else ()
+    if folder.is_dir():
+        paths = folder.iterdir()
+    else:
+        paths = ()
     named = [(_FILE.fullmatch(path.name), path) for path in paths]
-    return sorted((int(found[1]), path) for found, path in named if found)
+    return sorted((int(match[1]), path) for match, path in named if match)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; lists as arrays, or None. Raises DataError."""
     try:
         table = pq.ParquetFile(path).read()
@@ -176,17 +187,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         problem = f"expected assignments of a run, found a damaged file ({error})"
         raise DataError(f"{path}: {problem}. Fix: restore it, or record again.") from error
     columns = {name: _values(table.column(name).combine_chunks()) for name in table.schema.names}
-    return [{name: values[row] for name, values in columns.items()} for row in range(len(table))]
+    names = list(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _values(column: pa.Array) -> list[Any]:
     if not pa.types.is_list(column.type) or pa.types.is_string(column.type.value_type):
         return column.to_pylist()
     flat, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
-    there = column.is_valid().to_numpy(zero_copy_only=False)
+    validity = column.is_valid().to_numpy(zero_copy_only=False)
     return [
         flat[low:high] if is_there else None
-        for low, high, is_there in zip(offsets[:-1], offsets[1:], there, strict=True)
+        for low, high, is_there in zip(offsets[:-1], offsets[1:], validity, strict=True)
     ]
 
 
@@ -197,7 +209,7 @@ def _tasks(
     known: dict[tuple[int, int, str], RecordedTask] = {}
     for step, path in files:
         last: RecordedTask | None = None
-        for line in read_lines(path):
+        for line in read_assignment_lines(path):
             match line["event"]:
                 case "set" | "gather":
                     assert last is not None, f"{path}: a line that belongs to no task"
@@ -232,13 +244,13 @@ def _add_told(task: RecordedTask, line: Mapping[str, Any], row_sets: Mapping[str
     if line["event"] == "set":
         task.rows[name] = _assigned(line)
         return
-    own = task.rows[row_sets.get(name, ROWS) if task.kind == "train" else ROWS].keys
+    task_keys = task.rows[row_sets.get(name, ROWS) if task.kind == "train" else ROWS].keys
     keys = _keys(line)
     gather = RecordedGather(
         input=name,
         producer=line["node"],
         columns=tuple(line["columns"]),
-        keys=own if keys is None else keys,
+        keys=task_keys if keys is None else keys,
         owners=_keys(line, "of_"),
     )
     task.gathers.append(gather)
@@ -248,7 +260,8 @@ def _add_heard(task: RecordedTask, line: Mapping[str, Any]) -> None:
     """What a Worker answered."""
     if line["event"] == "made":
         keys = _keys(line)
-        task.made += [keys] if keys is not None else []
+        if keys is not None:
+            task.made += [keys]
     else:
         task.done, task.digest = True, line["digest"]
 
@@ -261,4 +274,6 @@ def _assigned(line: Mapping[str, Any]) -> AssignedRows:
 
 def _keys(line: Mapping[str, Any], prefix: str = "") -> Keys | None:
     position, sample, attempt = (line[prefix + part] for part in ("position", "sample", "attempt"))
-    return None if position is None else Keys(position, sample, attempt)
+    if position is None:
+        return None
+    return Keys(position, sample, attempt)

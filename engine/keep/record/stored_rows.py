@@ -23,8 +23,8 @@ from dataflow.batch import KEYS, Batch, Keys
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
 from engine.keep.record.place import RowFile, nodes_in, row_files
-from engine.keep.record.recorder import own_columns, write_rows
-from engine.keep.record.stored_assignments import RecordedTask, TaskId, Told, files_of
+from engine.keep.record.recorder import own_columns, write_recorded_rows
+from engine.keep.record.stored_assignments import RecordedTask, TaskId, Told, assignment_files
 from engine.plan.plan import Decisions
 from engine.protocol.refs import Key
 
@@ -37,9 +37,9 @@ _OF_ROW = (*KEYS, "made.chunk")
 class StoredRows:
     """The recorded rows of a run folder, by node and key."""
 
-    def __init__(self, recorded: Path, told: Told) -> None:
+    def __init__(self, recorded: Path, tasks: Told) -> None:
         self.nodes = frozenset(nodes_in(recorded))
-        self._recorded, self._told = recorded, told
+        self._recorded, self._told = recorded, tasks
         self._files: dict[str, list[RowFile]] = {}
         self._of: dict[tuple[str, TaskId], tuple[pa.Table, dict[Key, int]] | None] = {}
 
@@ -49,7 +49,7 @@ class StoredRows:
         """
         tables: list[pa.Table] = []
         places: dict[int, int] = {}
-        found, missing, total = [], [], 0
+        row_numbers, missing, total = [], [], 0
         for key in keys.rows():
             at = self._place(node, key, step)
             if at is None:
@@ -60,11 +60,14 @@ class StoredRows:
                 places[id(table)] = total
                 tables.append(table)
                 total += len(table)
-            found.append(places[id(table)] + row)
+            row_numbers.append(places[id(table)] + row)
         if missing or not tables:
             return None, missing
-        whole = tables[0] if len(tables) == 1 else joined(tables)
-        return whole.take(pa.array(found)), []
+        if len(tables) == 1:
+            whole = tables[0]
+        else:
+            whole = join_tables(tables)
+        return whole.take(pa.array(row_numbers)), []
 
     def forget(self) -> None:
         """Drop what was read, and read it again when it is wanted."""
@@ -76,14 +79,16 @@ class StoredRows:
 
     def of_task(self, node: str, task: RecordedTask) -> pa.Table | None:
         """All rows that are on the disk of what a chunk made; None if there are none."""
-        found = self._read(node, task)
-        return None if found is None else found[0]
+        table_and_rows = self._read(node, task)
+        if table_and_rows is None:
+            return None
+        return table_and_rows[0]
 
     def _place(self, node: str, key: Key, step: int) -> tuple[pa.Table, int] | None:
         for task in self._told.makers(node, key, step):
-            found = self._read(node, task)
-            if found is not None and key in found[1]:
-                return found[0], found[1][key]
+            table_and_rows = self._read(node, task)
+            if table_and_rows is not None and key in table_and_rows[1]:
+                return table_and_rows[0], table_and_rows[1][key]
         return None
 
     def _read(self, node: str, task: RecordedTask) -> tuple[pa.Table, dict[Key, int]] | None:
@@ -121,7 +126,7 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         raise DataError(f"{path}: {problem}. Fix: restore it, or record again.") from error
 
 
-def joined(tables: Sequence[pa.Table]) -> pa.Table:
+def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Tables of one node as one."""
     return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
@@ -131,7 +136,7 @@ def keys_of(table: pa.Table) -> Keys:
     return Keys(*(table.column(name).to_numpy() for name in KEYS))
 
 
-def batch_of(table: pa.Table) -> Batch:
+def recorded_batch(table: pa.Table) -> Batch:
     """Recorded rows as the batch that they were, on the host."""
     names = own_columns(table.schema)
     arrays = [table.column(name).combine_chunks() for name in names]
@@ -144,13 +149,13 @@ def cut_after(recorded: Path, plan: Decisions, step: int) -> None:
     Raises StorageError.
     """
     with writing(f"what is recorded up to step {step}", recorded):
-        for found, path in files_of(recorded):
-            if found > step:
+        for file_step, path in assignment_files(recorded):
+            if file_step > step:
                 path.unlink()
-    settle(recorded, plan)
+    settle_rows(recorded, plan)
 
 
-def settle(recorded: Path, plan: Decisions, *, told_before: bool = False) -> None:
+def settle_rows(recorded: Path, plan: Decisions, *, told_before: bool = False) -> None:
     """Leave every row once, and none that no file of assignments has; and nothing torn.
 
     A damaged file stays as it is, and the run goes on, which does not need it. Rows that no file
@@ -163,38 +168,39 @@ def settle(recorded: Path, plan: Decisions, *, told_before: bool = False) -> Non
         with writing("recorded rows", torn):
             torn.unlink()
     try:
-        told = Told.read(recorded, plan)
+        tasks = Told.read(recorded, plan)
     except DataError as error:
         _tell_damaged(error, told_before=told_before)
         return
     for node in nodes_in(recorded):
         counted: set[Identity] = set()
-        made = {
-            (task.life, task.id, key): told.identity(task, key)
-            for task in told.of(node)
-            for keys in task.made
-            for key in keys.rows()
-        }
+        identities: dict[tuple[int, int, Key], Identity] = {}
+        for task in tasks.of(node):
+            for key in task.made_rows():
+                identities[task.life, task.id, key] = tasks.identity(task, key)
         for file in row_files(recorded, node):
             try:
-                _settle_file(file, made, counted)
+                _settle_file(file, identities, counted)
             except DataError as error:
                 _tell_damaged(error, told_before=told_before)
 
 
 def _tell_damaged(error: DataError, *, told_before: bool) -> None:
-    level = logging.INFO if told_before else logging.WARNING
+    if told_before:
+        level = logging.INFO
+    else:
+        level = logging.WARNING
     _log.log(level, "the run goes on without it, and `dataflow rerun` cannot use it: %s", error)
 
 
 def _settle_file(
-    file: RowFile, made: dict[tuple[int, int, Key], Identity], counted: set[Identity]
+    file: RowFile, identities: dict[tuple[int, int, Key], Identity], counted: set[Identity]
 ) -> None:
-    found = read_file(file.path, _OF_ROW)
-    chunks = found.column("made.chunk").to_pylist()
-    keep = np.zeros(len(found), dtype=bool)
-    for row, (chunk, key) in enumerate(zip(chunks, keys_of(found).rows(), strict=True)):
-        identity = made.get((file.life, chunk, key))
+    row_keys = read_file(file.path, _OF_ROW)
+    chunks = row_keys.column("made.chunk").to_pylist()
+    keep = np.zeros(len(row_keys), dtype=bool)
+    for row, (chunk, key) in enumerate(zip(chunks, keys_of(row_keys).rows(), strict=True)):
+        identity = identities.get((file.life, chunk, key))
         if identity is not None and identity not in counted:
             counted.add(identity)
             keep[row] = True
@@ -206,4 +212,4 @@ def _settle_file(
             return
     whole = read_file(file.path)
     with replacing("recorded rows", file.path, whole.nbytes) as out:
-        write_rows(whole.filter(pa.array(keep)), out)
+        write_recorded_rows(whole.filter(pa.array(keep)), out)

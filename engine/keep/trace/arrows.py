@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dataflow.batch import Keys
 from engine.protocol import messages as m
-from engine.protocol.refs import Gather
 from engine.protocol.reports import SpanOf
 
 _VERSIONS = 4
@@ -101,10 +101,10 @@ class Arrows:
         for span in spans:  # all of them first: those of hosts do not come in order of time
             if span.block >= 0 and span.end > self._lost.get(span.worker, -math.inf):
                 self._makers[span.worker, span.block] = span
-            self._stepped(span)
-        found = [self._joined(span) for span in spans]
+            self._note_step(span)
+        joined = [self._join_span(span) for span in spans]
         self._forget()
-        return found
+        return joined
 
     def __len__(self) -> int:
         """How many things are kept."""
@@ -113,31 +113,40 @@ class Arrows:
     def _find(self, span: SpanOf) -> _Told | None:
         return self._told.get(span.task, {}).get(span.worker)
 
-    def _stepped(self, span: SpanOf) -> None:
-        told = self._find(span)
-        if told is not None and isinstance(told.task, m.TrainStep):
-            steps = self._steps.setdefault(told.task.node, {})
-            steps[told.task.step] = span
+    def _note_step(self, span: SpanOf) -> None:
+        told_task = self._find(span)
+        if told_task is not None and isinstance(told_task.task, m.TrainStep):
+            steps = self._steps.setdefault(told_task.task.node, {})
+            steps[told_task.task.step] = span
             if len(steps) > _VERSIONS:
                 del steps[min(steps)]
 
-    def _joined(self, span: SpanOf) -> JoinedSpan:
-        told = self._find(span)
-        if told is None:
-            args = {"what": span.what} if span.what else {}
+    def _join_span(self, span: SpanOf) -> JoinedSpan:
+        told_task = self._find(span)
+        if told_task is None:
+            if span.what:
+                args = {"what": span.what}
+            else:
+                args = {}
             return JoinedSpan(span=span, args=args, arrows=())
-        args = self._made(span) | told.args if span.block >= 0 else told.args
-        if isinstance(told.task, m.RunChunk) and (loads := self._loads.get(span.track)):
+        if span.block >= 0:
+            args = self._made(span) | told_task.args
+        else:
+            args = told_task.args
+        if isinstance(told_task.task, m.RunChunk) and (loads := self._loads.get(span.track)):
             args = args | {"versions": {model: at for model, (_, at) in loads.items()}}
-        arrows = [a for a in self._ending(span, told) if a.source.start <= a.target.start]
+        arrows = [a for a in self._ending(span, told_task) if a.source.start <= a.target.start]
         return JoinedSpan(span=span, args=args, arrows=arrows)
 
     def _args(self, task: m.Task) -> dict[str, Any]:
         """What is known of all its spans."""
         match task:
             case m.RunChunk():
-                given = {"chunk": task.id, "given": len(task.keys)}
-                return {**given, "positions": _positions(task.keys)}
+                return {
+                    "chunk": task.id,
+                    "given": len(task.keys),
+                    "positions": _positions(task.keys),
+                }
             case m.TrainStep():
                 step, rows = self._first + task.step, len(task.keys)
                 return {"step": step, "rows": rows, "positions": _positions(task.keys)}
@@ -151,31 +160,31 @@ class Arrows:
     def _made(self, span: SpanOf) -> dict[str, Any]:
         return {"rows": span.rows, **({"tokens": span.tokens} if span.tokens else {})}
 
-    def _ending(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
-        match told.task:
+    def _ending(self, span: SpanOf, told_task: _Told) -> Iterator[Arrow]:
+        match told_task.task:
             case m.Offer() | m.Load() as task:
                 yield from self._moved(span, task)
             case m.RunChunk() | m.TrainStep() | m.Evaluate() as task:
-                if not told.pointed:
-                    told.pointed = True
-                    found = (self._makers.get(block) for block in _blocks(task))
-                    yield from (Arrow("rows", made, span) for made in found if made is not None)
+                if not told_task.pointed:
+                    told_task.pointed = True
+                    makers = (self._makers.get(block) for block in _blocks(task))
+                    yield from (Arrow("rows", maker, span) for maker in makers if maker is not None)
                 if isinstance(task, m.RunChunk):
-                    yield from self._used(span, told)
+                    yield from self._used(span, told_task)
 
     def _moved(self, span: SpanOf, task: m.Offer | m.Load) -> Iterator[Arrow]:
         """From the train Step of a version; a load is noted."""
-        made = self._steps.get(task.writer, {}).get(task.version)
-        if made is not None:
-            yield Arrow("version", made, span)
+        train_step = self._steps.get(task.writer, {}).get(task.version)
+        if train_step is not None:
+            yield Arrow("version", train_step, span)
         if isinstance(task, m.Load):
             self._loads.setdefault(span.track, {})[task.model] = span, task.version
 
-    def _used(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
+    def _used(self, span: SpanOf, told_task: _Told) -> Iterator[Arrow]:
         """From the loads of the versions that a chunk computes with, once for each."""
         for model, (load, version) in self._loads.get(span.track, {}).items():
-            if told.versions.get(model) != version:
-                told.versions[model] = version
+            if told_task.versions.get(model) != version:
+                told_task.versions[model] = version
                 yield Arrow("version", load, span)
 
     def _forget(self) -> None:
@@ -185,8 +194,8 @@ class Arrows:
             for block in release.blocks:
                 self._makers.pop((release.worker, block), None)
         if self._ended:
-            for kept in (self._told, self._makers, self._steps, self._loads):
-                kept.clear()
+            for memory in (self._told, self._makers, self._steps, self._loads):
+                memory.clear()
         self._over, self._released, self._ended = [], [], False
 
     def lose(self, worker: str, at: float) -> None:
@@ -211,8 +220,8 @@ class Arrows:
 
 def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate) -> Iterable[tuple[str, int]]:
     """(worker, block) of all that it reads, each once, in order."""
-    gathers: Iterator[Gather] = (each for of in task.inputs.values() for each in of)
-    return dict.fromkeys(block for gather in gathers for block in gather.refs)
+    gathers = chain.from_iterable(task.inputs.values())
+    return dict.fromkeys(chain.from_iterable(gather.refs for gather in gathers))
 
 
 def _positions(keys: Keys) -> str:

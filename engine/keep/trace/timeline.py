@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ import msgspec
 
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
-from engine.keep.own_files import own
+from engine.keep.append_log import AppendLog
 from engine.keep.trace.arrows import Arrow, Arrows, JoinedSpan
 from engine.protocol import messages as m
 from engine.protocol.events import (
@@ -55,7 +54,7 @@ class _Event(NamedTuple):
     track: str
     name: str
     at: float
-    own: dict[str, Any]
+    fields: dict[str, Any]
     args: dict[str, Any]
 
 
@@ -92,7 +91,7 @@ class Trace:
         """Of the last arrow."""
         self._path = path
         with writing("the trace", path):
-            self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+            self._file: AppendLog | None = AppendLog(path, empty=True)
         self._events: deque[_Event | _Ends] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
@@ -116,8 +115,8 @@ class Trace:
 
     def _join(self) -> None:
         """Make events of the file of all that was kept."""
-        kept, self._kept = self._kept, []
-        for event in kept:
+        events, self._kept = self._kept, []
+        for event in events:
             self._take(event)
 
     def _take(self, event: RunEvent) -> None:
@@ -181,7 +180,9 @@ class Trace:
                 self._events.clear()
                 return
             events = [self._events.popleft() for _ in range(len(self._events))]
-            lines = [line for event in events for line in self._encode(event)]
+            lines: list[bytes] = []
+            for event in events:
+                lines += self._encode(event)
             if lines:
                 self._write((b"[\n" if self._empty else b",\n") + b",\n".join(lines))
                 self._empty = False
@@ -193,30 +194,31 @@ class Trace:
             if self._file is not None:
                 self._write(b"[\n]\n" if self._empty else b"\n]\n")
             if self._file is not None:  # else it has just failed
-                os.close(self._file)
+                self._file.close()
                 self._file = None
 
     def _write(self, text: bytes) -> None:
         assert self._file is not None
-        view = memoryview(text)
         try:
-            while view:
-                view = view[os.write(self._file, view) :]
+            self._file.append(text)
         except OSError as error:
-            told = storage_error("the trace", self._path, error, len(text))
-            _log.warning("%s The run goes on without a trace.", told)
+            problem = storage_error("the trace", self._path, error, len(text))
+            _log.warning("%s The run goes on without a trace.", problem)
             self._events.clear()
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     def _encode(self, event: _Event | _Ends) -> list[bytes]:
         """The event's lines, after the lines that name its track where it is new."""
         if isinstance(event, _Ends):
             return self._encode_ends(event)
-        track, name, at, own, args = event
-        lines = [] if track in self._tracks else self._name(track)
+        track, name, at, fields, args = event
+        if track in self._tracks:
+            lines = []
+        else:
+            lines = self._name(track)
         pid, tid = self._tracks[track]
-        line = {**own, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
+        line = {**fields, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
         if args:
             line["args"] = args
         return [*lines, msgspec.json.encode(line, enc_hook=str)]
@@ -260,9 +262,14 @@ def _us(seconds: float) -> float:
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """All events of a trace, even of a killed writer. Raises DataError where it is no trace."""
     text = path.read_text(encoding="utf-8").rstrip()
-    body = text.removesuffix("\n]") if text.endswith("\n]") else _without_torn_line(text)
+    if text.endswith("\n]"):
+        body = text.removesuffix("\n]")
+    else:
+        body = _without_torn_line(text)
     try:
-        return json.loads(body + "\n]") if text else []
+        if text:
+            return json.loads(body + "\n]")
+        return []
     except json.JSONDecodeError as error:
         problem = f"expected a trace, found {text[:40]!r} ({error})"
         raise DataError(f"{path}: {problem}. Fix: record it again.") from error
@@ -274,5 +281,7 @@ def _without_torn_line(text: str) -> str:
     try:
         json.loads(last)
     except json.JSONDecodeError:
-        return head.rstrip(",") if newline else text
+        if newline:
+            return head.rstrip(",")
+        return text
     return head + newline + last

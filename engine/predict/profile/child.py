@@ -23,7 +23,7 @@ import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
 from dataflow.importing import interpreter
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 from engine.plan.cost.machine import MEMINFO, proc_bytes
 from engine.run.launch.child import environment
 
@@ -55,7 +55,7 @@ def in_child(task: Task, *, threads: int, needed: Mapping[str, str], title: str)
         asked, said, log = (Path(folder) / name for name in ("task", "said", "log"))
         asked.write_bytes(cloudpickle.dumps(task))
         said.touch()
-        with open(log, "wb", opener=own) as output:
+        with open(log, "wb", opener=open_own_file) as output:
             code = subprocess.run(
                 interpreter(_BOOTSTRAP, _MODULE, folder, str(os.getpid())),
                 stdin=subprocess.DEVNULL,

@@ -68,7 +68,7 @@ def _run(graph: Graph, options: RunOptions, plan: Plan, steps: int) -> ShortRun:
 def _measured(folder: Path, plan: Plan, steps: int) -> ShortRun:
     from engine.keep.run_measurements import row_costs, seconds_by_step
 
-    costs = row_costs(folder, after=WARM, made={})
+    costs = row_costs(folder, after=WARM, rows_a_step={})
     taken = seconds_by_step(folder)[0][WARM:]
     between = [row[_ENGINE] for row in taken if _ENGINE in row]
     # In one Worker nodes follow each other, and new weights follow the last.

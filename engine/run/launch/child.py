@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from dataflow.importing import interpreter
 from dataflow.storage import writing
-from engine.keep.own_files import own
+from engine.keep.own_files import open_own_file
 from engine.protocol.reports import Doing
 from engine.run.control.control_socket import ControlSocket
 from engine.run.control.wire import encode_message
@@ -210,7 +210,7 @@ def _signal_name(number: int) -> str:
 def open_log(log: Path) -> BinaryIO:
     """Open a Worker's log, to write at its end."""
     with writing("the log of a Worker", log):
-        return open(log, "ab", opener=own)
+        return open(log, "ab", opener=open_own_file)
 
 
 def environment(

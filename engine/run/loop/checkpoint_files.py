@@ -21,8 +21,8 @@ from dataflow.errors import CheckpointError
 from dataflow.storage import writing
 from engine.coordinator.coordinator import Restored
 from engine.keep.checkpoint.best_versions import BestVersions
-from engine.keep.checkpoint.cut import CUT, Cut, positions_of, read_cut
-from engine.keep.checkpoint.outdated_rows import outdated
+from engine.keep.checkpoint.cut import CUT, Cut, read_cut, read_positions
+from engine.keep.checkpoint.outdated_rows import find_outdated_sources
 from engine.keep.checkpoint.provenance import ProvenanceRecord
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.plan.plan import Plan, PlannedModel
@@ -87,7 +87,7 @@ class DiskStore:
         restore_state(plan, workers, latest.path, cut.step - plan.first)
         with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
             self.store.truncate_after(latest.step)
-        anew, why = outdated(plan, cut.record, self.record)
+        anew, why = find_outdated_sources(plan, cut.record, self.record)
         files = _files_of(plan, latest.path, anew)
         rows = restore_rows(plan, workers, files)
         self.on_rows(rows)
@@ -120,7 +120,8 @@ class DiskStore:
             write_state(plan, workers, directory, message)
 
         stays = self.keep_every > 0 and message.step % self.keep_every == 0
-        self.store.write(step, fill, _meta(plan), timed=message.timed and not stays, kept=stays)
+        timed = message.timed and not stays
+        self.store.write(step, fill, _meta(plan), timed=timed, for_good=stays)
         self.best.prune()
         return True
 
@@ -218,7 +219,7 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
     finished = set[int]()
     if known is not None:
         finished = {key[0] for key in known.finished}
-    stray = sorted(positions_of(file) - finished)
+    stray = sorted(read_positions(file) - finished)
     if stray:
         stray_row = f"found one of position {stray[0]}, which does not. Fix: an earlier checkpoint."
         raise CheckpointError(f"{file}: expected rows that wait to be trained, {stray_row}")

@@ -17,7 +17,7 @@ from dataflow.arrays import any_true
 from dataflow.batch import Batch, Keys
 from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
-from engine.keep.checkpoint.cut import read_rows
+from engine.keep.checkpoint.cut import read_waiting_rows
 from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import Plan
 from engine.protocol.refs import Gather, Ref
@@ -68,7 +68,7 @@ class WorkerRows:
 
     def keep_file(self, file: Path) -> Ref:
         """Put rows from a file, which is named for their node, into the outbox."""
-        return self.keep(file.stem, self.device.restored(file.stem, read_rows(file)))
+        return self.keep(file.stem, self.device.restored(file.stem, read_waiting_rows(file)))
 
     def of(self, node: str, ref: Ref) -> Batch:
         """Rows of a node that this Worker keeps, with all columns."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.keep.checkpoint.cut import write_rows
+from engine.keep.checkpoint.cut import write_waiting_rows
 from engine.keep.samples import SamplesBehind, SampleWriter
 from engine.plan.plan import Plan
 from engine.protocol.refs import Ref
@@ -51,7 +51,7 @@ class WorkerFiles:
                 self.kernels[node].save(request.directory / path)
         for name, (keys, gather) in request.rows.items():
             rows = self.rows.collected(keys, gather)
-            write_rows(request.directory / "rows" / f"{name}.arrow", rows)
+            write_waiting_rows(request.directory / "rows" / f"{name}.arrow", rows)
 
     def _restore(self, request: Restore) -> None:
         """Read weights back, and tell every reader of a follower its version."""

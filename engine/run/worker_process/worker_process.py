@@ -36,7 +36,7 @@ from dataflow.pandas_later import keep_pandas_out
 from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.channels.descriptors import make_room_for_peers
-from engine.keep.worker_logs import output_that_cannot_fail, to_log
+from engine.keep.worker_logs import log_to_stderr, make_output_ignore_full_disk
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.ordered_inbox import OrderedInbox
@@ -311,8 +311,8 @@ def main(descriptor: int) -> None:
     left_to_the_run()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
-    output_that_cannot_fail()
-    to_log("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    make_output_ignore_full_disk()
+    log_to_stderr("%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)  # a child of a kernel would keep it open after this process

@@ -18,7 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from engine.watch.top.page import page
+from engine.watch.top.page import page_lines
 from engine.watch.top.run_view import SeenRun
 
 _EVERY = 1.0
@@ -35,13 +35,13 @@ def watch(look: Callable[[], SeenRun], *, replicas: bool) -> None:
         pressed = ""
         while pressed != "q":
             replicas ^= pressed == "r"
-            live.update(_drawn(look(), console, replicas), refresh=True)
+            live.update(_draw(look(), console, replicas), refresh=True)
             pressed = key()
 
 
-def _drawn(seen: SeenRun, console: Console, replicas: bool) -> Group:
+def _draw(seen: SeenRun, console: Console, replicas: bool) -> Group:
     """As many lines as there is room for; a terminal may change its size."""
-    lines = list(page(seen, width=max(40, console.width), replicas=replicas))
+    lines = list(page_lines(seen, width=max(40, console.width), replicas=replicas))
     room = max(1, console.height - 1)
     if len(lines) > room:
         lines = [*lines[: room - 1], Text(f"{len(lines) - room + 1} more lines", style="dim")]

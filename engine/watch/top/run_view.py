@@ -15,7 +15,7 @@ from typing import Any
 from dataflow.errors import DataflowError
 from engine.keep.flow.records import Flow
 from engine.keep.flow.stretch import last_seconds, seconds_named, steps_named
-from engine.keep.reader.flow_index import EVER, FlowIndex, live
+from engine.keep.reader.flow_index import EVER, FlowIndex, read_live_flows
 from engine.keep.reader.open_folder import FileMark, OpenFolder, open_run
 from engine.keep.reader.run_summary import RunSummary, last_row, summarize
 from engine.watch.waits import sentences
@@ -54,14 +54,23 @@ class RunReader:
         with open_run(self._path) as folder:
             run = summarize(folder, self._path)
             row = last_row(folder)
-            seconds = last_seconds(live(folder)) if run.state == "running" else None
+            if run.state == "running":
+                seconds = last_seconds(read_live_flows(folder))
+            else:
+                seconds = None
             if seconds is not None:
                 flow, stretch = seconds, seconds_named(seconds)
             else:
                 flow, stretch = self._all_steps(folder)
-        phase = flow.phase if flow is not None else run.phase or 0
+        if flow is not None:
+            phase = flow.phase
+        else:
+            phase = run.phase or 0
         plan = self._of_phase(phase)
-        waits = sentences(flow, plan, live=seconds is not None) if flow is not None and plan else []
+        if flow is not None and plan:
+            waits = sentences(flow, plan, live=seconds is not None)
+        else:
+            waits = []
         title = str(self._plans.get("program") or self._plans.get("graph") or "")
         return SeenRun(
             run=run, title=title, plan=plan, row=row, flow=flow, stretch=stretch, waits=waits
@@ -71,8 +80,12 @@ class RunReader:
         """Its plan; that of a graph alone."""
         phases = self._plans.get("phases")
         if phases is None:
-            return self._plans if "nodes" in self._plans else {}
-        return phases[max(0, min(number, len(phases)) - 1)] if phases else {}
+            if "nodes" in self._plans:
+                return self._plans
+            return {}
+        if phases:
+            return phases[max(0, min(number, len(phases)) - 1)]
+        return {}
 
     def _all_steps(self, folder: OpenFolder) -> tuple[Flow | None, str]:
         """All Steps as one Flow; of a Program those of its last phase."""
@@ -93,4 +106,6 @@ def _json(folder: OpenFolder, name: str) -> dict[str, Any]:
         document = json.loads(folder.read(name) or b"{}")
     except (DataflowError, OSError, ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
+    if isinstance(document, dict):
+        return document
+    return {}

@@ -29,20 +29,28 @@ class TableColumn:
     right: bool = True
 
 
-def table(columns: Sequence[TableColumn], width: int) -> Iterator[Text]:
+def table_lines(columns: Sequence[TableColumn], width: int) -> Iterator[Text]:
     """Lines of at most `width` columns; the first column is that of names. None without rows."""
-    kept = [c for c in columns if any(len(cell) for cell in c.cells)]
-    if not kept or not kept[0].cells:
+    shown = [column for column in columns if any(map(len, column.cells))]
+    if not shown or not shown[0].cells:
         return
-    while (room := width - sum(_width(c) + _GAP for c in kept[1:])) < min(_width(kept[0]), _LEAST):
-        least = max(kept[1:], key=lambda c: c.rank)
+    while (room := width - sum(_width(c) + _GAP for c in shown[1:])) < min(
+        _width(shown[0]), _LEAST
+    ):
+        least = max(shown[1:], key=lambda c: c.rank)
         if not least.rank:
             break
-        kept.remove(least)
-    widths = [min(_width(kept[0]), max(room, _LEAST)), *(_width(c) for c in kept[1:])]
-    yield _line([Text(c.title, style="dim") for c in kept], kept, widths)
-    for row in zip(*(c.cells for c in kept), strict=True):
-        yield _line([cell if isinstance(cell, Text) else Text(cell) for cell in row], kept, widths)
+        shown.remove(least)
+    widths = [min(_width(shown[0]), max(room, _LEAST)), *(_width(c) for c in shown[1:])]
+    yield _line([Text(c.title, style="dim") for c in shown], shown, widths)
+    for row in zip(*(c.cells for c in shown), strict=True):
+        yield _line([_as_text(cell) for cell in row], shown, widths)
+
+
+def _as_text(cell: Text | str) -> Text:
+    if isinstance(cell, str):
+        return Text(cell)
+    return cell
 
 
 def _width(column: TableColumn) -> int:
@@ -50,18 +58,18 @@ def _width(column: TableColumn) -> int:
 
 
 def _line(cells: Sequence[Text], columns: Sequence[TableColumn], widths: Sequence[int]) -> Text:
-    found = Text()
+    line = Text()
     for at, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
         blank = " " * (width - len(cell))
-        found.append(" " * _GAP if at else "")
+        line.append(" " * _GAP if at else "")
         if len(cell) > width:
-            found.append(shortened(cell.plain, width))
+            line.append(shortened(cell.plain, width))
         elif column.right and at:
-            found.append(blank).append_text(cell)
+            line.append(blank).append_text(cell)
         else:
-            found.append_text(cell).append(blank)
-    found.rstrip()
-    return found
+            line.append_text(cell).append(blank)
+    line.rstrip()
+    return line
 
 
 def shortened(text: str, width: int) -> str:
