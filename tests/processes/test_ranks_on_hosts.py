@@ -78,7 +78,7 @@ def late_host(marker: Path, failed: Path) -> type[HostActor]:
 
         def __init__(self, host: str) -> None:
             if host == "a":
-                judge = Failures.judged
+                judge = Failures.judge
 
                 def judged(self: Failures, *given: Any) -> BaseException | None:
                     found = judge(self, *given)
@@ -87,7 +87,7 @@ def late_host(marker: Path, failed: Path) -> type[HostActor]:
                         os.kill(int(marker.read_text()), signal.SIGCONT)
                     return found
 
-                Failures.judged = judged  # type: ignore[method-assign]
+                Failures.judge = judged  # type: ignore[method-assign]
                 failures.GRACE = 0.0
             super().__init__(host)
 
