@@ -24,12 +24,12 @@ import pyarrow as pa
 from dataflow.batch import Keys
 from dataflow.check import CheckedGraph, check
 from engine.coordinator.coordinator import Coordinator
-from engine.coordinator.settings import Settings
+from engine.coordinator.run_settings import Settings
 from engine.plan.cluster import Cluster
-from engine.plan.lag import NO_VERSION
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
+from engine.plan.staleness import NO_VERSION
 from engine.protocol import messages as m
 from engine.protocol.refs import Ref
 from graphs.grpo import grpo

@@ -32,7 +32,7 @@ from engine.keep.metrics.sinks import JsonLines
 from engine.keep.samples import SampleWriter
 from engine.keep.trace.timeline import Trace
 from engine.protocol.events import EventStream, Take
-from engine.run.worker.inproc import InprocWorkers
+from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.timing import During
 
 PARTS = ("kernels", "bookkeeping", "messages", "events", "files", "loop")

@@ -3,6 +3,7 @@
     pull         inproc.py, shm/ (one host), zmq/ (between hosts), routed_channel.py (both)
     scheduled    tensors/
 
-header.py describes a block for every transport; layout.py and frames.py take record batches apart
-and put them together; multipart.py sends a block as frames; peers.py asks other Workers for blocks.
+block_requests.py describes a block for every transport; layout.py and frames.py take record batches
+apart and put them together; multipart.py sends a block as frames; peers.py asks other Workers for
+blocks.
 """

@@ -1,7 +1,7 @@
 """Blocks as a reply and one frame for each buffer, for readers that share no memory.
 
 Owns: the messages of a reply, their checksums, every check of what arrives. Does not own: headers
-(header.py), how messages travel (zmq/, tensors/row_broadcast.py).
+(block_requests.py), how messages travel (zmq/, tensors/row_broadcast.py).
 
     small reply   Reply with the sums in its headers, frames
     large reply   Reply, frames; FramesPart 0, frames; FramesPart 1, frames; ...; FrameSums
@@ -24,7 +24,7 @@ import xxhash
 from msgspec import Struct
 
 from dataflow.errors import RunError
-from engine.channels import header as h
+from engine.channels import block_requests as h
 from engine.channels.contract import BlockRequest, Requests
 from engine.channels.frames import checksums, take_apart
 from engine.channels.layout import layout_from

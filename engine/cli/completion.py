@@ -19,7 +19,7 @@ from dataflow.settings import settable
 from engine.cli.flags import LanguageOptions, parse_own
 from engine.cli.graphs import shipped
 from engine.cli.screen import say
-from engine.cli.settings import NodeOptions
+from engine.cli.set_flag import NodeOptions
 from engine.cli.target import UsageError, functions_in, load_target
 from engine.keep.run_folder import is_run
 from engine.plan.options import OF_ITS_START

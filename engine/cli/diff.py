@@ -16,7 +16,7 @@ from dataflow.program_diff import compare
 from engine.cli.flag_values import Settings, gathered
 from engine.cli.flags import parse_shared, split_target
 from engine.cli.screen import say
-from engine.cli.settings import with_settings
+from engine.cli.set_flag import with_settings
 from engine.cli.target import UsageError
 
 _USAGE = "dataflow diff TARGET TARGET [flags]"

@@ -28,7 +28,7 @@ from dataflow.program import AnyGraph
 from dataflow.settings import settable
 from engine.cli.flag_values import FUNCTION, gathered, number_or_schedule, registry, takes_function
 from engine.cli.screen import read_flags, say
-from engine.cli.settings import NodeOptions, how_to_see_nodes, nodes_page, with_settings
+from engine.cli.set_flag import NodeOptions, how_to_see_nodes, nodes_page, with_settings
 from engine.cli.target import (
     Target,
     UsageError,

@@ -13,7 +13,7 @@ from dataflow.shown import one_line
 from dataflow.width import screen_width
 from engine.cli.flags import as_planned, parse, split_target
 from engine.cli.screen import say
-from engine.cli.settings import NodeOptions, with_settings
+from engine.cli.set_flag import NodeOptions, with_settings
 from engine.cli.target import UsageError
 from engine.plan.options import RunOptions
 from engine.session.node_phase import find_phase

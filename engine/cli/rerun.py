@@ -17,7 +17,7 @@ from engine.cli.flag_values import Settings, gathered, registry
 from engine.cli.flags import helped
 from engine.cli.resume import imports_of
 from engine.cli.screen import read_flags, say
-from engine.cli.settings import refused
+from engine.cli.set_flag import refused
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
 from engine.keep.untrusted_files import kept_options
 

@@ -20,7 +20,7 @@ from engine.cli.flag_values import Settings, gathered, registry
 from engine.cli.flags import helped, options_in, refuse_of_nodes, refuse_peer_names
 from engine.cli.run import ended
 from engine.cli.screen import read_flags, say
-from engine.cli.settings import refused
+from engine.cli.set_flag import refused
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
 from engine.cli.watch import watching
 from engine.keep.untrusted_files import OPTIONS, kept_options, list_imports

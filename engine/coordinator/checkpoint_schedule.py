@@ -11,7 +11,7 @@ made of.
 
 from __future__ import annotations
 
-from engine.coordinator.settings import Settings
+from engine.coordinator.run_settings import Settings
 
 
 class CheckpointDue:

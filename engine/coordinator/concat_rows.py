@@ -17,7 +17,8 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.reduced_rows import dropped
 from engine.coordinator.tables import ABSENT, PRESENT, RowTable, with_bytes
-from engine.plan.plan import PlannedInput, PlannedNode
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import PlannedInput
 
 
 def joined_state(

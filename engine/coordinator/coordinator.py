@@ -23,8 +23,8 @@ from engine.coordinator.livelock import Livelock
 from engine.coordinator.losses import Losses
 from engine.coordinator.parts import make_parts
 from engine.coordinator.ranks import RankGroups
+from engine.coordinator.run_settings import Restored, Settings
 from engine.coordinator.run_warnings import warn_of_small_data
-from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.task_ledger import Pending
 from engine.plan.plan import Plan
 from engine.protocol import messages as m

@@ -28,7 +28,7 @@ from typing import Literal
 from engine.coordinator.admission import Admission
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.parts import CoordinatorParts
-from engine.coordinator.settings import Restored, Settings
+from engine.coordinator.run_settings import Restored, Settings
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import Finish, Instruction, Release, Rollback, StepClosed
 

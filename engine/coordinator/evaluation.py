@@ -13,7 +13,7 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.evaluation_round import EvaluationRound
 from engine.coordinator.run_region import undroppable
-from engine.coordinator.settings import Restored
+from engine.coordinator.run_settings import Restored
 from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import Task, Tombstoned

@@ -16,7 +16,7 @@ from engine.coordinator.evaluation import Evaluation
 from engine.coordinator.recovery import Recovery
 from engine.coordinator.replicas import Replicas
 from engine.coordinator.run_region import RunRegion
-from engine.coordinator.settings import Settings
+from engine.coordinator.run_settings import Settings
 from engine.coordinator.sources import Sources
 from engine.coordinator.task_ledger import Outstanding
 from engine.coordinator.training import Training

@@ -41,8 +41,8 @@ from engine.coordinator.tables import (
     StepRows,
     states_in,
 )
-from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode
+from engine.plan.staleness import NO_VERSION
 from engine.protocol.refs import Key, Ref, SourceCut
 
 _NEWEST = np.iinfo(np.int32).max

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engine.coordinator.tables import ABSENT, PENDING, PRESENT, RowTable
-from engine.plan.plan import PlannedInput, PlannedNode
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import PlannedInput
 
 
 def uppers(nodes: Sequence[PlannedNode]) -> dict[str, tuple[PlannedNode, ...]]:

@@ -33,7 +33,7 @@ from typing import Literal
 
 from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.replica_scaling import BalanceRule
-from engine.coordinator.settings import Settings
+from engine.coordinator.run_settings import Settings
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.replica_ranges import elastic_nodes, least_replicas, movable_workers
 

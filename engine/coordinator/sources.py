@@ -18,9 +18,9 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
-from engine.coordinator.settings import Restored, Settings
-from engine.plan.lag import lag_metrics
+from engine.coordinator.run_settings import Restored, Settings
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.plan.staleness import lag_metrics
 from engine.protocol.messages import Checkpoint, Task, Tombstoned
 from engine.protocol.refs import Gather, Key, Ref
 

@@ -16,7 +16,8 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.concat_rows import keys_beside, shifted
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.tables import StepRows, split_by_prompt
-from engine.plan.plan import PlannedInput, PlannedNode
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import PlannedInput
 from engine.protocol.refs import Key, Ref
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from dataflow.arrays import all_true, any_true, same_array
 from dataflow.batch import Keys
 from engine.coordinator.balance import split_evenly
-from engine.plan.lag import NO_VERSION
-from engine.plan.plan import Fetch, PlannedInput, PlannedNode
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import Fetch, PlannedInput
+from engine.plan.staleness import NO_VERSION
 from engine.protocol.grouping import grouped
 from engine.protocol.refs import Ref
 

@@ -1,8 +1,9 @@
 """What the loop asks of the Workers of a run.
 
 Owns: the contract, and the requests about files. Does not own: an implementation, which is in
-engine/run/worker/inproc.py (one Worker, in this process), engine/run/launch/supervisor.py
-(processes of this host) or engine/run/hosts/hosts.py (several hosts).
+engine/run/worker/in_process_worker.py (one Worker, in this process),
+engine/run/launch/supervisor.py (processes of this host) or engine/run/hosts/hosts.py (several
+hosts).
 """
 
 from __future__ import annotations

@@ -38,11 +38,11 @@ from engine.replay.needed_tasks import NeededRun, NeededTask
 from engine.replay.rank_rows import give
 from engine.replay.recorded_run import RecordedRun
 from engine.run.loop.checkpoint_files import restore_state
-from engine.run.worker.inproc import InprocWorkers
+from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.kernel_loader import kernel_class
 from engine.run.worker.kernel_session import NodeSession
 from engine.run.worker.worker import Worker
-from engine.weights.pieces import weights_digest
+from engine.weights.hashed_pieces import weights_digest
 
 if TYPE_CHECKING:
     from engine.channels.tensors.row_broadcast import RowBroadcast

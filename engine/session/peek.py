@@ -25,7 +25,7 @@ from engine.protocol.events import EventHeard, EventStream, RunEvent
 from engine.protocol.messages import ChunkDone, Produced
 from engine.run.loop.checkpoint_files import NoStore
 from engine.run.loop.loop import Loop
-from engine.run.worker.inproc import InprocWorkers
+from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.worker import Worker
 
 WORKER = "main"

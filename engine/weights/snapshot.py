@@ -1,8 +1,8 @@
 """A version's weights as kept tensors, and a block that describes them, one row a piece.
 
 Owns: the copies, room for them at the reader, their verification. Does not own: how they travel
-(engine/channels), the description, hashes and digest (pieces.py). Copies stay on the device of the
-weights; hashes are computed on the host, so every byte goes there once at each end.
+(engine/channels), the description, hashes and digest (hashed_pieces.py). Copies stay on the device
+of the weights; hashes are computed on the host, so every byte goes there once at each end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from dataflow.kernel import Piece
-from engine.weights import pieces as blocks
+from engine.weights import hashed_pieces as blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from dataflow.errors import RunError
 from dataflow.kernel import Piece
 from engine.channels.contract import BlockRequest
 from engine.channels.tensors.pairs import TensorPairs
-from engine.weights.pieces import DTYPES
+from engine.weights.hashed_pieces import DTYPES
 from engine.weights.snapshot import copy_pieces
 from tests.contracts.ranks import ListeningPlace
 

@@ -17,9 +17,9 @@ from pull_mutants import bytes_mutated, value_mutated
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, RunError
+from engine.channels.block_requests import Answer, Reply, Wanted, encode
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.header import Answer, Reply, Wanted, encode
 from engine.channels.layout import SchemaLayout
 from engine.channels.multipart import (
     FramesPart,

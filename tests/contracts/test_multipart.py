@@ -13,9 +13,9 @@ from pull_rows import rollouts
 
 from dataflow.errors import RunError
 from engine.channels import multipart
+from engine.channels.block_requests import Reply
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.header import Reply
 
 
 def replied(*messages: tuple[multipart.Message, list[bytes]]) -> pa.RecordBatch:

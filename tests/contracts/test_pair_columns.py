@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from dataflow.errors import RunError
+from engine.channels.block_requests import Wanted, encode
 from engine.channels.contract import BlockRequest, PeerLost
-from engine.channels.header import Wanted, encode
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.shm.messages import SendTensors, decode_from_reader
+from engine.channels.tensors.column_hashes import of_tensors
 from engine.channels.tensors.columns import ColumnStore
-from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.tensors.world import meeting_place
 from tests.contracts.pair_ends import (

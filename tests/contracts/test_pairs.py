@@ -17,7 +17,7 @@ import torch
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.pairs import TensorPairs
-from engine.weights.pieces import to_batch
+from engine.weights.hashed_pieces import to_batch
 from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
 from tests.contracts.pair_ends import (
     OWNER,

@@ -37,8 +37,8 @@ from pull_worlds import fetched, of_a, shm, zmq
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.schema import Rollout
+from engine.channels.block_requests import FetchRequest, Wanted, encode
 from engine.channels.contract import PeerLost
-from engine.channels.header import FetchRequest, Wanted, encode
 from engine.channels.multipart import seal_message
 from engine.channels.shm.block_index import ROOM
 from engine.channels.shm.block_index import read_note as read_note

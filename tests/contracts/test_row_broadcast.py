@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import RunError
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema, column
+from engine.channels.block_requests import Reply, TensorLayout
 from engine.channels.contract import PeerLost
-from engine.channels.header import Reply, TensorLayout
 from engine.channels.multipart import add_checksums, frame_block, seal_message
 from engine.channels.tensors.collective import CollectiveChannel
-from engine.channels.tensors.hashes import of_tensors
+from engine.channels.tensors.column_hashes import of_tensors
 from engine.channels.tensors.row_broadcast import RowBroadcast, Taken
 from tests.contracts.pull_rows import batch, rollouts
 from tests.contracts.ranks import RankPool, client

@@ -19,7 +19,8 @@ from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Prompt, Reward
 from dataflow.user import Columns, OperatorDeclaration, operator
-from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
+from engine.plan.plan import Plan, PlannedNode
+from engine.plan.planned_input import Fetch, PlannedInput
 from engine.protocol.messages import ChunkDone, From, Reported, RunChunk
 from engine.protocol.refs import Gather, Ref
 from operators.data import prompts

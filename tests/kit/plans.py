@@ -16,12 +16,13 @@ from dataflow.check import check
 from dataflow.graph import Graph
 from engine.plan.cluster import Cluster
 from engine.plan.cost.profile import Profile
-from engine.plan.lag import NO_VERSION
 from engine.plan.options import RunOptions, make_placing
 from engine.plan.passes.shape import set_lags
 from engine.plan.placement import Placing
-from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode
+from engine.plan.plan import Plan, PlannedNode
+from engine.plan.planned_input import Fetch, PlannedInput
 from engine.plan.planner import make_plan
+from engine.plan.staleness import NO_VERSION
 from engine.protocol.refs import Ref
 from tests.kit.graphs import grpo_graph, small_ppo
 

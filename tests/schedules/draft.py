@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, field, replace
 
 from dataflow.kernel import Layout
-from engine.plan.plan import Fetch, ModelUse, PlannedInput, PlannedNode
+from engine.plan.plan import ModelUse, PlannedNode
+from engine.plan.planned_input import Fetch, PlannedInput
 
 POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
 TARGET = ModelUse(param="model", model="target", access="read", trained=True)

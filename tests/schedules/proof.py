@@ -11,8 +11,8 @@ from itertools import pairwise
 from math import inf
 
 from dataflow.batch import Keys
-from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.staleness import NO_VERSION
 from engine.protocol.messages import (
     Checkpoint,
     Checkpointed,

@@ -91,8 +91,14 @@ def test_demonstrations_without_words_are_refused_with_their_line(tmp_path: Path
     assert len(open_demonstrations(save_jsonl(tmp_path / "a.jsonl", {"messages": called})))
 
 
-def test_the_measured_times_of_a_torn_file_are_refused_with_the_line(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"time/a": 1.0}\n{"time/a": null}\n{"time/')
-    told = r"metrics\.jsonl:3: expected an object of numbers, found b'\{\"time/'\. Fix: "
-    with pytest.raises(DataError, match=told):
+def test_the_measured_times_of_a_damaged_file_are_refused_with_the_line(tmp_path: Path) -> None:
+    rows = '{"step": 1, "time/a": 1.0}\n{"step": 2, "time/a": null}\n'
+    (tmp_path / "metrics.jsonl").write_text(rows + '{"time/')
+    assert node_seconds(tmp_path) == {"a": 0.5}, "what a kill tore counts for nothing"
+    (tmp_path / "metrics.jsonl").write_text('{"time/\n' + rows)
+    problem = r"metrics\.jsonl:1: expected a JSON object with a step, found b'\{\"time/.*Fix: "
+    with pytest.raises(DataError, match=problem):
+        node_seconds(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(rows + '{"step": 3, "time/a": "x"}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, step 3: expected numbers, found "):
         node_seconds(tmp_path)

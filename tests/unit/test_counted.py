@@ -13,7 +13,7 @@ import pytest
 from dataflow.processor_time import ProcessorTime
 from engine.protocol.reports import Report
 from engine.run.worker.counters import DeviceMemory, FlowCounts, PeakReports, memory_reports
-from engine.run.worker.inproc import InprocWorkers
+from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.timing import Timing
 
 

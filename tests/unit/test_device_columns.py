@@ -21,7 +21,7 @@ from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.node import Port
 from dataflow.schema import Reward, Rollout, Schema, column
 from dataflow.user import Columns, operator
-from engine.channels.tensors.hashes import of_tensors, on_device
+from engine.channels.tensors.column_hashes import of_tensors, on_device
 from engine.plan.cluster import Cluster, Host
 from engine.plan.plan import Plan
 from engine.run.worker.row_digest import row_digests

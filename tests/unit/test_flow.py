@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator.settings import Settings
+from engine.coordinator.run_settings import Settings
 from engine.keep.flow import segments
 from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.fold import FlowFold

@@ -16,9 +16,9 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.coordinator import Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import RUNNING
-from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
+from engine.plan.staleness import NO_VERSION, ages
 from engine.protocol.messages import Finish
 from engine.protocol.refs import SourceCut
 from engine.run.simulated_workers import chunks

@@ -14,7 +14,8 @@ from dataflow.schema import Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from engine.plan.draft import Draft
 from engine.plan.passes.prune import prune_graph
-from engine.plan.plan import Plan, PlannedInput
+from engine.plan.plan import Plan
+from engine.plan.planned_input import PlannedInput
 from graphs.grpo import grpo
 from graphs.sft import sft
 from operators.advantage import baseline_advantage, group_advantage, returns

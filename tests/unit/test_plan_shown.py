@@ -19,7 +19,8 @@ from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.explain import WIDTH, explain
 from engine.plan.passes.verify import verify_plan
-from engine.plan.plan import Fetch, Plan, PlannedNode
+from engine.plan.plan import Plan, PlannedNode
+from engine.plan.planned_input import Fetch
 from graphs.grpo import grpo
 from graphs.sft import sft
 from operators.advantage import group_advantage

@@ -18,7 +18,7 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
 from engine.plan import plan as plans
-from engine.plan.lag import NO_VERSION
+from engine.plan.staleness import NO_VERSION
 from engine.protocol import messages as m
 from engine.run.simulated_workers.faults import FaultModel
 from engine.run.simulated_workers.simulated_worker import SimulatedWorker

@@ -50,7 +50,8 @@ def save_run(folder: Path, **prompts: list[list[int]]) -> Path:
     ]
     nodes = [node | {"source": "prompts"} for node in nodes]
     plan = {"nodes": nodes, "sources": [{"name": "prompts", "batch": 2}]}
-    rows = [{"time/score": s, "time/rollout": 3.0, "time/prompts": 1.0} for s in (9.0, 0.4)]
+    times = {"time/rollout": 3.0, "time/prompts": 1.0}
+    rows = [{"step": step, "time/score": s, **times} for step, s in enumerate((9.0, 0.4), 1)]
     kept_run(folder, rows=rows)
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "samples").mkdir()
@@ -105,8 +106,8 @@ def save_counted_run(folder: Path) -> Path:
     nodes = [node | {"models": []} for node in nodes]
     plan = {"nodes": nodes, "sources": [{"name": "prompts", "batch": 2}]}
     rows = [
-        {"time/score": 9.0, "chosen/kept": 0.5},
-        {"time/score": 2.0, "time/eval_score": 0.8, "chosen/kept": 0.25},
+        {"step": 1, "time/score": 9.0, "chosen/kept": 0.5},
+        {"step": 2, "time/score": 2.0, "time/eval_score": 0.8, "chosen/kept": 0.25},
     ]
     kept_run(folder, rows=rows)
     (folder / "plan.json").write_text(json.dumps(plan))

@@ -16,7 +16,7 @@ from dataflow.graph import Graph
 from dataflow.snapshot import to_json
 from engine.cli import main
 from engine.cli.owners import owners
-from engine.cli.settings import nodes_page
+from engine.cli.set_flag import nodes_page
 from engine.cli.target import Target, load_target
 from graphs.dapo import dapo
 from tests.kit import algorithms

@@ -12,7 +12,7 @@ from dataflow.errors import RunError
 from dataflow.kernel import Piece
 from engine.channels.contract import BlockRequest
 from engine.channels.shm.channel import ShmChannel
-from engine.weights.pieces import DTYPES, SCHEMA, from_records, to_batch
+from engine.weights.hashed_pieces import DTYPES, SCHEMA, from_records, to_batch
 
 
 def some_pieces() -> list[Piece]:

@@ -1,7 +1,7 @@
 """Shared memory in which a Worker notes where its blocks lie, so that a reader need not ask.
 
 Owns: the notes, and that a half-written or wrong one is never read as whole. Does not own: a note's
-contents (engine/channels/header.py), slabs (slabs.py), who sees it (server.py).
+contents (engine/channels/block_requests.py), slabs (slabs.py), who sees it (server.py).
 
 Asking wakes two processes, which takes longer than all else for a small batch. A note's place is
 the block's number modulo `NOTES`; if a later block has taken it, or a note does not fit, the reader

@@ -4,7 +4,7 @@
     owner -> reader     first IndexHere; SlabHere and SchemaHere before the first Reply that needs
                         them; Reply; SlabsGone
 
-Does not own: headers and requests (engine/channels/header.py), framing (fd_socket.py).
+Does not own: headers and requests (engine/channels/block_requests.py), framing (fd_socket.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import partial
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
+from engine.channels.block_requests import Count, FetchRequest, Reply, Wanted, decoded
 from engine.channels.contract import BlockRequest, Requests
-from engine.channels.header import Count, FetchRequest, Reply, Wanted, decoded
 
 
 class IndexHere(Struct, array_like=True, frozen=True, tag="index"):

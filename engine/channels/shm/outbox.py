@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
-from engine.channels import header as h
+from engine.channels import block_requests as h
 from engine.channels.frames import Buffers, checksums, copy_summed, put_together, take_apart
 from engine.channels.layout import SchemaLayout
 from engine.channels.shm.block_index import SIZE, BlockIndex

@@ -18,7 +18,7 @@ import stat
 import pyarrow as pa
 
 from dataflow.errors import RunError
-from engine.channels import header as h
+from engine.channels import block_requests as h
 from engine.channels.contract import BlockRequest, PeerLost, Requests
 from engine.channels.layout import SchemaLayout, layout_from, select_layout
 from engine.channels.peers import PeerReader

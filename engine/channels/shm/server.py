@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
+from engine.channels.block_requests import Answer, FetchRequest, Reply, encode
 from engine.channels.contract import Requests
-from engine.channels.header import Answer, FetchRequest, Reply, encode
 from engine.channels.shm import messages as m
 from engine.channels.shm.block_index import SIZE
 from engine.channels.shm.fd_socket import FdSocket, SocketClosed

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest, MovedBytes, PeerLost, Requests
+from engine.channels.tensors.column_hashes import of_tensors
 from engine.channels.tensors.columns import ColumnStore
-from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.world import TIMEOUT, agreed_device, rendezvous, wait_for_all
 
 if TYPE_CHECKING:

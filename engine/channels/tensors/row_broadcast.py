@@ -27,10 +27,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels import multipart
+from engine.channels.block_requests import BlockHeader, Reply, TensorLayout
 from engine.channels.contract import BlockRequest, MovedBytes, Scheduled, make_refusal
-from engine.channels.header import BlockHeader, Reply, TensorLayout
 from engine.channels.tensors.collective import CollectiveChannel
-from engine.channels.tensors.hashes import of_tensors
+from engine.channels.tensors.column_hashes import of_tensors
 from engine.channels.tensors.world import LOCK_STEP, agreed_device
 
 LARGEST = 64 << 30

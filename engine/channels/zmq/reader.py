@@ -15,8 +15,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from dataflow.errors import RunError
+from engine.channels.block_requests import FetchRequest, Wanted
 from engine.channels.contract import PeerLost, Requests
-from engine.channels.header import FetchRequest, Wanted
 from engine.channels.multipart import IncomingReply, Message, message_of, seal_message
 from engine.channels.peers import PeerReader
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair

@@ -14,9 +14,16 @@ import zmq
 
 from dataflow.errors import DataError, RunError
 from engine.channels import multipart
+from engine.channels.block_requests import (
+    Answer,
+    FetchRequest,
+    MissingColumn,
+    Reply,
+    UnknownBlock,
+    Wanted,
+)
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
-from engine.channels.header import Answer, FetchRequest, MissingColumn, Reply, UnknownBlock, Wanted
 from engine.channels.zmq.curve_keys import CurveKeyPair, Names
 from engine.channels.zmq.guarded_socket import GuardedServer, user
 

@@ -15,8 +15,9 @@ from itertools import chain
 import numpy as np
 
 from dataflow.loss_terms import ROWS
-from engine.plan.lag import NO_VERSION
-from engine.plan.plan import Plan, PlannedInput
+from engine.plan.plan import Plan
+from engine.plan.planned_input import PlannedInput
+from engine.plan.staleness import NO_VERSION
 from engine.protocol import messages as m
 from engine.protocol.grouping import values_at
 from engine.protocol.refs import Gather, Ref

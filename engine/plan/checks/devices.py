@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator
 from dataflow.device import declared
 from dataflow.errors import nearest_or_all
 from engine.plan.draft import Draft
-from engine.plan.plan import PlannedEdge, list_fetches
+from engine.plan.plan import PlannedEdge
+from engine.plan.planned_input import list_fetches
 from engine.plan.refusals import add_fix
 
 

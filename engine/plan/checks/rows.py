@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataflow.errors import nearest
 from dataflow.loss_terms import ROWS
 from engine.plan.draft import Draft
-from engine.plan.plan import PlannedInput, PlannedNode
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import PlannedInput
 from engine.plan.refusals import add_fix
 
 

@@ -1,6 +1,7 @@
 """What is batched together: prompts admitted at once, and the chunks of a node's rows.
 
-Owns: cohorts and chunking. Does not own: how many chunks a cohort has (place.py).
+Owns: cohorts, and the rows of a chunk. Does not own: into how many chunks a node's cohort is cut,
+which follows from its replicas (place.py).
 """
 
 from __future__ import annotations

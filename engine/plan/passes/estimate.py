@@ -28,7 +28,8 @@ from engine.plan.kernel_needs import model_of, needs_of
 from engine.plan.lengths import all_lengths
 from engine.plan.passes.project import fetched_columns
 from engine.plan.passes.seconds import add_seconds
-from engine.plan.plan import PlannedEdge, PlannedInput, PlannedModel, PlannedNode
+from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.planned_input import PlannedInput
 
 Columns = tuple[str, ...]
 

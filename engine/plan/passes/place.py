@@ -1,8 +1,8 @@
 """Which Workers each node is on: replicas, ranks, turns, hosts, and who records.
 
-Owns: the Workers, from what was asked for (engine/plan/placement.py) and what overlaps. Does not
-own: why a wish is refused (placement_problems.py), threads (cores.py), modules (modules.py),
-batching (batching.py). It searches nothing.
+Owns: the Workers, from what was asked for (engine/plan/placement.py) and what overlaps; how many
+chunks they share. Does not own: why a wish is refused (placement_problems.py), threads (cores.py),
+modules (modules.py), which rows make a chunk (batching.py). It searches nothing.
 
 A Worker does one thing after another. So with a lag no node below a generation is in the Worker
 that generates: its rows would wait there behind the next generation, and hold up the Step. A source
@@ -34,7 +34,8 @@ from engine.plan.passes.spare import (
     find_spare_workers,
 )
 from engine.plan.passes.spread import describe_spread, spread_workers
-from engine.plan.plan import PlannedNode, list_fetches
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import list_fetches
 
 MAIN, TRAIN, ROLLOUT, DATA = "main", "train", "rollout", "data"
 Workers = tuple[str, ...]

@@ -25,7 +25,8 @@ from dataflow.schema import (
     TokenReward,
 )
 from engine.plan.draft import Draft
-from engine.plan.plan import Fetch, PlannedInput, PlannedNode, list_fetches
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import Fetch, PlannedInput, list_fetches
 
 
 def project_columns(draft: Draft) -> Draft:

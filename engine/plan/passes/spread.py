@@ -25,7 +25,8 @@ from dataflow.device import declared
 from engine.plan.cluster import Host
 from engine.plan.draft import Draft
 from engine.plan.passes.devices import count_inner_ranks
-from engine.plan.plan import PlannedNode, list_fetches
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import list_fetches
 from engine.plan.worker_index import turns_by_worker
 
 

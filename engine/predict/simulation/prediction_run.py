@@ -23,7 +23,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.replicas import METRIC as REPLICAS
-from engine.coordinator.settings import Scaling, Settings
+from engine.coordinator.run_settings import Scaling, Settings
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.profile import Profile
 from engine.plan.costs import plan_costs

@@ -24,8 +24,9 @@ from dataflow.errors import PlanError, nearest_or_all
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.memory import HOST_PARTS, lasting
 from engine.plan.costs import PlanCosts, RowLengths
-from engine.plan.lag import NO_VERSION
-from engine.plan.plan import Plan, PlannedInput, PlannedModel, PlannedNode
+from engine.plan.plan import Plan, PlannedModel, PlannedNode
+from engine.plan.planned_input import PlannedInput
+from engine.plan.staleness import NO_VERSION
 from engine.predict.simulation.lengths import DrawnLengths
 from engine.predict.simulation.routes import Ways
 from engine.protocol import messages as m

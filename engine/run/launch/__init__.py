@@ -1,5 +1,6 @@
 """The processes of Workers on this host: started, spoken to, watched, ended.
 
 Enters: a Plan. Leaves: a Supervisor (supervisor.py), which is the loop's Workers; or the one Worker
-in this process (in_process.py). Waits: its I/O thread (worker_io.py) for bytes, deaths and silence.
+in this process (single_worker.py). Waits: its I/O thread (worker_io.py) for bytes, deaths and
+silence.
 """

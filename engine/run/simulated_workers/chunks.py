@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from engine.coordinator.tables import codes
-from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import PlannedNode
+from engine.plan.staleness import NO_VERSION, ages
 from engine.protocol.messages import Produced, RunChunk, Tombstoned
 from engine.run.simulated_workers.history import ModelRead
 from engine.run.simulated_workers.world import RunningWorker, SharedWorld

@@ -15,7 +15,7 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.concat_rows import shifted
 from engine.plan.costs import RowLengths
-from engine.plan.plan import PlannedInput
+from engine.plan.planned_input import PlannedInput
 from engine.protocol.refs import Gather, Ref
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.settings import Restored
+from engine.coordinator.run_settings import Restored
 from engine.plan.plan import Plan
 from engine.protocol.messages import Checkpoint, Evaluated
 from engine.protocol.workers import Workers

@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from dataflow.batch import Batch, Ragged
-from engine.channels.tensors.hashes import on_device, width_of
+from engine.channels.tensors.column_hashes import on_device, width_of
 
 _NULL = np.uint64(0xD6E8FEB86659FD93)
 

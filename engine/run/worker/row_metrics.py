@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dataflow.arrays import any_true, steps_between
 from dataflow.batch import Batch
-from engine.plan.plan import Fetch, PlannedInput
+from engine.plan.planned_input import Fetch, PlannedInput
 from engine.protocol.reports import Report
 
 

@@ -18,8 +18,8 @@ from dataflow.batch import Batch, Keys
 from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.keep.checkpoint.cut import read_waiting_rows
-from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import Plan
+from engine.plan.staleness import NO_VERSION, ages
 from engine.protocol.refs import Gather, Ref
 from engine.run.worker.counters import FlowCounts
 from engine.run.worker.device_columns import DeviceColumns

@@ -25,7 +25,7 @@ from engine.protocol import messages as m
 from engine.protocol.reports import Report
 from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.rows import WorkerRows
-from engine.weights.pieces import weights_digest
+from engine.weights.hashed_pieces import weights_digest
 
 if TYPE_CHECKING:
     from engine.channels.tensors.row_broadcast import RowBroadcast

@@ -30,7 +30,7 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.protocol import messages as m
 from engine.run.worker.counters import FlowCounts
 from engine.run.worker.timing import Timing
-from engine.weights.pieces import dtypes_of, from_records, to_batch
+from engine.weights.hashed_pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
 from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
 

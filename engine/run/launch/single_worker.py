@@ -1,7 +1,7 @@
-"""The one Worker of a run in one process.
+"""The one Worker of a run in one process, put together.
 
-Owns: what it is made of. Does not own: the Worker (engine/run/worker), several of them
-(supervisor.py).
+Owns: what it is made of. Does not own: what it does (engine/run/worker/in_process_worker.py),
+several of them (supervisor.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.keep.run_folder import RunFolder
 from engine.keep.samples import SamplesBehind, SampleWriter
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.run.worker.inproc import InprocWorkers
+from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.newest_rows import NewestRows
 from engine.run.worker.worker import Worker
 
