@@ -29,9 +29,9 @@ from engine.plan.cluster import Cluster
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
-from engine.plan.staleness import NO_VERSION
 from engine.protocol import messages as m
 from engine.protocol.refs import Ref
+from engine.protocol.staleness import NO_VERSION
 from graphs.grpo import grpo
 
 CLUSTER = Cluster(cores=1 << 15, memory=2**60)

@@ -46,9 +46,9 @@ from engine.plan.plan import Plan
 from engine.predict.profile.child import in_child
 from engine.predict.profile.fitting import fitted, peak_correction
 from engine.predict.profile.grid import works
-from engine.predict.profile.measurement import measure
+from engine.predict.profile.kernel_timing import measure
+from engine.predict.profile.machine_rates import measured_rates
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork, peak_bytes, seconds
-from engine.predict.profile.rates import measured_rates
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.forward import logprobs

@@ -2,7 +2,8 @@
 
 Owns: reading a text as a Python literal, a call of a constructor of values, or plain text, and
 which of these a parameter accepts. Does not own: limits (limits.py), which parameters there are
-(settings.py). Nothing is evaluated: a call is one of the constructors given here, of literals.
+(set_expressions.py). Nothing is evaluated: a call is one of the constructors given here, of
+literals.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Declaring functions: the call that makes a finished node, and the node of another such call.
 
 Owns: finding the function that users call for an operator or a loss, and the arguments that a node
-was made with. Does not own: who changes which argument (settings.py).
+was made with. Does not own: who changes which argument (set_expressions.py).
 
 A user's own operator or loss has none: its parameters are those of its node.
 """

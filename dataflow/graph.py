@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dataflow.calls import call_site, constructs, refused, require
 from dataflow.convention import DIALECT_LIMIT, Dialect
@@ -21,15 +21,20 @@ from dataflow.model import Buffer, State
 from dataflow.node import Node, Port
 from dataflow.schema import Schema
 
-if TYPE_CHECKING:
-    from dataflow.program import Carried
-
 S = TypeVar("S", bound=Schema)
 Inputs = Mapping[str, Port[Any]]
 States = Mapping[str, State]
 _STEPS = whole(1, like=1000, optional=True)
 _BOUND = number(like=0.5, optional=True)
 _METRIC = text(like="eval/exact_match")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The weights that a Model had at the end of an earlier phase, which is counted from 1."""
+
+    phase: int
+    model: str
 
 
 class Graph(Displayed):

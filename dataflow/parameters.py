@@ -1,7 +1,7 @@
 """The parameters of a finished node: which there are, their values, and what each takes.
 
 Owns: telling parameters from ports, States, functions and names. Does not own: reading a value
-(accepted.py), editing a graph (settings.py), the limits (declarations).
+(accepted.py), editing a graph (set_expressions.py), the limits (declarations).
 """
 
 from __future__ import annotations

@@ -14,26 +14,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dataflow.calls import call_site, refused, require
 from dataflow.convention import Dialect
 from dataflow.display import Displayed
 from dataflow.errors import Origin
-from dataflow.graph import Graph, Phase
+from dataflow.graph import Carried, Graph, Phase
 from dataflow.model import Model
 from dataflow.regions import trained_models
 
 _PAIR = "Program((sft(...), 200), (grpo(...), 1000))"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """The weights that a Model had at the end of an earlier phase, which is counted from 1."""
-
-    phase: int
-    model: str
 
 
 class Program(Displayed):

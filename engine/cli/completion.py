@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import tyro
 
 from dataflow.errors import nearest_or_all
-from dataflow.settings import settable
+from dataflow.set_expressions import settable
 from engine.cli.flags import LanguageOptions, parse_own
 from engine.cli.graphs import shipped
 from engine.cli.screen import say

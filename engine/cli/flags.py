@@ -25,7 +25,7 @@ from dataflow.draw.picture import shown_value
 from dataflow.model import Schedule
 from dataflow.names import Known, peer_name
 from dataflow.program import AnyGraph
-from dataflow.settings import settable
+from dataflow.set_expressions import settable
 from engine.cli.flag_values import FUNCTION, gathered, number_or_schedule, registry, takes_function
 from engine.cli.screen import read_flags, say
 from engine.cli.set_flag import NodeOptions, how_to_see_nodes, nodes_page, with_settings

@@ -1,7 +1,7 @@
 """Which parameter of a graph function gives a node's value: the flag to use in place of --set.
 
 Owns: finding it, by calling the graph function with one argument changed at a time. Does not own:
-what is refused (dataflow/settings.py), flags (flags.py).
+what is refused (dataflow/set_expressions.py), flags (flags.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataflow.errors import DataflowError
 from dataflow.model import Model, Schedule
 from dataflow.node import Node, content
 from dataflow.program import AnyGraph, numbered_name, numbered_phases
-from dataflow.settings import settable
+from dataflow.set_expressions import settable
 from engine.cli.target import Target
 
 _TRIED: Mapping[type[Any], Any] = {int: 3, float: 0.625, str: "another", bool: True}

@@ -1,7 +1,7 @@
 """`--set NODE.PARAM=VALUE`: edits of the graph that a target made, and the help page of its nodes.
 
 Owns: the flag, and how nodes are listed after the other flags. Does not own: what a setting does
-(dataflow/settings.py), which flag gives a value already (owners.py).
+(dataflow/set_expressions.py), which flag gives a value already (owners.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from dataflow.errors import GraphError
 from dataflow.parameters import NodeParameter
 from dataflow.program import AnyGraph
-from dataflow.settings import edited, settable
+from dataflow.set_expressions import edited, settable
 from dataflow.width import screen_width
 from engine.cli.flag_values import FUNCTION, Settings, takes_function
 from engine.cli.owners import owners

@@ -42,8 +42,8 @@ from engine.coordinator.tables import (
     states_in,
 )
 from engine.plan.plan import PlannedNode
-from engine.plan.staleness import NO_VERSION
 from engine.protocol.refs import Key, Ref, SourceCut
+from engine.protocol.staleness import NO_VERSION
 
 _NEWEST = np.iinfo(np.int32).max
 

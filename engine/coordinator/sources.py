@@ -20,9 +20,9 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
 from engine.coordinator.run_settings import Restored, Settings
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
-from engine.plan.staleness import lag_metrics
 from engine.protocol.messages import Checkpoint, Task, Tombstoned
 from engine.protocol.refs import Gather, Key, Ref
+from engine.protocol.staleness import lag_metrics
 
 
 class Sources:

@@ -18,9 +18,9 @@ from dataflow.batch import Keys
 from engine.coordinator.balance import split_evenly
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput
-from engine.plan.staleness import NO_VERSION
 from engine.protocol.grouping import grouped
 from engine.protocol.refs import Ref
+from engine.protocol.staleness import NO_VERSION
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
 """A row that may still come; has come; never will (selected away, or its group dropped)."""

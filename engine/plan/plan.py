@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, Origin
-from dataflow.graph import Graph
+from dataflow.graph import Carried, Graph
 from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.operator import TRAITS, Traits, Work
-from dataflow.program import Carried
 from dataflow.regions import Region
 from engine.plan.cluster import Cluster
 from engine.plan.estimates import Estimate, PlannedProcess

@@ -15,7 +15,8 @@ from typing import TypeVar
 from dataflow.check import CheckedGraph, CheckedProgram, of_phase
 from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, PlanError
-from dataflow.program import Carried, Lineage, Program
+from dataflow.graph import Carried
+from dataflow.program import Lineage, Program
 from dataflow.randomness import stream_seed
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile

@@ -23,7 +23,7 @@ from dataflow.check import check
 from dataflow.errors import GraphError, PlanError, nearest_or_all
 from dataflow.graph import Graph
 from dataflow.program import AnyGraph, Program
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.plan import options as run_options
 from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster

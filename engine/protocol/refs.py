@@ -21,7 +21,7 @@ class Ref:
     """A block of rows by reference; a few bytes a row.
 
     lengths int64 [rows]: tokens of each row. version int32 [rows]: what the row's oldest token
-    counts as (engine/plan/staleness.py). digest uint64 [rows]: a hash of each row's content, to
+    counts as (engine/protocol/staleness.py). digest uint64 [rows]: a hash of each row's content, to
     compare rows that are made twice; empty where that cannot happen (one process).
     """
 

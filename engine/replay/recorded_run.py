@@ -19,7 +19,7 @@ from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.program import Program
 from dataflow.program_snapshot import read
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.keep.record.stored_assignments import Told
 from engine.keep.record.stored_rows import StoredRows
 from engine.keep.run_folder import RECORDED, installation, is_run

@@ -312,7 +312,7 @@ class _Run:
             from engine.run.launch.supervisor import Supervisor
 
             return stack.enter_context(_closed(Supervisor(plan, folder, options)))
-        from engine.run.launch.single_worker import one_worker
+        from engine.run.launch.worker_assembly import one_worker
 
         return stack.enter_context(_closed(one_worker(_alone(plan), plan, folder, options, stack)))
 

@@ -22,7 +22,7 @@ from dataflow.importing import import_from
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import identity, read
 from dataflow.scripts import kept
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.parameter_edits import parameter_edits
 from engine.keep.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataflow.errors import CheckpointError, RunError, nearest
-from dataflow.graph import Phase
-from dataflow.program import Carried, phase_label
+from dataflow.graph import Carried, Phase
+from dataflow.program import phase_label
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.keep.metrics.metric_lines import recorded_rows
 from engine.keep.run_folder import RunFolder

@@ -50,7 +50,7 @@ IMPORTED = (
     "engine.run.worker_process.worker_channel",
     "engine.run.worker_process.worker_process",
     "engine.run.worker_process.worker_ranks",
-    "engine.predict.profile.measurement",
+    "engine.predict.profile.kernel_timing",
     "engine.replay.other_ranks",
     "engine.run.worker.newest_rows",
     "engine.run.worker.worker",

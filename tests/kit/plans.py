@@ -22,8 +22,8 @@ from engine.plan.placement import Placing
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput
 from engine.plan.planner import make_plan
-from engine.plan.staleness import NO_VERSION
 from engine.protocol.refs import Ref
+from engine.protocol.staleness import NO_VERSION
 from tests.kit.graphs import grpo_graph, small_ppo
 
 CLUSTER = Cluster(cores=2, memory=24 * 2**30)

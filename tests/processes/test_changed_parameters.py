@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dataflow.errors import CheckpointError, DataError
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.api import resume
 from engine.keep.checkpoint.cut import Cut
 from tests.kit.run_graphs import evaluated, small

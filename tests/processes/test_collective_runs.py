@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from tests.kit.processes import KillWorkers
 from tests.kit.run_graphs import followed, small
 from tests.kit.runs import column, require_each_row_once, require_same_numbers, require_same_runs

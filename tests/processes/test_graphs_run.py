@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.api import plan
 from tests.kit import algorithms, plain_algorithms, runs
 from tests.kit import plain_loop as loop

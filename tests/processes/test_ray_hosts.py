@@ -42,7 +42,7 @@ from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
 from engine.run.hosts.hosts import HostsWorkers  # noqa: E402  (it imports Ray)
-from engine.run.hosts.ray import Bundle, ClusterRoom, cluster, join_cluster  # noqa: E402
+from engine.run.hosts.ray import Bundle, ClusterReservation, cluster, join_cluster  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.hosts]
 Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]
@@ -233,9 +233,9 @@ def test_two_runs_at_one_time(start: Start) -> None:
             assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
 
 
-def room_for(*names: str) -> ClusterRoom:
+def room_for(*names: str) -> ClusterReservation:
     """Two cores, so all, of each of these nodes."""
-    return ClusterRoom([Bundle(host=name, cores=2) for name in names], 60.0)
+    return ClusterReservation([Bundle(host=name, cores=2) for name in names], 60.0)
 
 
 @pytest.mark.long
@@ -272,7 +272,9 @@ def test_a_breakpoint_is_not_given_to_ray() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("connected")
 def test_what_finds_no_room_fails_after_the_wait() -> None:
-    room = ClusterRoom([Bundle(host="a", cores=1), Bundle(host="big", cores=64, gpus=8)], 1.0)
+    room = ClusterReservation(
+        [Bundle(host="a", cores=1), Bundle(host="big", cores=64, gpus=8)], 1.0
+    )
     wanted = r"wanted a \(1 CPU\), big \(64 CPU, 8 GPU\); nowhere free: big \(64 CPU, 8 GPU\)"
     told = rf"no room within 1 s: {wanted}; there: .*b 2 of 2 CPU.*Fix: more nodes, .*--wait"
     with pytest.raises(RunError, match=told):
@@ -284,7 +286,7 @@ def test_what_finds_no_room_fails_after_the_wait() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("connected")
 def test_nobody_waits_for_room_any_more_once_the_run_ends() -> None:
-    room, stop = ClusterRoom([Bundle(host="big", cores=64)], 60.0), threading.Event()
+    room, stop = ClusterReservation([Bundle(host="big", cores=64)], 60.0), threading.Event()
     stop.set()
     assert room.dial("big", "big")(stop) is None
     room.close()

@@ -12,7 +12,6 @@ from math import inf
 
 from dataflow.batch import Keys
 from engine.plan.plan import PlannedNode, PlannedSource
-from engine.plan.staleness import NO_VERSION
 from engine.protocol.messages import (
     Checkpoint,
     Checkpointed,
@@ -28,6 +27,7 @@ from engine.protocol.messages import (
     TrainStep,
 )
 from engine.protocol.refs import SourceCut
+from engine.protocol.staleness import NO_VERSION
 from tests.schedules.expected import Prompt
 from tests.schedules.record import RunRecord
 

@@ -12,7 +12,7 @@ from dataflow.check import check
 from dataflow.errors import CheckpointError
 from dataflow.graph import Graph
 from dataflow.program import Program
-from dataflow.settings import edited, settable
+from dataflow.set_expressions import edited, settable
 from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.outdated_rows import find_outdated_sources
 from engine.keep.checkpoint.parameter_edits import parameter_edits, require_edits_allowed

@@ -23,7 +23,7 @@ from dataflow.model import Model
 from dataflow.rules.context import context_of
 from dataflow.rules.liveness import token_graph
 from dataflow.schema import Keep, Reward
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
 from operators.advantage import add

@@ -19,9 +19,9 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
 from engine.coordinator.tables import StepRows, split_by_prompt
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
-from engine.plan.staleness import NO_VERSION
 from engine.protocol import messages as m
 from engine.protocol.refs import SourceCut
+from engine.protocol.staleness import NO_VERSION
 from engine.run.simulated_workers.behaviour import Outcomes
 from engine.run.simulated_workers.simulation import Simulation
 from tests.kit.plans import plan_of, planned_node, ref

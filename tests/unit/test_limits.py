@@ -8,7 +8,7 @@ from dataflow.check import check
 from dataflow.errors import GraphError
 from dataflow.limits import number
 from dataflow.schedule import linear, warmup
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from graphs.grpo import grpo
 from operators.importance import importance
 from operators.optimizers import AdamW

@@ -18,9 +18,9 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import RUNNING
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
-from engine.plan.staleness import NO_VERSION, ages
 from engine.protocol.messages import Finish
 from engine.protocol.refs import SourceCut
+from engine.protocol.staleness import NO_VERSION, ages
 from engine.run.simulated_workers import chunks
 from engine.run.simulated_workers.behaviour import Durations
 from engine.run.simulated_workers.simulation import Simulation

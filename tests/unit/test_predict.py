@@ -20,7 +20,7 @@ from dataflow.batch import Keys
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.plan.cluster import Cluster
 from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.transfers import MESSAGE

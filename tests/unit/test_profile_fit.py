@@ -21,7 +21,7 @@ from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.models import Shape
 from engine.plan.cost.profile import PeakCorrection, ProfileCell
 from engine.predict.profile import generated_rows as generated
-from engine.predict.profile import measurement as measuring
+from engine.predict.profile import kernel_timing as measuring
 from engine.predict.profile.fitting import fitted, peak_correction
 from engine.predict.profile.grid import works
 from engine.predict.profile.other_load import CoreWaits

@@ -20,9 +20,9 @@ from dataflow.draw.phases import program_picture
 from dataflow.draw.picture import picture
 from dataflow.draw.svg import svg_of_program
 from dataflow.errors import GraphError
-from dataflow.graph import Graph, Phase, Threshold
+from dataflow.graph import Carried, Graph, Phase, Threshold
 from dataflow.model import Model
-from dataflow.program import Carried, Lineage, Program
+from dataflow.program import Lineage, Program
 from dataflow.program_diff import compare
 from dataflow.program_snapshot import identity, named_modules, read, written
 from dataflow.rules.programs import program_faults

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dataflow.errors import CheckpointError
 from dataflow.graph import Graph
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.keep.checkpoint.content_digests import code_digest, model_content
 from engine.keep.checkpoint.cut import Cut
 from engine.keep.checkpoint.provenance import (

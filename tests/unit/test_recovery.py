@@ -18,8 +18,8 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
 from engine.plan import plan as plans
-from engine.plan.staleness import NO_VERSION
 from engine.protocol import messages as m
+from engine.protocol.staleness import NO_VERSION
 from engine.run.simulated_workers.faults import FaultModel
 from engine.run.simulated_workers.simulated_worker import SimulatedWorker
 from tests.kit.plans import plan_of, planned_node, ref

@@ -20,7 +20,7 @@ from tests.kit.ray_clusters import needs_ray
 needs_ray()
 from engine.run.hosts import host_bundles as rooms_module  # noqa: E402  (it imports Ray)
 from engine.run.hosts.bundle import Bundle, BundleState  # noqa: E402
-from engine.run.hosts.host_bundles import HostPlace, HostRooms  # noqa: E402
+from engine.run.hosts.host_bundles import HostPlace, HostReservations  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
 FREE, BUSY = BundleState.FREE, BundleState.BUSY
@@ -71,22 +71,22 @@ class FakeRay:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     ray = FakeRay(rooms=[], avoided=[])
-    monkeypatch.setattr(rooms_module, "ClusterRoom", ray.ask)
+    monkeypatch.setattr(rooms_module, "ClusterReservation", ray.ask)
     monkeypatch.setattr(rooms_module, "avoid", ray.avoided.append)
     monkeypatch.setattr(rooms_module, "_POLL", 0.0)
     return ray
 
 
 @pytest.fixture
-def rooms(ray: FakeRay) -> HostRooms:
+def rooms(ray: FakeRay) -> HostReservations:
     """Worker source on host a, Worker host on b, spare Worker more on c."""
     hosts = [Host(name=name, cores=2, memory=2**30, node=f"node of {name}") for name in "abc"]
     plan = host_plans.plan()
     cluster, where = with_first(hosts), {"source": "a", "host": "b"}
-    return HostRooms(replace(plan, cluster=cluster, hosts=where), 60.0)
+    return HostReservations(replace(plan, cluster=cluster, hosts=where), 60.0)
 
 
-def begin(rooms: HostRooms, *hosts: str) -> dict[str, HostPlace]:
+def begin(rooms: HostReservations, *hosts: str) -> dict[str, HostPlace]:
     """The first room, with a process in each bundle."""
     places = rooms.first(hosts)
     for place in places.values():
@@ -95,7 +95,7 @@ def begin(rooms: HostRooms, *hosts: str) -> dict[str, HostPlace]:
 
 
 def test_the_bundle_on_a_node_that_answers_again_is_used_again(
-    ray: FakeRay, rooms: HostRooms
+    ray: FakeRay, rooms: HostReservations
 ) -> None:
     """After a partition there is no other room: the first one holds what there is."""
     places, ray.has_room = begin(rooms, "a", "b"), False
@@ -111,7 +111,9 @@ def test_the_bundle_on_a_node_that_answers_again_is_used_again(
     assert first.closed
 
 
-def test_a_process_that_is_being_killed_is_waited_for(ray: FakeRay, rooms: HostRooms) -> None:
+def test_a_process_that_is_being_killed_is_waited_for(
+    ray: FakeRay, rooms: HostReservations
+) -> None:
     """Though there is room elsewhere: nobody would be in this bundle until the run ends."""
     places = begin(rooms, "a", "b")
     rooms.lost(places["b"], ended=False)
@@ -122,7 +124,7 @@ def test_a_process_that_is_being_killed_is_waited_for(ray: FakeRay, rooms: HostR
 
 @pytest.mark.parametrize("state", [GONE, SILENT, BUSY])
 def test_a_bundle_that_does_not_come_back_is_not_waited_for_where_there_is_room(
-    ray: FakeRay, rooms: HostRooms, monkeypatch: pytest.MonkeyPatch, state: BundleState
+    ray: FakeRay, rooms: HostReservations, monkeypatch: pytest.MonkeyPatch, state: BundleState
 ) -> None:
     for each in (SILENT, BUSY):
         monkeypatch.setitem(rooms_module._PATIENCE, each, 0.0)
@@ -133,7 +135,7 @@ def test_a_bundle_that_does_not_come_back_is_not_waited_for_where_there_is_room(
     assert not ray.rooms[1].closed
 
 
-def test_whoever_looks_for_room_has_a_vacant_bundle(ray: FakeRay, rooms: HostRooms) -> None:
+def test_whoever_looks_for_room_has_a_vacant_bundle(ray: FakeRay, rooms: HostReservations) -> None:
     """Host b is elsewhere by now, and a is lost after it: where b was is the only room."""
     places = begin(rooms, "a", "b")
     rooms.lost(places["b"], ended=False)
@@ -152,7 +154,7 @@ def test_whoever_looks_for_room_has_a_vacant_bundle(ray: FakeRay, rooms: HostRoo
 
 
 def test_a_room_in_which_nobody_is_any_more_is_given_back_at_once(
-    ray: FakeRay, rooms: HostRooms
+    ray: FakeRay, rooms: HostReservations
 ) -> None:
     (place,) = begin(rooms, "b").values()
     rooms.lost(place, ended=False)
@@ -160,7 +162,7 @@ def test_a_room_in_which_nobody_is_any_more_is_given_back_at_once(
     assert rooms.again("b").dial(threading.Event()) == (ray.rooms[1], "b", "b")
 
 
-def test_two_hosts_do_not_get_one_bundle(ray: FakeRay, rooms: HostRooms) -> None:
+def test_two_hosts_do_not_get_one_bundle(ray: FakeRay, rooms: HostReservations) -> None:
     places = begin(rooms, "a", "b", "c")
     ray.rooms[0].states |= {"a": iter([FREE, GONE]), "b": iter([GONE, FREE])}
     for name in "ab":
@@ -178,7 +180,7 @@ def test_a_smaller_bundle_or_one_of_another_label_is_none_for_it() -> None:
 
 
 def test_a_host_whose_process_alone_ended_begins_in_its_bundle(
-    ray: FakeRay, rooms: HostRooms
+    ray: FakeRay, rooms: HostReservations
 ) -> None:
     places = begin(rooms, "a", "b")
     rooms.lost(places["b"], ended=True)
@@ -187,7 +189,7 @@ def test_a_host_whose_process_alone_ended_begins_in_its_bundle(
     assert ray.avoided == []
 
 
-def test_who_looks_for_room_stops_with_its_link(ray: FakeRay, rooms: HostRooms) -> None:
+def test_who_looks_for_room_stops_with_its_link(ray: FakeRay, rooms: HostReservations) -> None:
     places, ray.has_room = begin(rooms, "a", "b"), False
     rooms.lost(places["b"], ended=False)
     stop = threading.Event()

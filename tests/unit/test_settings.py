@@ -22,7 +22,7 @@ from dataflow.node import Port
 from dataflow.parameters import NodeParameter, described
 from dataflow.program import Program
 from dataflow.schema import Advantage, Reward, Rollout, TruncatedRollout
-from dataflow.settings import edited, settable
+from dataflow.set_expressions import edited, settable
 from dataflow.snapshot import from_json, to_json
 from dataflow.user import Columns, operator
 from operators.advantage import group_advantage

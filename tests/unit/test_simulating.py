@@ -15,7 +15,7 @@ import pytest
 from dataflow.errors import GraphError, PlanError
 from dataflow.graph import Graph
 from dataflow.program import Program
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine.cli import main
 from engine.keep.trace.timeline import read_trace
 from engine.plan.options import RunOptions

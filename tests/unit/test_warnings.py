@@ -20,7 +20,7 @@ import pytest
 from dataflow.check import check
 from dataflow.errors import GraphWarning, RunError
 from dataflow.graph import Graph
-from dataflow.settings import edited
+from dataflow.set_expressions import edited
 from engine import api
 from engine.cli import main
 from engine.coordinator.coordinator import Coordinator, Settings

@@ -1,8 +1,8 @@
 """What settings change in a graph between two Steps of a run, and what may not change there.
 
 Owns: naming each parameter that two versions of a graph give another value, with what its operator
-declares of it. Does not own: reading settings (dataflow/settings.py), which differences a resume
-accepts (engine/session/run_beginning.py).
+declares of it. Does not own: reading settings (dataflow/set_expressions.py), which differences a
+resume accepts (engine/session/run_beginning.py).
 """
 
 from __future__ import annotations

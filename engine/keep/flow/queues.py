@@ -17,10 +17,10 @@ import numpy as np
 from dataflow.loss_terms import ROWS
 from engine.plan.plan import Plan
 from engine.plan.planned_input import PlannedInput
-from engine.plan.staleness import NO_VERSION
 from engine.protocol import messages as m
 from engine.protocol.grouping import values_at
 from engine.protocol.refs import Gather, Ref
+from engine.protocol.staleness import NO_VERSION
 
 Block = tuple[str, int]
 """(Worker, number)."""

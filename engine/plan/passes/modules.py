@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dataflow.graph import Carried
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.program import Carried
 from dataflow.rows import reader_of, writers
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, needs_of

@@ -1,7 +1,7 @@
 """Which nodes of a plan are measured, and on which rows.
 
 Owns: the choice of nodes, and the grid of threads x rows x lengths of each. Does not own: the rows
-themselves (generated_rows.py), measuring them (measurement.py).
+themselves (generated_rows.py), measuring them (kernel_timing.py).
 
 One node is measured for each Model (by shape, dtype and head), kind of pass, kernel and number of
 answers a prompt: others with the same have the same times.

@@ -1,7 +1,7 @@
 """How much of the machine others have meanwhile.
 
 Owns: two measures of it, and the refusal of what they make worthless. Does not own: what counts as
-too much (engine/plan/cost/machine_load.py), what is repeated (measurement.py, profiler.py).
+too much (engine/plan/cost/machine_load.py), what is repeated (kernel_timing.py, profiler.py).
 
 `CoreWaits` tells what others took from this very process: the time that its threads were ready to
 run and waited for a core (proc(5), schedstat). It is exact for calls of milliseconds. A process

@@ -26,7 +26,8 @@ from engine.predict.profile.child import ChildResult, in_child
 from engine.predict.profile.fitting import fitted, kinds_of, peak_correction
 from engine.predict.profile.grid import SkippedNode, works
 from engine.predict.profile.imports import PLAIN, WITH_TORCH, imported
-from engine.predict.profile.measurement import measure
+from engine.predict.profile.kernel_timing import measure
+from engine.predict.profile.machine_rates import measured_rates
 from engine.predict.profile.other_load import (
     Others,
     core_waits,
@@ -35,7 +36,6 @@ from engine.predict.profile.other_load import (
     share_of,
 )
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
-from engine.predict.profile.rates import measured_rates
 from engine.predict.profile.run_slowdown import compared, with_functions
 from engine.predict.profile.short_run import ShortRun, short_runs
 from engine.predict.profile.side_by_side import MeasuredWork, beside

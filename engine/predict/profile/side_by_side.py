@@ -1,7 +1,7 @@
 """How much longer real kernels take while the host's other cores run the same.
 
 Owns: running processes of the same nodes at the same time, and then one alone. Does not own: what a
-process measures (measurement.py), which nodes there are (grid.py).
+process measures (kernel_timing.py), which nodes there are (grid.py).
 
 A process takes several seconds to start, so that each measures all nodes, one after another.
 """
@@ -17,7 +17,7 @@ from statistics import median
 from engine.plan.cost.profile import ProfileCell
 from engine.plan.plan import Plan
 from engine.predict.profile.child import in_child
-from engine.predict.profile.measurement import measure
+from engine.predict.profile.kernel_timing import measure
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
 
 _LONGEST = 0.5

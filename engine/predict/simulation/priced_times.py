@@ -26,11 +26,11 @@ from engine.plan.cost.memory import HOST_PARTS, lasting
 from engine.plan.costs import PlanCosts, RowLengths
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
-from engine.plan.staleness import NO_VERSION
 from engine.predict.simulation.lengths import DrawnLengths
 from engine.predict.simulation.routes import Ways
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
+from engine.protocol.staleness import NO_VERSION
 from engine.run.simulated_workers.kernel_times import Rows, Times
 
 if TYPE_CHECKING:

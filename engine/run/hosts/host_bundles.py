@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from engine.plan.plan import Plan
 from engine.run.hosts.bundle import Bundle, BundleState
 from engine.run.hosts.link import Calls, Dial
-from engine.run.hosts.ray import ClusterRoom, avoid
+from engine.run.hosts.ray import ClusterReservation, avoid
 
 _POLL = 0.25
 """Seconds between two looks at vacant bundles."""
@@ -38,10 +38,10 @@ that would leave it to nobody until the run ends.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _RoomBundle:
+class _ReservedBundle:
     """One bundle of a room."""
 
-    room: ClusterRoom
+    room: ClusterReservation
     bundle: Bundle
 
     def state(self) -> BundleState:
@@ -55,10 +55,15 @@ class HostPlace:
     """
 
     def __init__(
-        self, rooms: HostRooms, needs: Bundle, room: ClusterRoom, *, takes_vacant: bool
+        self,
+        rooms: HostReservations,
+        needs: Bundle,
+        room: ClusterReservation,
+        *,
+        takes_vacant: bool,
     ) -> None:
         self.needs = needs
-        self.at = _RoomBundle(room, needs)
+        self.at = _ReservedBundle(room, needs)
         self.takes_vacant = takes_vacant
         self._rooms = rooms
 
@@ -80,7 +85,7 @@ class HostPlace:
         return dial(stop)
 
 
-class HostRooms:
+class HostReservations:
     """The rooms of one attempt at a run. wait: seconds for room for what the run waits for."""
 
     def __init__(self, plan: Plan, wait: float) -> None:
@@ -90,9 +95,9 @@ class HostRooms:
         """Of lost hosts whose process alone ended, or whose bundle Ray places again."""
         self._lock = threading.Lock()
         """Guards what follows: each host is dialled in a thread of its own."""
-        self._taken: dict[ClusterRoom, set[_RoomBundle]] = {}
+        self._taken: dict[ClusterReservation, set[_ReservedBundle]] = {}
         """Of each room, the bundles in which a host is, or that one waits for."""
-        self._vacant: list[_RoomBundle] = []
+        self._vacant: list[_ReservedBundle] = []
         """The other bundles of these rooms."""
 
     def workers_on(self, host: str) -> tuple[str, ...]:
@@ -165,7 +170,7 @@ class HostRooms:
             room, _ = self._taken.popitem()
             room.close()
 
-    def _move(self, place: HostPlace, vacant: _RoomBundle) -> bool:
+    def _move(self, place: HostPlace, vacant: _ReservedBundle) -> bool:
         """Into a vacant bundle, unless another host has it or its room is given back meanwhile."""
         with self._lock:
             if vacant not in self._vacant:
@@ -179,7 +184,7 @@ class HostRooms:
     def _asked(
         self, bundles: dict[str, Bundle], wait: float, *, takes_vacant: bool
     ) -> dict[str, HostPlace]:
-        room = ClusterRoom([*bundles.values()], wait)
+        room = ClusterReservation([*bundles.values()], wait)
         places = {
             name: HostPlace(self, each, room, takes_vacant=takes_vacant)
             for name, each in bundles.items()

@@ -44,7 +44,7 @@ from engine.protocol.reports import Doing, Report, SpanOf
 from engine.protocol.workers import Ask, WorkerGone
 from engine.run.control import control
 from engine.run.control import host_messages as hm
-from engine.run.hosts.host_bundles import HostPlace, HostRooms
+from engine.run.hosts.host_bundles import HostPlace, HostReservations
 from engine.run.hosts.link import HostLink, HostLost
 from engine.run.hosts.ray import draining, join_cluster
 from engine.run.launch.supervisor import CONTROL_BYTES
@@ -119,7 +119,7 @@ class HostsWorkers:
         """By host; none for one that is lost, or that has no Worker at the moment."""
         self._leaving: list[_Remote] = []
         """Hosts of spare Workers that were retired, until they have ended."""
-        self._rooms = HostRooms(plan, options.wait)
+        self._rooms = HostReservations(plan, options.wait)
         self._pickled = b""
         self._taken_away = threading.Event()
         join_cluster(options.cluster or "")

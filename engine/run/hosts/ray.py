@@ -151,7 +151,7 @@ def _ask_nodes(
 # --- room -----------------------------------------------------------------------------------------
 
 
-class ClusterRoom:
+class ClusterReservation:
     """A placement group: one bundle a host, each on another node. Its thread waits until it is
     there, and says so every ten seconds; after `wait` seconds it has failed. Which nodes it may
     have changes as nodes are lost: until somebody is in it, another group then takes its place.

@@ -24,7 +24,6 @@ from engine.keep.own_files import open_own_file
 from engine.protocol.reports import Doing
 from engine.run.control.control_socket import ControlSocket
 from engine.run.control.wire import encode_message
-from engine.run.launch.heartbeat import STACK_WAIT
 from engine.run.launch.process_handle import FreshProcess, StartedProcess
 from engine.run.loop.watchdog import STACK_SIGNAL
 
@@ -188,11 +187,11 @@ def wait_until_over(children: Sequence[ChildProcess], seconds: float) -> list[Ch
     return [child for child in children if not child.over.is_set()]
 
 
-def read_stacks(children: Sequence[ChildProcess]) -> list[str]:
-    """The main thread's stack of each one that writes it in time."""
+def read_stacks(children: Sequence[ChildProcess], seconds: float) -> list[str]:
+    """The main thread's stack of each one that writes it within so many seconds."""
     for child in children:
         child.ask_for_stack(time.monotonic())
-    wait_until_over(children, STACK_WAIT)  # the time to write; one that ends writes no more
+    wait_until_over(children, seconds)  # the time to write; one that ends writes no more
     shown: list[str] = []
     for child in children:
         if stack := child.stack():

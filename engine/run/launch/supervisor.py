@@ -33,6 +33,7 @@ from engine.protocol.reports import Doing, Report, SpanOf
 from engine.protocol.workers import Ask, WorkerGone
 from engine.run.control import control
 from engine.run.launch.child import ChildProcess, read_stacks, wait_until_over
+from engine.run.launch.heartbeat import STACK_WAIT
 from engine.run.launch.peers import connect_peers
 from engine.run.launch.ranks import (
     Meeting,
@@ -351,7 +352,7 @@ class Supervisor:
         """The main thread's stack of each Worker that is doing something."""
         with self._io.changed:
             busy = [c for c in self._io.children.values() if c.doing.node and not c.gone]
-        return read_stacks(busy)
+        return read_stacks(busy, STACK_WAIT)
 
     def endpoints(self) -> tuple[control.PeerAddress, ...]:
         """Where other hosts reach each Worker; empty for one that is gone or starting."""

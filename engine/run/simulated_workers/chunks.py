@@ -13,8 +13,8 @@ import numpy as np
 
 from engine.coordinator.tables import codes
 from engine.plan.plan import PlannedNode
-from engine.plan.staleness import NO_VERSION, ages
 from engine.protocol.messages import Produced, RunChunk, Tombstoned
+from engine.protocol.staleness import NO_VERSION, ages
 from engine.run.simulated_workers.history import ModelRead
 from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 

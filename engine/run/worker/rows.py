@@ -19,8 +19,8 @@ from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.keep.checkpoint.cut import read_waiting_rows
 from engine.plan.plan import Plan
-from engine.plan.staleness import NO_VERSION, ages
 from engine.protocol.refs import Gather, Ref
+from engine.protocol.staleness import NO_VERSION, ages
 from engine.run.worker.counters import FlowCounts
 from engine.run.worker.device_columns import DeviceColumns
 from engine.run.worker.input_batches import assemble, collect

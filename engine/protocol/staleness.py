@@ -1,4 +1,4 @@
-"""Lag: how old the rows of a node count as, and what a Step's lag is.
+"""The staleness of rows: which version they count as, and a Step's lag, which follows from it.
 
 Owns: which versions count, and for how long; the metrics. Does not own: the bound on lag
 (coordinator/intake.py), nor what a token's own version is (the kernel records it).
