@@ -59,7 +59,7 @@ def _explain_graph(plan: Plan, run: MeasuredRun | None, width: int) -> str:
     sections = [summary_lines(plan, width)]
     sections += [_section(title, lines, width) for title, lines in _sections(plan, run)]
     texts = ["\n".join(lines) for lines in sections if lines]
-    return printable("\n\n".join(texts) + "\n")
+    return "\n\n".join(texts) + "\n"
 
 
 def _sections(plan: Plan, run: MeasuredRun | None) -> Iterator[tuple[str, Iterable[Line]]]:
