@@ -1,7 +1,8 @@
 """What is batched together: prompts admitted at once, and the chunks of a node's rows.
 
-Owns: cohorts, and the rows of a chunk. Does not own: into how many chunks a node's cohort is cut,
-which follows from its replicas (place.py).
+Owns: how large a cohort is, and of which nodes a chunk is whatever has come. Does not own: into how
+many chunks a cohort is cut, which follows from its replicas (place.py), nor which rows each gets
+(split_by_prompt in engine/coordinator/tables.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the Workers, from what was asked for (engine/plan/placement.py) and what overlaps; how many
 chunks they share. Does not own: why a wish is refused (placement_problems.py), threads (cores.py),
-modules (modules.py), which rows make a chunk (batching.py). It searches nothing.
+modules (modules.py), how large a cohort is (batching.py). It searches nothing.
 
 A Worker does one thing after another. So with a lag no node below a generation is in the Worker
 that generates: its rows would wait there behind the next generation, and hold up the Step. A source
