@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dataflow.calls import call_site, constructs, refused, require
+from dataflow.carried_weights import Carried
 from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, Origin, nearest
@@ -27,14 +28,6 @@ States = Mapping[str, State]
 _STEPS = whole(1, like=1000, optional=True)
 _BOUND = number(like=0.5, optional=True)
 _METRIC = text(like="eval/exact_match")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """The weights that a Model had at the end of an earlier phase, which is counted from 1."""
-
-    phase: int
-    model: str
 
 
 class Graph(Displayed):

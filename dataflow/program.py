@@ -18,10 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from dataflow.calls import call_site, refused, require
+from dataflow.carried_weights import Carried
 from dataflow.convention import Dialect
 from dataflow.display import Displayed
 from dataflow.errors import Origin
-from dataflow.graph import Carried, Graph, Phase
+from dataflow.graph import Graph, Phase
 from dataflow.model import Model
 from dataflow.regions import trained_models
 

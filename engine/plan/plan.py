@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, product
 from typing import Any, Literal
 
+from dataflow.carried_weights import Carried
 from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, Origin
-from dataflow.graph import Carried, Graph
+from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.operator import TRAITS, Traits, Work

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
+from dataflow.carried_weights import Carried
 from dataflow.check import CheckedGraph, CheckedProgram, of_phase
 from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, PlanError
-from dataflow.graph import Carried
 from dataflow.program import Lineage, Program
 from dataflow.randomness import stream_seed
 from engine.plan.cluster import Cluster, detect

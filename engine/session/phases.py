@@ -20,8 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dataflow.carried_weights import Carried
 from dataflow.errors import CheckpointError, RunError, nearest
-from dataflow.graph import Carried, Phase
+from dataflow.graph import Phase
 from dataflow.program import phase_label
 from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.keep.metrics.metric_lines import recorded_rows

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataflow.carried_weights import Carried
 from dataflow.check import check
 from dataflow.diff import Difference
 from dataflow.draw import draw
@@ -20,7 +21,7 @@ from dataflow.draw.phases import program_picture
 from dataflow.draw.picture import picture
 from dataflow.draw.svg import svg_of_program
 from dataflow.errors import GraphError
-from dataflow.graph import Carried, Graph, Phase, Threshold
+from dataflow.graph import Graph, Phase, Threshold
 from dataflow.model import Model
 from dataflow.program import Lineage, Program
 from dataflow.program_diff import compare

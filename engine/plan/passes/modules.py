@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dataflow.graph import Carried
+from dataflow.carried_weights import Carried
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.rows import reader_of, writers
