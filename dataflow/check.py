@@ -176,8 +176,8 @@ def check(graph: AnyGraph, columns_of: ColumnReader | None = None) -> AnyChecked
     if isinstance(graph, Graph):
         return _check_phases(graph, columns_of)[0]
     phases = _check_phases(graph, columns_of, program_faults(graph))
-    own = tuple(program_warnings(graph))
-    return CheckedProgram(program=graph, phases=phases, own=own)
+    between_phases = tuple(program_warnings(graph))
+    return CheckedProgram(program=graph, phases=phases, own=between_phases)
 
 
 def _check_phases(

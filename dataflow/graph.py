@@ -271,12 +271,12 @@ class Threshold:
 
     def reached(self, metrics: Mapping[str, float | None]) -> bool:
         """Whether a Step's metrics meet it; not where the metric is absent or not a number."""
-        found = metrics.get(self.metric)
-        if found is None:
+        latest = metrics.get(self.metric)
+        if latest is None:
             return False
         if self.at_least is not None:
-            return found >= self.at_least
-        return self.at_most is not None and found <= self.at_most
+            return latest >= self.at_least
+        return self.at_most is not None and latest <= self.at_most
 
 
 @constructs

@@ -163,8 +163,8 @@ def split_target(
         about = inspect.getdoc(options) or ""
         read_flags(options, args=["--help"], prog=usage, about=about, registry=registry())
     if not arguments or arguments[0].startswith("-"):
-        found = repr(arguments[0]) if arguments else "nothing"
-        raise UsageError(f"dataflow {command}", f"expected TARGET first, found {found}", usage)
+        first_word = repr(arguments[0]) if arguments else "nothing"
+        raise UsageError(f"dataflow {command}", f"expected TARGET first, found {first_word}", usage)
     runs = command in _RUNNING and not helped(arguments[1:])
     return load_target(arguments[0], runs=runs), arguments[1:]
 

@@ -164,8 +164,8 @@ def resume(
     path = Path(folder)
     run_options.require_resume_options(changes)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
-        told = _recorded(path / OPTIONS)
-        options, imports = run_options.decode_options(told, changes, str(path / OPTIONS))
+        options_text = _recorded(path / OPTIONS)
+        options, imports = run_options.decode_options(options_text, changes, str(path / OPTIONS))
         _refuse_file(options)
         import_from(imports)
         recorded = _recorded(path / "graph.json")

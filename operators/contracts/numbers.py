@@ -121,8 +121,8 @@ def heard(
         at_ids=picked.get("at_ids"),
     )
     ids = ids_of(rows, subject.loss, packed, CPU)
-    found = complete_now(now, answers, ids, scalar=subject.scalar)
-    return _raw(found, answers, subject) if options.raw else found
+    completed = complete_now(now, answers, ids, scalar=subject.scalar)
+    return _raw(completed, answers, subject) if options.raw else completed
 
 
 def _raw(found: NowByTerm, answers: ModelNumbers, subject: LossSubject) -> NowByTerm:

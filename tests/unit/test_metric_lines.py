@@ -81,8 +81,8 @@ def test_the_list_and_the_page_say_the_same_of_a_run(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "a", rows=rows, torn='{"step": 3, "rew')
     with open_run(run) as folder:
         line = describe_in_list("a", folder)
-    told = read_summary(run)
-    assert told.reward is not None
-    assert (line["step"], line["reward"]) == (told.step, told.reward.value) == (2, 0.5)
-    assert (told.reward.metric, told.reward.step) == ("reward/b/mean", 1)
-    assert (told.state, line["state"]) == (NO_WORD, "ended")
+    in_list = read_summary(run)
+    assert in_list.reward is not None
+    assert (line["step"], line["reward"]) == (in_list.step, in_list.reward.value) == (2, 0.5)
+    assert (in_list.reward.metric, in_list.reward.step) == ("reward/b/mean", 1)
+    assert (in_list.state, line["state"]) == (NO_WORD, "ended")

@@ -84,8 +84,8 @@ class _Values:
                 return b"%d" % all_set
             return b"" if all_set else None
         if len(keys) != 1 or len(values) != _VALUES.get(request.what, 0):
-            given = f"{len(keys)} keys, {len(values)} values"
-            raise RunError(f"expected a request of one key, found {request.what} of {given}")
+            contents = f"{len(keys)} keys, {len(values)} values"
+            raise RunError(f"expected a request of one key, found {request.what} of {contents}")
         return self._of_one(request, keys[0])
 
     def _of_one(self, request: StoreRequest, key: str) -> bytes | None:
