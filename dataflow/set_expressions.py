@@ -91,14 +91,6 @@ def settable(source: AnyGraph) -> list[SettableNode]:
     return nodes
 
 
-def target_of(source: AnyGraph, text: str) -> str:
-    """`NODE.PARAM` that a setting's text names, or what it would name if that could be set; in a
-    Program with the phase's number. Raises GraphError where it names no node.
-    """
-    number, node, name = _place(source, text)
-    return numbered_name(number, f"{node.name}.{name}")
-
-
 def refused(text: str, problem: str, fix: str) -> GraphError:
     """The error of a setting."""
     return GraphError(

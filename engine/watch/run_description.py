@@ -50,8 +50,14 @@ def page_state(folder: OpenFolder) -> tuple[str, str]:
     """
     problems: list[str] = []
     state, reason = run_state(folder, Path(folder.name), problems)
-    if state in (NO_WORD, UNKNOWN):
-        return "ended", "; ".join(problems)
+    return _page_words(state, reason, "; ".join(problems))
+
+
+def _page_words(state: str, reason: str, problem: str) -> tuple[str, str]:
+    if state == UNKNOWN:
+        return "ended", problem
+    if state == NO_WORD:
+        return "ended", ""
     return state, reason
 
 
@@ -65,8 +71,8 @@ def options_of(folder: OpenFolder) -> dict[str, Any]:
 
 def describe_in_list(name: str, folder: OpenFolder) -> dict[str, Any]:
     """A run's line in the list; of its metrics only the end is read."""
-    state, reason = page_state(folder)
     run = summarize(folder, Path(name))
+    state, reason = _page_words(run.state, run.reason, run.problem)
     began = folder.mark(BEGINNING)
     last = folder.mark(ENDED) or folder.mark(METRICS)
     if state == "running":

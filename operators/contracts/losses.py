@@ -289,10 +289,6 @@ def _numbered(groups: Groups) -> st.SearchStrategy[Any]:
     return st.permutations(range(len(groups)))
 
 
-def _unless_group(subject: LossSubject) -> str:
-    return "" if "group" in subject.scopes else "scope is not group: rows stand alone"
-
-
 _SPLIT = {"groups": 2, "live": True, "spare": sides}
 
 PROMISES: tuple[Promise[LossSubject], ...] = (

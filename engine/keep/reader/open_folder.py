@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,11 +187,3 @@ class RunRoot:
 def _require_name(name: str) -> None:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise NotServed(f"{one_line(name)[:80]!r} is no name of a file", 400)
-
-
-def is_plain_folder(path: Path) -> bool:
-    """Whether it is a folder, and not a link to one."""
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
-        return False

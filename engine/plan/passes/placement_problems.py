@@ -182,13 +182,13 @@ def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]
 
 def _find_divided_groups(placing: Placing) -> Iterator[str]:
     """Nodes are together once, and not pinned apart."""
-    seen: set[str] = set()
+    earlier_names: set[str] = set()
     for group in placing.together:
-        twice = sorted(seen & set(group))
+        twice = sorted(earlier_names & set(group))
         if twice:
             problem = f"together: {twice[0]} is in two groups"
             yield add_fix(problem, "one group of all that are together")
-        seen |= set(group)
+        earlier_names |= set(group)
         pins = {name: placing.pin[name] for name in group if name in placing.pin}
         places = list(dict.fromkeys(pins.values()))
         if len(places) > 1:

@@ -37,17 +37,17 @@ def host_of(
     """A node as a host: with what is free; where nothing is, with all, for which a run waits."""
     every = node["Resources"]
     cores, gpus = (int(free.get(k, 0) or every.get(k, 0)) for k in ("CPU", "GPU"))
-    seen, refused = Looked(memory=0, gpus=()), ""
+    hardware, refused = Looked(memory=0, gpus=()), ""
     if isinstance(what, Looked):
-        seen = what
+        hardware = what
     else:
         refused = what
     return Host(
         name=name,
         cores=cores,
-        memory=seen.memory,
-        gpus=(seen.gpus * gpus)[:gpus],  # of a node with fewer free ones, so many
-        kind=seen.kind,
+        memory=hardware.memory,
+        gpus=(hardware.gpus * gpus)[:gpus],  # of a node with fewer free ones, so many
+        kind=hardware.kind,
         labels=_labels(node),
         node=node["NodeID"],
         refused=refused,
