@@ -25,7 +25,7 @@ from dataflow.errors import (
     StorageError,
 )
 from dataflow.graph import Graph, Phase, Threshold
-from dataflow.importing import packages_hidden
+from dataflow.import_order import packages_hidden
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Buffer, Model, Number, Schedule, Table, cosine, linear, warmup
 from dataflow.node import Node, Port

@@ -22,7 +22,7 @@ from dataflow.node import Node, Port
 from dataflow.program import AnyGraph, Program, beginnings, numbered_phases, phase_label
 from dataflow.regions import Regions
 from dataflow.rows import Domain, Domains
-from dataflow.rules import RULES, WARNINGS, unused
+from dataflow.rules import RULES, WARNINGS, unused_settings
 from dataflow.rules.context import ColumnReader, Context, context_of, counted
 from dataflow.rules.off_policy import policies
 from dataflow.rules.programs import program_faults, program_warnings
@@ -235,7 +235,7 @@ def _checked(context: Context) -> CheckedGraph:
         columns={(n.name, p.index): _columns(context, p) for n in graph.nodes for p in n.ports},
         dialects={use.where: use.dialect for use in spoken(graph)},
         warnings=tuple(sorted((w for rule in WARNINGS for w in rule(context)), key=_line)),
-        notes=tuple(unused.notes(context)),
+        notes=tuple(unused_settings.notes(context)),
     )
 
 

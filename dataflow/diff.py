@@ -16,7 +16,7 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, State
 from dataflow.node import Node, content
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 
 Kind = Literal["appears", "vanishes", "changes"]
 _MARKS: Mapping[Kind, str] = {"appears": "+", "vanishes": "-", "changes": "~"}

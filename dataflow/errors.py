@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 
 
 class DataflowError(Exception):

@@ -1,8 +1,8 @@
 """Losses: what `train` minimises, as values of the language.
 
 Owns: the declaration of a loss function and the decorator for a user's own. Does not own: what a
-loss function sees and returns (now.py), the algebra of weighted terms (loss_terms.py), any formula
-(operators), the reduction of terms to a number (the train kernel).
+loss function sees and returns (loss_inputs.py), the algebra of weighted terms (loss_terms.py), any
+formula (operators), the reduction of terms to a number (the train kernel).
 
 A loss function sees packed tensors and returns unreduced terms. It never averages and never sees
 padding; `train` reduces, with the denominator counted once over the whole update before the first
@@ -27,20 +27,20 @@ from typing import (
 
 import pyarrow as pa
 
-from dataflow.by_name import Declaration, declared_path
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.convention import Convention
 from dataflow.errors import Fault, GraphError
+from dataflow.importable_names import Declaration, declared_path
 from dataflow.limits import Limit, choice, flag
+from dataflow.loss_inputs import Now as Now
+from dataflow.loss_inputs import Tensors as Tensors
+from dataflow.loss_inputs import Terms as Terms
 from dataflow.loss_terms import ROWS, make_loss
 from dataflow.loss_terms import Loss as Loss
 from dataflow.loss_terms import LossFunction as LossFunction
 from dataflow.loss_terms import LossScope as LossScope
 from dataflow.loss_terms import LossTerm as LossTerm
 from dataflow.node import Port
-from dataflow.now import Now as Now
-from dataflow.now import Tensors as Tensors
-from dataflow.now import Terms as Terms
 from dataflow.operator import Input
 from dataflow.schema import Completion, Schema
 

@@ -1,8 +1,8 @@
 """What a train node minimises: a sum of weighted terms, each a loss function on its ports.
 
 Owns: the values LossFunction, LossTerm and Loss, their algebra, and which rows each term stands on.
-Does not own: what a loss function sees (now.py) and how a user declares one (loss.py, which hands
-all of this on), the reduction of terms to a number (the train kernel).
+Does not own: what a loss function sees (loss_inputs.py) and how a user declares one (loss.py, which
+hands all of this on), the reduction of terms to a number (the train kernel).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ of the name of an input with a term's own rows.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
-    """A declared loss; `fn` returns Terms (now.py). `zero`: port -> parameter; the port is not read
-    if that is a constant 0. `only_with`: port -> parameter; it is not read if that is None.
+    """A declared loss; `fn` returns Terms (loss_inputs.py). `zero`: port -> parameter; the port is
+    not read if that is a constant 0. `only_with`: port -> parameter; it is not read if that is
+    None.
     """
 
     path: str

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from dataflow.by_name import found_by_name
 from dataflow.errors import Fault, GraphError, Origin
+from dataflow.importable_names import found_by_name
 from dataflow.model import Buffer, Model, State, Table
 from dataflow.operator import Operator, call_site
 from dataflow.schema import Schema

@@ -1,7 +1,7 @@
 """The parameters of a finished node: which there are, their values, and what each takes.
 
 Owns: telling parameters from ports, States, functions and names. Does not own: reading a value
-(accepted.py), editing a graph (set_expressions.py), the limits (declarations).
+(literals.py), editing a graph (set_expressions.py), the limits (declarations).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from dataflow.accepted import Accepted
-from dataflow.declaring import arguments, function_of
 from dataflow.limits import number
+from dataflow.literals import Accepted
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, Model, Table
 from dataflow.node import Node, Port
+from dataflow.operator_functions import arguments, function_of
 
 _WEIGHT = number(like=1.0)
 _FILE = "edit the graph's file"

@@ -14,7 +14,7 @@ from typing import Any
 from dataflow.diff import Change, Difference, diff
 from dataflow.graph import Graph, Phase
 from dataflow.program import AnyGraph
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from dataflow.errors import Fault, GraphError
 from dataflow.graph import Graph, Phase, Threshold
+from dataflow.json_values import unread
 from dataflow.program import AnyGraph, Program
 from dataflow.snapshot import (
     digest_of,
@@ -29,7 +30,6 @@ from dataflow.snapshot import (
     to_json,
 )
 from dataflow.standins import made
-from dataflow.written import unread
 
 PROGRAM_FORMAT = 1
 _FIX = "give the graph.json of a run folder"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dataflow.importing import packages_hidden
+from dataflow.import_order import packages_hidden
 from dataflow.testing import Contract
 
 

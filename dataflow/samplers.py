@@ -2,7 +2,7 @@
 
 Owns: the generations of each sample of a prompt, their temperatures, the most tokens that they
 write. Does not own: which rows there are (rows.py), what a mixture of them is refused for
-(rules/sampled.py, rules/trained_at.py).
+(rules/sampling_temperatures.py, rules/training_temperature.py).
 
 A row knows its sampler by its sample number: in `concat(a, b)` the samples of b come after those of
 a.

@@ -2,7 +2,7 @@
 
 Owns: whether a script is a module, too; a snapshot's names for what the script defines; the words
 for what no other process finds. Does not own: snapshots (snapshot.py), the import path
-(importing.py).
+(import_order.py).
 
 What a script defines belongs to a module `__main__`, which is another one in every process. Its
 file can be imported by its own name where that neither starts the run again nor finds another file:
@@ -22,13 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dataflow.by_name import MAIN, Declaration, at_name
-from dataflow.declared import strangers
-from dataflow.importing import import_path, located
+from dataflow.declarations import strangers
+from dataflow.import_order import import_path, located
+from dataflow.importable_names import MAIN, Declaration, at_name
+from dataflow.json_values import LOST, place_of
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import written
 from dataflow.schema import Schema
-from dataflow.written import LOST, place_of
 
 _KINDS = {"<lambda>": "a lambda", "<locals>": "defined within another function"}
 _FIX = "a def at the top level of a file of its own; or graph= of resume and rerun in Python"

@@ -1,7 +1,8 @@
 """Settings: `NODE.PARAM=VALUE` texts that edit a finished graph, and what they may name.
 
 Owns: finding node and parameter, what is refused, and the edited graph. Does not own: what a
-parameter takes (accepted.py), making a node anew (declaring.py), the rules (the check runs after).
+parameter takes (literals.py), making a node anew (operator_functions.py), the rules (the check runs
+after).
 
 A loss's parameter is `NODE.LOSS.PARAM`, the factor of its term `NODE.LOSS.weight`, LOSS being the
 term's label; in a Program `PHASE/NODE.PARAM`, by the phase's number or name, where phases share it.
@@ -14,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from dataflow.declaring import remade, remade_term
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.graph import Graph, Inputs, Phase, States
 from dataflow.loss import Loss
 from dataflow.names import Known, peer_name
 from dataflow.node import Node
+from dataflow.operator_functions import remade, remade_term
 from dataflow.parameters import NodeParameter, parameters_of, unsettable
 from dataflow.program import AnyGraph, Program, numbered_name, numbered_phases
 

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from dataflow.errors import RunError
-from dataflow.importing import import_path, installed
+from dataflow.import_order import import_path, installed
 
 _SHIPPING = threading.Lock()
 """Which modules go by value is a setting of cloudpickle for the whole process."""

@@ -1,7 +1,7 @@
 """Graphs as JSON, and back: what a run folder keeps, and what `diff` and the page read.
 
-Owns: the document and its version. Does not own: the written form of values (written.py),
-declarations of a user's own parts (declared.py), plans (engine), valid graphs (check.py).
+Owns: the document and its version. Does not own: the written form of values (json_values.py),
+declarations of a user's own parts (declarations.py), plans (engine), valid graphs (check.py).
 
     {"format": 3, "dialect": ..., "name": ..., "states": [...], "nodes": [...],
      "sinks": [node numbers], "declared": {...}}
@@ -21,14 +21,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dataflow.convention import DIALECTS
-from dataflow.declared import Declared, declarations
+from dataflow.declarations import Declared, declarations
 from dataflow.dialect import with_dialects
 from dataflow.errors import Fault, GraphError, Origin
 from dataflow.graph import Graph
-from dataflow.model import Buffer, Model, State, Table
-from dataflow.node import Node
-from dataflow.standins import made
-from dataflow.written import (
+from dataflow.json_values import (
     LOST,
     Imported,
     Parts,
@@ -39,6 +36,9 @@ from dataflow.written import (
     unread,
     written_operator,
 )
+from dataflow.model import Buffer, Model, State, Table
+from dataflow.node import Node
+from dataflow.standins import made
 
 __all__ = ["FORMAT", "decode", "encode", "fingerprint", "from_json", "modules", "to_json"]
 

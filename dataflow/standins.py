@@ -2,7 +2,7 @@
 
 Owns: the objects, one for each declaration (so that two readings of one graph agree), and the check
 that a record's fields are as its class declares. Does not own: how declarations are written
-(declared.py), paths.
+(declarations.py), paths.
 
 A stand-in has the name, the module and the signature of the original, and cannot be called.
 """

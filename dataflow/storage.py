@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dataflow.errors import StorageError
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 
 _FULL = {
     errno.ENOSPC: ("the disk is full", "free space there, or use another disk"),

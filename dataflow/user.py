@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
-from dataflow.by_name import Declaration, declared_path
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.convention import Convention
 from dataflow.errors import Fault, GraphError, nearest
+from dataflow.importable_names import Declaration, declared_path
 from dataflow.limits import Limit, choice
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Keeps, Operator, Same, Scope

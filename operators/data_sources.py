@@ -3,7 +3,7 @@
 Owns: comparing files by their identity on disk and by their bytes, procedural tasks by the items
 they generate, and data sets of the hub by their rows.
 Does not own: reading rows (data_files.py), tasks (tasks.py), the consequences of an overlap
-(dataflow/rules/held_out.py).
+(dataflow/rules/held_out_data.py).
 
 Rows that two different files have in common are not found.
 """

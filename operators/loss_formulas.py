@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.schema import Logprobs, Preference, Returns, Reward, Values
 from dataflow.top_logprobs import TopLogprobs
-from operators.masked import absent, difference, logprobs_of, mean, trained
+from operators.masked_numbers import absent, difference, logprobs_of, mean, trained
 from operators.policy_formulas import divergence
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dataflow.schema import Advantage, Logprobs
 from operators.advantage_dialects import KL_DIALECTS, MOST
 from operators.importance import Importance
 from operators.loss_dialects import RATIO_DIALECTS
-from operators.masked import (
+from operators.masked_numbers import (
     absent,
     behaviour_of,
     difference,

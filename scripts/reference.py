@@ -23,11 +23,11 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 import operators  # noqa: E402
-from dataflow.declaring import function_of  # noqa: E402
 from dataflow.limits import Limit  # noqa: E402
 from dataflow.loss import LossFunction  # noqa: E402
 from dataflow.model import Model, cosine, linear, warmup  # noqa: E402
 from dataflow.operator import Operator  # noqa: E402
+from dataflow.operator_functions import function_of  # noqa: E402
 from operators.importance import importance  # noqa: E402
 from operators.optimizers import AdamW  # noqa: E402
 from operators.rewards import verl_reward  # noqa: E402

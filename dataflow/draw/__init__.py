@@ -13,11 +13,11 @@ from typing import Literal, get_args
 from dataflow.draw.dot import dot, dot_of_program
 from dataflow.draw.fold import MANY, folded
 from dataflow.draw.mermaid import mermaid, mermaid_of_program
+from dataflow.draw.node_places import Placed as Placed
+from dataflow.draw.node_places import PlacedWorker as PlacedWorker
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import program_picture
 from dataflow.draw.picture import Picture, picture
-from dataflow.draw.placed import Placed as Placed
-from dataflow.draw.placed import PlacedWorker as PlacedWorker
 from dataflow.draw.svg import svg, svg_of_program
 from dataflow.draw.text import WIDTH as WIDTH
 from dataflow.draw.text import text, text_of_program

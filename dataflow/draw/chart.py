@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dataflow.draw.layers import Size
 from dataflow.draw.shapes import document, words_at
-from dataflow.shown import shown_number
+from dataflow.safe_text import shown_number
 
 Points = Sequence[tuple[float, float]]
 """(Step, value), Steps ascending."""

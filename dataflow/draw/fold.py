@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from dataflow.draw.node_places import Placed
 from dataflow.draw.picture import Box, Picture, StateBox
-from dataflow.draw.placed import Placed
 
 MANY = 25
 """Nodes of a drawing, above which chains are folded unasked."""

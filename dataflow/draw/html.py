@@ -9,7 +9,7 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from dataflow.shown import one_line, printable
+from dataflow.safe_text import one_line, printable
 
 _CELL = "text-align:left;vertical-align:top;padding:2px 10px"
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataflow.draw.measure import named
+from dataflow.draw.node_places import Placed, PlacedWorker
 from dataflow.draw.picture import Box
-from dataflow.draw.placed import Placed, PlacedWorker
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

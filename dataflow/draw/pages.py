@@ -13,7 +13,7 @@ from dataflow.check import AnyChecked
 from dataflow.draw import draw
 from dataflow.draw.html import heading, picture, table, text
 from dataflow.program import AnyGraph
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 
 _ROWS = 10
 _LETTERS = 100

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dataflow.draw.picture import Picture
 from dataflow.program import Program, beginnings
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

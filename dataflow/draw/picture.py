@@ -18,6 +18,7 @@ from typing import Any
 
 from dataflow.dialect import PARAMETER
 from dataflow.graph import Graph
+from dataflow.json_values import own
 from dataflow.loss import Loss, LossTerm
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.model import Buffer, Model, Schedule, State
@@ -25,8 +26,7 @@ from dataflow.node import Node, Port
 from dataflow.operator import Scope, Work
 from dataflow.regions import Region, regions
 from dataflow.rows import Domain, Domains
-from dataflow.shown import one_line
-from dataflow.written import own
+from dataflow.safe_text import one_line
 
 REGIONS: tuple[Region, ...] = ("stream", "step", "evaluation")
 TITLES: Mapping[Region, str] = {

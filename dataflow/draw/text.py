@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import ProgramPicture
 from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from dataflow.width import folded
 
 WIDTH = 118

@@ -15,24 +15,24 @@ from dataflow.rules import (
     columns,
     concats,
     critics,
-    doubtful,
     groups,
-    held_out,
+    held_out_data,
     hidden_columns,
-    implausible,
+    implausible_values,
     lineage,
     liveness,
-    misspelt,
+    misspelt_columns,
     names,
-    normalised,
     off_policy,
     parameters,
-    sampled,
+    sampling_temperatures,
     state,
-    trained_at,
-    unused,
+    suspect_graphs,
+    training_temperature,
+    unused_settings,
     versions,
     vocabulary,
+    whitening,
 )
 from dataflow.rules.context import Context
 
@@ -45,36 +45,36 @@ RULES: tuple[Rule, ...] = (
     lineage.check,  # the same rows before their groups
     concats.check,  # rows of several inputs, which lineage.py does not compare
     groups.check,  # the rows of a prompt
-    normalised.check,  # the last of the rules on data edges
-    trained_at.check,  # what training compares with what those edges carry
+    whitening.check,  # the last of the rules on data edges
+    training_temperature.check,  # what training compares with what those edges carry
     state.check,  # who writes and reads, before how old it may be
     versions.check,  # lags, before the loops that they keep alive
-    sampled.check,  # whose version log-probs have, before their temperature
+    sampling_temperatures.check,  # whose version log-probs have, before their temperature
     liveness.check,  # loops through States
     clocks.check,  # what drives each node
-    held_out.check,  # training and evaluation apart, once it is known what feeds what
+    held_out_data.check,  # training and evaluation apart, once it is known what feeds what
     bases.check,  # late: it reads the Models' files
     vocabulary.check,  # last: it compares them
 )
 
 WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
-    doubtful.large_batches,
-    doubtful.greedy_groups,
+    suspect_graphs.large_batches,
+    suspect_graphs.greedy_groups,
     off_policy.losses_without_ratio,
     off_policy.ratios_with_other_policies,
     off_policy.greedy_rows,
-    doubtful.references_of_the_policy,
+    suspect_graphs.references_of_the_policy,
     hidden_columns.hidden_columns,
-    held_out.other_weights,
+    held_out_data.other_weights,
     critics.frozen_critics,
-    implausible.bounds_for_distances,
-    implausible.tiny_temperatures,
-    implausible.zero_weights,
-    implausible.repeated_settings,
-    misspelt.optional_columns,
-    unused.lags,
-    unused.intakes,
-    unused.ports,
-    unused.token_rewards,
+    implausible_values.bounds_for_distances,
+    implausible_values.tiny_temperatures,
+    implausible_values.zero_weights,
+    implausible_values.repeated_settings,
+    misspelt_columns.optional_columns,
+    unused_settings.lags,
+    unused_settings.intakes,
+    unused_settings.ports,
+    unused_settings.token_rewards,
 )
 """What looks wrong in a graph that can run. Run on graphs without faults; shown by source line."""

@@ -1,7 +1,7 @@
 """Clocks: the Step drives training, an evaluation drives itself, and no node has two (L7, L8).
 
 Owns: what a source's batch means for the sinks that it feeds, and that there is something to run.
-Does not own: held-out data (held_out.py), numbers such as `every` (parameters.py), rows of two
+Does not own: held-out data (held_out_data.py), numbers such as `every` (parameters.py), rows of two
 sources in one node (lineage.py).
 """
 

@@ -2,8 +2,8 @@
 write. Warnings.
 
 Owns: who wrote the rows of each term of a loss, and how far from the trained Model that is, also in
-words. Does not own: lags that are stated (versions.py), temperatures (trained_at.py), groups of
-equal answers (doubtful.py).
+words. Does not own: lags that are stated (versions.py), temperatures (training_temperature.py),
+groups of equal answers (suspect_graphs.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataflow.node import Node, Port
 from dataflow.regions import moved_by
 from dataflow.rows import writers
 from dataflow.rules.context import Context, counted, line_of
-from dataflow.rules.doubtful import greedy_by
+from dataflow.rules.suspect_graphs import greedy_by
 from dataflow.rules.versions import bounds, row_lags
 from dataflow.samplers import BySample
 
@@ -120,7 +120,7 @@ def ratios_with_other_policies(context: Context) -> Iterator[GraphWarning]:
 
 def greedy_rows(context: Context) -> Iterator[GraphWarning]:
     """A policy is trained on its likeliest answers: the gradient assumes samples. Of several equal
-    answers to a prompt, greedy_groups (doubtful.py) tells.
+    answers to a prompt, greedy_groups (suspect_graphs.py) tells.
     """
     for each in _terms(context):
         function, node = each.term.function, each.node

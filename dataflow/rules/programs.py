@@ -13,7 +13,7 @@ from dataflow.errors import Fault, GraphWarning, Origin, nearest
 from dataflow.model import Model
 from dataflow.program import Program, models_of
 from dataflow.regions import trained_models
-from dataflow.rules.unused import live_nodes
+from dataflow.rules.unused_settings import live_nodes
 
 SPEC = ("base", "head", "dtype")
 """The fields of a Model that say which weights fit it; the others say what a phase does with it."""

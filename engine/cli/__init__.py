@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
-from dataflow.importing import hidden_in, import_path
-from dataflow.shown import printable
+from dataflow.import_order import hidden_in, import_path
+from dataflow.safe_text import printable
 from dataflow.storage import CANNOT
 from dataflow.width import folded, screen_width
 from engine.cli.process_limits import PANIC, TOLD, is_exhausted

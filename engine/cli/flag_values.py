@@ -18,8 +18,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from dataflow.accepted import Accepted
 from dataflow.errors import GraphError
+from dataflow.literals import Accepted
 
 Groups = tuple[tuple[str, ...], ...]
 FUNCTION = "MODULE:FUNCTION"

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from dataflow.importing import located
+from dataflow.import_order import located
 from engine.cli.screen import say
 from engine.cli.target import UsageError
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from dataflow.width import screen_width
 from engine.cli.flags import as_planned, parse, split_target
 from engine.cli.screen import say

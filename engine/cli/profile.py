@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from dataflow.storage import writing
 from engine.cli.flags import graph_and
 from engine.cli.screen import say

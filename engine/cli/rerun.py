@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dataflow.errors import DataError, GraphError, PlanError, RunError
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.cli.flag_values import Settings, gathered, registry
 from engine.cli.flags import helped
 from engine.cli.resume import imports_of

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import tyro
 
-from dataflow.shown import one_line, shown_bytes, shown_number
+from dataflow.safe_text import one_line, shown_bytes, shown_number
 from dataflow.width import packed, screen_width
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError

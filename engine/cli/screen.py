@@ -1,4 +1,5 @@
-"""Printing: control characters escaped (dataflow/shown.py), lines folded where a screen is narrow.
+"""Printing: control characters escaped (dataflow/safe_text.py), lines folded where a screen is
+narrow.
 
 Owns: how text gets on the screen, and how flags are read and their help shown. Does not own: the
 width (dataflow/width.py), any text, any flag.
@@ -15,7 +16,7 @@ from typing import Any, TextIO
 
 import tyro
 
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 from dataflow.width import folded, screen_width
 
 _CODE = re.compile(r"\x1b\[[0-9;]*m")

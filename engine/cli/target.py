@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any
 
 from dataflow.errors import DataflowError, nearest
-from dataflow.importing import import_from, located
+from dataflow.import_order import import_from, located
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import named_modules, read
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.keep.run_folder import is_run
 from engine.keep.untrusted_files import kept_options, list_imports, read_document, reading
 

@@ -1,6 +1,6 @@
 """What looks wrong in a run, and can be seen in no graph and no plan.
 
-Owns: these warnings. Does not own: those of graphs (dataflow/rules/doubtful.py) and plans
+Owns: these warnings. Does not own: those of graphs (dataflow/rules/suspect_graphs.py) and plans
 (engine/plan/warnings.py), nor who shows them, each once (engine/session/run_log.py).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dataflow.errors import GraphWarning
 from dataflow.loss_terms import ROWS
-from dataflow.rules.doubtful import large_batch
+from dataflow.rules.suspect_graphs import large_batch
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import Warn
 

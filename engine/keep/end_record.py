@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from dataflow.errors import RunError, StorageError
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from dataflow.storage import writing
 from engine.keep.run_folder import ENDED, RunFolder
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dataflow.errors import DataflowError, RunError
-from dataflow.importing import import_path, located
+from dataflow.import_order import import_path, located
+from dataflow.json_values import unread
 from dataflow.program_snapshot import named_modules
-from dataflow.written import unread
 from engine.plan.options import RunOptions, decode_options
 
 _IMPOSSIBLE = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from dataflow.errors import DataflowError
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 from dataflow.storage import storage_error
 from engine.keep.own_files import open_own_file
 

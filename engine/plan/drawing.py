@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from dataflow.draw.placed import Placed, PlacedWorker
+from dataflow.draw.node_places import Placed, PlacedWorker
 from dataflow.program import numbered_name
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from engine.plan.cost.memory import peak
 from engine.plan.explain.layout import duration
 from engine.plan.plan import Plan, PlannedNode

@@ -1,4 +1,4 @@
-"""Warnings about a plan, besides those about its graph (dataflow/rules/doubtful.py).
+"""Warnings about a plan, besides those about its graph (dataflow/rules/suspect_graphs.py).
 
 Owns: the list, and the predicted time of a Step. A new warning is a function from a Plan to
 warnings, and its line in WARNINGS.

@@ -22,7 +22,7 @@ from typing import IO
 import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
-from dataflow.importing import interpreter
+from dataflow.import_order import interpreter
 from dataflow.signals import held_back, left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.row_broadcast import join

@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from dataflow.batch import Keys
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.keep.record.recorder import own_columns
 from engine.keep.record.stored_assignments import Told
 from engine.keep.record.stored_rows import StoredRows

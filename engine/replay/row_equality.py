@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.protocol.refs import Key
 
 _SHOWN = 60

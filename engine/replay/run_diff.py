@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from dataflow.errors import RunError
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceDifference
 from engine.keep.metrics.metric_lines import finite, recorded_rows
 from engine.keep.untrusted_files import kept_options, read_document, reading

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dataflow.check import check
 from dataflow.errors import PlanError, RunError
-from dataflow.importing import import_from
+from dataflow.import_order import import_from
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import identity, read
 from dataflow.scripts import kept

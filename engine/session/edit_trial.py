@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from dataflow.errors import StorageError
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 from dataflow.storage import writing
 from engine.keep.run_folder import RunFolder
 from engine.keep.untrusted_files import OPTIONS

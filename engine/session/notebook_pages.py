@@ -14,7 +14,7 @@ import pyarrow as pa
 from dataflow.draw.chart import Points, chart
 from dataflow.draw.html import folded, picture, table, text
 from dataflow.draw.pages import drawn
-from dataflow.shown import shown_number
+from dataflow.safe_text import shown_number
 from engine.plan.explain import explain
 from engine.plan.explain.nodes import HEADS, cells
 from engine.plan.plan import Plan

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from dataflow.width import packed, screen_width
 from engine.session.figures import Figure, evaluations, figures
 

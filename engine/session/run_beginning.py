@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dataflow.errors import CheckpointError, RunError
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 from engine.keep.checkpoint.cut import Cut, read_cut
 from engine.keep.checkpoint.parameter_edits import Edit, require_edits_allowed
 from engine.keep.checkpoint.provenance import (

@@ -1,7 +1,7 @@
 """What a run says on the screen and in its log: warnings, losses, files that were not written.
 
 Owns: showing each warning once, by its name and place; with `strict` the first ends the run. Does
-not own: finding them (dataflow/rules/doubtful.py, plan/warnings.py,
+not own: finding them (dataflow/rules/suspect_graphs.py, plan/warnings.py,
 engine/coordinator/run_warnings.py, silent_failures.py, whose warnings come again and end no run).
 """
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.keep.reader.flow_index import EVENTS
 from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
 from engine.keep.reader.plan_records import PlanEdge, PlanFile

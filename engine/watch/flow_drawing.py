@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dataflow.errors import DataError
 from dataflow.program import numbered_name
-from dataflow.shown import shown_bytes, shown_number
+from dataflow.safe_text import shown_bytes, shown_number
 from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.records import Flow, ReplicaFlow, WeightFlow
 from engine.keep.flow.segments import read_steps

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from dataflow.shown import one_line, printable
+from dataflow.safe_text import one_line, printable
 from engine.keep.flow.records import Lost, Tombstones
 from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
 

@@ -15,7 +15,7 @@ from html import escape
 from typing import Any
 
 from dataflow.draw.chart import Points, chart
-from dataflow.shown import one_line, printable, shown_bytes, shown_number
+from dataflow.safe_text import one_line, printable, shown_bytes, shown_number
 from engine.keep.reader.open_folder import NotServed
 from engine.keep.reader.sample_index import SampleQuery
 from engine.keep.reader.sample_rows import as_text

@@ -18,7 +18,7 @@ import msgspec
 
 from dataflow.draw import draw
 from dataflow.errors import DataflowError
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.keep.flow.records import Flow
 from engine.keep.flow.stretch import last_seconds, seconds_named, steps_named
 from engine.keep.reader.flow_index import EVENTS, EVER, FlowIndex, LiveTail, read_live_flows

@@ -10,7 +10,7 @@ Named as module:function by dataflow/testing.py, as kernels are: it imports torc
     columns.py    an operator's outputs, and comparing them
     operators.py  the promises of operators
     numbers.py    a loss's numbers, computed and reduced as a train kernel does
-    frozen.py     derivatives by differences, detached numbers held constant
+    numeric_gradients.py     derivatives by differences, detached numbers held constant
     loss_rows.py  what a loss's rows are made of
     losses.py     the promises of losses
     suite.py      testing them

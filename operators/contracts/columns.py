@@ -18,7 +18,7 @@ from dataflow.user import Columns
 from operators.contracts.cases import Generated
 from operators.contracts.promise import Broken, refuse_case
 from operators.contracts.subject import OperatorSubject
-from operators.kernels.returned import in_order
+from operators.kernels.return_checks import in_order
 
 Made = Mapping[str, Sequence[Any]]
 """By column, each row's value: a number, an array of its tokens' numbers, or anything else."""

@@ -1,7 +1,8 @@
 """The promises of losses.
 
 Owns: what each is, when it holds, how it is tested. Does not own: rows (generate.py), a loss's
-numbers (numbers.py), derivatives by differences (frozen.py), the order and the report (suite.py).
+numbers (numbers.py), derivatives by differences (numeric_gradients.py), the order and the report
+(suite.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from operators.contracts.cases import Generated
 from operators.contracts.columns import close, place, shown
-from operators.contracts.frozen import Slope, slopes
 from operators.contracts.numbers import (
     MASS,
     Options,
@@ -28,6 +28,7 @@ from operators.contracts.numbers import (
     update,
     weighed,
 )
+from operators.contracts.numeric_gradients import Slope, slopes
 from operators.contracts.operators import HUGE, Groups, huge, sides, within
 from operators.contracts.promise import Broken, Promise
 from operators.contracts.subject import LossSubject

@@ -29,7 +29,7 @@ from operators.contracts.columns import (
 from operators.contracts.promise import Broken, Promise
 from operators.contracts.subject import OperatorSubject
 from operators.contracts.values import FLOATS, LOGPROBS, RUBBISH
-from operators.kernels.returned import refuse_broken_promise
+from operators.kernels.return_checks import refuse_broken_promise
 
 Groups = list[list[int]]
 

@@ -19,7 +19,7 @@ from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Session
 from dataflow.schema import Schema
 from dataflow.user import Columns
 from operators.kernels.bounds import find_newer_than_inputs, find_out_of_bounds
-from operators.kernels.returned import LIKE, in_order, in_own_memory, refuse_broken_promise
+from operators.kernels.return_checks import LIKE, in_order, in_own_memory, refuse_broken_promise
 from operators.kernels.scoring_child import Caught
 
 

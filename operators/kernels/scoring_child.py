@@ -29,9 +29,9 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow import processor_time
-from dataflow.pandas_later import keep_pandas_out
+from dataflow.arrow_without_pandas import keep_pandas_out
 from dataflow.prompt_types import with_json_values
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 from dataflow.signals import left_to_the_run
 from operators.kernels.scoring_frames import (
     HEADER,

@@ -17,7 +17,7 @@ import msgspec
 
 from dataflow.metric_names import is_part, repaired_part
 from dataflow.processor_time import ProcessorTime
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 
 MARK = b"dfr\x01"
 HEADER = struct.Struct("<4sIQQ")

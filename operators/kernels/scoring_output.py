@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO
 
 from dataflow.kernel import PRINTED
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 from operators.kernels.scoring_frames import abridge
 
 _log = logging.getLogger(PRINTED)

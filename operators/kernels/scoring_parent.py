@@ -29,7 +29,7 @@ from typing import IO
 import pyarrow as pa
 
 from dataflow.errors import KernelError
-from dataflow.importing import interpreter
+from dataflow.import_order import interpreter
 from dataflow.signals import held_back
 from operators.kernels.scoring_child import STACK_SIGNAL
 from operators.kernels.scoring_frames import (

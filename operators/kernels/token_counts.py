@@ -23,7 +23,7 @@ from dataflow.errors import DataError
 from dataflow.model_files import folder_of
 from dataflow.prompt_types import is_token_ids
 from dataflow.randomness import stream_seed
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from dataflow.token_counts import NotCounted, TokenCounts
 from operators import tasks
 from operators.data_files import source_files

@@ -27,7 +27,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from dataflow.importing import interpreter
+from dataflow.import_order import interpreter
 
 MODULE = "tests.kit.fork_server"
 IMPORTED = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dataflow.errors import DataError, GraphError, PlanError, RunError
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from dataflow.snapshot import from_json as graph_of
 from engine.keep.run_measurements import node_seconds
 from engine.plan.cluster_file import read_cluster

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dataflow.draw import Placed, draw
 from dataflow.draw.fold import MANY, folded
+from dataflow.draw.node_places import PlacedWorker
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.picture import picture
-from dataflow.draw.placed import PlacedWorker
 from dataflow.draw.scene import Rect, Scene
 from dataflow.draw.style import sheet
 from dataflow.draw.svg import scene

@@ -15,8 +15,8 @@ import pytest
 from dataflow.errors import DataError, KernelError, ProcessLost
 from engine.run.worker_process import worker_process
 from engine.run.worker_process.worker_process import FailureReport
-from operators.kernels.vllm import failing
-from operators.kernels.vllm.failing import NotesCause, VllmErrors, first_cause, noted_causes
+from operators.kernels.vllm import engine_errors
+from operators.kernels.vllm.engine_errors import NotesCause, VllmErrors, first_cause, noted_causes
 
 
 @dataclass
@@ -34,7 +34,7 @@ class FakeRank:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failing, "NOTICED", 0.0)
+    monkeypatch.setattr(engine_errors, "NOTICED", 0.0)
 
 
 def raised_with(ranks: list[FakeRank], error: Exception) -> BaseException:

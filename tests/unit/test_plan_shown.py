@@ -169,7 +169,7 @@ def test_a_constant_divisor_needs_a_longest_completion() -> None:
 
 @pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
 def test_every_right_graph_has_a_plan_that_can_be_shown(make: Callable[[], Graph]) -> None:
-    """It fits its width, and has its digest: test_narrow.py, test_declared.py."""
+    """It fits its width, and has its digest: test_narrow.py, test_declarations.py."""
     plan = planned(make())
     text = explain(plan)
     assert text.isascii()

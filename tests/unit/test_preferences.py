@@ -18,7 +18,7 @@ from dataflow.schema import Reward
 from dataflow.user import Columns
 from operators.data_files import preference_columns
 from operators.kernels.preferences import Preferences, find_prompt_length, open_preferences
-from operators.kernels.returned import refuse_broken_promise
+from operators.kernels.return_checks import refuse_broken_promise
 from operators.select import PAIR
 from tests.kit.files import save_jsonl
 from tests.kit.kernels import FakeSession

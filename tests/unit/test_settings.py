@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from dataflow.declaring import function_of, remade
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Model, cosine, linear, warmup
 from dataflow.node import Port
+from dataflow.operator_functions import function_of, remade
 from dataflow.parameters import NodeParameter, described
 from dataflow.program import Program
 from dataflow.schema import Advantage, Reward, Rollout, TruncatedRollout

@@ -93,7 +93,7 @@ def store(rows: Port[Any], capacity: object) -> Node:
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """An algorithm of the vocabulary and of the operators above, with random values; legal or not.
-    Other shapes: test_declared.py, test_graphs.py.
+    Other shapes: test_declarations.py, test_graphs.py.
     """
     share = st.floats(0.1, 1.0)
     policy = Model("policy", "base", trainable=True, dtype="bfloat16")

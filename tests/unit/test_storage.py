@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import RunError, StorageError
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from dataflow.storage import free_bytes, replace_text, storage_error, write_where_asked
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.slabs import SlabPool

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dataflow.errors import KernelError
-from operators.kernels.vllm.starting import EngineSize, start_engine
+from operators.kernels.vllm.startup import EngineSize, start_engine
 from operators.vllm_needs import REQUIRED_ENVIRONMENT, VLLM
 
 SIZE = EngineSize(slots=1, tokens=1, length=1, cache=1)

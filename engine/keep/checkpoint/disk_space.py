@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from dataflow.storage import free_bytes
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan

@@ -19,13 +19,13 @@ from typing import Any
 
 from dataflow.dialect import with_dialects
 from dataflow.graph import Graph, Phase
+from dataflow.json_values import LOST
 from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.program import AnyGraph, numbered_name, numbered_phases
 from dataflow.scripts import MAIN
 from dataflow.snapshot import encode
-from dataflow.written import LOST
 from engine.keep.checkpoint.content_digests import CONTENT, Files, data_content, model_content
 from engine.keep.checkpoint.user_sources import sources_of
 

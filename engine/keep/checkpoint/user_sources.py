@@ -18,7 +18,7 @@ from typing import Any
 
 import dataflow
 from dataflow.graph import Graph
-from dataflow.importing import installed
+from dataflow.import_order import installed
 from dataflow.loss import LossFunction
 from dataflow.scripts import MAIN, guards
 from engine.keep.checkpoint.content_digests import CONTENT, Files, code_content, code_digest

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dataflow.errors import DataflowError, RunError
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.keep.own_files import open_own_file
 from engine.keep.run_folder import is_run
 

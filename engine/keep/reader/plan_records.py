@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dataflow.draw.placed import Placed
+from dataflow.draw.node_places import Placed
 from dataflow.errors import DataflowError
 from dataflow.graph import Graph
 from dataflow.program import AnyGraph

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 from engine.keep.reader.arrow_numbers import values_of, whole_of
 from engine.keep.reader.open_folder import FileMark, NotServed, OpenFolder, inside
 

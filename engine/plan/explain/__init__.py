@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dataflow.dialect import spoken
 from dataflow.program import beginnings
-from dataflow.shown import one_line, printable
+from dataflow.safe_text import one_line, printable
 from dataflow.width import folded
 from engine.plan.explain.edges import edge_lines, weight_lines
 from engine.plan.explain.layout import WIDTH as WIDTH

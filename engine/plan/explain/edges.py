@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from engine.plan.explain.layout import (
     Line,
     count,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from engine.plan.cost.memory import HOST_PARTS, WIDTHS, lasting, peak
 from engine.plan.explain.layout import Line, duration, name_line, side_by_side, widest, wrap_line
 from engine.plan.explain.memory import host_bytes, unknown_models

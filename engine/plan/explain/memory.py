@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from engine.plan.cluster import Cluster
 from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.plan import Plan, PlannedNode

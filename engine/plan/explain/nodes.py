@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from engine.plan.explain.layout import (
     Line,
     count,

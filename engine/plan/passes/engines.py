@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dataflow.needs import Needs
 from dataflow.rows import Domains
-from dataflow.shown import shown_bytes
+from dataflow.safe_text import shown_bytes
 from engine.plan.cost.kv_cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import WIDTHS

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import takewhile
 
 from dataflow.errors import PlanError, nearest_or_all
-from dataflow.importing import located
+from dataflow.import_order import located
 from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
-from dataflow.importing import interpreter
+from dataflow.import_order import interpreter
 from engine.keep.own_files import open_own_file
 from engine.plan.cost.machine import MEMINFO, proc_bytes
 from engine.run.launch.child import environment

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataflow.draw.chart import Points, charts
-from dataflow.shown import one_line, printable, shown_bytes, shown_number
+from dataflow.safe_text import one_line, printable, shown_bytes, shown_number
 from dataflow.width import folded
 from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.explain.layout import WIDTH, Line, count, lay_out, wrap_line

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
-from dataflow.shown import one_line, printable, shown_number
+from dataflow.safe_text import one_line, printable, shown_number
 from dataflow.width import folded
 from engine.plan.explain.layout import (
     WIDTH,

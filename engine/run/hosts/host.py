@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
-from dataflow.importing import import_from
+from dataflow.import_order import import_from
 from engine.keep.run_folder import RunFolder
 from engine.keep.worker_logs import LogFile
 from engine.plan import options as run_options

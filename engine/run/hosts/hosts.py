@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from dataflow.errors import RunError
-from dataflow.importing import import_path
+from dataflow.import_order import import_path
 from dataflow.shipping import shipped
 from engine.keep.run_folder import RunFolder
 from engine.plan import options as run_options

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from dataflow.importing import interpreter
+from dataflow.import_order import interpreter
 from dataflow.storage import writing
 from engine.keep.own_files import open_own_file
 from engine.protocol.reports import Doing

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from dataflow.errors import RunError
-from dataflow.importing import import_path
+from dataflow.import_order import import_path
 from engine.channels.descriptors import exhausted
 from engine.keep.run_folder import RunFolder
 from engine.plan.plan import Plan

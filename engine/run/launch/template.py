@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
-from dataflow.importing import interpreter
+from dataflow.import_order import interpreter
 from engine.run.control.control_socket import ControlSocket
 from engine.run.launch.process_handle import ForkedProcess, FreshProcess
 

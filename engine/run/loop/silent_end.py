@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dataflow.errors import RunError
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 
 FAILED = 3
 """The exit code of a run that failed."""

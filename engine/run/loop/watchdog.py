@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 
 from dataflow import activity
 from dataflow.errors import RunError
-from dataflow.shown import printable
+from dataflow.safe_text import printable
 from engine.run.loop import watchdog_process
 from engine.run.loop.signals import StopSignals
 

@@ -1,7 +1,7 @@
 """Checks that the token columns of a row have one length, where rows are made and where joined.
 
 Owns: which ports of a node describe the same tokens. Does not own: the comparison
-(dataflow/aligned.py).
+(dataflow/token_alignment.py).
 
 An operator's inputs on the same rows describe the same tokens, unless several of them hold token
 ids: then each has its own (a draft and its revision). A node's output describes its inputs' tokens,
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dataflow.aligned import misaligned
 from dataflow.arrays import same_array
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
@@ -20,6 +19,7 @@ from dataflow.loss import Loss
 from dataflow.node import Node
 from dataflow.operator import Concat, Reduce
 from dataflow.schema import Schema
+from dataflow.token_alignment import misaligned
 
 Ports = Iterable[tuple[str, Batch, type[Schema]]]
 

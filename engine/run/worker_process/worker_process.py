@@ -30,9 +30,9 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from dataflow.arrow_without_pandas import keep_pandas_out
 from dataflow.errors import ProcessLost
 from dataflow.kernel import PRINTED
-from dataflow.pandas_later import keep_pandas_out
 from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.channels.descriptors import make_room_for_peers

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.text import Text
 
-from dataflow.shown import one_line, shown_bytes, shown_number
+from dataflow.safe_text import one_line, shown_bytes, shown_number
 from dataflow.width import packed
 from engine.keep.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
 from engine.keep.metrics.metric_lines import finite

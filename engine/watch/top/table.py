@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from dataflow.shown import one_line
+from dataflow.safe_text import one_line
 
 _GAP = 2
 _LEAST = 28

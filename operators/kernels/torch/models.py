@@ -29,11 +29,11 @@ from dataflow.model import Model
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.host_memory import keep_freed_memory
-from operators.kernels.torch.packable import require_packable
-from operators.kernels.torch.quiet import quiet
+from operators.kernels.torch.packing_trial import require_packable
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.torch.scalar import scalar_class
 from operators.kernels.torch.soundness import Loading, loading_errors, require_sound
+from operators.kernels.torch.transformers_log import quiet
 
 # transformers compiles thousands of patterns before it loads its first model, in 0.15 s: here, so
 # that a template has done it for all Workers that it forks. Older versions have no such table.

@@ -24,7 +24,7 @@ from transformers.utils.hub import cached_file
 from dataflow.errors import KernelError
 from dataflow.model_files import CONFIG, read_object, stored_weights
 from dataflow.storage import replace_text, writing
-from operators.kernels.torch.quiet import quiet
+from operators.kernels.torch.transformers_log import quiet
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

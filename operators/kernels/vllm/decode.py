@@ -14,7 +14,11 @@ import numpy as np
 
 from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.vllm.engine import Engine, Token
-from operators.kernels.vllm.keyed import from_logit, make_keyed_params, make_vllm_params
+from operators.kernels.vllm.sampling_processor import (
+    from_logit,
+    make_keyed_params,
+    make_vllm_params,
+)
 
 
 class VllmDecoder:

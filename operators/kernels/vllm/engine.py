@@ -1,7 +1,7 @@
 """One vLLM engine in this process: token ids in, tokens and log-probs out, weights in place.
 
-Owns: how vLLM is asked. Does not own: how it is started (starting.py), which rows (decode.py), what
-a token is drawn by (keyed.py), what is done in vLLM's workers (rank.py).
+Owns: how vLLM is asked. Does not own: how it is started (startup.py), which rows (decode.py), what
+a token is drawn by (sampling_processor.py), what is done in vLLM's workers (rank.py).
 
 The engine is stepped by its caller. With one tensor rank nothing of it runs in another process. An
 engine whose call raised is lost: what vLLM had scheduled by then is unknown.
@@ -21,8 +21,8 @@ import numpy as np
 from dataflow.batch import Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
-from operators.kernels.vllm.failing import VllmErrors
-from operators.kernels.vllm.starting import BLOCK, EngineSize, rank_processes, start_engine
+from operators.kernels.vllm.engine_errors import VllmErrors
+from operators.kernels.vllm.startup import BLOCK, EngineSize, rank_processes, start_engine
 from operators.kernels.vllm.weights import (
     SharedWeights,
     names_and_shapes,
@@ -65,7 +65,7 @@ class Engine:
         self.vocabulary = int(described.config.vocab_size)
 
     def add(self, ids: Sequence[int], params: Any) -> str:
-        """Begin a row by these SamplingParams (keyed.py); returns its request."""
+        """Begin a row by these SamplingParams (sampling_processor.py); returns its request."""
         from vllm.v1.engine import EngineCoreRequest
 
         self._count += 1

@@ -22,7 +22,7 @@ from operators.kernels.torch.models import find_position_limit, make_meta_module
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.vllm.decode import VllmDecoder
 from operators.kernels.vllm.engine import Engine
-from operators.kernels.vllm.starting import BLOCK, EngineSize
+from operators.kernels.vllm.startup import BLOCK, EngineSize
 
 PROMPT = 4096
 """Tokens of a prompt for which an engine has room if the node does not say max_prompt_tokens."""
@@ -32,7 +32,8 @@ CACHE = 4 << 30
 
 
 class VllmGenerate(Generating, Sleeper, Probeable):
-    """Decodes with a vLLM engine in this process, by the project's own sampling law (keyed.py).
+    """Decodes with a vLLM engine in this process, by the project's own sampling law
+    (sampling_processor.py).
 
     The engine has its own copy of the weights. Its KV cache is forgotten after each load and before
     each chunk: equal chunks give equal bits, whatever ran before.

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from operators.kernels.torch.products import linear_product
-from operators.kernels.vllm.failing import NotesCause
+from operators.kernels.vllm.engine_errors import NotesCause
 
 Linear = str
 LINEAR = "DATAFLOW_VLLM_LINEAR"

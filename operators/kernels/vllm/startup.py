@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dataflow.errors import KernelError
-from operators.kernels.vllm.failing import VllmErrors, noted_causes
+from operators.kernels.vllm.engine_errors import VllmErrors, noted_causes
 from operators.vllm_needs import REQUIRED_ENVIRONMENT, VLLM
 
 BLOCK = 32
@@ -66,7 +66,7 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
             disable_log_stats=True,
             logprobs_mode="processed_logits",
             max_logprobs=2,
-            logits_processors=["operators.kernels.vllm.keyed:Keyed"],
+            logits_processors=["operators.kernels.vllm.sampling_processor:Keyed"],
             worker_extension_cls="operators.kernels.vllm.rank.EngineRank",
             tensor_parallel_size=size.tensor,
             distributed_executor_backend="mp" if size.tensor > 1 else None,

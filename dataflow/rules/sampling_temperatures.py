@@ -2,8 +2,9 @@
 
 Owns: rows with tokens from several generations, which have no temperature or max_tokens of their
 own; each row of a concat has its sampler's; samplers that record too little. Does not own:
-log-probs compared with those of another temperature (trained_at.py), a node's default temperature
-(a pass of the planner), whose version log-probs have (versions.py), vocabularies (vocabulary.py).
+log-probs compared with those of another temperature (training_temperature.py), a node's default
+temperature (a pass of the planner), whose version log-probs have (versions.py), vocabularies
+(vocabulary.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values as JSON, and back: the parameters, schemas and declarations of a snapshot.
 
 Owns: the written form of each kind of value, and importing what a path names. Does not own: the
-document (snapshot.py), the stand-ins used when nothing is imported (declared.py).
+document (snapshot.py), the stand-ins used when nothing is imported (declarations.py).
 
 Plain JSON values represent themselves; all else is an object of one key that says what it is:
 {"tuple": [...]}, {"function": "module:qualname"}, {"record": "module:Class", "fields": {...}}, ...
@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from dataflow.by_name import Declaration, at_name, found_by_name
 from dataflow.errors import Fault, GraphError, nearest
+from dataflow.importable_names import Declaration, at_name, found_by_name
 from dataflow.loss_terms import LossFunction
 from dataflow.operator import Operator
 from dataflow.standins import Standin

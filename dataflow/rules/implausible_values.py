@@ -1,7 +1,7 @@
 """Implausible: values that parameters take and that hardly mean what they say. Warnings.
 
 Owns: values that look like those of another meaning, or that make their operator do nothing. Does
-not own: ranges (parameters.py), settings that nothing reads (unused.py).
+not own: ranges (parameters.py), settings that nothing reads (unused_settings.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ pytest.importorskip("pandas")
 _HIDDEN = """
 import sys
 import pyarrow as pa
-from dataflow.pandas_later import keep_pandas_out
+from dataflow.arrow_without_pandas import keep_pandas_out
 keep_pandas_out()
 made = pa.array(["a", None]), pa.array([1.0]).to_numpy(), pa.scalar(1)
 assert "pandas" not in sys.modules
@@ -28,7 +28,7 @@ assert pa.array(sys.modules["pandas"].Series([float("nan")])).null_count == 1
 """
 _EARLIER = """
 import pandas, pyarrow as pa
-from dataflow.pandas_later import keep_pandas_out
+from dataflow.arrow_without_pandas import keep_pandas_out
 keep_pandas_out()
 assert pa.array([pandas.NA], from_pandas=True).null_count == 1
 """

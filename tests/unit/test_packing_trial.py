@@ -26,7 +26,7 @@ from operators.kernels.torch import models
 from operators.kernels.torch.attention import attention, hidden
 from operators.kernels.torch.attention_kind import AttentionKind, attend_packed
 from operators.kernels.torch.models import load_model
-from operators.kernels.torch.packable import require_packable
+from operators.kernels.torch.packing_trial import require_packable
 from tests.kit.architectures import WINDOW, tiny
 from tests.kit.models import character_tokenizer
 

@@ -20,7 +20,7 @@ from dataflow.schema import Keep, Preference, Reward, Rollout
 from dataflow.user import Columns, operator
 from operators.kernels.bounds import find_out_of_bounds
 from operators.kernels.host import ColumnFunction
-from operators.kernels.returned import in_order, refuse_broken_promise
+from operators.kernels.return_checks import in_order, refuse_broken_promise
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import select

@@ -18,7 +18,7 @@ from dataflow.draw import draw
 from dataflow.errors import DataError, Fault, GraphError, RunError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from dataflow.shown import printable, shown_bytes, shown_number
+from dataflow.safe_text import printable, shown_bytes, shown_number
 from engine.cli.peek import shown
 from engine.cli.screen import say
 from engine.keep.worker_logs import log_to_file

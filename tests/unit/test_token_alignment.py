@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow.aligned import misaligned
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, Schema
+from dataflow.token_alignment import misaligned
 from dataflow.user import Columns, operator
 from engine.run.worker.alignment import Alignment
 from operators.forward import logprobs

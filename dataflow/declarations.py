@@ -2,7 +2,7 @@
 planned without importing them.
 
 Owns: which functions, operators, schemas and records of a graph are declared and how, and the
-parts built from that (`Declared`). Does not own: the written form of a value (written.py), the
+parts built from that (`Declared`). Does not own: the written form of a value (json_values.py), the
 stand-ins (standins.py).
 
     "declared": {"functions": {path: {"name", "parameters"}},
@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dataflow import standins
-from dataflow.by_name import MAIN, Declaration, found_by_name, is_where_named
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
+from dataflow.importable_names import MAIN, Declaration, found_by_name, is_where_named
+from dataflow.json_values import LOST, decode, encode, own, place_of, unread, written_operator
 from dataflow.operator import Operator
 from dataflow.schema import Schema
-from dataflow.written import LOST, decode, encode, own, place_of, unread, written_operator
 
 _ANEW = "write the snapshot anew, by a run of this version"
 _CALLED = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from dataflow.importing import (
+from dataflow.import_order import (
     hidden_in,
     import_path,
     installed,

@@ -1,7 +1,7 @@
 """Whether a name, `module:qualname`, leads to the function or class that has it.
 
 Owns: that question, for all that is written by its name. Does not own: the written form
-(written.py), what a script's names become (scripts.py).
+(json_values.py), what a script's names become (scripts.py).
 
 A name alone says little. A decorator with functools.wraps copies the name of what it wraps; a
 method bound to an object has that of the plain one, an inherited classmethod that of its base's;
