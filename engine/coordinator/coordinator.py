@@ -15,7 +15,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from engine.coordinator.course import Course, Moment
 from engine.coordinator.device_turns import DeviceTurns
@@ -34,10 +34,10 @@ _WITHIN = (m.Wish, m.Checkpointed)
 would be told the rest of them.
 """
 
-_TOGETHER = (m.Produced, m.ChunkDone, m.Reported, m.Loaded, m.Prepared, m.Woken, m.Slept)
-"""What says only what has become of something that was asked: the run may move on after several of
-these as well as after each. All others are handled alone, as what they mean depends on how far the
-run is.
+GROUPABLE = (m.Produced, m.ChunkDone, m.Reported, m.Loaded, m.Prepared, m.Woken, m.Slept)
+"""Events that only say what has become of something that was asked: the run may move on after
+several of them as well as after each. All others are handled alone, as what they mean depends on
+how far the run is.
 """
 
 Heard = tuple[str, m.Event]
@@ -98,10 +98,9 @@ class Coordinator:
         """The events that this message lets through; handle each before the next is taken."""
         return self._recovery.in_order(message)
 
-    def groups(self, messages: Iterable[m.Event | m.From], most: int) -> Iterator[list[Heard]]:
+    def groups(self, messages: Sequence[m.Event | m.From], most: int) -> Iterator[list[Heard]]:
         """The events that these messages let through, in order, in groups of at most so many that
-        may be handled together; handle each before the next is taken. A message is taken when it
-        is needed.
+        may be handled together. Handle each group before the next is taken.
         """
         group: list[Heard] = []
         recovery = self._recovery
@@ -109,12 +108,12 @@ class Coordinator:
             sender, sent_event = _sender_and_event(message)
             # Handed out before the message is put in order: handling the group may end the
             # incarnation that this message is of.
-            if group and not isinstance(sent_event, _TOGETHER):
+            if group and not isinstance(sent_event, GROUPABLE):
                 yield group
                 group = []
             is_numbered = isinstance(message, m.From)
             for event in recovery.in_order(message) if is_numbered else (message,):
-                if isinstance(event, _TOGETHER):
+                if isinstance(event, GROUPABLE):
                     group.append((sender, event))
                     if len(group) == most:
                         yield group

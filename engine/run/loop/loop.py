@@ -20,11 +20,11 @@ has not finished, nothing will ever happen again: that is an error that says who
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from dataflow.errors import RunError
-from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.coordinator import GROUPABLE, Coordinator
 from engine.protocol import events as e
 from engine.protocol import messages as m
 from engine.protocol.workers import WorkerGone, Workers
@@ -112,7 +112,8 @@ class Loop:
             if event is None:
                 raise RunError(self._starved())
         if event is not None:
-            self._hear(self._come(event))
+            for batch in self._take_batches(event):
+                self._hear(batch)
         elif self._coordinator.moving:  # nothing has moved, so that the watchdog is not told
             self._carry_out(self._coordinator.handle(m.TimePassed(), self._clock()))
         if self._clock() - self._measured >= _MEASURED_EVERY:
@@ -124,18 +125,28 @@ class Loop:
             self._hear((asked,))
         return asked is not None
 
-    def _come(self, first: m.Event | m.From) -> Iterator[m.Event | m.From]:
-        """A message, and what has come behind it by the time that it is asked for."""
-        yield first
+    def _take_batches(self, first: m.Event | m.From) -> Iterator[list[m.Event | m.From]]:
+        """A message and what has come behind it by now, in batches; a batch is taken once the one
+        before it is handled.
+        """
+        batch = [first]
         for _ in range(self._together - 1):
+            # Nothing is taken beyond a message that is handled alone: what it leads to may be for
+            # the Workers to know first, and one in this process works as it is asked for the next.
+            if batch and not isinstance(_event_of(batch[-1]), GROUPABLE):
+                yield batch
+                batch = []
             if self._end is not None:
                 return
             message = self._workers.next(0.0)
             if message is None:
-                return
-            yield message
+                break
+            batch.append(message)
+        if batch:
+            yield batch
 
-    def _hear(self, messages: Iterable[m.Event | m.From]) -> None:
+    def _hear(self, messages: Sequence[m.Event | m.From]) -> None:
+        """Have the coordinator handle these, and carry out what it says to each group of them."""
         for group in self._coordinator.groups(messages, self._together):
             for worker, event in group:
                 self.heard += 1
@@ -218,3 +229,7 @@ class Loop:
     def _starved(self) -> str:
         lines = "\n  ".join(self._coordinator.waiting())
         return f"nothing is under way and the run has not finished; who waits for whom:\n  {lines}"
+
+
+def _event_of(message: m.Event | m.From) -> m.Event:
+    return message.event if isinstance(message, m.From) else message
