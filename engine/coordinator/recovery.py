@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.protocol.messages import Event, From, Spilled, WorkerLost, WorkerOpened
-from engine.protocol.ordered_inbox import OrderedInbox
 
 DEATHS = 3
 """A Worker that dies so often without finishing an assignment in between, nor being there as a Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol.ordered_inbox import OrderedInbox
+from engine.coordinator.ordered_inbox import OrderedInbox
 from tests.kit.turns import example_count
 
 

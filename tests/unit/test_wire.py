@@ -120,7 +120,7 @@ def for_a_rank() -> m.TrainStep:
 @pytest.mark.parametrize(
     ("message", "refused_bits"),
     [
-        (Command(epoch=0, number=1, instruction=run_chunk(1, Keys.of(range(3)))), 1),
+        (Command(instruction=run_chunk(1, Keys.of(range(3)))), 1),
         (for_a_rank(), 7),
     ],
     ids=["plain", "deflated, which has a checksum"],
@@ -147,7 +147,7 @@ def test_changed_bytes_are_an_error_or_a_message(message: Any, refused_bits: int
 def test_what_ranks_are_told_is_deflated_and_comes_back() -> None:
     keys = Keys.of(range(1 << 40, (1 << 40) + 64))
     part = train_step(keys, mine=np.arange(64) * 7, total=448)
-    for message in (part, Command(epoch=0, number=1, instruction=part)):
+    for message in (part, Command(instruction=part)):
         assert same_message(decode_message(encode_message(message)), message)
     assert len(encode_message(part)) < len(encode_message(train_step(keys))) / 2
 

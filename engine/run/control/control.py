@@ -113,10 +113,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """An instruction to this incarnation. number: counts from 0."""
+    """An instruction. The socket belongs to one incarnation and keeps the order, so it has neither
+    epoch nor number.
+    """
 
-    epoch: int
-    number: int
     instruction: ToWorker
 
 

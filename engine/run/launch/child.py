@@ -89,7 +89,7 @@ class ChildProcess:
         self.heard = now = time.monotonic()
         self.doing = Doing(worker=name, node="its start", what="its interpreter", since=now)
         self.spoke = self.opened = self.lost = self.replaced = False
-        self.commands = self.to_end = self.ended = 0
+        self.to_end = self.ended = 0
         self.error = ""
         self.under_way: deque[str] = deque()
         """The node, else the class, of each instruction that it has not ended, in order."""

@@ -244,14 +244,11 @@ class Supervisor:
         with self._io.changed:
             if child.gone:
                 return
-            number = child.commands
-            child.commands += 1
             if not isinstance(instruction, m.Release):
                 child.to_end += 1
                 child.under_way.append(_shown(instruction))
         self._connect(child, instruction)
-        command = control.Command(epoch=child.epoch, number=number, instruction=instruction)
-        self._io.send(child, command)
+        self._io.send(child, control.Command(instruction=instruction))
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
         """All of them at once; wait for all replies."""

@@ -106,8 +106,11 @@ class Fate:
     def arrivals(self) -> list[float]:
         """The delays, in seconds, after which a message arrives, once or twice."""
         copies = 2 if self._draw.random() < self._faults.doubles else 1
-        delay = self._faults.delay
-        return [self.upto(delay) * self._draw.choice((0.0, 0.1, 1.0)) for _ in range(copies)]
+        return [self.delay() for _ in range(copies)]
+
+    def delay(self) -> float:
+        """Seconds that a message is on its way."""
+        return self.upto(self._faults.delay) * self._draw.choice((0.0, 0.1, 1.0))
 
     def upto(self, seconds: float) -> float:
         """A time of at most so many seconds."""

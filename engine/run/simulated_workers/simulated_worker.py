@@ -25,7 +25,6 @@ from itertools import chain
 from dataflow.errors import RunError
 from dataflow.loss_terms import ROWS
 from engine.protocol import messages as m
-from engine.protocol.ordered_inbox import OrderedInbox
 from engine.protocol.refs import Gather
 from engine.run.simulated_workers.chunks import ChunkRuns
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
@@ -49,13 +48,15 @@ class Waiting:
 
 
 class SimulatedWorker:
-    """A Worker of this epoch. instructions_sent: to it; events_sent: by it."""
+    """A Worker of this epoch. under_way: what was sent to it and has not arrived, in order.
+    events_sent: by it.
+    """
 
     def __init__(self, world: SharedWorld, name: str, epoch: int) -> None:
         self.name = name
         self.epoch = epoch
-        self.inbox: OrderedInbox[m.ToWorker | FileRequest] = OrderedInbox(epoch)
-        self.instructions_sent = self.events_sent = 0
+        self.under_way: deque[m.ToWorker | FileRequest] = deque()
+        self.events_sent = 0
         self.opened = self.gone = False
         self._world = world
         self._plan = world.plan

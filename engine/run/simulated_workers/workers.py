@@ -4,9 +4,9 @@ Owns: simulated time, which passes while the loop (engine/run/loop/loop.py) wait
 way. Does not own: what a Worker does (simulated_worker.py), how long that takes (kernel_times.py),
 which Worker is hit when (faults.py).
 
-Without faults all messages take the same time, or none. With them a message is delayed, may come
-twice, and may come after its sender's death; numbers put that right at both ends
-(engine/protocol/ordered_inbox.py).
+Without faults all messages take the same time, or none. With them a message is delayed. What a
+Worker says may also come twice, out of order, and after its sender's death: numbers put that right
+(engine/coordinator/ordered_inbox.py). What it is told comes once and in order, as a socket has it.
 """
 
 from __future__ import annotations
@@ -255,15 +255,12 @@ class SimulatedWorkers:
         if self._fate is None:
             worker.obey(message)
             return
-        number, worker.instructions_sent = worker.instructions_sent, worker.instructions_sent + 1
-        for seconds in self._fate.arrivals():
-            worker.after(seconds, partial(self._deliver, worker, number, message))
+        # A socket to one incarnation keeps the order: whenever one has to arrive, the first does.
+        worker.under_way.append(message)
+        worker.after(self._fate.delay(), partial(self._deliver, worker))
 
-    def _deliver(
-        self, worker: SimulatedWorker, number: int, message: m.ToWorker | FileRequest
-    ) -> None:
-        for each in worker.inbox.take(worker.epoch, number, message):
-            worker.obey(each)
+    def _deliver(self, worker: SimulatedWorker) -> None:
+        worker.obey(worker.under_way.popleft())
 
     takes = (m.ChunkDone, m.Recorded, m.Evaluated, m.Finish)
 

@@ -39,7 +39,6 @@ from engine.channels.descriptors import make_room_for_peers
 from engine.keep.worker_logs import log_to_stderr, make_output_ignore_full_disk
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
-from engine.protocol.ordered_inbox import OrderedInbox
 from engine.protocol.reports import Doing, Report
 from engine.run.control import control
 from engine.run.control.control_socket import ControlSocket, Frame
@@ -102,7 +101,6 @@ class WorkerProcess:
         self._open = opened
         self._descriptors = descriptors
         self._inbox = Inbox()
-        self._ordered: OrderedInbox[m.ToWorker] = OrderedInbox(opened.epoch)
         self._updates = Updates(link, opened.worker, opened.epoch)
         logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
         self._channel = worker_channel(opened)
@@ -149,12 +147,8 @@ class WorkerProcess:
 
     def _handle(self, frame: Frame) -> None:
         match decode_message(frame.payload, TO_WORKER):
-            case control.Command() as command:
-                # The socket keeps the order and belongs to this epoch alone: each number is the
-                # next one. The check is that of both ends of the protocol (ordered_inbox.py).
-                epoch, number = command.epoch, command.number
-                for instruction in self._ordered.take(epoch, number, command.instruction):
-                    self._accept(instruction)
+            case control.Command(instruction=instruction):
+                self._accept(instruction)
             case control.Request() as request:
                 self._inbox.put(request)
             case control.Connect() as connect:

@@ -1,8 +1,8 @@
-"""In order and once: what one end says to the other, in spite of doubles, latecomers and zombies.
+"""What one Worker says, in order and once, in spite of doubles, latecomers and the dead.
 
 Owns: the order of numbered messages of one incarnation. Does not own: how they travel, nor when an
-incarnation ends (engine/coordinator/recovery.py at the coordinator's end, the Supervisor at the
-other).
+incarnation ends (recovery.py). What a Worker is told needs none of this: it comes over a socket
+that belongs to one incarnation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class OrderedInbox(Generic[T]):
-    """One direction between the coordinator and one Worker. epoch: the incarnation that counts."""
+    """Of one Worker. epoch: the incarnation that counts."""
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
