@@ -43,12 +43,17 @@ from engine.plan.cost.machine import gpus
 from engine.plan.cost.profile import ProfileCell
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.predict.profile.child import in_child
-from engine.predict.profile.fitting import fitted, peak_correction
-from engine.predict.profile.grid import works
+from engine.predict.profile.child import run_in_child
+from engine.predict.profile.fitting import fit_coefficients, fit_peaks
+from engine.predict.profile.grid import choose_works
 from engine.predict.profile.kernel_timing import measure
-from engine.predict.profile.machine_rates import measured_rates
-from engine.predict.profile.predictions import MeasuredCell, ProfiledWork, peak_bytes, seconds
+from engine.predict.profile.machine_rates import measure_rates
+from engine.predict.profile.predictions import (
+    MeasuredCell,
+    ProfiledWork,
+    predict_peak,
+    predict_seconds,
+)
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.forward import logprobs
@@ -156,7 +161,7 @@ def held_out(work: ProfiledWork) -> ProfileCell:
         prompt=max(1, most.prompt * 3 // 4),
         answer=max(1, most.answer * 3 // 4),
     )
-    return replace(cell, estimated=peak_bytes(work, cell))
+    return replace(cell, estimated=predict_peak(work, cell))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,24 +193,24 @@ def compared(of: Plan, work: ProfiledWork, device: Device, repeats: int) -> Node
     left = held_out(work)
     cells = sorted({*work.cells, left}, key=lambda cell: cell.estimated)
     task = partial(measure, of, replace(work, cells=tuple(cells)), repeats=repeats)
-    result = in_child(task, threads=work.cores, needed={}, title=work.node)
-    found: list[MeasuredCell] = list(result.told)
+    result = run_in_child(task, threads=work.cores, needed={}, title=work.node)
+    found: list[MeasuredCell] = list(result.outputs)
     at = cells.index(left)
     out, grid = found[at], [*found[:at], *found[at + 1 :]]
-    how, said = fitted(work, device, grid)
+    how, said = fit_coefficients(work, device, grid)
     errors = [
         abs(s / c.cell.seconds - 1.0)
         for c, s in zip(grid, said, strict=True)
         if s is not None and c.cell.seconds
     ]
     assert out.cell.seconds is not None
-    known = [c.kept(s) for c, s in zip(grid, said, strict=True)]
+    known = [c.with_fit(s) for c, s in zip(grid, said, strict=True)]
     off = measured_over_fitted(known, left.rows, mean(out.prompts), mean(out.answers))
     return NodeComparison(
         measured=out.cell.seconds,
-        predicted=seconds(work, device, how, out) * off,
+        predicted=predict_seconds(work, device, how, out) * off,
         peak=out.cell.peak,
-        predicted_peak=peak_correction(grid).of(out.cell.estimated),
+        predicted_peak=fit_peaks(grid).of(out.cell.estimated),
         worst=max(errors),
         others=out.cell.others,
     )
@@ -215,11 +220,12 @@ def node_results(
     folder: Path, models: Sequence[ModelSize], threads: int, *, quick: bool
 ) -> Iterator[SideResult]:
     """Each Model's nodes."""
-    device = in_child(partial(_rates, threads), threads=threads, needed={}, title="rates").told[0]
+    task = partial(_rates, threads)
+    (device,) = run_in_child(task, threads=threads, needed={}, title="rates").outputs
     for size in models:
         of = planned(*make(folder, size), size, threads)
         longest = 1.0 if quick else 3.0
-        wanted, _ = works([of], device, quick=quick, longest=longest)
+        wanted, _ = choose_works([of], device, quick=quick, longest=longest)
         for work in (work for work in wanted if work.cores == threads):
             found = compared(of, work, device, 3 if quick else 5)
             where = f"{work.kind}, {size.name}"
@@ -283,7 +289,7 @@ def _cases(
 
 
 def _rates(cores: int) -> Iterator[Any]:
-    yield measured_rates(cores)
+    yield measure_rates(cores)
 
 
 def _goal(

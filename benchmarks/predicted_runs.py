@@ -27,7 +27,7 @@ from engine.keep.run_measurements import node_seconds
 from engine.plan.cost.profile import Profile
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.predict.profile.profiler import ProfileRequest, profiled
+from engine.predict.profile.profiler import ProfileRequest, measure_profile
 from engine.predict.row_statistics import seen_rows
 from engine.predict.simulation.prediction_run import predict
 
@@ -86,7 +86,9 @@ def in_turns(
     predicted: dict[str, list[float]] = {each.name: [] for each in graphs}
     before = {each.name: each.ran(folder, 0) for each in graphs}
     for turn in range(1, rounds + 1):
-        result = profiled(first.graph, [first.plan], first.options, _REQUEST, lambda what: None)
+        result = measure_profile(
+            first.graph, [first.plan], first.options, _REQUEST, lambda what: None
+        )
         after = {each.name: each.ran(folder, turn) for each in graphs}
         for each in graphs:
             pair = before[each.name], after[each.name]

@@ -39,11 +39,13 @@ class Framed:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(b.size for b in self.buffers if b is not None)
+        return sum(buffer.size for buffer in self.buffers if buffer is not None)
 
 
 def take_apart(records: pa.RecordBatch) -> Framed:
-    """A record batch's nodes and buffers. Raises DataError for a column that does not travel."""
+    """Take a record batch apart into nodes and buffers. Raises DataError for a column that does not
+    travel.
+    """
     layout = layout_of(records.schema)
     nodes: list[Node] = []
     buffers: Buffers = []
@@ -92,9 +94,8 @@ def _apart(array: pa.Array, kind: TypeLayout, nodes: list[Node], buffers: Buffer
         first, last = _add_offsets(array, array_buffers[1], kind.width, buffers)
         buffers.append(array_buffers[2].slice(first, last - first) if last > first else None)
     else:
-        for below, child in zip(
-            _below(array, array_buffers, kind, buffers), kind.children, strict=True
-        ):
+        children = _below(array, array_buffers, kind, buffers)
+        for below, child in zip(children, kind.children, strict=True):
             _apart(below, child, nodes, buffers)
 
 
@@ -132,8 +133,8 @@ def _bits(packed: pa.Buffer, offset: int, count: int) -> pa.Buffer:
     """`count` bits from bit `offset`, moved to bit 0."""
     if offset % 8 == 0:
         return packed.slice(offset // 8, (count + 7) // 8)
-    whole = np.frombuffer(packed, np.uint8)[offset // 8 : (offset + count + 7) // 8]
-    bits = np.unpackbits(whole, bitorder="little")[offset % 8 : offset % 8 + count]
+    packed_bytes = np.frombuffer(packed, np.uint8)[offset // 8 : (offset + count + 7) // 8]
+    bits = np.unpackbits(packed_bytes, bitorder="little")[offset % 8 : offset % 8 + count]
     return pa.py_buffer(np.packbits(bits, bitorder="little"))
 
 
@@ -156,7 +157,7 @@ def _add_offsets(
 def put_together(
     layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Buffers
 ) -> pa.RecordBatch:
-    """The record batch over these buffers; nothing is copied and nothing is checked."""
+    """Make the record batch over these buffers; nothing is copied and nothing is checked."""
     if not layout.columns:
         empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
         return pa.RecordBatch.from_struct_array(empty)
@@ -242,8 +243,9 @@ def _validity(bitmap: pa.Buffer | None, nulls: int) -> pa.Buffer | None:
 
 
 def checksums(buffers: Sequence[pa.Buffer | None]) -> list[int]:
-    """xxh3 (64 bits) of each buffer, 0 for an absent one."""
-    return [xxhash.xxh3_64_intdigest(b) if b is not None and b.size else 0 for b in buffers]
+    """Hash each buffer by xxh3 (64 bits); 0 for an absent one."""
+    hash_of = xxhash.xxh3_64_intdigest
+    return [hash_of(buffer) if buffer is not None and buffer.size else 0 for buffer in buffers]
 
 
 _HOT = 256 << 10

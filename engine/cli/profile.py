@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     graph, options = graph_and(ProfileOptions, "profile", arguments)
     _refuse_absurd(options)
     from engine.plan.cost.profile import write_profile
-    from engine.predict.profile.profiler import ProfileRequest, profiled
+    from engine.predict.profile.profiler import ProfileRequest, measure_profile
     from engine.session.planning import plan  # here: not every command plans
 
     plans = plan(graph, options).phases
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.progress:
             say(f"measuring {text}")
 
-    measured = profiled(graph, plans, _of_run(options), request, tell)
+    measured = measure_profile(graph, plans, _of_run(options), request, tell)
     with writing("the profile", options.out):
         write_profile(options.out, measured.profile)
     say("\n".join(shown(measured, options.out)))

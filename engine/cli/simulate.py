@@ -60,9 +60,10 @@ def main(arguments: Sequence[str]) -> int:
     """Plan, simulate, print; 1 where no plan that was asked for fits."""
     graph, options = graph_and(SimulateOptions, "simulate", arguments)
     _refuse_absurd(options)
-    from engine.predict.simulations import Variant, one_graph  # here: it imports what runs kernels
+    # Here: it imports what runs kernels.
+    from engine.predict.simulations import Variant, require_graph
 
-    base = Variant(graph=one_graph(graph), options=_of_run(options), devices=options.devices)
+    base = Variant(graph=require_graph(graph), options=_of_run(options), devices=options.devices)
     rows = _rows(options, {node.name for node in base.graph.nodes})
     if not options.what_if:
         return _one(base, rows, options)
@@ -81,14 +82,19 @@ def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
         write_json(options.json, as_data(figures, origins))
     if options.timeline is not None:
         write_timeline(options.timeline, prediction)
-    say(report(figures, told=origins, width=screen_width(WIDTH)), end="")
+    say(report(figures, seconds_origins=origins, width=screen_width(WIDTH)), end="")
     return 0
 
 
 def _several(
     base: Variant, rows: SimulatedRows, options: SimulateOptions, arguments: Sequence[str]
 ) -> int:
-    from engine.predict.simulation.plan_comparison import WIDTH, compared_data, picture, table
+    from engine.predict.simulation.plan_comparison import (
+        WIDTH,
+        draw_comparison,
+        export_comparison,
+        format_plan_table,
+    )
     from engine.predict.simulation.summary import write_json
     from engine.predict.simulations import what_if
 
@@ -98,13 +104,13 @@ def _several(
 
     make, parameters = _maker(arguments), _parameters(arguments[0])
     plans = what_if(base, options.what_if, rows, make=make, parameters=parameters, tell=tell)
-    fits = any(plan.found for plan in plans)
+    fits = any(plan.summary for plan in plans)
     if options.json is not None:
-        write_json(options.json, compared_data(plans, _origins(rows, options)))
+        write_json(options.json, export_comparison(plans, _origins(rows, options)))
     if options.picture is not None and fits:
         with writing("the picture", options.picture):
-            options.picture.write_text(picture(plans), encoding="utf-8")
-    say(table(plans, width=screen_width(WIDTH)), end="")
+            options.picture.write_text(draw_comparison(plans), encoding="utf-8")
+    say(format_plan_table(plans, width=screen_width(WIDTH)), end="")
     return 0 if fits else 1
 
 
@@ -119,7 +125,7 @@ def _maker(arguments: Sequence[str]) -> Callable[[Mapping[str, str]], Graph]:
     """Makes the graph as this command line does, with some flags and settings more."""
 
     def make(texts: Mapping[str, str]) -> Graph:
-        from engine.predict.simulations import one_graph
+        from engine.predict.simulations import require_graph
 
         words = list(arguments)
         settings: list[str] = []
@@ -130,7 +136,7 @@ def _maker(arguments: Sequence[str]) -> Callable[[Mapping[str, str]], Graph]:
                 words += [f"--{key}", value]
         if settings:
             words += ["--set", *settings]
-        return one_graph(graph_and(SimulateOptions, "simulate", words)[0])
+        return require_graph(graph_and(SimulateOptions, "simulate", words)[0])
 
     return make
 

@@ -43,6 +43,8 @@ from engine.plan.cost.transfers import NETWORK_DELAY
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DEVICES = re.compile(r"([1-9][0-9]{0,3})x([A-Za-z0-9_-]+)")
+_Fits = Callable[[Any], bool]
+"""Whether a value of a key is a possible one."""
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -99,8 +101,11 @@ def _read_labels(
     file: _ClusterFile, table: str, keys: Mapping[str, Any], kind: str
 ) -> dict[str, str]:
     """Read the labels, which may override that of the GPUs' kind."""
-    labels = dict(file.value(table, keys, "labels", {}))
-    return {"gpu": kind} | labels if kind else labels
+    labels: dict[str, str] = {}
+    if kind:
+        labels["gpu"] = kind
+    labels.update(file.value(table, keys, "labels", {}))
+    return labels
 
 
 def _refuse_repeated(file: _ClusterFile, hosts: Sequence[Host]) -> None:
@@ -130,7 +135,8 @@ def _read_gpus(
         count = int(file.value(table, keys, "gpus", 0))
         if not count:
             return "", ()
-        return "", (int(file.value(table, keys, "gpu_memory_gib") * 2**30),) * count
+        memory = file.value(table, keys, "gpu_memory_gib")
+        return "", (int(memory * 2**30),) * count
     if "gpus" in keys:
         problem = "expected devices or gpus, found both"
         raise file.wrong(table, "gpus", problem, "devices alone, which says how many")
@@ -138,8 +144,10 @@ def _read_gpus(
     assert words is not None, "the value fits"
     count, kind = int(words[1]), words[2]
     if "gpu_memory_gib" in keys:
-        return kind, (int(file.value(table, keys, "gpu_memory_gib") * 2**30),) * count
-    memory_by_kind = {name: d.memory for name, d in catalogue().devices.items() if name != CPU}
+        memory = file.value(table, keys, "gpu_memory_gib")
+        return kind, (int(memory * 2**30),) * count
+    devices = catalogue().devices.items()
+    memory_by_kind = {name: device.memory for name, device in devices if name != CPU}
     if kind not in memory_by_kind:
         problem = f"devices: expected a kind of the catalogue, found {kind!r}"
         near = nearest_or_all(kind, list(memory_by_kind))
@@ -177,8 +185,12 @@ def _is_positive(number: Any, most: int) -> bool:
     return 0 < number <= most  # nan compares as false
 
 
-def _is_whole(number: Any, most: int) -> bool:
-    return _is_positive(number, most) and number == int(number)
+def _positive_up_to(most: int) -> _Fits:
+    return lambda number: _is_positive(number, most)
+
+
+def _whole_up_to(most: int) -> _Fits:
+    return lambda number: _is_positive(number, most) and number == int(number)
 
 
 def _is_name(text: Any) -> bool:
@@ -190,25 +202,37 @@ def _is_devices(text: Any) -> bool:
 
 
 def _is_pair(ends: Any) -> bool:
-    return isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, str) for end in ends)
+    if not isinstance(ends, list) or len(ends) != 2:
+        return False
+    return all(isinstance(end, str) for end in ends)
 
 
 def _are_texts(table: Any) -> bool:
-    return isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
+    if not isinstance(table, dict):
+        return False
+    return all(isinstance(text, str) for text in table.values())
 
 
 _MOST_GIB = 2**20
-_KEYS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
-    "count": (lambda v: _is_whole(v, 65536), "a number of hosts, 1 to 65536", "count = 16"),
-    "cores": (lambda v: _is_whole(v, 65536), "a number of cores, 1 to 65536", "cores = 8"),
+_KEYS: Mapping[str, tuple[_Fits, str, str]] = {
+    "count": (
+        _whole_up_to(65536),
+        "a number of hosts, 1 to 65536",
+        "count = 16",
+    ),
+    "cores": (
+        _whole_up_to(65536),
+        "a number of cores, 1 to 65536",
+        "cores = 8",
+    ),
     "memory_gib": (
-        lambda v: _is_positive(v, _MOST_GIB),
+        _positive_up_to(_MOST_GIB),
         "GiB of memory, above 0 to 1048576",
         "memory_gib = 64",
     ),
-    "gpus": (lambda v: _is_whole(v, 1024), "a number of GPUs, 1 to 1024", "gpus = 8"),
+    "gpus": (_whole_up_to(1024), "a number of GPUs, 1 to 1024", "gpus = 8"),
     "gpu_memory_gib": (
-        lambda v: _is_positive(v, _MOST_GIB),
+        _positive_up_to(_MOST_GIB),
         "GiB of memory of each GPU, above 0 to 1048576",
         "gpu_memory_gib = 80",
     ),
@@ -218,11 +242,23 @@ _KEYS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
         'devices = "8xH100"',
     ),
     "region": (_is_name, "a name", 'region = "east"'),
-    "price": (lambda v: _is_positive(v, 10**6), "a price an hour, above 0", "price = 98.32"),
+    "price": (
+        _positive_up_to(10**6),
+        "a price an hour, above 0",
+        "price = 98.32",
+    ),
     "labels": (_are_texts, "texts by name", 'labels = { gpu = "H100" }'),
     "between": (_is_pair, "two hosts or regions", 'between = ["a", "b"]'),
-    "gigabits": (lambda v: _is_positive(v, 10**6), "Gb a second, above 0", "gigabits = 400"),
-    "delay_ms": (lambda v: _is_positive(v, 10**5), "milliseconds, above 0", "delay_ms = 30"),
+    "gigabits": (
+        _positive_up_to(10**6),
+        "Gb a second, above 0",
+        "gigabits = 400",
+    ),
+    "delay_ms": (
+        _positive_up_to(10**5),
+        "milliseconds, above 0",
+        "delay_ms = 30",
+    ),
 }
 """Key -> whether a value fits, what is expected, and the fix."""
 

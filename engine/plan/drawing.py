@@ -6,7 +6,7 @@ what a run measured (engine/watch/flow_drawing.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from dataflow.draw.node_places import Placed, PlacedWorker
@@ -14,7 +14,7 @@ from dataflow.program import numbered_name
 from dataflow.safe_text import shown_bytes
 from engine.plan.cost.memory import peak
 from engine.plan.explain.layout import duration
-from engine.plan.plan import Plan, PlannedNode
+from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.program_plan import AnyPlan
 
 Notes = dict[str, tuple[str, ...]]
@@ -49,16 +49,19 @@ def placed(
     nodes: Sequence[PlacedNode], hosts: Mapping[str, str], devices: Mapping[str, Sequence[int]]
 ) -> Placed:
     """Nodes on Workers; hosts and devices by Worker."""
-    names = dict.fromkeys(worker for node in nodes for worker in node.workers)
-    workers = (
-        PlacedWorker(
+    threads: dict[str, int] = {}
+    for node in nodes:
+        for worker in node.workers:
+            threads[worker] = max(node.layout.threads, threads.get(worker, node.layout.threads))
+    workers: list[PlacedWorker] = []
+    for name, count in threads.items():
+        worker = PlacedWorker(
             name=name,
             host=hosts.get(name, ""),
             devices=tuple(devices.get(name, ())),
-            threads=max(node.layout.threads for node in nodes if name in node.workers),
+            threads=count,
         )
-        for name in names
-    )
+        workers.append(worker)
     return Placed(
         workers=tuple(workers),
         nodes={node.name: tuple(node.workers) for node in nodes},
@@ -80,40 +83,46 @@ def planned_notes(plan: AnyPlan) -> Notes:
     """Memory and seconds of nodes, bytes and routes of edges, as they are estimated for a Step."""
     notes: Notes = {}
     for phase in plan.phases:
-        for name, lines in _of(phase):
-            if lines:
-                notes[numbered_name(phase.phase_number, name)] = lines
+        for name, line in _note_lines(phase):
+            if line:
+                notes[numbered_name(phase.phase_number, name)] = (line,)
     return notes
 
 
-def _of(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _note_lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(what it is about, its line) of each; the line is empty where nothing is known."""
     for node in plan.nodes:
-        yield node.name, tuple(_node(node))
+        yield node.name, _describe_node(node)
     for edge in plan.edges:
-        yield f"{edge.producer}->{edge.consumer}", (f"{shown_bytes(edge.bytes)}, {edge.route}",)
+        yield f"{edge.producer}->{edge.consumer}", f"{shown_bytes(edge.bytes)}, {edge.route}"
     for model in plan.models:
-        for reader in model.readers if model.writer else ():
-            yield f"{model.name}->{reader}", (_route(model.route, reader in model.aliases),)
+        # Without a writer there are no versions, and no edge that could bring them.
+        if model.writer:
+            for reader in model.readers:
+                yield f"{model.name}->{reader}", _describe_route(model, reader)
 
 
-def _node(node: PlannedNode) -> Iterable[str]:
-    parts = [_split(node), _memory(node)]
+def _describe_node(node: PlannedNode) -> str:
+    """`ranks: 2 tensor, 1.2 GiB, 21 s`, as far as it is known."""
+    parts = [_describe_ranks(node)]
+    most = peak([node.estimate.bytes])
+    if most:
+        parts.append(shown_bytes(most))
     if node.estimate.seconds is not None:
         parts.append(duration(node.estimate.seconds))
-    return [", ".join(filter(None, parts))] if any(parts) else []
+    return ", ".join(filter(None, parts))
 
 
-def _memory(node: PlannedNode) -> str:
-    most = peak([node.estimate.bytes])
-    return shown_bytes(most) if most else ""
-
-
-def _split(node: PlannedNode) -> str:
+def _describe_ranks(node: PlannedNode) -> str:
     layout = node.layout
-    kinds = ("data", layout.data), ("tensor", layout.tensor), ("context", layout.context)
-    ranks = " x ".join(f"{many} {kind}" for kind, many in kinds if many > 1)
-    return f"ranks: {ranks}" if ranks else ""
+    counts = {"data": layout.data, "tensor": layout.tensor, "context": layout.context}
+    splits = " x ".join(f"{count} {kind}" for kind, count in counts.items() if count > 1)
+    return f"ranks: {splits}" if splits else ""
 
 
-def _route(route: str, alias: bool) -> str:
-    return "the same weights" if alias else "pulled" if route == "pull" else "sent by collectives"
+def _describe_route(model: PlannedModel, reader: str) -> str:
+    if reader in model.aliases:
+        return "the same weights"
+    if model.route == "pull":
+        return "pulled"
+    return "sent by collectives"

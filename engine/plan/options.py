@@ -295,7 +295,8 @@ def decode_options(
     except msgspec.ValidationError as error:
         fix = "the value that `dataflow run --help` names"
         raise RunError(f"{where}: {error}. Fix: {fix}.") from error
-    return replace(options, **{n: each for n, each in changes.items() if each is not None}), path
+    options = replace(options, **{n: each for n, each in changes.items() if each is not None})
+    return options, path
 
 
 def _read_document(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:

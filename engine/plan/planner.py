@@ -5,7 +5,10 @@ Owns: running the passes. Does not own: their order and their decisions (passes/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
+
+import pyarrow as pa
 
 from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
@@ -36,6 +39,7 @@ def make_plan(
     for run in PASSES:
         draft = run(draft)
     graph = draft.graph
+    # All that a Draft and a Plan have in common, so that no decision can be left out here.
     decisions = {field.name: getattr(draft, field.name) for field in fields(Decisions)}
     plan = Plan(
         **decisions,
@@ -67,7 +71,10 @@ def _draft(
     cluster: Cluster | None,
     phase: PlannedPhase | None,
 ) -> Draft:
-    sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
+    dataset: dict[str, Mapping[str, pa.DataType]] = {}
+    for node in checked.graph.nodes:
+        if node.operator.work == "source":
+            dataset[node.name] = dict(checked.columns[node.name, 0])
     return Draft(
         graph=checked.graph,
         seed=seed,
@@ -75,5 +82,5 @@ def _draft(
         threads=threads,
         placing=placing or Placing(workers="one"),
         phase=phase,
-        dataset={name: dict(checked.columns[name, 0]) for name in sources},
+        dataset=dataset,
     )

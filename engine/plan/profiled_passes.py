@@ -16,18 +16,24 @@ def kind_of_pass(node: PlannedNode) -> Kind:
     """What a node that computes with a Model does with it most."""
     if node.traits.generates:
         return "decode"
-    return "train" if node.work == "train" else "forward"
+    if node.work == "train":
+        return "train"
+    return "forward"
 
 
 def samples_of(node: PlannedNode) -> int:
     """Answers of one prompt, in the rows that a node generates or reads."""
     inner = max(1, node.inner)
-    return max(1, node.rows // inner) if node.traits.generates else inner
+    if node.traits.generates:
+        return max(1, node.rows // inner)
+    return inner
 
 
 def kernel_family(node: PlannedNode) -> str:
     """Whose kernel runs it: each is measured apart."""
-    return "vllm" if "vllm" in node.kernel else "torch"
+    if "vllm" in node.kernel:
+        return "vllm"
+    return "torch"
 
 
 def nearest_entry(

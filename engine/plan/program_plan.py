@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ class ProgramPlan(Displayed):
     seed: int
     phases: tuple[Plan, ...]
     left: tuple[Mapping[str, Carried], ...]
-    own: tuple[GraphWarning, ...] = field(default=())
+    program_warnings: tuple[GraphWarning, ...] = ()
     """Warnings of no single phase."""
     _page = "engine.session.notebook_pages:plan_page"
 
@@ -60,13 +60,18 @@ class ProgramPlan(Displayed):
         warnings: list[GraphWarning] = []
         for plan in self.phases:
             warnings += plan.warnings
-        return (*warnings, *self.own)
+        return (*warnings, *self.program_warnings)
 
     def to_json(self) -> str:
         """The phases' plans as JSON."""
         phases = [json.loads(plan.to_json()) for plan in self.phases]
-        head = {"format": FORMAT, "program": self.program.name, "seed": self.seed}
-        return json.dumps(head | {"phases": phases}, indent=1)
+        document = {
+            "format": FORMAT,
+            "program": self.program.name,
+            "seed": self.seed,
+            "phases": phases,
+        }
+        return json.dumps(document, indent=1)
 
 
 AnyPlan = Plan | ProgramPlan
@@ -99,7 +104,6 @@ def make_program_plan(
             title=program.title(number),
             carried=lineage.begin(graph.graph),
         )
-
         try:
             plan = make_plan(
                 graph,
@@ -117,9 +121,13 @@ def make_program_plan(
         plans.append(replace(plan, warnings=warnings))
         assert plan.program is not None
         left.append(lineage.end(number, plan.program))
-    own = checked.own
     return ProgramPlan(
-        program=program, seed=seed, phases=tuple(plans), left=tuple(left[:-1]), own=own
+        program=program,
+        seed=seed,
+        phases=tuple(plans),
+        # What the last phase leaves is the run's, and no phase begins with it.
+        left=tuple(left[:-1]),
+        program_warnings=checked.own,
     )
 
 
@@ -143,6 +151,7 @@ class _Wishes:
         turns = [group for group in groups if workers.issuperset(group)]
         self._turns -= set(turns)
         if number == len(self._nodes):
+            # Those that were in no phase, which its planner refuses.
             turns += [group for group in groups if group in self._turns]
         return replace(wished, turns=tuple(turns))
 
@@ -159,20 +168,20 @@ class _Wishes:
 
         pin = pick(placing.pin)
         pinned_workers = set(chain.from_iterable(pin.values()))
-        groups = (tuple(filter(counts, group)) for group in placing.together)
+        hosts = {worker: host for worker, host in placing.hosts.items() if worker in pinned_workers}
+        groups = [tuple(filter(counts, group)) for group in placing.together]
+        together = tuple(group for group in groups if len(group) > 1)
         return replace(
             placing,
             kernel=pick(placing.kernel),
             pin=pin,
-            together=tuple(group for group in groups if len(group) > 1),
+            together=together,
             replicas=pick(placing.replicas),
             least=pick(placing.least),
             chunks=pick(placing.chunks),
             ranks=pick(placing.ranks),
             tensor=pick(placing.tensor),
-            hosts={
-                worker: host for worker, host in placing.hosts.items() if worker in pinned_workers
-            },
+            hosts=hosts,
             turns=(),
         )
 
@@ -181,4 +190,6 @@ def phase_seed(seed: int, number: int) -> int:
     """The seed of a phase: the run's own in the first; later another, as its nodes may have the
     same names and would draw the same numbers again.
     """
-    return seed if number == 1 else int(stream_seed(seed, f"phase {number}") >> 1)
+    if number == 1:
+        return seed
+    return int(stream_seed(seed, f"phase {number}") >> 1)

@@ -6,7 +6,7 @@ on them (engine/predict/option_scaling.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import gcd
@@ -18,51 +18,74 @@ MOST = 1 << 20
 """Devices of a cluster."""
 
 
-def device_count(cluster: Cluster) -> int:
-    """GPUs of all hosts."""
+def count_devices(cluster: Cluster) -> int:
+    """Count the GPUs of all hosts."""
     return sum(len(host.gpus) for host in cluster.hosts)
 
 
-def scaled(cluster: Cluster, devices: int) -> Cluster:
-    """With so many GPUs in all: of each table of its file as many times more, or fewer, hosts. Less
-    than one host is a part of it, with as large a part of its cores, memory and price. Hosts
-    without GPUs stay as they are. Raises PlanError where that comes to no whole hosts.
+def scale_cluster(cluster: Cluster, devices: int) -> Cluster:
+    """Scale the hosts of each table of a cluster file by the growth in GPUs, so that there are so
+    many in all. Less than one host is a part of it, with as large a part of its cores, memory and
+    price. Hosts without GPUs stay as they are. Raises PlanError where that comes to no whole hosts.
     """
-    there = device_count(cluster)
-    if not there:
+    before = count_devices(cluster)
+    if not before:
         problem = "expected a cluster file with GPUs, found none in it"
         raise PlanError(f'devices: {problem}. Fix: devices = "8xH100" of a host.')
     if not 1 <= devices <= MOST:
         problem = f"expected a number of devices, 1 to {MOST}, found {devices}"
-        raise PlanError(f"devices: {problem}. Fix: --devices {there}.")
-    factor = Fraction(devices, there)
-    groups: dict[str, list[Host]] = {}
+        raise PlanError(f"devices: {problem}. Fix: --devices {before}.")
+    factor = Fraction(devices, before)
+    hosts_by_table = group_by_table(cluster)
+    gpus_by_table: dict[str, Fraction] = {}
+    for table, hosts in hosts_by_table.items():
+        gpus_by_table[table] = factor * sum(len(host.gpus) for host in hosts)
+    if not all(_is_whole(gpus_by_table[table], hosts) for table, hosts in hosts_by_table.items()):
+        raise PlanError(_describe_parts(hosts_by_table, before, devices))
+    scaled_hosts: list[Host] = []
+    for table, hosts in hosts_by_table.items():
+        scaled_hosts += _scale_hosts(table, hosts, int(gpus_by_table[table]))
+    return with_first(
+        scaled_hosts, links=cluster.links, lease=cluster.lease, private=cluster.private
+    )
+
+
+def group_by_table(cluster: Cluster) -> dict[str, list[Host]]:
+    """The hosts of each table of the cluster's file, which are alike; a single host is its own."""
+    hosts_by_table: dict[str, list[Host]] = {}
     for host in cluster.hosts:
-        groups.setdefault(host.table or host.name, []).append(host)
-    wanted = {name: factor * sum(len(h.gpus) for h in group) for name, group in groups.items()}
-    if not all(_whole(wanted[name], group) for name, group in groups.items()):
-        fit = _near(groups.values(), there, devices)
-        told = ", ".join(f"{len(g) * factor} x {name}" for name, g in groups.items() if g[0].gpus)
-        problem = f"expected whole hosts, found {told} for {devices} devices"
-        raise PlanError(f"devices: {problem}. Fix: --devices {fit}.")
-    hosts = [h for name, group in groups.items() for h in _hosts(name, group, int(wanted[name]))]
-    return with_first(hosts, links=cluster.links, lease=cluster.lease, private=cluster.private)
+        hosts_by_table.setdefault(host.table or host.name, []).append(host)
+    return hosts_by_table
 
 
-def _whole(gpus: Fraction, group: Sequence[Host]) -> bool:
+def _is_whole(gpus: Fraction, hosts: Sequence[Host]) -> bool:
     """Whether so many GPUs are whole hosts alike, or a part of one."""
-    each = len(group[0].gpus)
-    return not each or (gpus.denominator == 1 and (gpus < each or gpus % each == 0))
+    per_host = len(hosts[0].gpus)
+    if not per_host:
+        return True
+    return gpus.denominator == 1 and (gpus < per_host or gpus % per_host == 0)
 
 
-def _hosts(name: str, group: Sequence[Host], gpus: int) -> Iterator[Host]:
+def _describe_parts(hosts_by_table: Mapping[str, Sequence[Host]], before: int, devices: int) -> str:
+    """Why a number of devices makes no whole hosts, and the nearest one that does."""
+    factor = Fraction(devices, before)
+    parts: list[str] = []
+    for table, hosts in hosts_by_table.items():
+        if hosts[0].gpus:
+            parts.append(f"{len(hosts) * factor} x {table}")
+    nearest = _nearest_whole(hosts_by_table.values(), before, devices)
+    problem = f"expected whole hosts, found {', '.join(parts)} for {devices} devices"
+    return f"devices: {problem}. Fix: --devices {nearest}."
+
+
+def _scale_hosts(table: str, hosts: Sequence[Host], gpus: int) -> Iterator[Host]:
     """As many as the GPUs need, alike; the first have the names that were there."""
-    first, each = group[0], len(group[0].gpus)
-    if not each:
-        yield from group
+    first, per_host = hosts[0], len(hosts[0].gpus)
+    if not per_host:
+        yield from hosts
         return
-    if gpus < each:
-        part = Fraction(gpus, each)
+    if gpus < per_host:
+        part = Fraction(gpus, per_host)
         yield replace(
             first,
             cores=max(1, int(first.cores * part)),
@@ -71,12 +94,14 @@ def _hosts(name: str, group: Sequence[Host], gpus: int) -> Iterator[Host]:
             gpus=first.gpus[:gpus],
         )
         return
-    yield from group[: gpus // each]
-    for number in range(len(group), gpus // each):
-        yield replace(first, name=f"{name}-{number}", table=name)
+    yield from hosts[: gpus // per_host]
+    for number in range(len(hosts), gpus // per_host):
+        yield replace(first, name=f"{table}-{number}", table=table)
 
 
-def _near(groups: Collection[Sequence[Host]], there: int, devices: int) -> int:
+def _nearest_whole(groups: Iterable[Sequence[Host]], before: int, devices: int) -> int:
     """The least number of devices from this one on that makes whole hosts of every table."""
-    least = there // gcd(*(len(group) for group in groups if group[0].gpus))
+    host_counts = [len(hosts) for hosts in groups if hosts[0].gpus]
+    # Divided by what all numbers of hosts have in common, each table still has whole ones.
+    least = before // gcd(*host_counts)
     return -(-devices // least) * least

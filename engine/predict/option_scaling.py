@@ -7,7 +7,7 @@ planner).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -16,33 +16,51 @@ from dataflow.graph import Graph
 from dataflow.node import Node
 from engine.plan.cluster import Cluster
 from engine.plan.options import RunOptions
-from engine.predict.cluster_scaling import device_count
+from engine.predict.cluster_scaling import count_devices, group_by_table
 
 
-def countable(graph: Graph, options: RunOptions) -> list[str]:
-    """Names whose number of Workers may change: nodes that may have several, and pinned Workers."""
-    nodes = [node.name for node in graph.nodes if node.operator.work != "source"]
-    return list(dict.fromkeys([*nodes, *(w for pin in options.pin.values() for w in _names(pin))]))
-
-
-def with_workers(graph: Graph, options: RunOptions, name: str, count: int) -> RunOptions:
-    """With so many replicas of a node (of a train node: data-parallel ranks), and of all nodes that
-    are pinned to its Workers. name: the node's, or that of a Worker of a pin. Raises PlanError.
+def list_scalable(graph: Graph, options: RunOptions) -> list[str]:
+    """List the names whose number of Workers may change: nodes that may have several, and pinned
+    Workers.
     """
-    known = countable(graph, options)
+    names = [node.name for node in graph.nodes if node.operator.work != "source"]
+    for pin in options.pin.values():
+        names += _worker_names(pin)
+    return list(dict.fromkeys(names))
+
+
+def scale_workers(graph: Graph, options: RunOptions, name: str, count: int) -> RunOptions:
+    """Give a node so many replicas (a train node: data-parallel ranks), and all nodes that are
+    pinned to its Workers as many. name: the node's, or that of a Worker of a pin. Raises PlanError.
+    """
+    known = list_scalable(graph, options)
     if name not in known:
         problem = f"expected a node that may have several Workers, or a pinned Worker, found {name}"
         raise PlanError(f"what-if: {problem}. Fix: {nearest_or_all(name, known)}.")
     if count < 1:
         raise PlanError(f"what-if: {name}: expected 1 Worker or more, found {count}. Fix: 1..8.")
-    pin = options.pin.get(name) or next(p for p in [*options.pin.values(), ""] if _on(p, name))
+    pin = options.pin.get(name) or _find_pin(options, name)
     if not pin:
-        return _counted(options, graph.node(name), count)
-    found = options
-    for node in (graph.node(node) for node, own in options.pin.items() if own == pin):
-        if node.name == name or _grows(node, len(_names(pin))):
-            found = _pinned(found, node.name, _grown(pin, count * _tensor(options, node)))
-    return found
+        return _set_count(options, graph.node(name), count)
+    scaled_options = options
+    for node in _list_pinned(graph, options, pin):
+        if node.name == name or _grows(node, len(_worker_names(pin))):
+            longer_pin = _resize_pin(pin, count * _count_tensor_ranks(options, node))
+            scaled_options = _set_pin(scaled_options, node.name, longer_pin)
+    return scaled_options
+
+
+def _find_pin(options: RunOptions, worker: str) -> str:
+    """The first pin that names a Worker; empty without one."""
+    for pin in options.pin.values():
+        if worker in _worker_names(pin):
+            return pin
+    return ""
+
+
+def _list_pinned(graph: Graph, options: RunOptions, pin: str) -> list[Node]:
+    """The nodes with just this pin."""
+    return [graph.node(name) for name, other in options.pin.items() if other == pin]
 
 
 def _grows(node: Node, workers: int) -> bool:
@@ -50,52 +68,50 @@ def _grows(node: Node, workers: int) -> bool:
     operator = node.operator
     if operator.work == "train":
         return True
-    fixed = operator.work == "source" or operator.scope == "batch"
-    return not fixed and (operator.traits.computes or workers > 1)
+    # Such a node cannot have replicas.
+    if operator.work == "source" or operator.scope == "batch":
+        return False
+    return operator.traits.computes or workers > 1
 
 
-def _on(pin: str, name: str) -> bool:
-    """Whether a pin names a Worker; no pin is the end of the search."""
-    return not pin or name in _names(pin)
-
-
-def _names(pin: str) -> list[str]:
+def _worker_names(pin: str) -> list[str]:
     return [worker.partition("@")[0].strip() for worker in pin.split(",")]
 
 
-def _tensor(options: RunOptions, node: Node) -> int:
+def _count_tensor_ranks(options: RunOptions, node: Node) -> int:
     """Workers of one data-parallel rank."""
-    return options.tensor.get(node.name, 1) if node.operator.work == "train" else 1
+    if node.operator.work != "train":
+        return 1
+    return options.tensor.get(node.name, 1)
 
 
-def _counted(options: RunOptions, node: Node, count: int) -> RunOptions:
-    """Of a node without a pin."""
+def _set_count(options: RunOptions, node: Node, count: int) -> RunOptions:
+    """Set the ranks, or replicas, of a node without a pin."""
     if node.operator.work == "train":
         return replace(options, ranks={**options.ranks, node.name: count})
     return replace(options, replicas={**options.replicas, node.name: count})
 
 
-def _pinned(options: RunOptions, node: str, pin: str) -> RunOptions:
-    """With another pin, which says the number alone."""
+def _set_pin(options: RunOptions, node: str, pin: str) -> RunOptions:
+    """Give a node another pin, which says the number alone."""
     replicas = {name: count for name, count in options.replicas.items() if name != node}
     ranks = {name: count for name, count in options.ranks.items() if name != node}
     return replace(options, pin={**options.pin, node: pin}, replicas=replicas, ranks=ranks)
 
 
-def _grown(pin: str, count: int) -> str:
+def _resize_pin(pin: str, count: int) -> str:
     """So many Workers: the first ones of the pin, then others on the same hosts in turn."""
-    given = [worker.strip() for worker in pin.split(",")]
-    taken = set(_names(pin))
-    fresh = _fresh(given[0].partition("@")[0], taken)
-    more = []
-    for number in range(len(given), count):
-        _, at, host = given[number % len(given)].partition("@")
-        more.append(f"{next(fresh)}{at}{host}")
-    return ",".join([*given[:count], *more])
+    pinned = [worker.strip() for worker in pin.split(",")]
+    free_names = _list_free_names(pinned[0].partition("@")[0], set(_worker_names(pin)))
+    workers = pinned[:count]
+    for number in range(len(pinned), count):
+        _, at, host = pinned[number % len(pinned)].partition("@")
+        workers.append(f"{next(free_names)}{at}{host}")
+    return ",".join(workers)
 
 
-def _fresh(name: str, taken: set[str]) -> Iterator[str]:
-    """Names of Workers that nobody has."""
+def _list_free_names(name: str, taken: set[str]) -> Iterator[str]:
+    """Names of Workers that no Worker of the pin has, without end."""
     number = 0
     while True:
         number += 1
@@ -106,42 +122,45 @@ def _fresh(name: str, taken: set[str]) -> Iterator[str]:
 # --- devices --------------------------------------------------------------------------------------
 
 
-def with_devices(graph: Graph, options: RunOptions, before: Cluster, after: Cluster) -> RunOptions:
-    """With as many times more Workers of each node as there are devices: of nodes that compute with
-    a Model or have several, if a pin or a number says their Workers. Raises PlanError where none
-    does, or where that comes to no whole Workers.
+def scale_devices(graph: Graph, options: RunOptions, before: Cluster, after: Cluster) -> RunOptions:
+    """Scale each node's Workers by the growth in devices. Applies to nodes that compute with a
+    Model or have several Workers, if a pin or a number says them. Raises PlanError where none does,
+    or where that comes to no whole Workers.
     """
-    factor = Fraction(device_count(after), device_count(before))
-    found = options
+    factor = Fraction(count_devices(after), count_devices(before))
     if factor != 1 and not (options.pin or options.replicas or options.ranks):
         problem = "expected the Workers of the nodes that grow, found no pin and no number"
-        host = next(h for h in before.hosts if h.gpus)
-        at = f"gpu:{host.kind}" if host.kind else host.name
-        raise PlanError(f"devices: {problem}. Fix: --pin {_example(graph, at)}.")
+        host = next(host for host in before.hosts if host.gpus)
+        place = f"gpu:{host.kind}" if host.kind else host.name
+        raise PlanError(f"devices: {problem}. Fix: --pin {_example_pins(graph, place)}.")
+    scaled_options = options
     for pin in dict.fromkeys(options.pin.values()):
-        there = len(_names(pin))
-        nodes = [graph.node(node) for node, own in options.pin.items() if own == pin]
-        for node in (node for node in nodes if _grows(node, there)):
-            count = _whole(there * factor, f"{node.name} on {pin}", factor)
-            found = _pinned(found, node.name, _spread(_grown(pin, count), there, before, after))
-    return _numbers(found, options, factor)
+        worker_count = len(_worker_names(pin))
+        for node in _list_pinned(graph, options, pin):
+            if _grows(node, worker_count):
+                count = _require_whole(worker_count * factor, f"{node.name} on {pin}", factor)
+                longer_pin = _spread_pin(_resize_pin(pin, count), worker_count, before, after)
+                scaled_options = _set_pin(scaled_options, node.name, longer_pin)
+    return _scale_counts(scaled_options, options.pin, factor)
 
 
-def _numbers(found: RunOptions, options: RunOptions, factor: Fraction) -> RunOptions:
-    """Replicas and ranks of nodes without a pin, which the planner spreads over the hosts."""
-    said: dict[str, Mapping[str, int | str]] = {"replicas": found.replicas, "ranks": found.ranks}
-    own: dict[str, dict[str, int | str]] = {}
-    for flag, counts in said.items():
-        own[flag] = {}
-        for node, count in counts.items():
-            if node in options.pin or isinstance(count, str) or factor == 1:
-                own[flag][node] = count
-                continue
-            own[flag][node] = _whole(count * factor, f"{flag} {node}={count}", factor)
-    return replace(found, **own)  # type: ignore[arg-type]
+def _scale_counts(options: RunOptions, pinned: Collection[str], factor: Fraction) -> RunOptions:
+    """Scale the numbers of nodes without a pin; the planner spreads their Workers over hosts."""
+    if factor == 1:
+        return options
+    replicas: dict[str, int | str] = dict(options.replicas)
+    ranks = dict(options.ranks)
+    for node, count in options.replicas.items():
+        # A range is a text, and stays as it is.
+        if node not in pinned and not isinstance(count, str):
+            replicas[node] = _require_whole(count * factor, f"replicas {node}={count}", factor)
+    for node, count in options.ranks.items():
+        if node not in pinned:
+            ranks[node] = _require_whole(count * factor, f"ranks {node}={count}", factor)
+    return replace(options, replicas=replicas, ranks=ranks)
 
 
-def _whole(count: Fraction, what: str, factor: Fraction) -> int:
+def _require_whole(count: Fraction, what: str, factor: Fraction) -> int:
     """A number of Workers. Raises PlanError for a part of one."""
     if count.denominator != 1:
         problem = f"{what}: expected whole Workers, found {count} at {factor} times the devices"
@@ -150,28 +169,33 @@ def _whole(count: Fraction, what: str, factor: Fraction) -> int:
     return int(count)
 
 
-def _spread(pin: str, first: int, before: Cluster, after: Cluster) -> str:
-    """The pin with Workers that were grown from those of a host by name on its further hosts."""
-    tables: dict[str, list[str]] = {}
-    for host in after.hosts:
-        tables.setdefault(host.table or host.name, []).append(host.name)
-    old = {host.name: host for host in before.hosts}
-    counts: dict[str, int] = {}
-    for host in before.hosts:
-        counts[host.table or host.name] = counts.get(host.table or host.name, 0) + 1
-    told = []
+def _spread_pin(pin: str, round_size: int, before: Cluster, after: Cluster) -> str:
+    """Move Workers that were added to a host by name to the further hosts of its table. round_size:
+    the Workers that the pin had; each round after them is on the next hosts, as many as there were.
+    """
+    old_hosts, new_hosts = _host_names_by_table(before), _host_names_by_table(after)
+    table_of = {host.name: host.table or host.name for host in before.hosts}
+    workers: list[str] = []
     for number, worker in enumerate(pin.split(",")):
         name, at, host = worker.partition("@")
-        if host in old:
-            table = old[host].table or host
-            place = list(tables[table])
-            was = [h.name for h in before.hosts if (h.table or h.name) == table].index(host)
-            host = place[(was + (number // first) * counts[table]) % len(place)]
-        told.append(f"{name}{at}{host}")
-    return ",".join(told)
+        # A host may be a label, of which the planner chooses the hosts.
+        if host in table_of:
+            old_names, new_names = old_hosts[table_of[host]], new_hosts[table_of[host]]
+            place = old_names.index(host) + number // round_size * len(old_names)
+            host = new_names[place % len(new_names)]
+        workers.append(f"{name}{at}{host}")
+    return ",".join(workers)
 
 
-def _example(graph: Graph, at: str) -> str:
-    nodes = [n.name for n in graph.nodes if n.operator.traits.generates]
-    nodes += [n.name for n in graph.nodes if n.operator.work == "train"]
-    return " ".join(f"{node}={node}@{at}" for node in nodes[:2])
+def _host_names_by_table(cluster: Cluster) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for table, hosts in group_by_table(cluster).items():
+        names[table] = [host.name for host in hosts]
+    return names
+
+
+def _example_pins(graph: Graph, place: str) -> str:
+    """Pins for an error: a generation and a train node, each in a Worker of its own."""
+    names = [node.name for node in graph.nodes if node.operator.traits.generates]
+    names += [node.name for node in graph.nodes if node.operator.work == "train"]
+    return " ".join(f"{name}={name}@{place}" for name in names[:2])

@@ -4,13 +4,14 @@ Owns: the calls, what `--what-if` may change, and which plans that makes. Does n
 (engine/session/planning.py), what happens in simulated time
 (engine/predict/simulation/prediction_run.py), tables and pictures of it.
 
-    found = simulate(my_graph("path/to/model", "prompts.parquet"), steps=5, seconds={"score": 2e-3})
+    rows = SimulatedRows(steps=5, seconds={"score": 2e-3})
+    prediction = simulate(my_graph("path/to/model", "prompts.parquet"), rows=rows)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -30,13 +31,17 @@ from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.profile import read_profile
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.predict.cluster_scaling import scaled
-from engine.predict.option_scaling import countable, with_devices, with_workers
+from engine.predict.cluster_scaling import scale_cluster
+from engine.predict.option_scaling import list_scalable, scale_devices, scale_workers
 from engine.predict.row_statistics import SeenRows
 from engine.predict.simulation.plan_comparison import ComparedPlan
 from engine.predict.simulation.prediction import Prediction
 from engine.predict.simulation.prediction_run import predict
-from engine.predict.simulation.selections import require_shares, selections, told
+from engine.predict.simulation.selections import (
+    describe_selections,
+    list_selections,
+    require_shares,
+)
 from engine.predict.simulation.summary import summary_of
 from engine.session.planning import plan as make_plan
 
@@ -50,7 +55,7 @@ _GROUPS = ("together", "turns")
 CHANGEABLE = tuple(name for name in run_options.PLANNED if name not in _GROUPS)
 """Options that one value of a text gives."""
 
-Make = Callable[[Mapping[str, str]], Graph]
+GraphMaker = Callable[[Mapping[str, str]], Graph]
 """The graph with parameters of its function, or of its nodes, as these texts say."""
 
 
@@ -90,61 +95,64 @@ def simulate(
     """Plan a graph and simulate its Steps. devices: as many as that, of the cluster file's kinds,
     and Workers in proportion. spans: keep who did what when. Raises GraphError, PlanError.
     """
-    variant = Variant(graph=one_graph(graph), options=options or RunOptions(), devices=devices)
+    graph = require_graph(graph)
+    variant = Variant(graph=graph, options=options or RunOptions(), devices=devices)
     rows = rows or SimulatedRows()
-    _refuse_unknown(variant.graph, rows)
-    return _simulated(planned(variant, rows), rows, variant.options, spans=spans)
+    _refuse_unknown(graph, rows)
+    return _simulate(plan_variant(variant, rows), rows, variant.options, spans=spans)
 
 
 def _refuse_unknown(graph: Graph, rows: SimulatedRows) -> None:
-    """Raises PlanError for seconds of a node that the graph does not have, and for a share of what
-    is no selection of it.
+    """Refuse seconds of a node that the graph does not have, and a share of what is no selection of
+    it. Raises PlanError.
     """
     require_shares(graph, rows.kept)
     _refuse_unknown_nodes(graph, "seconds", rows.seconds)
     _refuse_unknown_nodes(graph, "cpu", rows.cpu)
 
 
-def _refuse_unknown_nodes(graph: Graph, what: str, values: Mapping[str, float]) -> None:
+def _refuse_unknown_nodes(graph: Graph, what: str, nodes: Iterable[str]) -> None:
     names = [node.name for node in graph.nodes]
-    for node in values:
+    for node in nodes:
         if node not in names:
             problem = f"expected a node of the graph, found {node!r}"
             raise PlanError(f"{what}: {problem}. Fix: {nearest_or_all(node, names)}.")
 
 
-def one_graph(graph: AnyGraph) -> Graph:
-    """Raises PlanError for a Program."""
+def require_graph(graph: AnyGraph) -> Graph:
+    """Refuse a Program, whose phases have a plan each. Raises PlanError."""
     if isinstance(graph, Program):
         problem = f"expected a graph, found a Program of {len(graph.phases)} phases"
         raise PlanError(f"simulate: {problem}. Fix: simulate the graph of each phase.")
     return graph
 
 
-def planned(variant: Variant, rows: SimulatedRows) -> Plan:
-    """The plan of one variant. Raises GraphError, PlanError."""
+def plan_variant(variant: Variant, rows: SimulatedRows) -> Plan:
+    """Plan one variant. Raises GraphError, PlanError."""
     if variant.devices is None:
         return make_plan(variant.graph, variant.options, profile=rows.profile, simulated=True)
-    before = cluster_of(variant.options)
-    after = scaled(before, variant.devices)
-    options = with_devices(variant.graph, variant.options, before, after)
+    before = _require_cluster(variant.options)
+    after = scale_cluster(before, variant.devices)
+    options = scale_devices(variant.graph, variant.options, before, after)
     return make_plan(variant.graph, options, profile=rows.profile, cluster=after, simulated=True)
 
 
-def cluster_of(options: RunOptions) -> Cluster:
-    """That of a cluster file. Raises PlanError without one."""
+def _require_cluster(options: RunOptions) -> Cluster:
+    """Read the cluster file. Raises PlanError without one."""
     if options.cluster in (None, run_options.HERE) or run_options.is_on_ray(options):
         problem = f"expected a cluster file, found {options.cluster or 'this machine'}"
         raise PlanError(f"devices: {problem}. Fix: --cluster hosts.toml.")
     return read_cluster(Path(options.cluster))
 
 
-def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: bool) -> Prediction:
+def _simulate(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: bool) -> Prediction:
     assert plan.program is not None
+    # The profile may be of another machine: of the one that the plan is for.
     profile = None if rows.profile is None else read_profile(rows.profile, here=False)
-    names = selections(plan.program)  # a run that was measured may have had others
+    names = list_selections(plan.program)
+    # The run that was measured may have had selections that this graph does not have.
     measured = {name: share for name, share in rows.lengths.kept.items() if name in names}
-    kept = measured | dict(rows.kept)
+    shares = measured | dict(rows.kept)
     prediction = predict(
         plan,
         steps=rows.steps,
@@ -153,12 +161,13 @@ def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: b
         profile=profile,
         seconds=rows.seconds,
         cpu=rows.cpu,
-        kept=kept,
+        kept=shares,
         spans=spans,
         scaling=options.scaling,
         grace=options.grace,
     )
-    return replace(prediction, rows={**prediction.rows, **told(plan.program, kept, rows.kept)})
+    selections = describe_selections(plan.program, shares, rows.kept)
+    return replace(prediction, rows={**prediction.rows, **selections})
 
 
 # --- what if --------------------------------------------------------------------------------------
@@ -166,46 +175,54 @@ def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: b
 
 def what_if(
     base: Variant,
-    asked: Sequence[str],
+    spreads: Sequence[str],
     rows: SimulatedRows | None = None,
     *,
-    make: Make | None = None,
+    make: GraphMaker | None = None,
     parameters: Sequence[str] = (),
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[ComparedPlan]:
-    """Simulate the plans of all combinations of values, each with the same rows. asked: texts
+    """Simulate the plans of all combinations of values, each with the same rows. spreads: texts
     `KEY=2..16` or `KEY=a,b,c`; what a KEY may be: see docs/cost.md. make, parameters: how to make
     the graph with other values of these, and of parameters of its nodes. tell: of each plan before
     it is simulated. Raises GraphError for a graph that is wrong as it is, PlanError for a KEY or
     value that means nothing, and where no plan could be simulated, though some fit.
     """
-    values = _values(asked)
+    values_by_key = _read_spreads(spreads)
     rows = rows or SimulatedRows()
+    # What is wrong whatever the values are is an error, and not that of each plan.
     _refuse_unknown(base.graph, rows)
-    if DEVICES in values:
-        cluster_of(base.options)
+    if DEVICES in values_by_key:
+        _require_cluster(base.options)
     check(base.graph)
-    make = make or (lambda texts: edited(base.graph, [f"{k}={v}" for k, v in texts.items()]))
-    chosen = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
-    variants = [changed(base, texts, make, parameters) for texts in chosen]
-    found: list[ComparedPlan] = []
-    failed: list[PlanError] = []
-    for texts, variant in zip(chosen, variants, strict=True):
-        tell(", ".join(f"{key}={value}" for key, value in texts.items()))
+    make = make or (lambda texts: edited(base.graph, _join(texts)))
+    combinations = list(product(*values_by_key.values()))
+    choices = [dict(zip(values_by_key, values, strict=True)) for values in combinations]
+    # All of them before the first is simulated: a value that means nothing is known at once.
+    variants = [change_variant(base, texts, make, parameters) for texts in choices]
+    plans: list[ComparedPlan] = []
+    failures: list[PlanError] = []
+    for texts, variant in zip(choices, variants, strict=True):
+        tell(", ".join(_join(texts)))
         try:
-            plan = planned(variant, rows)
+            plan = plan_variant(variant, rows)
         except (PlanError, GraphError) as error:
-            found.append(ComparedPlan(values=texts, why=_first_line(error)))
+            plans.append(ComparedPlan(values=texts, why=_first_line(error)))
             continue
         try:
-            figures = summary_of(_simulated(plan, rows, variant.options, spans=True))
-            found.append(ComparedPlan(values=texts, found=figures))
+            summary = summary_of(_simulate(plan, rows, variant.options, spans=True))
+            plans.append(ComparedPlan(values=texts, summary=summary))
         except PlanError as error:
-            failed.append(error)
-            found.append(ComparedPlan(values=texts, why=_first_line(error)))
-    if failed and not any(plan.found for plan in found):
-        raise failed[0]
-    return found
+            failures.append(error)
+            plans.append(ComparedPlan(values=texts, why=_first_line(error)))
+    if failures and not any(plan.summary for plan in plans):
+        raise failures[0]
+    return plans
+
+
+def _join(texts: Mapping[str, str]) -> list[str]:
+    """`KEY=VALUE` of each."""
+    return [f"{key}={text}" for key, text in texts.items()]
 
 
 def _first_line(error: Exception) -> str:
@@ -213,24 +230,25 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _values(asked: Sequence[str]) -> dict[str, list[str]]:
-    """By KEY, in the order in which they were asked for."""
-    found: dict[str, list[str]] = {}
-    for text in asked:
+def _read_spreads(spreads: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each KEY, in the order of the texts. Raises PlanError for too many plans."""
+    values_by_key: dict[str, list[str]] = {}
+    for text in spreads:
         key, equals, values = text.partition("=")
         key = key.strip().removeprefix("--")
         if not (key and equals and values.strip()):
             problem = f"expected KEY=2..16 or KEY=a,b,c, found {text!r}"
             raise PlanError(f"what-if: {problem}. Fix: rollout=1..8.")
-        if key in found:
+        if key in values_by_key:
             raise PlanError(f"what-if: {key} is given twice. Fix: {key}=1,2,4.")
-        found[key] = list(dict.fromkeys(spread(values, key)))
-    count = prod(map(len, found.values()))
+        values_by_key[key] = list(dict.fromkeys(expand_values(values, key)))
+    counts = [len(values) for values in values_by_key.values()]
+    count = prod(counts)
     if count > MOST:
-        told = " x ".join(str(len(values)) for values in found.values())
-        problem = f"expected at most {MOST} plans, found {told} = {count}"
+        factors = " x ".join(map(str, counts))
+        problem = f"expected at most {MOST} plans, found {factors} = {count}"
         raise PlanError(f"what-if: {problem}. Fix: fewer values.")
-    return found
+    return values_by_key
 
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
@@ -238,17 +256,19 @@ _COMMA = re.compile(r",(?![^(\[]*[)\]])")
 """One that is in no brackets: `cosine(1e-6, 100)` is one value."""
 
 
-def spread(text: str, key: str = "KEY") -> Iterator[str]:
-    """`2..16` is 2, 4, 8, 16: doubled until the last, which is always there. `a,b` is each."""
+def expand_values(text: str, key: str = "KEY") -> Iterator[str]:
+    """List the values of a text: `2..16` is 2, 4, 8, 16, doubled until the last, which is always
+    there; `a,b` is each. Raises PlanError.
+    """
     for part in map(str.strip, _COMMA.split(text)):
-        found = _RANGE.fullmatch(part)
-        if found is None:
+        bounds = _RANGE.fullmatch(part)
+        if bounds is None:
             if not part or ".." in part:
                 problem = f"expected a value or a range such as 2..16, found {part!r}"
                 raise PlanError(f"what-if: {key}: {problem}. Fix: {key}=2..16.")
             yield part
             continue
-        first, last = int(found[1]), int(found[2])
+        first, last = int(bounds[1]), int(bounds[2])
         if not 1 <= first <= last:
             problem = f"expected a range from 1 up, found {part}"
             raise PlanError(f"what-if: {key}: {problem}. Fix: {key}=1..{max(1, last)}.")
@@ -258,24 +278,25 @@ def spread(text: str, key: str = "KEY") -> Iterator[str]:
         yield str(last)
 
 
-def changed(
-    base: Variant, texts: Mapping[str, str], make: Make, parameters: Sequence[str] = ()
+def change_variant(
+    base: Variant, texts: Mapping[str, str], make: GraphMaker, parameters: Sequence[str] = ()
 ) -> Variant:
-    """The base with other values. Raises PlanError, or what `make` raises, for a KEY or a value
+    """Give the base other values. Raises PlanError, or what `make` raises, for a KEY or a value
     that means nothing.
     """
-    counted = countable(base.graph, base.options)
+    scalable = list_scalable(base.graph, base.options)
     graph, options, devices = base.graph, base.options, base.devices
-    of_graph = {k: v for k, v in texts.items() if _is_of_graph(k, base, parameters)}
-    if of_graph:
-        graph = make(of_graph)
-    for key, value in texts.items():
+    graph_keys = [key for key in texts if _is_of_graph(key, base, parameters)]
+    # The graph first: Workers are those of the new one's nodes.
+    if graph_keys:
+        graph = make({key: texts[key] for key in graph_keys})
+    for key, text in texts.items():
         if key == DEVICES:
-            devices = _whole(key, value)
-        elif key in counted:
-            options = with_workers(graph, options, key, _whole(key, value))
-        elif key not in of_graph:
-            options = _with_option(options, key, value)
+            devices = _parse_number(key, text)
+        elif key in scalable:
+            options = scale_workers(graph, options, key, _parse_number(key, text))
+        elif key not in graph_keys:
+            options = _set_option(options, key, text)
     return Variant(graph=graph, options=options, devices=devices)
 
 
@@ -284,57 +305,64 @@ def _is_of_graph(key: str, base: Variant, parameters: Sequence[str]) -> bool:
     nothing at all.
     """
     head, dot, node = key.partition(".")
-    counted = countable(base.graph, base.options)
-    if key == DEVICES or key in counted or key.replace("-", "_") in CHANGEABLE:
+    scalable = list_scalable(base.graph, base.options)
+    if key == DEVICES or key in scalable or key.replace("-", "_") in CHANGEABLE:
         return False
     if key.replace("-", "_") in parameters:
         return True
-    nodes = [each.name for each in base.graph.nodes]
+    nodes = [graph_node.name for graph_node in base.graph.nodes]
     if dot and head in nodes:
         return True
     if dot and head in CHANGEABLE and node in nodes:
         return False
-    known = [DEVICES, *counted, *parameters, *CHANGEABLE]
-    near = nearest_or_all(key, known) if not dot else nearest_or_all(head, nodes)
+    if dot:
+        fix = nearest_or_all(head, nodes)
+    else:
+        fix = nearest_or_all(key, [DEVICES, *scalable, *parameters, *CHANGEABLE])
     problem = "expected devices, a node, a Worker, a flag or NODE.PARAM"
-    raise PlanError(f"what-if: {problem}, found {key!r}. Fix: {near}.")
+    raise PlanError(f"what-if: {problem}, found {key!r}. Fix: {fix}.")
 
 
-def _whole(key: str, value: str) -> int:
-    if not value.isdecimal():
-        problem = f"{key}: expected a whole number, found {value!r}"
+def _parse_number(key: str, text: str) -> int:
+    if not text.isdecimal():
+        problem = f"{key}: expected a whole number, found {text!r}"
         raise PlanError(f"what-if: {problem}. Fix: {key}=1..8.")
-    return int(value)
+    return int(text)
 
 
-def _with_option(options: RunOptions, key: str, value: str) -> RunOptions:
-    """An option of the run, `threads`, or a node's of one that is a table, `tensor.rollout`."""
+def _set_option(options: RunOptions, key: str, text: str) -> RunOptions:
+    """Set an option of the run, `threads`, or a node's of one that is a table, `tensor.rollout`."""
     name, dot, node = key.partition(".")
     name = name.replace("-", "_")
     hint = get_type_hints(RunOptions)[name]
-    table = get_origin(hint) is not None and issubclass(_class(hint), Mapping)
-    if table != bool(dot):
-        like = f"{name}.NODE" if table else name
+    is_table = _is_table(hint)
+    if is_table != bool(dot):
+        like = f"{name}.NODE" if is_table else name
         problem = f"{key}: expected {like}"
-        raise PlanError(f"what-if: {problem}, found {key}={value}. Fix: {like}={value}.")
-    said: Any = {**getattr(options, name), node: value} if table else value
+        raise PlanError(f"what-if: {problem}, found {key}={text}. Fix: {like}={text}.")
+    unparsed: Any = text
+    if is_table:
+        unparsed = {**getattr(options, name), node: text}
     try:
-        found = msgspec.convert(said, hint, strict=False)
+        parsed = msgspec.convert(unparsed, hint, strict=False)
     except msgspec.ValidationError as error:
-        expected, fix = _expected(hint)
-        problem = f"{key}: expected {expected}, found {value!r}"
+        expected, fix = _describe_values(hint)
+        problem = f"{key}: expected {expected}, found {text!r}"
         raise PlanError(f"what-if: {problem}. Fix: {key}={fix}.") from error
-    return replace(options, **{name: found})
+    return replace(options, **{name: parsed})
 
 
-def _expected(hint: Any) -> tuple[str, str]:
+def _is_table(hint: Any) -> bool:
+    """Whether an option has a value for each node."""
+    origin = get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _describe_values(hint: Any) -> tuple[str, str]:
     """What an option takes, and values of it."""
-    literals = [value for value in get_args(hint) if isinstance(value, str)]
+    literals = [literal for literal in get_args(hint) if isinstance(literal, str)]
     if literals:
         return f"one of {', '.join(literals)}", ",".join(literals[:2])
-    return ("true or false", "true,false") if hint is bool else ("a whole number", "1,2,4")
-
-
-def _class(hint: Any) -> type:
-    found = get_origin(hint)
-    return found if isinstance(found, type) else object
+    if hint is bool:
+        return "true or false", "true,false"
+    return "a whole number", "1,2,4"

@@ -52,23 +52,26 @@ class Ends:
 
 
 def probe_rows(seed: int, vocabulary: int) -> Ragged:
-    """int32 rows of uniformly drawn tokens, ROWS of LENGTH, the same on both sides."""
-    draw = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, vocabulary]))
-    values = draw.integers(0, vocabulary, ROWS * LENGTH, dtype=np.int32)
-    return Ragged(values, np.arange(0, ROWS * LENGTH + 1, LENGTH))
+    """Draw int32 rows of uniform tokens, ROWS of LENGTH, the same on both sides."""
+    # A seed may be negative; a key is of unsigned numbers.
+    key = [seed & 0xFFFFFFFFFFFFFFFF, vocabulary]
+    draw = np.random.Generator(np.random.Philox(key=key))
+    tokens = draw.integers(0, vocabulary, ROWS * LENGTH, dtype=np.int32)
+    return Ragged(tokens, np.arange(0, ROWS * LENGTH + 1, LENGTH))
 
 
 def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
-    """The tolerance of the coarsest of these dtypes; integers and float64 count as float32."""
-    known = [TOLERANCES[d] for d in dtypes if d in TOLERANCES]
-    return max(known, key=lambda t: t.max, default=TOLERANCES["float32"])
+    """Find the tolerance of the coarsest of these dtypes; integers and float64 count as float32."""
+    tolerances = [TOLERANCES[dtype] for dtype in dtypes if dtype in TOLERANCES]
+    return max(tolerances, key=lambda each: each.max, default=TOLERANCES["float32"])
 
 
 def compare_probes(
     writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends
 ) -> tuple[float, float]:
-    """Mean and greatest |difference| of log-probs: float32, of all tokens but each row's first.
-    Raises RunError if they exceed the tolerance, or a number is finite on one side only.
+    """Compare log-probs: float32, of all tokens but each row's first. Returns the mean and the
+    greatest |difference|. Raises RunError if they exceed the tolerance, or a number is finite on
+    one side only.
     """
     expected = len(rows.values) - len(rows)
     if not len(writer) == len(reader) == expected:
@@ -86,13 +89,14 @@ def compare_probes(
     allowed = Tolerance(scale * tolerance.mean, scale * tolerance.max)
     if mean <= allowed.mean and worst <= allowed.max:
         return mean, worst
-    at = int(off.argmax())
-    row, place = _locate(rows, at)
+    worst_index = int(off.argmax())
+    row, place = _locate(rows, worst_index)
     token = int(rows[row][place])
     has = f"{ends.reader} has version {ends.version} of {ends.writer}, bit for bit"
     differences = f"|difference| {mean:.3g} on average and {worst:.3g} at most"
     limits = f"expected {allowed.mean:.3g} and {allowed.max:.3g}"
-    numbers = f"{float(writer[at]):.6g} ({ends.writer}) and {float(reader[at]):.6g} ({ends.reader})"
+    written, read = float(writer[worst_index]), float(reader[worst_index])
+    numbers = f"{written:.6g} ({ends.writer}) and {read:.6g} ({ends.reader})"
     raise RunError(
         f"probe of {ends.model!r}: {has}, but computes other log-probs with it: {differences},"
         f" {limits}; the worst is token {token} at place {place} of row {row}: {numbers}."
@@ -108,9 +112,10 @@ def _scale_of(numbers: np.ndarray) -> float:
     return max(1.0, float(finite.std()))
 
 
-def _locate(rows: Ragged, at: int) -> tuple[int, int]:
-    """The row, and the place in it, of a number. at: among those of all rows."""
-    counted = rows.lengths - 1  # a row's first token has no log-prob
-    row = int(np.searchsorted(np.cumsum(counted), at, side="right"))
-    place = at - int(counted[:row].sum()) + 1
+def _locate(rows: Ragged, index: int) -> tuple[int, int]:
+    """The row, and the place in it, of a number. index: among those of all rows."""
+    # A row's first token has no log-prob.
+    counts = rows.lengths - 1
+    row = int(np.searchsorted(np.cumsum(counts), index, side="right"))
+    place = index - int(counts[:row].sum()) + 1
     return row, place

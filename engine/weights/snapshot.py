@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def copy_pieces(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
-    """A batch that describes the pieces, their digest, copies. Raises RunError as `to_batch`."""
+    """Copy the pieces. Returns a batch that describes them, their digest, and the copies. Raises
+    RunError as `to_batch`.
+    """
     import torch
 
     def copy(tensor: Tensor) -> Tensor:
@@ -41,15 +43,15 @@ def copy_pieces(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
 
 
 def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
-    """Uninitialized tensors for what a block describes. Raises RunError for other records."""
+    """Make uninitialized tensors for what a block describes. Raises RunError for other records."""
     import torch
 
     if not records.schema.equals(blocks.DESCRIPTION):
         problem = f"expected the columns {blocks.DESCRIPTION.names}, found {records.schema.names}"
         raise RunError(f"weights: {problem}. Fix: writer and reader need the same plan.")
-    names, dtypes, shapes = (
-        records.column(name).to_pylist() for name in ("name", "dtype", "shape")
-    )
+    names = records.column("name").to_pylist()
+    dtypes = records.column("dtype").to_pylist()
+    shapes = records.column("shape").to_pylist()
     for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
         if dtype not in blocks.DTYPES or min(shape, default=0) < 0:
             problem = f"piece {name!r} of {dtype} {shape} cannot be received"
@@ -63,7 +65,9 @@ def make_room(records: pa.RecordBatch, device: str) -> list[Tensor]:
 
 
 def verify_pieces(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
-    """The pieces, all as described. Raises RunError naming the one that is not."""
+    """Verify that tensors are as described, and return their pieces. Raises RunError naming the one
+    that is not.
+    """
     if len(arrived) != records.num_rows:
         problem = f"expected {records.num_rows} pieces, found {len(arrived)} tensors"
         fix = "fetch the block that Offered names, all rows in order"

@@ -15,7 +15,7 @@ from dataflow.errors import DataError, RunError
 from engine.cli import main
 from engine.plan.cost.profile import ProfiledNode, read_profile
 from engine.plan.cost.transfers import MESSAGE
-from engine.predict.profile.child import in_child
+from engine.predict.profile.child import run_in_child
 from tests.kit.tiny_runs import TinyRuns
 
 
@@ -34,8 +34,8 @@ def ends_badly(how: str) -> Iterator[str]:
 
 def child(task: object) -> tuple[tuple[object, ...], bool]:
     """What it told, and whether it ended for want of memory."""
-    result = in_child(task, threads=1, needed={"SAID": "yes"}, title="a test")  # type: ignore[arg-type]
-    return result.told, result.short
+    result = run_in_child(task, threads=1, needed={"SAID": "yes"}, title="a test")  # type: ignore[arg-type]
+    return result.outputs, result.out_of_memory
 
 
 def test_a_child_tells_what_it_yields() -> None:

@@ -21,8 +21,8 @@ from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.predict.profile import profiler as profiling
 from engine.predict.profile.child import ChildResult
-from engine.predict.profile.predictions import as_planned
-from engine.predict.profile.profiler import MadeProfile, ProfileRequest, profiled
+from engine.predict.profile.predictions import make_longest
+from engine.predict.profile.profiler import MadeProfile, ProfileRequest, measure_profile
 from engine.predict.profile.short_run import ShortRun
 from engine.predict.profile.side_by_side import Crowding
 from tests.kit.graphs import grpo_graph
@@ -47,18 +47,18 @@ class MadeUpLoad:
         number = self.tries[title] = self.tries.get(title, 0) + 1
         if title == "rates":
             known = replace(device("cpu"), source=f"try {number}")
-            return ChildResult(told=((self.rates[number - 1], known),))
+            return ChildResult(outputs=((self.rates[number - 1], known),))
         if title == "imports":
-            return ChildResult(told=(ImportedMemory(anonymous=number << 20, files=0),))
+            return ChildResult(outputs=(ImportedMemory(anonymous=number << 20, files=0),))
         if title == "a short run":
-            return ChildResult(told=(ShortRun(message=float(number)),))
+            return ChildResult(outputs=(ShortRun(message=float(number)),))
         work = task.args[1]  # type: ignore[attr-defined]
-        return ChildResult(told=tuple(map(self._measured, work.cells)))
+        return ChildResult(outputs=tuple(map(self._measured, work.cells)))
 
     def _measured(self, cell: ProfileCell) -> Any:
         waited = self.cells > 0.05
         seconds = {"seconds": 1.0, "cpu": 1.0, "by_cpu": waited, "others": self.cells}
-        return as_planned(replace(cell, **seconds))
+        return make_longest(replace(cell, **seconds))
 
 
 def profile_under(
@@ -69,14 +69,16 @@ def profile_under(
     used = iter(load.used)
     monkeypatch.setattr(profiling.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(profiling.os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(profiling, "in_child", load.child)
+    monkeypatch.setattr(profiling, "run_in_child", load.child)
     monkeypatch.setattr(profiling.Others, "cores", lambda _: next(used, load.used[-1]))
     crowding = Crowding(slower=1.1, others=load.beside, by_cpu=True)
-    monkeypatch.setattr(profiling, "beside", lambda works, *_, **how: [crowding] * len(works))
+    monkeypatch.setattr(
+        profiling, "measure_crowding", lambda works, *_, **how: [crowding] * len(works)
+    )
     graph = grpo_graph()
     plan: Plan = placed(graph, cores=2, threads=1, workers="one")
     request = ProfileRequest(quick=True, accept_busy=accept)
-    return profiled(graph, [plan], RunOptions(), request, lambda text: None)
+    return measure_profile(graph, [plan], RunOptions(), request, lambda text: None)
 
 
 def test_rates_and_the_short_run_are_tried_again_and_the_quietest_counts(
@@ -134,7 +136,7 @@ def test_the_command_of_a_busy_machine_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = MadeUpLoad(cells=0.9)
-    monkeypatch.setattr(profiling, "in_child", load.child)
+    monkeypatch.setattr(profiling, "run_in_child", load.child)
     out = tmp_path / "here.json"
     words = ("--base", "tiny", "--data", "data.jsonl", "--threads", "1", "--quick")
     (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')

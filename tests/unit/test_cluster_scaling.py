@@ -13,8 +13,8 @@ from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
 from engine.plan.options import RunOptions, make_placing
 from engine.plan.placement import resolve_labels
 from engine.plan.planner import make_plan
-from engine.predict.cluster_scaling import scaled
-from engine.predict.option_scaling import countable, with_devices, with_workers
+from engine.predict.cluster_scaling import scale_cluster
+from engine.predict.option_scaling import list_scalable, scale_devices, scale_workers
 from tests.kit.graphs import grpo_graph, small_grpo, small_ppo
 from tests.kit.plans import headers, planned_on
 
@@ -49,20 +49,20 @@ def six() -> Cluster:
 
 
 def test_a_cluster_grows_by_whole_hosts_of_every_table() -> None:
-    cluster = scaled(six(), 96)
+    cluster = scale_cluster(six(), 96)
     names = [host.name for host in cluster.hosts]
     assert names == ["desk", *(f"train-{i}" for i in range(4)), *(f"gen-{i}" for i in range(8))]
     assert cluster.way("train-3", "gen-7").rate == 1e9, "new hosts have their table's links"
-    assert scaled(six(), 48) == six()
-    assert [h.name for h in scaled(six(), 24).hosts] == ["desk", "train-0", "gen-0", "gen-1"]
+    assert scale_cluster(six(), 48) == six()
+    assert [h.name for h in scale_cluster(six(), 24).hosts] == ["desk", "train-0", "gen-0", "gen-1"]
 
 
 def test_one_host_becomes_several_and_a_part_of_one() -> None:
     one = with_first(hosts_of("a", 1, 8))
-    more = scaled(one, 24)
+    more = scale_cluster(one, 24)
     assert [host.name for host in more.hosts] == ["a", "a-1", "a-2"]
     assert {host.table for host in more.hosts[1:]} == {"a"}
-    (part,) = scaled(one, 2).hosts
+    (part,) = scale_cluster(one, 2).hosts
     assert (len(part.gpus), part.cores, part.memory, part.price) == (2, 16, 128 * GIB, 2.0)
 
 
@@ -77,14 +77,14 @@ def test_one_host_becomes_several_and_a_part_of_one() -> None:
 )
 def test_devices_that_make_no_whole_hosts(cluster: Cluster, devices: int, told: str) -> None:
     with pytest.raises(PlanError, match=told):
-        scaled(cluster, devices)
+        scale_cluster(cluster, devices)
 
 
 # --- Workers --------------------------------------------------------------------------------------
 
 
 def grown(name: str, count: int, **options: Any) -> RunOptions:
-    return with_workers(grpo_graph(), RunOptions(**options), name, count)
+    return scale_workers(grpo_graph(), RunOptions(**options), name, count)
 
 
 def test_a_node_without_a_pin_has_replicas_or_ranks() -> None:
@@ -110,7 +110,7 @@ def test_nodes_on_the_same_workers_grow_together() -> None:
 
 
 def test_names_that_have_no_number_of_workers() -> None:
-    assert "prompts" not in countable(grpo_graph(), RunOptions())
+    assert "prompts" not in list_scalable(grpo_graph(), RunOptions())
     with pytest.raises(PlanError, match=r"found rolout\. Fix: rollout\."):
         grown("rolout", 2)
     with pytest.raises(PlanError, match="rollout: expected 1 Worker or more, found 0"):
@@ -122,7 +122,9 @@ def test_names_that_have_no_number_of_workers() -> None:
 
 def with_more(devices: int, **options: Any) -> RunOptions:
     before = six()
-    return with_devices(grpo_graph(), RunOptions(**options), before, scaled(before, devices))
+    return scale_devices(
+        grpo_graph(), RunOptions(**options), before, scale_cluster(before, devices)
+    )
 
 
 def test_workers_grow_with_the_devices() -> None:
@@ -136,10 +138,10 @@ def test_workers_grow_with_the_devices() -> None:
 
 
 def test_a_grown_plan_is_on_the_grown_hosts() -> None:
-    before, after = six(), scaled(six(), 96)
+    before, after = six(), scale_cluster(six(), 96)
     pins = {"rollout": "g@gpu:L40S,h@gpu:L40S", "train_policy": "t@train-0,u@train-1"}
     graph = grpo_graph(max_lag=1, batch=64)
-    options = with_devices(graph, RunOptions(pin=pins), before, after)
+    options = scale_devices(graph, RunOptions(pin=pins), before, after)
     asked, cluster = resolve_labels(make_placing(options), after)
     plan = make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
     assert len(plan.node("train_policy").workers) == 4
@@ -150,7 +152,7 @@ def test_a_grown_plan_is_on_the_grown_hosts() -> None:
 def test_numbers_grow_on_several_hosts() -> None:
     before, after = (with_first(hosts_of("a", count, 4)) for count in (2, 4))
     asked = RunOptions(replicas={"rollout": 4}, ranks={"train_policy": 2})
-    options = with_devices(small_grpo(max_lag=1), asked, before, after)
+    options = scale_devices(small_grpo(max_lag=1), asked, before, after)
     plan = planned_on(after, small_grpo(max_lag=1), replicas=options.replicas, ranks=options.ranks)
     hosts = Counter(plan.host_of(worker) for worker in plan.node("rollout").workers)
     assert hosts == {"a-1": 3, "a-2": 3, "a-3": 2}, "training has a-0"
@@ -159,7 +161,7 @@ def test_numbers_grow_on_several_hosts() -> None:
 def test_numbers_grow_on_one_host() -> None:
     before = with_first(hosts_of("a", 1, 2))
     asked = RunOptions(replicas={"rollout": 2, "score": "1..2"}, ranks={"train_policy": 1})
-    found = with_devices(small_ppo(), asked, scaled(before, 1), before)
+    found = scale_devices(small_ppo(), asked, scale_cluster(before, 1), before)
     assert found.replicas == {"rollout": 4, "score": "1..2"}
     assert found.ranks == {"train_policy": 2}
 

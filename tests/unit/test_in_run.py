@@ -14,7 +14,7 @@ from engine.plan.cost.profile import Profile, ProfiledNode, model_key
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.plan.profiled_passes import kind_of_pass
-from engine.predict.profile.run_slowdown import compared, with_functions
+from engine.predict.profile.run_slowdown import add_functions, compare_with_runs
 from engine.predict.profile.short_run import ShortRun
 from engine.predict.row_statistics import SeenRows
 from engine.predict.simulation.prediction_run import predict
@@ -66,11 +66,12 @@ def together(**params: Any) -> Plan:
 def test_what_is_compared_is_predicted_from_then_on() -> None:
     plan = together(batch=16, n=4)
     profile, longer = profiled(plan), {"rollout": 2.0, "train_policy": 1.5}
-    found = compared(profile, [plan], [run(plan, profile, longer)])
+    found = compare_with_runs(profile, [plan], [run(plan, profile, longer)])
     assert in_run(found) == pytest.approx(longer, rel=0.05)
     as_predicted = run(plan, found, dict.fromkeys(longer, 1.0))
-    assert in_run(compared(profile, [plan], [as_predicted])) == pytest.approx(longer, rel=0.05)
-    again = compared(found, [plan], [run(plan, found, longer)])
+    same = compare_with_runs(profile, [plan], [as_predicted])
+    assert in_run(same) == pytest.approx(longer, rel=0.05)
+    again = compare_with_runs(found, [plan], [run(plan, found, longer)])
     assert in_run(again) == pytest.approx({"rollout": 4.0, "train_policy": 2.25}, rel=0.05)
 
 
@@ -78,7 +79,7 @@ def test_functions_are_those_of_the_first_phase_that_has_them() -> None:
     plan = together()
     first = ShortRun(seconds={"score": SCORED, "rollout": 1.0}, cpu={"score": 0.25})
     runs = [first, ShortRun(seconds={"score": 1.0, "prompts": 2.0}, cpu={"score": 1.0})]
-    found = with_functions(profiled(plan), [plan, plan], runs)
+    found = add_functions(profiled(plan), [plan, plan], runs)
     assert (found.functions, found.cpu) == ({"score": SCORED, "prompts": 2.0}, {"score": 0.25})
     assert plan_costs(plan, found).computing("score") == 0.25
     assert plan_costs(plan, found).computing("prompts") == 1.0, "nobody measured it"
@@ -92,12 +93,12 @@ def test_functions_are_those_of_the_first_phase_that_has_them() -> None:
 def test_what_says_nothing(short: ShortRun) -> None:
     plan = together()
     profile = profiled(plan)
-    assert compared(profile, [plan], [short]) == profile
+    assert compare_with_runs(profile, [plan], [short]) == profile
 
 
 def test_several_ranks_say_nothing() -> None:
     plan = placed(grpo_graph(batch=8, n=4), workers="apart", ranks={"train_policy": 2})
     profile = profiled(plan)
     short = run(plan, profile, {"rollout": 1.5, "train_policy": 1.5})
-    found = compared(profile, [plan], [short])
+    found = compare_with_runs(profile, [plan], [short])
     assert in_run(found) == {"rollout": pytest.approx(1.5, rel=0.05), "train_policy": 1.0}

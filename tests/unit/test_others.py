@@ -15,10 +15,10 @@ from engine.predict.profile.other_load import (
     BUSY,
     CoreWaits,
     Others,
-    core_waits,
     disturbs,
+    read_core_waits,
     refuse_worthless,
-    share_of,
+    taken_share,
 )
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -72,7 +72,7 @@ def test_others_have_wanted_cores_once_no_other_is_idle(
     monkeypatch: pytest.MonkeyPatch, cores: float, wanted: int, share: float
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert share_of(cores, wanted) == share
+    assert taken_share(cores, wanted) == share
 
 
 def test_threads_that_wait_tell_what_share_others_had(
@@ -83,7 +83,7 @@ def test_threads_that_wait_tell_what_share_others_had(
         (tmp_path / thread).mkdir()
         (tmp_path / thread / "schedstat").write_text(f"{figures}\n")
     (tmp_path / "9").mkdir()  # it has ended meanwhile
-    now = core_waits()
+    now = read_core_waits()
     assert (now.ran, now.waited) == pytest.approx((4.0, 2.0))
     assert now.share == pytest.approx(1 / 3)
     assert now.since(CoreWaits(3.0, 1.0)).share == pytest.approx(0.5)
@@ -91,10 +91,10 @@ def test_threads_that_wait_tell_what_share_others_had(
 
 
 def test_this_process_tells_what_it_ran() -> None:
-    before, begun = core_waits(), time.process_time()
+    before, begun = read_core_waits(), time.process_time()
     while time.process_time() - begun < 0.1:
         pass
-    assert core_waits().since(before).ran > 0.05
+    assert read_core_waits().since(before).ran > 0.05
 
 
 @pytest.mark.parametrize(

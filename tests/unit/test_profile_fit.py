@@ -22,15 +22,15 @@ from engine.plan.cost.models import Shape
 from engine.plan.cost.profile import PeakCorrection, ProfileCell
 from engine.predict.profile import generated_rows as generated
 from engine.predict.profile import kernel_timing as measuring
-from engine.predict.profile.fitting import fitted, peak_correction
-from engine.predict.profile.grid import works
+from engine.predict.profile.fitting import fit_coefficients, fit_peaks
+from engine.predict.profile.grid import choose_works
 from engine.predict.profile.other_load import CoreWaits
 from engine.predict.profile.predictions import (
     MeasuredCell,
     ProfiledWork,
-    as_planned,
-    peak_bytes,
-    seconds,
+    make_longest,
+    predict_peak,
+    predict_seconds,
 )
 from graphs.sft import sft
 from tests.kit.graphs import grpo_graph
@@ -71,8 +71,8 @@ def truth(**shares: float) -> dict[Kind, Coefficients]:
 
 def measured(of: ProfiledWork, how: Mapping[Kind, Coefficients], cell: ProfileCell) -> MeasuredCell:
     """A cell that takes just what the formulas say with these coefficients."""
-    plain = as_planned(cell)
-    return replace(plain, cell=replace(cell, seconds=seconds(of, CPU, how, plain)))
+    plain = make_longest(cell)
+    return replace(plain, cell=replace(cell, seconds=predict_seconds(of, CPU, how, plain)))
 
 
 @pytest.mark.long
@@ -84,13 +84,14 @@ def measured(of: ProfiledWork, how: Mapping[Kind, Coefficients], cell: ProfileCe
 def test_a_fit_predicts_sizes_that_it_has_not_seen(kind: Kind, shares: dict[str, float]) -> None:
     of, how = work(kind, updates=2), truth(**shares)
     seen = [measured(of, how, cell) for cell in cells(1, 32)]
-    shares_of_fit, fitted_seconds = fitted(of, CPU, seen)
+    shares_of_fit, fitted_seconds = fit_coefficients(of, CPU, seen)
     for cell, fit in zip(seen, fitted_seconds, strict=True):
         assert fit == pytest.approx(cell.cell.seconds, rel=0.05)
     for cell in (cells(16)[3], cells(24)[4]):
-        expected = seconds(of, CPU, how, as_planned(cell))
+        expected = predict_seconds(of, CPU, how, make_longest(cell))
         complete = {**coefficients(CPU), **shares_of_fit}
-        assert seconds(of, CPU, complete, as_planned(cell)) == pytest.approx(expected, rel=0.05)
+        predicted = predict_seconds(of, CPU, complete, make_longest(cell))
+        assert predicted == pytest.approx(expected, rel=0.05)
     assert {c.origin for c in shares_of_fit.values()} == {"fitted"}
     assert set(shares_of_fit) == ({"decode", "prefill"} if kind == "decode" else {kind})
 
@@ -99,10 +100,10 @@ def test_a_cell_without_enough_memory_counts_for_nothing() -> None:
     of = work("forward")
     seen = [measured(of, truth(), cell) for cell in cells(8)]
     lost = MeasuredCell(cell=replace(seen[-1].cell, seconds=None))
-    both, said = fitted(of, CPU, [*seen, lost])
-    assert both == fitted(of, CPU, seen)[0]
+    both, said = fit_coefficients(of, CPU, [*seen, lost])
+    assert both == fit_coefficients(of, CPU, seen)[0]
     assert said[-1] is None
-    nothing, said = fitted(of, CPU, [lost])
+    nothing, said = fit_coefficients(of, CPU, [lost])
     assert nothing["forward"].compute == coefficients(CPU)["forward"].compute
     assert said == [None]
 
@@ -113,7 +114,7 @@ sizes = st.lists(st.tuples(st.integers(1, 2**36), st.integers(1, 2**36)), min_si
 @given(sizes)
 def test_no_measured_peak_is_above_its_prediction(pairs: list[tuple[int, int]]) -> None:
     seen = [peaked(peak, estimated) for peak, estimated in pairs]
-    found = peak_correction(seen)
+    found = fit_peaks(seen)
     assert found.base >= 0
     assert found.factor > 0
     assert all(found.of(cell.cell.estimated) >= cell.cell.peak for cell in seen)
@@ -124,7 +125,7 @@ def test_peaks_on_a_line_are_predicted_tightly(
     base: int, factor: float, estimates: list[int]
 ) -> None:
     seen = [peaked(int(base + factor * size), size) for size in estimates]
-    found = peak_correction(seen)
+    found = fit_peaks(seen)
     for cell in seen:
         assert 1.0 <= found.of(cell.cell.estimated) / cell.cell.peak <= 1.25
 
@@ -132,7 +133,7 @@ def test_peaks_on_a_line_are_predicted_tightly(
 def test_a_line_of_peaks_is_close_to_cells_near_the_runs() -> None:
     """Small cells, which need much less than the line says, do not turn it there."""
     near = [peaked(1300, 1000), peaked(2300, 2000), peaked(4300, 4000)]
-    correction = peak_correction([peaked(50, 10), peaked(60, 100), *near])
+    correction = fit_peaks([peaked(50, 10), peaked(60, 100), *near])
     assert all(correction.of(c.cell.estimated) <= 1.1 * c.cell.peak for c in near)
 
 
@@ -143,14 +144,14 @@ def peaked(peak: int, estimated: int) -> MeasuredCell:
 
 
 def test_without_peaks_nothing_is_corrected() -> None:
-    assert peak_correction([peaked(0, 1)]) == PeakCorrection()
+    assert fit_peaks([peaked(0, 1)]) == PeakCorrection()
 
 
 def worked(
     graph: Graph, *, plans: int = 1, quick: bool = True, longest: float
 ) -> list[ProfiledWork]:
     """What is measured of so many plans of a graph, of which nothing is left out."""
-    found, skipped = works([planned(graph)] * plans, CPU, quick=quick, longest=longest)
+    found, skipped = choose_works([planned(graph)] * plans, CPU, quick=quick, longest=longest)
     assert skipped == []
     return found
 
@@ -161,7 +162,7 @@ def test_what_is_measured_of_a_plan() -> None:
     names = {(each.node, each.kind) for each in found}
     assert names >= {("rollout", "decode"), ("train_policy", "train")}
     for each in found:
-        estimates = [peak_bytes(each, cell) for cell in each.cells]
+        estimates = [predict_peak(each, cell) for cell in each.cells]
         assert [cell.estimated for cell in each.cells] == sorted(estimates)
         assert len(set(each.cells)) == len(each.cells)
         for cell in each.cells:
@@ -192,7 +193,7 @@ def test_a_model_is_measured_once_for_each_kind_of_pass() -> None:
 def test_generations_with_other_samples_are_measured_apart() -> None:
     """As those of an evaluation are: one answer a prompt beside a group."""
     graphs = [grpo_graph(n=n) for n in (8, 2)]
-    found, _ = works([planned(g) for g in graphs], CPU, quick=True, longest=1.0)
+    found, _ = choose_works([planned(g) for g in graphs], CPU, quick=True, longest=1.0)
     decodes = [each for each in found if each.kind == "decode"]
     assert [each.samples for each in decodes] == [8, 2]
     assert [{cell.samples for cell in each.cells} for each in decodes] == [{8}, {2}]
@@ -219,7 +220,7 @@ def test_generated_rows_have_the_cells_lengths(
         reads={"rows": ("prompt_ids", *of_answers), "loss.advantage": ("advantage",)},
         schemas={"rows": Rollout, "loss.advantage": Advantage},
     )
-    found = generated.inputs(cell, node, 50)
+    found = generated.draw_inputs(cell, node, 50)
     rows, answers = found["rows"], [answer] * cell.rows
     assert rows.ragged("prompt_ids").lengths.tolist() == [prompt] * cell.rows
     for name in of_answers:
@@ -232,7 +233,7 @@ def test_generated_rows_have_the_cells_lengths(
 
 
 def test_prompts_come_as_token_ids() -> None:
-    made = generated.prompts(ProfileCell(rows=12, prompt=7, answer=1, samples=4), 50)
+    made = generated.draw_prompts(ProfileCell(rows=12, prompt=7, answer=1, samples=4), 50)
     assert made.ragged("prompt").lengths.tolist() == [7, 7, 7]
 
 
@@ -247,13 +248,13 @@ def run_that_raises(error: Exception) -> measuring.CellRun:
 )
 def test_too_little_memory_is_a_value(error: Exception) -> None:
     run = run_that_raises(error)
-    assert not run.called()
-    assert run.told(1, repeats=3).cell.seconds is None
+    assert not run.call_once()
+    assert run.summarise(1, repeats=3).cell.seconds is None
 
 
 def test_any_other_error_is_one() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"):
-        run_that_raises(RuntimeError("shapes differ")).called()
+        run_that_raises(RuntimeError("shapes differ")).call_once()
 
 
 def timed_run(*calls: tuple[float, float, float]) -> measuring.CellRun:
@@ -272,14 +273,14 @@ def timed_run(*calls: tuple[float, float, float]) -> measuring.CellRun:
 def test_seconds_are_means_and_cpu_seconds_where_one_thread_waited(
     cores: int, waited: float, seconds: float, by_cpu: bool
 ) -> None:
-    told = timed_run((2.0, 1.0, waited), (3.0, 3.0, waited)).told(cores, repeats=2).cell
+    told = timed_run((2.0, 1.0, waited), (3.0, 3.0, waited)).summarise(cores, repeats=2).cell
     assert (told.seconds, told.cpu, told.by_cpu) == (seconds, 2.0, by_cpu)
     assert told.others == pytest.approx(2 * waited / (4.0 + 2 * waited))
 
 
 def test_the_calls_that_waited_least_count_however_long_they_took() -> None:
     run = timed_run((1.0, 1.0, 1.0), (5.0, 5.0, 0.0), (2.0, 2.0, 0.5), (4.0, 4.0, 0.0))
-    told = run.told(2, repeats=2).cell
+    told = run.summarise(2, repeats=2).cell
     assert (told.seconds, told.others) == (4.5, 0.0)
 
 
@@ -294,7 +295,7 @@ def test_disturbed_calls_are_made_again_until_enough_were_quiet(
     """Three are wanted, and two more allowed; each wait is that of one call."""
     each = iter(waits)
     looked = iter(lambda: CoreWaits(), None)
-    monkeypatch.setattr(measuring, "core_waits", looked.__next__)
+    monkeypatch.setattr(measuring, "read_core_waits", looked.__next__)
     monkeypatch.setattr(CoreWaits, "since", lambda now, before: CoreWaits(1.0, next(each)))
     run = measuring.CellRun(cell=cells(8)[0], call=Mock(return_value=((1,), (1,))))
     measuring.call_until_quiet([run], repeats=3, further=2)

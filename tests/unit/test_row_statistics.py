@@ -13,7 +13,7 @@ import pytest
 
 from dataflow.errors import DataflowError, PlanError
 from engine.keep.flow.records import Flow, ReplicaFlow
-from engine.predict.row_statistics import SeenRows, distribution, seen_rows
+from engine.predict.row_statistics import SeenRows, parse_distribution, seen_rows
 from tests.kit.files import save_jsonl
 from tests.kit.kept_runs import kept_run
 from tests.kit.watched import write_flows
@@ -28,7 +28,7 @@ def lengths(found: SeenRows) -> tuple[list[int] | None, ...]:
 def test_lengths_as_texts() -> None:
     assert lengths(seen_rows("")) == (None, None)
     assert lengths(seen_rows("512", "200")) == ([200], [512])
-    drawn = distribution("lognormal:3000,0.9,20000")
+    drawn = parse_distribution("lognormal:3000,0.9,20000")
     assert drawn.longest == 20000
     assert 2900 < np.median(drawn.lengths) < 3100
 
@@ -38,7 +38,7 @@ def test_lengths_as_texts() -> None:
 )
 def test_texts_that_are_no_lengths(text: str) -> None:
     with pytest.raises(PlanError, match="Fix: "):
-        distribution(text)
+        parse_distribution(text)
 
 
 def save_run(folder: Path, **prompts: list[list[int]]) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from engine.predict.profile import side_by_side
 from engine.predict.profile.child import ChildResult
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
-from engine.predict.profile.side_by_side import Crowding, MeasuredWork, beside
+from engine.predict.profile.side_by_side import Crowding, MeasuredWork, measure_crowding
 from tests.kit.plans import grpo_plan
 from tests.unit.test_profile_file import CELL, SIZES
 
@@ -46,9 +46,9 @@ def started(monkeypatch: pytest.MonkeyPatch, slower: float) -> Started:
         cells = (w.cells[0] for _, w, _ in asked)
         others = 0.5 if len(found) == 2 else 0.0
         told = (replace(c, seconds=times * c.estimated, others=others) for c in cells)
-        return ChildResult(told=tuple(told))
+        return ChildResult(outputs=tuple(told))
 
-    monkeypatch.setattr(side_by_side, "in_child", in_child)
+    monkeypatch.setattr(side_by_side, "run_in_child", in_child)
     return found
 
 
@@ -59,7 +59,7 @@ def estimated(of: MeasuredWork, seconds: int) -> MeasuredWork:
 
 
 def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: Started) -> None:
-    crowdings = beside([estimated(node(0.1), 2), estimated(node(0.2), 4)], 2, quick=False)
+    crowdings = measure_crowding([estimated(node(0.1), 2), estimated(node(0.2), 4)], 2, quick=False)
     assert [each.slower for each in crowdings] == [1.5, 1.5]
     assert [each.others for each in crowdings] == [0.5, 0.5], (
         "of the process that others disturbed most"
@@ -69,18 +69,19 @@ def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: Started) ->
 
 @pytest.mark.parametrize("slower", [0.5])
 def test_what_is_faster_beside_others_is_as_fast(started: Started) -> None:
-    assert [each.slower for each in beside([estimated(node(0.5), 2)], 2, quick=True)] == [1.0]
+    (crowding,) = measure_crowding([estimated(node(0.5), 2)], 2, quick=True)
+    assert crowding.slower == 1.0
     assert started == [(1, 1)] * 3
 
 
 def test_other_threads_and_variables_are_other_processes(started: Started) -> None:
     nodes = [node(0.1), node(0.1, needed={"A": "b"}), node(0.1, cores=2), node(0.1, cores=4)]
-    beside([estimated(each, 1) for each in nodes], 4, quick=True)
+    measure_crowding([estimated(each, 1) for each in nodes], 4, quick=True)
     assert sorted(started) == [(1, 1)] * 10 + [(1, 2)] * 3, "four threads are alone"
 
 
 def test_nothing_runs_where_nothing_was_measured(started: Started) -> None:
-    nothing = beside([node(None), node(), node(0.1, cores=2)], 2, quick=False)
+    nothing = measure_crowding([node(None), node(), node(0.1, cores=2)], 2, quick=False)
     assert nothing == [Crowding()] * 3
     assert started == []
 

@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 from engine.keep.trace.timeline import read_trace
 from engine.plan.cluster import Host, with_first
 from engine.plan.cost.machine_load import MachineLoad
-from engine.predict.simulation.critical_path import MESSAGE, WAIT, CriticalPaths, summed
-from engine.predict.simulation.plan_comparison import ComparedPlan, compared_data, picture, table
+from engine.predict.simulation.critical_path import MESSAGE, WAIT, CriticalPaths, sum_parts
+from engine.predict.simulation.plan_comparison import (
+    ComparedPlan,
+    draw_comparison,
+    export_comparison,
+    format_plan_table,
+)
 from engine.predict.simulation.report import report
 from engine.predict.simulation.summary import PredictionSummary, as_data, summary_of
 from engine.predict.simulation.timeline import write_timeline
@@ -37,8 +42,9 @@ def test_a_report() -> None:
     until the rewards are there, advantage until score has ended on the same Worker.
     """
     figures = summary_of(two_steps())
-    require_golden("simulate/three.txt", report(figures, told={"score": "given"}))
-    assert max(map(len, report(figures, told={"score": "given"}, width=60).splitlines())) <= 60
+    require_golden("simulate/three.txt", report(figures, seconds_origins={"score": "given"}))
+    narrow = report(figures, seconds_origins={"score": "given"}, width=60)
+    assert max(map(len, narrow.splitlines())) <= 60
 
 
 @pytest.mark.parametrize(("ends", "counted", "said"), [
@@ -183,7 +189,7 @@ def test_a_path_adds_up_to_the_step(spans: Sequence[SimulatedSpan], cause: list[
     found = two_steps(known_plan(), made)
     parts = CriticalPaths(found.spans).path(found.steps[1], 10.0)
     assert [part.end for part in parts[:-1]] == pytest.approx([part.start for part in parts[1:]])
-    assert sum(part.seconds for part in summed(parts)) == pytest.approx(10.0)
+    assert sum(part.seconds for part in sum_parts(parts)) == pytest.approx(10.0)
 
 
 # --- cost, JSON, timeline -------------------------------------------------------------------------
@@ -226,43 +232,44 @@ def faster(found: PredictionSummary, times: float) -> PredictionSummary:
 def three_plans() -> list[ComparedPlan]:
     found = summary_of(two_steps())
     return [
-        ComparedPlan(values={"rollout": "1"}, found=found),
-        ComparedPlan(values={"rollout": "2"}, found=faster(found, 1.6)),
+        ComparedPlan(values={"rollout": "1"}, summary=found),
+        ComparedPlan(values={"rollout": "2"}, summary=faster(found, 1.6)),
         ComparedPlan(values={"rollout": "16"}, why="verify: gen needs 90 GiB, GPU 0 has 80 GiB."),
     ]
 
 
 def test_plans_in_a_table() -> None:
-    require_golden("simulate/plans.txt", table(three_plans()))
-    assert max(map(len, table(three_plans(), width=60).splitlines())) <= 60
+    require_golden("simulate/plans.txt", format_plan_table(three_plans()))
+    assert max(map(len, format_plan_table(three_plans(), width=60).splitlines())) <= 60
 
 
 def test_a_profile_of_a_busy_machine_is_said_in_reports_and_tables() -> None:
     load = MachineLoad(cores=1.2, all_cores=2, share=0.4)
     busy = replace(summary_of(two_steps()), load=load)
     assert load.note in " ".join(report(busy).split())
-    assert load.note in " ".join(table([ComparedPlan(values={"n": "1"}, found=busy)]).split())
+    table = format_plan_table([ComparedPlan(values={"n": "1"}, summary=busy)])
+    assert load.note in " ".join(table.split())
     assert "busy machine" not in report(replace(busy, load=MachineLoad()))
 
 
 def test_where_no_plan_fits_the_table_says_why() -> None:
-    assert "16  verify: gen needs 90 GiB" in table(three_plans()[2:])
+    assert "16  verify: gen needs 90 GiB" in format_plan_table(three_plans()[2:])
 
 
 def test_what_is_the_same_as_above_is_not_said_again() -> None:
     first, second, last = three_plans()
-    text = table([first, last, replace(last, values={"rollout": "32"}), second])
+    text = format_plan_table([first, last, replace(last, values={"rollout": "32"}), second])
     assert text.count("needs 90 GiB") == 1
     assert "32  the same\n" in text
 
 
 def test_plans_with_other_seeds_have_other_rows() -> None:
     plans = [replace(plan, values={"seed": "1"}) for plan in three_plans()]
-    assert "the same rows" not in table(plans)
+    assert "the same rows" not in format_plan_table(plans)
 
 
 def test_plans_in_a_picture() -> None:
-    drawn = picture(three_plans())
+    drawn = draw_comparison(three_plans())
     for title in ("seconds a Step", "tokens/s", "busy devices, %", "cost a Step"):
         assert f">{title}</text>" in drawn
     assert drawn.count("<circle") == 8, "two that fit in four panels"
@@ -270,19 +277,19 @@ def test_plans_in_a_picture() -> None:
 
 
 def test_a_line_for_each_combination_of_the_other_values() -> None:
-    base = three_plans()[0].found
+    base = three_plans()[0].summary
     plans = [
-        ComparedPlan(values={"rollout": n, "threads": t}, found=faster(base, float(n)))
+        ComparedPlan(values={"rollout": n, "threads": t}, summary=faster(base, float(n)))
         for n in ("1", "2", "4")
         for t in ("2", "4")
     ]
-    drawn = picture(plans)
+    drawn = draw_comparison(plans)
     assert ">threads=2</text>" in drawn
     assert drawn.count("<polyline") == 8
 
 
 def test_plans_as_json() -> None:
-    data = compared_data(three_plans())
+    data = export_comparison(three_plans())
     assert [plan["values"] for plan in data["plans"]] == [{"rollout": n} for n in ("1", "2", "16")]
     assert data["plans"][0]["steps"]["mean"] == 10.0
     assert data["plans"][2]["why"].startswith("verify: ")

@@ -19,7 +19,14 @@ from dataflow.set_expressions import edited
 from engine.cli import main
 from engine.keep.trace.timeline import read_trace
 from engine.plan.options import RunOptions
-from engine.predict.simulations import MOST, Variant, changed, simulate, spread, what_if
+from engine.predict.simulations import (
+    MOST,
+    Variant,
+    change_variant,
+    expand_values,
+    simulate,
+    what_if,
+)
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 from tests.kit.processes import ROOT
@@ -54,7 +61,7 @@ PINS = {"rollout": "gen@gpu:L40S", "train_policy": "train@gpu:H100"}
     ],
 )
 def test_values_of_a_text(text: str, values: list[str]) -> None:
-    assert list(spread(text)) == values
+    assert list(expand_values(text)) == values
 
 
 def variant(key: str, value: str, **options: Any) -> Variant:
@@ -64,7 +71,7 @@ def variant(key: str, value: str, **options: Any) -> Variant:
     def make(texts: Mapping[str, str]) -> Graph:
         return edited(base.graph, [f"{k}={v}" for k, v in texts.items()])
 
-    return changed(base, {key: value}, make)
+    return change_variant(base, {key: value}, make)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
 from dataflow.token_counts import NotCounted, TokenCounts
-from engine.predict.simulation.lengths import DrawnLengths, Greatest
+from engine.predict.simulation.lengths import DrawnLengths, UnknownDistributions
 from operators.data import demonstrations
 from operators.kernels import token_counts
 from operators.kernels.data import (
@@ -248,9 +248,9 @@ def test_estimates_and_simulated_rows_stand_on_counted_answers(tmp_path: Path) -
     policy, rows = Model("policy", base, trainable=True), demonstrations(data, batch=2)
     graph = Graph("sft", train(policy, rows, loss=supervised_loss(), lr=1e-3))
     plan = placed(graph)
-    drawn = DrawnLengths(plan, Greatest(), seed=0)
+    drawn = DrawnLengths(plan, UnknownDistributions(), seed=0)
     greatest = drawn.greatest("demonstrations")
     assert (greatest.prompt, greatest.completion) == (1, 91), "the longest answer in its row"
     keys = Keys.of(range(50))
-    assert set(drawn.demonstrated("demonstrations", keys).tolist()) == {5, 91}
+    assert set(drawn.completions("demonstrations", keys).tolist()) == {5, 91}
     assert set(drawn.prompts("demonstrations", keys).tolist()) == {1, 4}

@@ -47,15 +47,17 @@ def on_device(column: Ragged) -> np.ndarray:
     import torch
 
     values, width = column.values, width_of(column)
-    whole = getattr(torch, f"int{8 * values.element_size()}")
-    bits = values.reshape(-1).view(whole)
+    integer = getattr(torch, f"int{8 * values.element_size()}")
+    bits = values.reshape(-1).view(integer)
     offsets = torch.from_numpy(column.offsets * width).to(values.device)
     hashes = torch.zeros(len(column), dtype=torch.int64, device=values.device)
     for start in range(0, len(bits), _AT_ONCE):
-        some = bits[start : start + _AT_ONCE].to(torch.int64)
-        at = torch.arange(start, start + len(some), device=values.device)
-        row = torch.searchsorted(offsets[1:], at, right=True)
-        hashes.index_add_(0, row, _mixed(some ^ ((at - offsets[row] + 1) * -0x61C8864680B583EB)))
+        numbers = bits[start : start + _AT_ONCE].to(torch.int64)
+        index = torch.arange(start, start + len(numbers), device=values.device)
+        row = torch.searchsorted(offsets[1:], index, right=True)
+        # From 1: at a place of 0 a number would be mixed with nothing.
+        place = index - offsets[row] + 1
+        hashes.index_add_(0, row, _mix(numbers ^ (place * -0x61C8864680B583EB)))
     return hashes.cpu().numpy().view(np.uint64)
 
 
@@ -64,8 +66,8 @@ def width_of(column: Ragged) -> int:
     return column.values.shape[1:].numel()
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix(numbers: Tensor) -> Tensor:
     """The finaliser for int64, whose shifts keep the sign."""
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        x = (x ^ (x >> shift)) * factor
-    return x ^ (x >> 31)
+        numbers = (numbers ^ (numbers >> shift)) * factor
+    return numbers ^ (numbers >> 31)

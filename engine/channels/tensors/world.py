@@ -69,10 +69,14 @@ def world(
 
     if not dist.is_initialized():
         # Without this gloo listens at the address of the host's name.
-        interface = interface_of(address) if address else LOOPBACK
+        interface = LOOPBACK
+        if address:
+            interface = interface_of(address)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        backend = "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
         wait_for_all(PrefixStore("world", store), rank, size, timeout, names)
         limit = timedelta(seconds=timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
@@ -99,7 +103,8 @@ def wait_for_all(
     timeout = min(timeout, TIMEOUT)
     store.set(f"here/{rank}", "1")
     try:
-        store.wait([f"here/{r}" for r in range(size)], timedelta(seconds=timeout))
+        everyone = [f"here/{other}" for other in range(size)]
+        store.wait(everyone, timedelta(seconds=timeout))
     except RuntimeError as error:
         first, *_ = str(error).strip().splitlines()
         first = first.rstrip(".")
@@ -113,7 +118,9 @@ def agreed_device(store: Store, rank: int, size: int) -> str:
     """The device of payloads: `cuda:0` (NCCL) if each rank has its own GPU, else `cpu` (gloo)."""
     from torch import cuda
 
-    mine = str(cuda.get_device_properties(0).uuid) if cuda.is_available() else "cpu"
+    mine = "cpu"
+    if cuda.is_available():
+        mine = str(cuda.get_device_properties(0).uuid)
     store.set(f"device/{rank}", mine)
     devices = {store.get(f"device/{other}").decode() for other in range(size)}
     # Fewer devices than ranks: two ranks have one GPU between them.
@@ -123,9 +130,12 @@ def agreed_device(store: Store, rank: int, size: int) -> str:
 
 
 def _missing(store: Store, size: int, names: Sequence[str]) -> str:
-    shown = [f"{r} ({names[r]})" if names else str(r) for r in range(size)]
-    try:
-        left = [shown[r] for r in range(size) if not store.check([f"here/{r}"])]
-    except RuntimeError:
-        return "those that the store cannot name"
-    return f"rank {', '.join(left)}"
+    missing: list[str] = []
+    for rank in range(size):
+        try:
+            if store.check([f"here/{rank}"]):
+                continue
+        except RuntimeError:
+            return "those that the store cannot name"
+        missing.append(f"{rank} ({names[rank]})" if names else str(rank))
+    return f"rank {', '.join(missing)}"

@@ -210,7 +210,8 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
     """
     slots = min(work.slots, work.rows)
     # The rows in slots may begin and end amid those of a prompt: one prompt more than they fill.
-    groups = min(work.prompts, -(-slots * work.prompts // max(1, work.rows)) + 1)
+    filled = -(-slots * work.prompts // max(1, work.rows))
+    groups = min(work.prompts, filled + 1)
     tokens = groups * work.lengths.prompt + slots * _answer_room(work)
     return 2 * shape.layers * shape.kv * WIDTHS[dtype] * tokens
 

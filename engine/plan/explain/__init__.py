@@ -43,7 +43,7 @@ def explain(
 def _with_headings(plan: ProgramPlan, texts: Iterable[str], width: int) -> Iterator[str]:
     """What is above the phases' texts, then each below its heading and what it begins with."""
     yield f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"
-    warnings = _section(_WARNINGS, _text_lines(map(str, plan.own)), width)
+    warnings = _section(_WARNINGS, _text_lines(map(str, plan.program_warnings)), width)
     if warnings:
         yield "\n".join(warnings) + "\n"
     program = plan.program

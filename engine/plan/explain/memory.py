@@ -76,7 +76,8 @@ def _gpu_lines(
         gpu = "the GPU"
     shares: list[PlannedNode] = []
     for node in nodes:
-        shares.append(replace(node, estimate=node.estimate.on_each(len(numbers))))
+        estimate = node.estimate.on_each(len(numbers))
+        shares.append(replace(node, estimate=estimate))
     capacity = shown_bytes(hardware.gpus[numbers[0]])
     yield f"{_peak(shares, HOST_PARTS)}, of {capacity} on {gpu}"
     room = f"{shown_bytes(hardware.memory)} on {host or 'this host'}"
@@ -106,9 +107,9 @@ def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...] = (), *, proces
     that do not count. process: bytes of the Worker's own process, which is there always.
     """
     total = process + peak((n.estimate.bytes for n in nodes), without=without)
-    last = process + sum(lasting(n.estimate.bytes, without=without) for n in nodes)
-    most = max(nodes, key=lambda n: n.estimate.total - lasting(n.estimate.bytes))
-    if total == last:
+    always = process + sum(lasting(n.estimate.bytes, without=without) for n in nodes)
+    if total == always:
         return f"at most {shown_bytes(total)}, always"
-    more = f"{shown_bytes(total - last)} more while {most.name} runs"
-    return f"at most {shown_bytes(total)}: {shown_bytes(last)} always, {more}"
+    most = max(nodes, key=lambda node: node.estimate.total - lasting(node.estimate.bytes))
+    more = f"{shown_bytes(total - always)} more while {most.name} runs"
+    return f"at most {shown_bytes(total)}: {shown_bytes(always)} always, {more}"

@@ -66,7 +66,9 @@ def _share_cores_by_node(draft: Draft) -> dict[str, int]:
     totals = _cores_by_worker(draft)
     shares = dict(totals)
     computing_nodes = _computing_nodes(draft)
-    computing_workers = {worker for node in computing_nodes for worker in node.workers}
+    computing_workers: set[str] = set()
+    for node in computing_nodes:
+        computing_workers.update(node.workers)
     if computing_workers:
         # Workers of columns and rewards have one thread, unless nothing else computes at all.
         idle_workers = shares.keys() - computing_workers

@@ -128,7 +128,9 @@ def _find_unshared_memory(draft: Draft) -> dict[str, int]:
     """Worker -> memory of its smallest GPU, of those that share theirs only with Workers that are
     asleep meanwhile.
     """
-    turns = {worker: group for group in draft.turns for worker in group}
+    turns: dict[str, tuple[str, ...]] = {}
+    for group in draft.turns:
+        turns |= dict.fromkeys(group, group)
     # Workers that take turns are one user of a GPU, since all but one of them are asleep.
     users: dict[tuple[str, int], set[str | tuple[str, ...]]] = defaultdict(set)
     for worker, gpus in draft.devices.items():

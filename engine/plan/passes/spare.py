@@ -41,8 +41,9 @@ def add_spare_hosts(
     spare = find_spare_workers(draft, nodes)
     first_hosts: dict[str, str] = {}
     for node in nodes:
-        unpinned = (w for w in node.workers if w in spare and w not in draft.placing.hosts)
-        first_hosts |= dict.fromkeys(unpinned, hosts[node.workers[0]])
+        for worker in node.workers:
+            if worker in spare and worker not in draft.placing.hosts:
+                first_hosts[worker] = hosts[node.workers[0]]
     spare_hosts: list[Host] = []
     for worker, first_host in first_hosts.items():
         spare_host = replace(draft.cluster.host(first_host), name=worker, node="")
@@ -71,11 +72,12 @@ def find_sharing_problems(
     if not spare:
         return
     yield from _find_unequal_ranges(draft, nodes)
-    workers_by_range = {n.name: n.workers for n in nodes if n.name in draft.placing.least}
+    ranged_nodes = [node for node in nodes if node.name in draft.placing.least]
+    ranged_workers = {node.workers for node in ranged_nodes}
     for node in nodes:
         shared = [worker for worker in node.workers if worker in spare]
-        if shared and node.workers not in workers_by_range.values():
-            other = next(name for name, ws in workers_by_range.items() if shared[0] in ws)
+        if shared and node.workers not in ranged_workers:
+            other = next(each for each in ranged_nodes if shared[0] in each.workers).name
             problem = f"{node.name} is on {shared[0]}, which joins and leaves with {other}"
             fix = f"together: {other},{node.name}"
             yield add_fix(f"replicas: {problem}", fix)

@@ -32,6 +32,8 @@ _BOOTSTRAP = (
     "from engine.run.control.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(sys.argv[3])"
 )
+_TASK, _OUTPUTS = "task", "outputs"
+"""The files of a process: what it does, and what it has told so far."""
 _TAIL = 2000
 _SHARE = 0.8
 """Of the available memory that a process may take: others want some meanwhile."""
@@ -41,42 +43,44 @@ Task = Callable[[], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildResult:
-    """What a process told. short: whether it ended for want of memory."""
+    """What a process told. out_of_memory: whether it was killed, for want of memory."""
 
-    told: tuple[Any, ...]
-    short: bool = False
+    outputs: tuple[Any, ...]
+    out_of_memory: bool = False
 
 
-def in_child(task: Task, *, threads: int, needed: Mapping[str, str], title: str) -> ChildResult:
+def run_in_child(task: Task, *, threads: int, needed: Mapping[str, str], title: str) -> ChildResult:
     """Run a task in a fresh interpreter with so many threads. needed: of its environment. Raises
     what the task raises, and RunError for a process that ends otherwise.
     """
     with tempfile.TemporaryDirectory(prefix="dataflow-profile-") as folder:
-        asked, said, log = (Path(folder) / name for name in ("task", "said", "log"))
-        asked.write_bytes(cloudpickle.dumps(task))
-        said.touch()
+        log = Path(folder) / "log"
+        (Path(folder) / _TASK).write_bytes(cloudpickle.dumps(task))
+        (Path(folder) / _OUTPUTS).touch()
+        command = interpreter(_BOOTSTRAP, _MODULE, folder, str(os.getpid()))
         with open(log, "wb", opener=open_own_file) as output:
             code = subprocess.run(
-                interpreter(_BOOTSTRAP, _MODULE, folder, str(os.getpid())),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment(threads, needed=needed),
                 check=False,
             ).returncode
-        told = tuple(_read(said))
-        if told and isinstance(told[-1], BaseException):
-            raise told[-1]
+        outputs = tuple(_read_outputs(Path(folder) / _OUTPUTS))
+        if outputs and isinstance(outputs[-1], BaseException):
+            raise outputs[-1]
+        # So the operating system ends a process for want of memory.
         if code == -signal.SIGKILL:
-            return ChildResult(told=told, short=True)
+            return ChildResult(outputs=outputs, out_of_memory=True)
         if code:
             end = log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
             problem = f"its process ended with exit code {code}"
             raise RunError(f"profile: {title}: {problem}. Fix: see its last lines.\n{end}")
-        return ChildResult(told=told)
+        return ChildResult(outputs=outputs)
 
 
-def _read(path: Path) -> Iterator[Any]:
+def _read_outputs(path: Path) -> Iterator[Any]:
     with open(path, "rb") as file:
         while file.peek(1):
             yield cloudpickle.load(file)
@@ -84,19 +88,20 @@ def _read(path: Path) -> Iterator[Any]:
 
 def main(folder: str) -> None:
     """The process: run the task, and tell what it yields."""
-    task = cloudpickle.loads((Path(folder) / "task").read_bytes())
+    task = cloudpickle.loads((Path(folder) / _TASK).read_bytes())
     _limit_memory()
-    with open(Path(folder) / "said", "wb") as said:
+    with open(Path(folder) / _OUTPUTS, "wb") as file:
         try:
-            for each in task():
-                _tell(said, each)
+            for output in task():
+                _tell(file, output)
         except DataflowError as error:
-            _tell(said, error)
+            _tell(file, error)
             sys.exit(1)
 
 
-def _tell(file: BinaryIO, value: Any) -> None:
-    cloudpickle.dump(value, file)
+def _tell(file: BinaryIO, output: Any) -> None:
+    cloudpickle.dump(output, file)
+    # At once: a process that is killed later has told it.
     file.flush()
 
 
@@ -104,18 +109,18 @@ def _limit_memory() -> None:
     """Let an allocation that the host has no memory for fail here, before the operating system ends
     some process for it.
     """
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # from KiB
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (int(_SHARE * _available()) + used, hard))
+    soft = int(_SHARE * _available_bytes()) + used
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _available() -> int:
+def _available_bytes() -> int:
     """Bytes that processes can still have, of the host or of the group that it limits."""
-    free, most, taken = (
-        proc_bytes(MEMINFO, "MemAvailable"),
-        _GROUP / "memory.max",
-        _GROUP / "memory.current",
-    )
-    if most.is_file() and (limit := most.read_text().strip()).isdigit():
-        free = min(free, int(limit) - int(taken.read_text()))
-    return max(0, free)
+    available = proc_bytes(MEMINFO, "MemAvailable")
+    limit_file = _GROUP / "memory.max"
+    # A group without a limit says `max`.
+    if limit_file.is_file() and (limit := limit_file.read_text().strip()).isdigit():
+        used = int((_GROUP / "memory.current").read_text())
+        available = min(available, int(limit) - used)
+    return max(0, available)

@@ -18,13 +18,16 @@ import numpy as np
 
 from engine.plan.cost.devices import Coefficients, Device, Kind, coefficients
 from engine.plan.cost.profile import PeakCorrection
-from engine.predict.profile.predictions import MeasuredCell, ProfiledWork, seconds
+from engine.predict.profile.predictions import MeasuredCell, ProfiledWork, predict_seconds
 
-Named = tuple[Kind, str]
+CoefficientName = tuple[Kind, str]
 """A coefficient of a kind of pass."""
+Residuals = Callable[[np.ndarray], np.ndarray]
+"""Logarithms of coefficients -> what each cell is off by, and how far each is from the catalogue.
+"""
 
 _OF_A_PASS = ("compute", "attention", "reads", "step", "row")
-_FITTED: Mapping[Kind, tuple[Named, ...]] = {
+_FITTED: Mapping[Kind, tuple[CoefficientName, ...]] = {
     "decode": (
         ("prefill", "compute"),
         ("prefill", "attention"),
@@ -61,117 +64,152 @@ _MARGIN = 1.05
 
 def kinds_of(kind: Kind) -> tuple[Kind, ...]:
     """The kinds of pass whose coefficients follow from measuring one: generation has two."""
-    return ("decode", "prefill") if kind == "decode" else (kind,)
+    if kind == "decode":
+        return ("decode", "prefill")
+    return (kind,)
 
 
-def fitted(
-    work: ProfiledWork, of: Device, cells: Sequence[MeasuredCell]
+def fit_coefficients(
+    work: ProfiledWork, device: Device, cells: Sequence[MeasuredCell]
 ) -> tuple[dict[Kind, Coefficients], list[float | None]]:
-    """Coefficients by kind, and the seconds that they say of each cell (None where none were
-    measured).
+    """Fit coefficients to the seconds of cells. Gives them by kind, and the seconds that they say
+    of each cell (None where none were measured).
     """
-    start = _started(work, of)
+    catalogue = _catalogue_coefficients(work, device)
     timed = [cell for cell in cells if cell.cell.seconds]
-    named = _FITTED[work.kind]
+    names = _FITTED[work.kind]
     measured = np.log([cell.cell.seconds or 1.0 for cell in timed])
-    origin = np.log([max(getattr(start[kind], name), _LEAST_ROW) for kind, name in named])
+    start = [getattr(catalogue[kind], name) for kind, name in names]
+    origin = np.log([max(number, _LEAST_ROW) for number in start])
 
-    def residuals(x: np.ndarray) -> np.ndarray:
-        how = _with(start, named, np.exp(x))
-        said = [seconds(work, of, how, cell) for cell in timed]
-        return np.concatenate([np.log(said) - measured, _PULL * (x - origin)])
+    def residuals(logarithms: np.ndarray) -> np.ndarray:
+        tried = _set_coefficients(catalogue, names, np.exp(logarithms))
+        predicted = [predict_seconds(work, device, tried, cell) for cell in timed]
+        errors = np.log(predicted) - measured
+        return np.concatenate([errors, _PULL * (logarithms - origin)])
 
-    found = _with(start, named, np.exp(_best(residuals, origin, named))) if timed else start
-    said = [seconds(work, of, found, cell) if cell.cell.seconds else None for cell in cells]
-    return {kind: replace(found[kind], origin="fitted") for kind in kinds_of(work.kind)}, said
+    best = catalogue
+    if timed:
+        logarithms = _minimise(residuals, origin, names)
+        best = _set_coefficients(catalogue, names, np.exp(logarithms))
+    fitted_seconds: list[float | None] = []
+    for cell in cells:
+        if cell.cell.seconds:
+            fitted_seconds.append(predict_seconds(work, device, best, cell))
+        else:
+            fitted_seconds.append(None)
+    kinds = kinds_of(work.kind)
+    return {kind: replace(best[kind], origin="fitted") for kind in kinds}, fitted_seconds
 
 
-def _best(
-    residuals: Callable[[np.ndarray], np.ndarray], origin: np.ndarray, named: Sequence[Named]
+def _minimise(
+    residuals: Residuals, origin: np.ndarray, names: Sequence[CoefficientName]
 ) -> np.ndarray:
     """The best of several starts: where memory bounds no pass, nothing says which way its rate has
     to go until it does, and the same of compute.
     """
-    found = [least_squares(residuals, origin)]
-    for which in ("reads", "compute"):
-        shift = np.array([-_AWAY if name == which else 0.0 for _, name in named])
-        found.append(least_squares(residuals, origin + shift))
-    return min(found, key=lambda x: float(np.square(residuals(x)).sum()))
+
+    def error(point: np.ndarray) -> float:
+        return float(np.square(residuals(point)).sum())
+
+    minima = [least_squares(residuals, origin)]
+    for shifted in ("reads", "compute"):
+        shift = np.array([-_AWAY if name == shifted else 0.0 for _, name in names])
+        minima.append(least_squares(residuals, origin + shift))
+    return min(minima, key=error)
 
 
-def _started(work: ProfiledWork, of: Device) -> dict[Kind, Coefficients]:
+def _catalogue_coefficients(work: ProfiledWork, device: Device) -> dict[Kind, Coefficients]:
     """The catalogue's, with the seconds of all layers in those of a step: of one Model nothing
     tells them apart.
     """
     layers = work.model.shape.layers
-    return {
-        kind: replace(c, step=c.step + layers * c.layer, layer=0.0)
-        for kind, c in coefficients(of).items()
-    }
+    by_kind: dict[Kind, Coefficients] = {}
+    for kind, known in coefficients(device).items():
+        by_kind[kind] = replace(known, step=known.step + layers * known.layer, layer=0.0)
+    return by_kind
 
 
-def _with(
-    start: Mapping[Kind, Coefficients], named: Sequence[Named], values: np.ndarray
+def _set_coefficients(
+    start: Mapping[Kind, Coefficients], names: Sequence[CoefficientName], numbers: np.ndarray
 ) -> dict[Kind, Coefficients]:
-    found = dict(start)
-    for (kind, name), value in zip(named, values.tolist(), strict=True):
-        found[kind] = replace(found[kind], **{name: value})
-    if "prefill" in {kind for kind, _ in named}:  # it reads the same weights
-        found["prefill"] = replace(found["prefill"], reads=found["decode"].reads)
-    return found
+    by_kind = dict(start)
+    for (kind, name), number in zip(names, numbers.tolist(), strict=True):
+        by_kind[kind] = replace(by_kind[kind], **{name: number})
+    if any(kind == "prefill" for kind, _ in names):
+        # It reads the same weights as decoding, and is not fitted to reads of its own.
+        by_kind["prefill"] = replace(by_kind["prefill"], reads=by_kind["decode"].reads)
+    return by_kind
 
 
-def least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np.ndarray:
-    """The point with the least sum of squares near `start`, by Levenberg and Marquardt's damped
-    steps; each coordinate within the logarithms of _BOUNDS.
+def least_squares(residuals: Residuals, start: np.ndarray) -> np.ndarray:
+    """Find the point with the least sum of squares near `start`, by Levenberg and Marquardt's
+    damped steps; each coordinate within the logarithms of _BOUNDS.
     """
     low, high = np.log(_BOUNDS)
-    x, damping = start.astype(np.float64), 1e-2
-    at = residuals(x)
+    point, damping = start.astype(np.float64), 1e-2
+    errors = residuals(point)
     for _ in range(_ROUNDS):
-        slopes = np.stack(
-            [(residuals(x + _SHIFT * unit) - at) / _SHIFT for unit in np.eye(len(x))], axis=1
-        )
-        square, downhill = slopes.T @ slopes, slopes.T @ at
-        before = float(at @ at)
+        slopes = _slopes_at(residuals, point, errors)
+        square, downhill = slopes.T @ slopes, slopes.T @ errors
+        before = float(errors @ errors)
+        # The more damping, the shorter the step and the closer to straight downhill.
         while damping < _MOST_DAMPING:
             damped = square + damping * np.diag(np.diag(square) + 1e-12)
             step = np.clip(np.linalg.solve(damped, downhill), -_STRIDE, _STRIDE)
-            tried = np.clip(x - step, low, high)
-            there = residuals(tried)
-            if float(there @ there) < before:
-                x, at, damping = tried, there, 0.3 * damping
+            next_point = np.clip(point - step, low, high)
+            next_errors = residuals(next_point)
+            if float(next_errors @ next_errors) < before:
+                point, errors, damping = next_point, next_errors, 0.3 * damping
                 break
             damping *= 4.0
-        if before - float(at @ at) < _GAIN:
+        if before - float(errors @ errors) < _GAIN:
             break
-    return x
+    return point
 
 
-def _slopes(sizes: np.ndarray, peaks: np.ndarray) -> np.ndarray:
-    """Of the lines through two cells of different sizes, as far as they rise."""
-    rise, run = (np.subtract.outer(each, each) for each in (peaks, sizes))
-    slopes = rise[run > 0] / run[run > 0]
-    return slopes[slopes > 0]
+def _slopes_at(residuals: Residuals, point: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """How each error changes with each coordinate, [errors, coordinates]; by a small shift."""
+    units = np.eye(len(point))
+    columns = [(residuals(point + _SHIFT * unit) - errors) / _SHIFT for unit in units]
+    return np.stack(columns, axis=1)
 
 
-def peak_correction(cells: Sequence[MeasuredCell]) -> PeakCorrection:
-    """base + factor x estimate, at least every measured peak, and as little above as can be where
-    the run's will be: of all factors the one whose greatest ratio is least among the cells that
-    need more than _NEAR of the largest, which has a Step's rows at their greatest lengths.
+def fit_peaks(cells: Sequence[MeasuredCell]) -> PeakCorrection:
+    """Fit a line base + factor x estimate to the peaks of cells: at least every measured peak, and
+    as little above as can be where the run's will be. Of all factors it is the one whose greatest
+    ratio is least among the cells that need more than _NEAR of the largest, which has a Step's rows
+    at their greatest lengths.
     """
-    known = [c.cell for c in cells if c.cell.peak > 0 and c.cell.estimated > 0]
+    known = [each.cell for each in cells if each.cell.peak > 0 and each.cell.estimated > 0]
     if not known:
         return PeakCorrection()
-    peaks = np.array([c.peak for c in known], dtype=np.float64)
-    sizes = np.array([c.estimated for c in known], dtype=np.float64)
-    factors = np.concatenate([np.linspace(0.02, 3.0, 150), peaks / sizes, _slopes(sizes, peaks)])
-    bases = np.maximum((peaks[:, None] - sizes[:, None] * factors).max(axis=0), 0.0)
-    needed = (peaks[:, None] / (bases + sizes[:, None] * factors)).max(axis=0)
+    # A row for each cell, a column for each factor that is tried.
+    peaks = np.array([cell.peak for cell in known], dtype=np.float64)[:, None]
+    sizes = np.array([cell.estimated for cell in known], dtype=np.float64)[:, None]
+    factors = _candidate_factors(sizes[:, 0], peaks[:, 0])
+    bases = np.maximum((peaks - sizes * factors).max(axis=0), 0.0)
+    # A line that is above all peaks goes down until it meets one.
+    needed = (peaks / (bases + sizes * factors)).max(axis=0)
     bases, factors = bases * np.minimum(needed, 1.0), factors * np.minimum(needed, 1.0)
-    above = (bases + sizes[:, None] * factors) / peaks[:, None]
-    near = above[sizes >= _NEAR * sizes.max()].max(axis=0)
-    close = near <= _AS_CLOSE * near.min()
-    best = int(np.where(close, above.max(axis=0), np.inf).argmin())
+    above = (bases + sizes * factors) / peaks
+    near = above[sizes[:, 0] >= _NEAR * sizes.max()].max(axis=0)
+    is_close = near <= _AS_CLOSE * near.min()
+    greatest = np.where(is_close, above.max(axis=0), np.inf)
+    best = int(greatest.argmin())
     base = int(np.ceil(_MARGIN * bases[best]))
     return PeakCorrection(base=base, factor=float(_MARGIN * factors[best]))
+
+
+def _candidate_factors(sizes: np.ndarray, peaks: np.ndarray) -> np.ndarray:
+    """A grid, the lines from nothing through each cell, and those through two cells."""
+    grid = np.linspace(0.02, 3.0, 150)
+    return np.concatenate([grid, peaks / sizes, _rising_slopes(sizes, peaks)])
+
+
+def _rising_slopes(sizes: np.ndarray, peaks: np.ndarray) -> np.ndarray:
+    """Slopes of the lines through two cells of different sizes, as far as they rise."""
+    rise = np.subtract.outer(peaks, peaks)
+    run = np.subtract.outer(sizes, sizes)
+    slopes = rise[run > 0] / run[run > 0]
+    return slopes[slopes > 0]

@@ -22,63 +22,71 @@ _TURNS = 1
 _LOGPROB = -2.0
 
 
-def prompts(cell: ProfileCell, vocabulary: int) -> Batch:
-    """As token ids, drawn at random, so that what prompts have in common is soon over."""
+def draw_prompts(cell: ProfileCell, vocabulary: int) -> Batch:
+    """Draw prompts as token ids at random, so that what they have in common is soon over."""
     count = -(-cell.rows // cell.samples)
-    ids = _ids(np.random.default_rng(0), count * cell.prompt, vocabulary)
-    columns = {"prompt": Ragged(ids, np.arange(count + 1) * cell.prompt)}
+    ids = _draw_ids(np.random.default_rng(0), count * cell.prompt, vocabulary)
+    offsets = np.arange(count + 1) * cell.prompt
+    columns = {"prompt": Ragged(ids, offsets)}
     return Batch.make(Keys.of(range(count)), columns, TokenPrompt)
 
 
-def inputs(cell: ProfileCell, node: KernelNode, vocabulary: int) -> dict[str, Batch]:
-    """Of each input, the columns that the node reads of finished rows. Raises DataError for a
+def draw_inputs(cell: ProfileCell, node: KernelNode, vocabulary: int) -> dict[str, Batch]:
+    """Draw the columns of each input that the node reads of finished rows. Raises DataError for a
     column of a type that cannot be drawn.
     """
-    keys = Keys.of(range(-(-cell.rows // cell.samples))).expand(cell.samples)
+    prompt_count = -(-cell.rows // cell.samples)
+    keys = Keys.of(range(prompt_count)).expand(cell.samples)
     draw = np.random.default_rng(1)
-    found: dict[str, Batch] = {}
-    tokens: dict[str, Ragged] = {}
-    for name, reads in node.reads.items():
+    batches: dict[str, Batch] = {}
+    token_ids: dict[str, Ragged] = {}
+    for name, column_names in node.reads.items():
         schema: type[Schema] = node.schemas[name]
         columns: dict[str, Any] = {}
-        for column in (schema.columns[c] for c in reads if c in schema.columns):
-            made = tokens.get(column.name)
-            if made is None:
-                made = _drawn(draw, column, cell, len(keys), vocabulary)
-            if column.name.endswith("_ids"):  # the same in every input
-                tokens[column.name] = made
-            columns[column.name] = made
-        found[name] = Batch.make(keys, columns, schema)
-    return found
+        for column_name in column_names:
+            if column_name not in schema.columns:
+                continue
+            column = schema.columns[column_name]
+            drawn = token_ids.get(column.name)
+            if drawn is None:
+                drawn = _draw_column(draw, column, cell, len(keys), vocabulary)
+            # Token ids are the same in every input: these are the same rows.
+            if column.name.endswith("_ids"):
+                token_ids[column.name] = drawn
+            columns[column.name] = drawn
+        batches[name] = Batch.make(keys, columns, schema)
+    return batches
 
 
-def _ids(draw: np.random.Generator, count: int, vocabulary: int) -> np.ndarray:
+def _draw_ids(draw: np.random.Generator, count: int, vocabulary: int) -> np.ndarray:
     return draw.integers(0, vocabulary, count).astype(np.int32)
 
 
-def _drawn(
+def _draw_column(
     draw: np.random.Generator, column: Column, cell: ProfileCell, rows: int, vocabulary: int
 ) -> Any:
     """A column of so many rows."""
     if column.axis is None:
-        return _values(draw, column, rows, vocabulary)
+        return _draw_numbers(draw, column, rows, vocabulary)
     length = {"P": cell.prompt, "T": cell.answer, "K": _TURNS}[column.axis]
     offsets = np.arange(rows + 1) * length
-    if column.name == "prompt_ids":  # all samples of a prompt have the same
-        whole = _ids(draw, rows // cell.samples * length, vocabulary).reshape(-1, length)
-        return Ragged(np.repeat(whole, cell.samples, axis=0).ravel(), offsets)
-    return Ragged(_values(draw, column, rows * length, vocabulary), offsets)
+    if column.name == "prompt_ids":
+        # All samples of a prompt have the same ids.
+        prompts = _draw_ids(draw, rows // cell.samples * length, vocabulary).reshape(-1, length)
+        return Ragged(np.repeat(prompts, cell.samples, axis=0).ravel(), offsets)
+    return Ragged(_draw_numbers(draw, column, rows * length, vocabulary), offsets)
 
 
 _CONSTANT: Mapping[str, float] = {"completion_mask": 1, "version": 0, "turn": 0, "turn_end": 1}
 
 
-def _values(draw: np.random.Generator, column: Column, count: int, vocabulary: int) -> Any:
+def _draw_numbers(draw: np.random.Generator, column: Column, count: int, vocabulary: int) -> Any:
+    """Such as a kernel accepts; what it computes with them does not matter."""
     kind = column.type
     if column.name == "sign":
         return np.where(np.arange(count) % 2, -1, 1)
     if column.name.endswith("_ids") and pa.types.is_integer(kind):
-        return _ids(draw, count, vocabulary)
+        return _draw_ids(draw, count, vocabulary)
     if column.name in _CONSTANT:
         return np.full(count, _CONSTANT[column.name], kind.to_pandas_dtype())
     if column.distribution:

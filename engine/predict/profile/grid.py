@@ -10,8 +10,9 @@ answers a prompt: others with the same have the same times.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from dataflow.model import Model
 from engine.plan.cost.devices import Device, coefficients
@@ -22,7 +23,12 @@ from engine.plan.cost.profile import PassKey, ProfileCell
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.profiled_passes import kernel_family, kind_of_pass, samples_of
-from engine.predict.profile.predictions import ProfiledWork, as_planned, peak_bytes, seconds
+from engine.predict.profile.predictions import (
+    ProfiledWork,
+    make_longest,
+    predict_peak,
+    predict_seconds,
+)
 
 LENGTHS = ((1 / 8, 1 / 8), (1 / 2, 1 / 2), (1 / 8, 1.0), (1.0, 1.0))
 """Of the greatest prompt and answer of the plan, as shares. Answers are not always short beside
@@ -48,57 +54,62 @@ class SkippedNode:
     why: str
 
 
-def works(
-    plans: Sequence[Plan], of: Device, *, quick: bool, longest: float
+def choose_works(
+    plans: Sequence[Plan], device: Device, *, quick: bool, longest: float
 ) -> tuple[list[ProfiledWork], list[SkippedNode]]:
-    """What is measured of these plans on such devices, and what is not. longest: seconds of a cell,
-    by the catalogue; a grid whose largest would take longer has fewer rows, then shorter ones.
+    """Choose what is measured of these plans on such devices, and say what is not. longest: seconds
+    of a cell, by the catalogue; a grid whose largest would take longer has fewer rows, then shorter
+    ones.
     """
-    works_by_key: dict[PassKey, list[ProfiledWork]] = {}
+    keys: set[PassKey] = set()
+    works: list[ProfiledWork] = []
     skipped: list[SkippedNode] = []
     for number, plan in enumerate(plans):
-        lengths = _lengths(plan)
+        lengths = _greatest_lengths(plan)
         for node in plan.nodes:
             if not node.traits.computes:
                 continue
-            made = _work(plan, number, node)
-            if isinstance(made, SkippedNode):
-                skipped.append(made)
-            elif made.key not in works_by_key:
-                largest = _largest(plan, node, made, lengths[node.name])
-                largest = _short(replace(made, cores=1), of, largest, longest)
-                sized = _grid(made, largest, quick=quick)
-                cores = [made.cores] if of.is_gpu else _cores(made.cores, quick=quick)
-                works_by_key[made.key] = [
-                    replace(made, cores=count, cells=sized) for count in cores
-                ]
-    return [each for many in works_by_key.values() for each in many], skipped
+            work = _make_work(plan, number, node)
+            if isinstance(work, SkippedNode):
+                skipped.append(work)
+            elif work.key not in keys:
+                keys.add(work.key)
+                largest = _largest_cell(plan, node, work, lengths[node.name])
+                # With one thread, which takes longest, so that all have the same cells.
+                largest = _shorten(replace(work, cores=1), device, largest, longest)
+                cells = _make_grid(work, largest, quick=quick)
+                counts = [work.cores] if device.is_gpu else _thread_counts(work.cores, quick=quick)
+                works += (replace(work, cores=count, cells=cells) for count in counts)
+    return works, skipped
 
 
-def _lengths(plan: Plan) -> dict[str, Lengths]:
+def _greatest_lengths(plan: Plan) -> dict[str, Lengths]:
+    """By node, what the graph allows."""
     assert plan.program is not None
-    states = [s for s in plan.program.states if isinstance(s, Model)]
-    return all_lengths(plan.program, {s.name: model_cost(s.base, s.head).shape for s in states})
+    models = [state for state in plan.program.states if isinstance(state, Model)]
+    shapes = {model.name: model_cost(model.base, model.head).shape for model in models}
+    return all_lengths(plan.program, shapes)
 
 
-def _cores(planned: int, *, quick: bool) -> list[int]:
-    """Threads: what is planned, and with more time one, and powers of four between."""
+def _thread_counts(planned: int, *, quick: bool) -> list[int]:
+    """What is planned, and with more time one, and powers of four between."""
     if quick or planned == 1:
         return [planned]
     steps = range(math.ceil(math.log(planned, 4)))
     return sorted({4**power for power in steps} | {planned})
 
 
-def _work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedNode:
+def _make_work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedNode:
     """What there is to measure of a node; as yet without cells."""
     assert plan.program is not None
-    use = next(u for u in node.models if u.param != "tokenizer")
-    model = next(s for s in plan.program.states if s.name == use.model)
+    use = next(use for use in node.models if use.param != "tokenizer")
+    model = next(state for state in plan.program.states if state.name == use.model)
     assert isinstance(model, Model)
     cost = model_cost(model.base, model.head)
     if cost.parameters is None or cost.shape is None:
         return SkippedNode(node=node.name, why=cost.why)
     params = plan.program.node(node.name).params
+    terms = params["loss"].terms if "loss" in params else ()
     epochs = int(params.get("epochs", 1))
     sizes = Sizes(parameters=cost.parameters, shape=cost.shape, dtype=model.dtype, head=model.head)
     return ProfiledWork(
@@ -111,15 +122,18 @@ def _work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedN
         cores=node.layout.threads,
         epochs=epochs,
         updates=epochs * int(params.get("minibatches", 1)),
-        entropy="loss" in params and any(t.function.entropy for t in params["loss"].terms),
+        entropy=any(term.function.entropy for term in terms),
     )
 
 
-def _largest(plan: Plan, node: PlannedNode, work: ProfiledWork, lengths: Lengths) -> ProfileCell:
+def _largest_cell(
+    plan: Plan, node: PlannedNode, work: ProfiledWork, lengths: Lengths
+) -> ProfileCell:
     """A Step's rows at the greatest lengths, within bounds."""
-    samples, context = work.samples, work.model.shape.context
-    batch = next((s.batch for s in plan.sources if s.name == node.source), 1)
-    context = context or 2 * MOST_TOKENS
+    samples = work.samples
+    batches = {source.name: source.batch for source in plan.sources}
+    batch = batches.get(node.source, 1)
+    context = work.model.shape.context or 2 * MOST_TOKENS
     answer = max(1, min(lengths.completion, MOST_TOKENS))
     if lengths.row > context:  # both are guesses, or one is
         answer = max(1, min(answer, context // 2))
@@ -134,35 +148,43 @@ def _largest(plan: Plan, node: PlannedNode, work: ProfiledWork, lengths: Lengths
     )
 
 
-def _short(work: ProfiledWork, of: Device, cell: ProfileCell, longest: float) -> ProfileCell:
+def _shorten(work: ProfiledWork, device: Device, cell: ProfileCell, longest: float) -> ProfileCell:
     """One that takes no longer: with fewer prompts, and where one takes longer, shorter ones."""
-    how = coefficients(of)
-    while seconds(work, of, how, as_planned(cell)) > longest:
+    by_kind = coefficients(device)
+    while predict_seconds(work, device, by_kind, make_longest(cell)) > longest:
         if cell.rows > _LEAST * cell.samples:
             cell = replace(cell, rows=cell.rows // cell.samples // 2 * cell.samples)
         elif cell.answer + cell.prompt > 2:
-            shorter = {"prompt": max(1, cell.prompt // 2), "answer": max(1, cell.answer // 2)}
-            cell = replace(cell, **shorter)
+            prompt, answer = max(1, cell.prompt // 2), max(1, cell.answer // 2)
+            cell = replace(cell, prompt=prompt, answer=answer)
         else:
+            # A few rows of a token each: it takes what it takes.
             break
     return cell
 
 
-def _grid(work: ProfiledWork, largest: ProfileCell, *, quick: bool) -> tuple[ProfileCell, ...]:
-    """Parts of the largest, in ascending order of what they should need; generation also of one
-    token a row, which is its prefill.
-    """
-    prompts = largest.rows // largest.samples
+def _make_grid(work: ProfiledWork, largest: ProfileCell, *, quick: bool) -> tuple[ProfileCell, ...]:
+    """Parts of the largest, in ascending order of what they should need."""
     cells: dict[ProfileCell, None] = {}
-    for share in QUICK_GROUPS if quick else GROUPS:
-        for of_prompt, of_answer in QUICK_LENGTHS if quick else LENGTHS:
-            answer = max(1, round(of_answer * largest.answer))
-            for tokens in (answer, 1) if work.kind == "decode" else (answer,):
-                cell = replace(
-                    largest,
-                    rows=max(1, round(share * prompts)) * largest.samples,
-                    prompt=max(1, round(of_prompt * largest.prompt)),
-                    answer=tokens,
-                )
-                cells[replace(cell, estimated=peak_bytes(work, cell))] = None
+    for cell in _list_parts(largest, quick=quick):
+        cells[_estimate_peak(work, cell)] = None
+        if work.kind == "decode":
+            # Generation of one token a row is its prefill.
+            cells[_estimate_peak(work, replace(cell, answer=1))] = None
     return tuple(sorted(cells, key=lambda cell: (cell.estimated, cell.tokens)))
+
+
+def _list_parts(largest: ProfileCell, *, quick: bool) -> Iterator[ProfileCell]:
+    prompt_count = largest.rows // largest.samples
+    groups, lengths = (QUICK_GROUPS, QUICK_LENGTHS) if quick else (GROUPS, LENGTHS)
+    for share, (of_prompt, of_answer) in product(groups, lengths):
+        yield replace(
+            largest,
+            rows=max(1, round(share * prompt_count)) * largest.samples,
+            prompt=max(1, round(of_prompt * largest.prompt)),
+            answer=max(1, round(of_answer * largest.answer)),
+        )
+
+
+def _estimate_peak(work: ProfiledWork, cell: ProfileCell) -> ProfileCell:
+    return replace(cell, estimated=predict_peak(work, cell))

@@ -15,27 +15,30 @@ from engine.plan.cost.process_memory import ImportedMemory
 
 _STATUS = Path("/proc/self/status")
 PLAIN = (
-    *("engine.run.worker_process.worker_channel", "engine.run.worker_process.worker_ranks"),
-    *(
-        "engine.run.worker.newest_rows",
-        "engine.run.worker.worker",
-        "engine.run.worker_process.worker_process",
-    ),
-    *("operators.kernels.data", "operators.kernels.host", "operators.kernels.scoring"),
+    "engine.run.worker_process.worker_channel",
+    "engine.run.worker_process.worker_ranks",
+    "engine.run.worker.newest_rows",
+    "engine.run.worker.worker",
+    "engine.run.worker_process.worker_process",
+    "operators.kernels.data",
+    "operators.kernels.host",
+    "operators.kernels.scoring",
 )
 """What every Worker's process imports (engine/run/worker_process/template_process.py), and kernels
 that compute with no Model.
 """
 WITH_TORCH = (
     *PLAIN,
-    *("operators.kernels.torch.forward", "operators.kernels.torch.generate"),
+    "operators.kernels.torch.forward",
+    "operators.kernels.torch.generate",
     "operators.kernels.torch.train",
 )
 
 
-def imported(modules: Sequence[str]) -> Iterator[ImportedMemory]:
-    """Import these in this process, and tell what it has then."""
+def measure_imports(modules: Sequence[str]) -> Iterator[ImportedMemory]:
+    """Import these in this process, and tell what memory it has then."""
     for name in modules:
         importlib.import_module(name)
-    anonymous, files = (proc_bytes(_STATUS, name) for name in ("RssAnon", "RssFile"))
-    yield ImportedMemory(anonymous=anonymous, files=files)
+    yield ImportedMemory(
+        anonymous=proc_bytes(_STATUS, "RssAnon"), files=proc_bytes(_STATUS, "RssFile")
+    )

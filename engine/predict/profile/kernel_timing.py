@@ -31,8 +31,8 @@ from engine.plan.cost.machine import proc_bytes
 from engine.plan.cost.machine_load import QUIET
 from engine.plan.cost.profile import ProfileCell
 from engine.plan.plan import Plan
-from engine.predict.profile import generated_rows as generated
-from engine.predict.profile.other_load import CoreWaits, core_waits
+from engine.predict.profile.generated_rows import draw_inputs, draw_prompts
+from engine.predict.profile.other_load import CoreWaits, read_core_waits
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
 from engine.run.worker.counters import cuda_in_use
 from engine.run.worker.kernel_loader import kernel_class, kernel_node
@@ -76,20 +76,22 @@ class CellRun:
     peak: int = 0
     failed: bool = False
 
-    def called(self) -> bool:
-        """Call once; whether there was enough memory."""
+    def call_once(self) -> bool:
+        """Call once, and time it; whether there was enough memory."""
         cuda = cuda_in_use()
         try:
-            waits = core_waits()
-            cpu, begun = time.process_time(), time.perf_counter()
+            # The clocks last: to read waits takes time, which is not the call's.
+            waits_before = read_core_waits()
+            cpu_before, begun = time.process_time(), time.perf_counter()
             self.lengths = self.call()
             if cuda is not None:
+                # A GPU goes on computing when the call has returned.
                 cuda.synchronize()
-            seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-            waits = core_waits().since(waits)
+            seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
+            waits = read_core_waits().since(waits_before)
             self.calls.append(TimedCall(seconds=seconds, cpu=cpu, waits=waits))
         except (MemoryError, RuntimeError) as error:
-            if not _is_memory(error):
+            if not _is_out_of_memory(error):
                 raise
             self.failed = True
             gc.collect()
@@ -97,21 +99,22 @@ class CellRun:
                 cuda.empty_cache()
         return not self.failed
 
-    def wants(self, repeats: int) -> bool:
+    def needs_more(self, repeats: int) -> bool:
         """Whether fewer calls than that were quiet."""
         return not self.failed and sum(call.quiet for call in self.calls) < repeats
 
-    def told(self, cores: int, repeats: int) -> MeasuredCell:
-        """What came of it, by so many threads: the mean of so many calls, those that waited least.
-        CPU seconds count where these waited too long and there is one thread: of several it is not
-        known how many were at work at the same time.
+    def summarise(self, cores: int, repeats: int) -> MeasuredCell:
+        """Say what came of it, by so many threads: the mean of so many calls, those that waited
+        least. CPU seconds count where these waited too long and there is one thread: of several it
+        is not known how many were at work at the same time.
         """
         if self.failed:
             return MeasuredCell(cell=replace(self.cell, cores=cores))
         calls = sorted(self.calls, key=lambda call: call.waits.share)[:repeats]
         others = sum((call.waits for call in calls), CoreWaits()).share
         by_cpu = others > QUIET and cores == 1 and not cuda_in_use()
-        cpu, seconds = (fmean(getattr(call, name) for call in calls) for name in ("cpu", "seconds"))
+        cpu = fmean(call.cpu for call in calls)
+        seconds = fmean(call.seconds for call in calls)
         prompts, answers = self.lengths
         cell = replace(
             self.cell,
@@ -128,49 +131,53 @@ class CellRun:
 def measure(
     plan: Plan, work: ProfiledWork, *, repeats: int, further: int = _FURTHER
 ) -> Iterator[MeasuredCell]:
-    """Each cell, measured. further: rounds for each of the repeats, at most, in which disturbed
-    calls are made again. Raises KernelError, DataError where the kernel refuses rows that were
-    drawn.
+    """Measure each cell. further: rounds for each of the repeats, at most, in which disturbed calls
+    are made again. Raises KernelError, DataError where the kernel refuses rows that were drawn.
     """
     memory = ProcessPeak()
-    opened = _Opened(plan, work)
+    kernels = _CellKernels(plan, work)
+    # Before any kernel is open: the weights count as well.
     memory.begin()
-    runs = [opened.run(cell) for cell in work.cells]
+    runs = [kernels.make_run(cell) for cell in work.cells]
     for run in runs:
         memory.again()
-        if run.called() and run.called():  # twice: the allocator scatters what is left over
+        # Twice: the allocator scatters what is left over.
+        if run.call_once() and run.call_once():
             run.peak = memory.most
         run.calls.clear()
     call_until_quiet(runs, repeats, further * repeats)
-    opened.close()
+    kernels.close()
     for run in runs:
-        yield replace(run.told(work.cores, repeats), opening=opened.seconds)
+        yield replace(run.summarise(work.cores, repeats), opening=kernels.seconds)
 
 
 def call_until_quiet(runs: Sequence[CellRun], repeats: int, further: int) -> None:
-    """So many rounds of calls, then at most so many further ones of the disturbed cells alone."""
+    """Call every cell in so many rounds, then at most so many further rounds the disturbed cells
+    alone.
+    """
     for _ in range(repeats):
         for run in runs:
             if not run.failed:
-                run.called()
+                run.call_once()
     for _ in range(further):
-        disturbed = [run for run in runs if run.wants(repeats)]
+        disturbed = [run for run in runs if run.needs_more(repeats)]
         if not disturbed:
             return
         for run in disturbed:
-            run.called()
+            run.call_once()
 
 
-def _is_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether it says that there was not enough memory, on the host or on a GPU."""
+    # By name: torch need not be imported.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    said = str(error)
-    return "out of memory" in said or "can't allocate memory" in said
+    message = str(error)
+    return "out of memory" in message or "can't allocate memory" in message
 
 
-class _Opened:
-    """The node's kernel class, and a session whose modules all its kernels share."""
+class _CellKernels:
+    """Kernels of a node's class, and a session whose modules they all share."""
 
     def __init__(self, plan: Plan, work: ProfiledWork) -> None:
         assert plan.program is not None
@@ -178,24 +185,33 @@ class _Opened:
         starts = plan.phase.starts if plan.phase else None
         self._class = kernel_class(self._planned)
         self._node = kernel_node(self._planned, plan.program, starts=starts)
-        one = {"replicas": 1, "data": 1, "tensor": 1, "context": 1, "shard": False}
-        self._layout = replace(self._planned.layout, threads=work.cores, **one)
+        # Of one process, whatever the plan has.
+        self._layout = replace(
+            self._planned.layout,
+            threads=work.cores,
+            replicas=1,
+            data=1,
+            tensor=1,
+            context=1,
+            shard=False,
+        )
         self._kind = work.kind
         self._modules: dict[str, Any] = {}
         self._kernels: list[Any] = []
         self.seconds = 0.0
-        """That the first kernel took, which reads the weights for all."""
+        """How long the first kernel took to open, which reads the weights for all."""
 
-    def run(self, cell: ProfileCell) -> CellRun:
-        """An open kernel and rows for it. One of generation has the cell's lengths as parameters;
-        all others share one.
+    def make_run(self, cell: ProfileCell) -> CellRun:
+        """Give an open kernel and rows for it. One of generation has the cell's lengths as
+        parameters; all others share one.
         """
         if self._kind == "decode":
-            return CellRun(cell=cell, call=_generation(self._open(_asked(self._node, cell)), cell))
+            kernel = self._open(_set_lengths(self._node, cell))
+            return CellRun(cell=cell, call=_make_generation(kernel, cell))
         kernel = self._kernels[0] if self._kernels else self._open(self._node)
         if self._kind == "train":
-            return CellRun(cell=cell, call=_training(kernel, cell, self._node))
-        return CellRun(cell=cell, call=_forward(kernel, cell, self._node))
+            return CellRun(cell=cell, call=_make_training(kernel, cell, self._node))
+        return CellRun(cell=cell, call=_make_forward(kernel, cell, self._node))
 
     def _open(self, node: KernelNode) -> Any:
         names = {use.model: use.module for use in self._planned.models}
@@ -204,7 +220,8 @@ class _Opened:
         session = _MeasuredSession(node.name, self._plan.seed, self._modules, names)
         begun = time.perf_counter()
         kernel.open(node, self._layout, session)
-        self.seconds = self.seconds or time.perf_counter() - begun
+        if len(self._kernels) == 1:
+            self.seconds = time.perf_counter() - begun
         return kernel
 
     def close(self) -> None:
@@ -214,58 +231,59 @@ class _Opened:
 
 
 class _MeasuredSession(NodeSession):
-    """A session in which no row may fail: its time would not be measured."""
+    """A session in which no row may fail, since its time would not be measured."""
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Raises DataError."""
         raise DataError(f"row {key}: {error}")
 
 
-def _asked(node: KernelNode, cell: ProfileCell) -> KernelNode:
+def _set_lengths(node: KernelNode, cell: ProfileCell) -> KernelNode:
     """The node with the cell's lengths, returning every column."""
     lengths = {"n": cell.samples, "max_tokens": cell.answer, "max_prompt_tokens": cell.prompt}
     return replace(node, params={**node.params, **lengths}, returns=())
 
 
-def _generation(kernel: Any, cell: ProfileCell) -> _Call:
-    rows = generated.prompts(cell, kernel.vocabulary)
-    chunk = Chunk(id=0, step=1, keys=rows.keys, inputs={"prompt": rows})
+def _make_generation(kernel: Any, cell: ProfileCell) -> _Call:
+    prompts = draw_prompts(cell, kernel.vocabulary)
+    chunk = Chunk(id=0, step=1, keys=prompts.keys, inputs={"prompt": prompts})
 
     def call() -> _Lengths:
-        made = Batch.concat(list(kernel.run(chunk))).sorted()
-        return tuple(_tokens(made, name) for name in ("prompt_ids", "completion_ids"))
+        batches = list(kernel.run(chunk))
+        return _token_counts(Batch.concat(batches).sorted())
 
     return call
 
 
-def _forward(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
-    found = generated.inputs(cell, node, kernel.vocabulary)
-    rows = found["rows"]
-    chunk = Chunk(id=0, step=1, keys=rows.keys, inputs=found)
+def _make_forward(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
+    inputs = draw_inputs(cell, node, kernel.vocabulary)
+    rows = inputs["rows"]
+    chunk = Chunk(id=0, step=1, keys=rows.keys, inputs=inputs)
 
     def call() -> _Lengths:
         list(kernel.run(chunk))
-        return tuple(_tokens(rows, name) for name in ("prompt_ids", "completion_ids"))
+        return _token_counts(rows)
 
     return call
 
 
-def _training(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
-    """Of the node's own rows; not those that terms of its loss have besides."""
-    found = generated.inputs(cell, node, kernel.vocabulary)
-    rows = found["rows"]
+def _make_training(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
+    """Train the node's own rows; not those that terms of its loss have besides."""
+    inputs = draw_inputs(cell, node, kernel.vocabulary)
+    rows = inputs["rows"]
     step = max(1, int(node.params.get("start", 0)))
-    assignment = Assignment(sequence=1, step=step, keys=rows.keys, inputs=found)
+    assignment = Assignment(sequence=1, step=step, keys=rows.keys, inputs=inputs)
 
     def call() -> _Lengths:
         kernel.step(assignment)
-        return tuple(_tokens(rows, name) for name in ("prompt_ids", "completion_ids"))
+        return _token_counts(rows)
 
     return call
 
 
-def _tokens(rows: Batch, column: str) -> Sequence[int]:
-    return rows.ragged(column).lengths.tolist()
+def _token_counts(rows: Batch) -> _Lengths:
+    prompts, answers = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
+    return prompts.lengths.tolist(), answers.lengths.tolist()
 
 
 class ProcessPeak:
@@ -292,8 +310,6 @@ class ProcessPeak:
     def most(self) -> int:
         """Bytes, since `again`."""
         cuda = cuda_in_use()
-        return (
-            proc_bytes(_STATUS, "VmHWM") - self._base
-            if cuda is None
-            else cuda.max_memory_allocated()
-        )
+        if cuda is not None:
+            return cuda.max_memory_allocated()
+        return proc_bytes(_STATUS, "VmHWM") - self._base

@@ -21,62 +21,66 @@ _ENOUGH = 2.0
 _DTYPES = ("float32", "bfloat16")
 
 
-def measured_rates(cores: int) -> Device:
-    """Of this process's GPU, if it sees one, else of one core and the host's memory."""
+def measure_rates(cores: int) -> Device:
+    """Measure this process's GPU, if it sees one, else one core and the host's memory."""
     import torch
 
     if torch.cuda.is_available():
-        return _gpu(torch)
+        return _measure_gpu(torch)
+    # Products of one core, which the formulas multiply by a node's threads; copies of all cores.
     torch.set_num_threads(1)
-    operations = {dtype: _products(torch, dtype, "cpu", _SIDE) for dtype in _DTYPES}
+    operations = {dtype: _time_products(torch, dtype, "cpu", _SIDE) for dtype in _DTYPES}
     torch.set_num_threads(cores)
-    known = device(CPU)
+    catalogue_cpu = device(CPU)
     return Device(
         name=CPU,
         operations=operations,
-        memory_rate=_copies(torch, "cpu"),
-        link=known.link,
-        network=known.network,
+        memory_rate=_time_copies(torch, "cpu"),
+        link=catalogue_cpu.link,
+        network=catalogue_cpu.network,
         source="measured: square products on one core, copies on all; links of the catalogue",
     )
 
 
-def _gpu(torch: Any) -> Device:
+def _measure_gpu(torch: Any) -> Device:
     """Named as in the catalogue, where that has its kind; its links are not measured."""
-    name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
+    name = torch.cuda.get_device_name(0)
     kind = kind_of(name)
-    known = device(kind) if kind else None
+    linked = device(kind or CPU)
     return Device(
         name=kind or name,
-        operations={dtype: _products(torch, dtype, "cuda", 8 * _SIDE) for dtype in _DTYPES},
-        memory=int(memory),
-        memory_rate=_copies(torch, "cuda"),
-        link=known.link if known else device(CPU).link,
-        network=known.network if known else device(CPU).network,
+        operations={dtype: _time_products(torch, dtype, "cuda", 8 * _SIDE) for dtype in _DTYPES},
+        memory=int(torch.cuda.get_device_properties(0).total_memory),
+        memory_rate=_time_copies(torch, "cuda"),
+        link=linked.link,
+        network=linked.network,
         source=f"measured on {name}: square products, copies",
     )
 
 
-def _products(torch: Any, dtype: str, where: str, side: int) -> float:
+def _time_products(torch: Any, dtype: str, where: str, side: int) -> float:
     """Operations a second of a product of square matrices."""
-    one = torch.ones(side, side, dtype=getattr(torch, dtype), device=where)
-    return 2.0 * side**3 / _seconds(torch, lambda: one @ one)
+    matrix = torch.ones(side, side, dtype=getattr(torch, dtype), device=where)
+    return 2.0 * side**3 / _time_calls(torch, lambda: matrix @ matrix)
 
 
-def _copies(torch: Any, where: str) -> float:
+def _time_copies(torch: Any, where: str) -> float:
     """Bytes a second that are read and written as one tensor is copied to another."""
     source = torch.ones(_COPIED, dtype=torch.uint8, device=where)
     target = torch.empty_like(source)
-    return 2.0 * _COPIED / _seconds(torch, lambda: target.copy_(source))
+    return 2.0 * _COPIED / _time_calls(torch, lambda: target.copy_(source))
 
 
-def _seconds(torch: Any, work: Callable[[], Any]) -> float:
-    """The median of some calls, after one that does not count; of few where they take long."""
+def _time_calls(torch: Any, work: Callable[[], Any]) -> float:
+    """The median seconds of some calls, after one that does not count; few if they take long."""
     durations: list[float] = []
-    while len(durations) <= _REPEATS and (len(durations) < 2 or sum(durations) < _ENOUGH):
+    for _ in range(1 + _REPEATS):
         begun = time.perf_counter()
         work()
         if torch.cuda.is_available():
+            # A GPU goes on computing when the call has returned.
             torch.cuda.synchronize()
         durations.append(time.perf_counter() - begun)
+        if len(durations) > 1 and sum(durations) >= _ENOUGH:
+            break
     return median(durations[1:])

@@ -36,43 +36,46 @@ class Others:
 
     _begun: float = field(default_factory=lambda: time.monotonic())
     _all: float = field(default_factory=lambda: _all_seconds())
-    _own: float = field(default_factory=lambda: _own_seconds())
+    _ours: float = field(default_factory=lambda: _our_seconds())
 
     def cores(self) -> float:
-        """That they used in the mean, 0 or more."""
-        taken = (_all_seconds() - self._all) - (_own_seconds() - self._own)
-        return max(0.0, taken / (time.monotonic() - self._begun))
+        """How many they used in the mean, 0 or more."""
+        seconds = (_all_seconds() - self._all) - (_our_seconds() - self._ours)
+        return max(0.0, seconds / (time.monotonic() - self._begun))
 
 
 def disturbs(cores: float) -> bool:
     """Whether others who use so many cores leave fewer than this process may use."""
-    return cores > _spare(len(os.sched_getaffinity(0))) + BUSY
+    return cores > _spare_cores(len(os.sched_getaffinity(0))) + BUSY
 
 
-def share_of(cores: float, wanted: int) -> float:
-    """Of so many wanted cores the share that others have, if they use so many of the machine's."""
-    return min(1.0, max(0.0, cores - _spare(wanted)) / wanted)
+def taken_share(cores: float, wanted: int) -> float:
+    """The share of the wanted cores that others have, if they use so many of the machine's."""
+    return min(1.0, max(0.0, cores - _spare_cores(wanted)) / wanted)
 
 
-def _spare(wanted: int) -> int:
+def _spare_cores(wanted: int) -> int:
     return (os.cpu_count() or 1) - wanted
 
 
 def _all_seconds() -> float:
-    """Of all processors of the machine, since it was started."""
-    first = _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1 : 1 + _TIMES]
-    ticks = sum(int(value) for at, value in enumerate(first) if at not in _RESTING)
+    """Seconds that all processors of the machine worked since it was started."""
+    first_line, _, _ = _STAT.read_text(encoding="ascii").partition("\n")
+    # Its first word is `cpu`.
+    times = first_line.split()[1 : 1 + _TIMES]
+    ticks = sum(int(time) for place, time in enumerate(times) if place not in _RESTING)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _own_seconds() -> float:
+def _our_seconds() -> float:
+    """Seconds of this process and its ended children, as users and in the system."""
     times = os.times()
     return sum(times[:4])
 
 
 @dataclass(frozen=True, slots=True)
 class CoreWaits:
-    """Of the threads of this process: seconds that they ran, and that they waited for a core."""
+    """Seconds that the threads of this process ran, and that they waited for a core."""
 
     ran: float = 0.0
     waited: float = 0.0
@@ -86,29 +89,33 @@ class CoreWaits:
 
     @property
     def share(self) -> float:
-        """Of the cores that the threads wanted, the share that others had."""
+        """The share that others had of the cores that the threads wanted."""
         wanted = self.ran + self.waited
-        return self.waited / wanted if wanted else 0.0
+        if not wanted:
+            return 0.0
+        return self.waited / wanted
 
 
-def core_waits() -> CoreWaits:
-    """Since the threads began. Nothing is known of a thread that ends meanwhile, nor on a system
-    without this file: there only `Others` tells of others.
+def read_core_waits() -> CoreWaits:
+    """Read what all threads of this process ran and waited since they began. Nothing is known of a
+    thread that ends meanwhile, nor on a system without this file: there only `Others` tells of
+    others.
     """
     ran = waited = 0
     for task in _TASKS.iterdir():
         try:
-            first, second, _ = (task / "schedstat").read_text(encoding="ascii").split()
+            task_ran, task_waited, _ = (task / "schedstat").read_text(encoding="ascii").split()
         except (FileNotFoundError, ProcessLookupError):
+            # It has ended since the folder was listed.
             continue
-        ran += int(first)
-        waited += int(second)
+        ran += int(task_ran)
+        waited += int(task_waited)
     return CoreWaits(ran * 1e-9, waited * 1e-9)
 
 
 def refuse_worthless(what: str, share: float, *, by_cpu: bool, accept: bool) -> None:
-    """Raises RunError where others had more of the cores that `what` wanted than its seconds can
-    bear. by_cpu: they are CPU seconds.
+    """Refuse seconds of `what` where others had more of the cores that it wanted than they can
+    bear. by_cpu: they are CPU seconds. Raises RunError.
     """
     most = MOST_OF_CPU if by_cpu else MOST
     if share <= most or accept:

@@ -57,47 +57,55 @@ class MeasuredCell:
     answers: tuple[int, ...] = ()
     opening: float = 0.0
 
-    def kept(self, said: float | None) -> ProfileCell:
-        """The cell with the fit's seconds, and with the tokens that answers really had."""
+    def with_fit(self, seconds: float | None) -> ProfileCell:
+        """Give the cell with the fit's seconds, and with the tokens that answers really had."""
         if not self.answers:
             return self.cell
         mean = round(sum(self.answers) / len(self.answers))
-        return replace(self.cell, fitted=said, answer=max(1, mean))
+        return replace(self.cell, fitted=seconds, answer=max(1, mean))
 
 
-def seconds(
-    work: ProfiledWork, of: Device, how: Mapping[Kind, Coefficients], cell: MeasuredCell
+def predict_seconds(
+    work: ProfiledWork,
+    device: Device,
+    coefficients: Mapping[Kind, Coefficients],
+    cell: MeasuredCell,
 ) -> float:
-    """Of a cell's rows."""
-    where = Place(device=of, coefficients=how, cores=1 if of.is_gpu else work.cores)
+    """Work out the seconds of a cell's rows."""
+    # Rates of a CPU are those of one core, of a GPU those of all of it.
+    cores = 1 if device.is_gpu else work.cores
+    place = Place(device=device, coefficients=coefficients, cores=cores)
     prompts, answers = np.array(cell.prompts), np.array(cell.answers)
-    said = cell.cell
+    samples, budget = cell.cell.samples, cell.cell.budget
     if work.kind == "decode":
-        slots, budget = said.slots, said.budget
         batch = DecodeBatch(
-            prompts=prompts, answers=answers, shared=said.samples, slots=slots, budget=budget
+            prompts=prompts,
+            answers=answers,
+            shared=samples,
+            slots=cell.cell.slots,
+            budget=budget,
         )
-        return schedule_decode(work.model, where, batch).seconds
-    rows = training.pack_rows(prompts, answers, budget=said.budget, shared=said.samples)
+        return schedule_decode(work.model, place, batch).seconds
+    rows = training.pack_rows(prompts, answers, budget=budget, shared=samples)
     if work.kind == "train":
         updates, epochs = work.updates, work.epochs
-        return training.train_time(work.model, where, rows, updates=updates, epochs=epochs).seconds
-    return training.forward_time(work.model, where, rows).seconds
+        return training.train_time(work.model, place, rows, updates=updates, epochs=epochs).seconds
+    return training.forward_time(work.model, place, rows).seconds
 
 
-def as_planned(cell: ProfileCell) -> MeasuredCell:
-    """A cell that nobody has measured, with every row as long as it may be."""
-    return MeasuredCell(
-        cell=cell, prompts=(cell.prompt,) * cell.rows, answers=(cell.answer,) * cell.rows
-    )
+def make_longest(cell: ProfileCell) -> MeasuredCell:
+    """Give every row of a cell that nobody has measured the length that it may have."""
+    prompts, answers = (cell.prompt,) * cell.rows, (cell.answer,) * cell.rows
+    return MeasuredCell(cell=cell, prompts=prompts, answers=answers)
 
 
-def peak_bytes(work: ProfiledWork, cell: ProfileCell) -> int:
-    """Of a cell's rows: the weights, and all that the node holds as it runs."""
+def predict_peak(work: ProfiledWork, cell: ProfileCell) -> int:
+    """Work out the peak bytes of a cell's rows: the weights, and all that the node holds as it
+    runs.
+    """
     model = work.model
-    lengths = Lengths(prompt=cell.prompt, completion=cell.answer)
-    done = Work(
-        lengths=lengths,
+    pass_work = Work(
+        lengths=Lengths(prompt=cell.prompt, completion=cell.answer),
         prompts=-(-cell.rows // cell.samples),
         rows=cell.rows,
         budget=cell.budget,
@@ -107,9 +115,9 @@ def peak_bytes(work: ProfiledWork, cell: ProfileCell) -> int:
     )
     shape, dtype = model.shape, model.dtype
     if work.kind == "train":
-        parts = memory.train_parts(model.parameters, shape, done, dtype, model.head)
+        parts = memory.train_parts(model.parameters, shape, pass_work, dtype, model.head)
     elif work.kind == "decode":
-        parts = memory.decode_parts(shape, done, dtype)
+        parts = memory.decode_parts(shape, pass_work, dtype)
     else:
-        parts = memory.forward_parts(shape, done, dtype, model.head)
+        parts = memory.forward_parts(shape, pass_work, dtype, model.head)
     return memory.peak([parts | {"weights": model.weight_bytes}])

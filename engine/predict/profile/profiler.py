@@ -19,26 +19,32 @@ from engine.plan.cost.devices import Device, Kind
 from engine.plan.cost.machine import this_installation, this_machine
 from engine.plan.cost.machine_load import QUIET, MachineLoad
 from engine.plan.cost.process_memory import ProcessMemory
-from engine.plan.cost.profile import PassKey, Profile, ProfiledNode, model_key
+from engine.plan.cost.profile import (
+    PassKey,
+    Profile,
+    ProfileCell,
+    ProfiledNode,
+    model_key,
+)
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
-from engine.predict.profile.child import ChildResult, in_child
-from engine.predict.profile.fitting import fitted, kinds_of, peak_correction
-from engine.predict.profile.grid import SkippedNode, works
-from engine.predict.profile.imports import PLAIN, WITH_TORCH, imported
+from engine.predict.profile.child import ChildResult, run_in_child
+from engine.predict.profile.fitting import fit_coefficients, fit_peaks, kinds_of
+from engine.predict.profile.grid import SkippedNode, choose_works
+from engine.predict.profile.imports import PLAIN, WITH_TORCH, measure_imports
 from engine.predict.profile.kernel_timing import measure
-from engine.predict.profile.machine_rates import measured_rates
+from engine.predict.profile.machine_rates import measure_rates
 from engine.predict.profile.other_load import (
     Others,
-    core_waits,
     disturbs,
+    read_core_waits,
     refuse_worthless,
-    share_of,
+    taken_share,
 )
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
-from engine.predict.profile.run_slowdown import compared, with_functions
-from engine.predict.profile.short_run import ShortRun, short_runs
-from engine.predict.profile.side_by_side import MeasuredWork, beside
+from engine.predict.profile.run_slowdown import add_functions, compare_with_runs
+from engine.predict.profile.short_run import ShortRun, measure_short_runs
+from engine.predict.profile.side_by_side import MeasuredWork, measure_crowding
 
 Say = Callable[[str], None]
 
@@ -71,8 +77,10 @@ class MadeProfile:
 
 
 @dataclass(slots=True)
-class _Found:
-    """accept: see ProfileRequest. share: the greatest so far of the cores that something wanted."""
+class _Measurements:
+    """What is known so far. accept: see ProfileRequest. share: the greatest that others had of the
+    cores that something wanted.
+    """
 
     accept: bool = False
     nodes: list[ProfiledNode] = field(default_factory=list)
@@ -80,15 +88,15 @@ class _Found:
     skipped: list[SkippedNode] = field(default_factory=list)
     share: float = 0.0
 
-    def disturbed(self, what: str, share: float, *, by_cpu: bool = False) -> None:
-        """Others had such a share of the cores that `what` wanted. Raises RunError where that
-        makes its seconds worthless.
+    def note_share(self, what: str, share: float, *, by_cpu: bool = False) -> None:
+        """Note the share that others had of the cores that `what` wanted. Raises RunError where it
+        makes the seconds worthless.
         """
         refuse_worthless(what, share, by_cpu=by_cpu, accept=self.accept)
         self.share = max(self.share, share)
 
 
-def profiled(
+def measure_profile(
     graph: AnyGraph,
     plans: Sequence[Plan],
     options: RunOptions,
@@ -101,87 +109,106 @@ def profiled(
     """
     cores = len(os.sched_getaffinity(0))
     others = Others()
-    found = _Found(accept=request.accept_busy)
+    measurements = _Measurements(accept=request.accept_busy)
+    # Rates first: what is measured of nodes depends on how long it should take with them.
     say("rates of the machine")
-    device = _rates_when_quiet(cores, found)
-    wanted, skipped = works(plans, device, quick=request.quick, longest=request.longest)
-    found.skipped += skipped
-    for work in wanted:
+    device = _find_quiet_rates(cores, measurements)
+    works, skipped = choose_works(plans, device, quick=request.quick, longest=request.longest)
+    measurements.skipped += skipped
+    for work in works:
         threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
         say(f"{work.node}: {work.kind}, {len(work.cells)} sizes, {threads}")
-        _measured(plans[work.of], work, device, request.repeats, found)
+        _measure_node(plans[work.of], work, device, request.repeats, measurements)
     if not device.is_gpu:
         say("the same beside busy cores")
-        _crowded(found, cores, quick=request.quick)
+        _add_crowding(measurements, cores, quick=request.quick)
     say("what the processes of Workers take")
     profile = Profile(
         machine=this_machine(),
         installation=this_installation(),
         device=device,
-        process=_process(),
-        nodes=tuple(found.nodes),
+        process=_measure_processes(),
+        nodes=tuple(measurements.nodes),
     )
-    quiet = True
+    is_quiet = True
     if request.steps:
+        # Last: the run is compared with what the profile so far predicts of it.
         say(f"a run of {request.steps} Steps")
-        profile, quiet = _with_runs(profile, graph, options, plans, request.steps, found)
-    load = MachineLoad(cores=others.cores(), all_cores=os.cpu_count() or 1, share=found.share)
-    whole = replace(profile, load=load)
-    return MadeProfile(profile=whole, skipped=tuple(found.skipped), compared=quiet)
+        runs, is_quiet = _find_quiet_runs(graph, options, plans, request.steps, measurements)
+        profile = _add_runs(profile, plans, runs, compare=is_quiet)
+    all_cores = os.cpu_count() or 1
+    load = MachineLoad(cores=others.cores(), all_cores=all_cores, share=measurements.share)
+    profile = replace(profile, load=load)
+    skipped_nodes = tuple(measurements.skipped)
+    return MadeProfile(profile=profile, skipped=skipped_nodes, compared=is_quiet)
 
 
-def _rates_when_quiet(cores: int, found: _Found) -> Device:
+def _find_quiet_rates(cores: int, measurements: _Measurements) -> Device:
     """The rates of the least disturbed of some tries, the first that nobody disturbs."""
     tries: list[tuple[float, Device]] = []
-    while len(tries) < _TRIES and not (tries and tries[-1][0] <= QUIET):
-        tries.append(_child(_rates, cores, threads=cores, title="rates").told[0])
+    for _ in range(_TRIES):
+        task = partial(_try_rates, cores)
+        share, device = _run(task, threads=cores, title="rates").outputs[0]
+        tries.append((share, device))
+        if share <= QUIET:
+            break
     share, device = min(tries, key=lambda each: each[0])
-    found.disturbed("rates of the machine", share)
+    measurements.note_share("rates of the machine", share)
     return device
 
 
-def _rates(cores: int) -> Iterator[tuple[float, Device]]:
-    before = core_waits()
-    device = measured_rates(cores)
-    yield core_waits().since(before).share, device
+def _try_rates(cores: int) -> Iterator[tuple[float, Device]]:
+    """(share of the cores that others had, the rates)."""
+    before = read_core_waits()
+    device = measure_rates(cores)
+    yield read_core_waits().since(before).share, device
 
 
-def _process() -> ProcessMemory:
-    plain, torch = (
-        _child(imported, modules, threads=1, title="imports").told[0]
-        for modules in (PLAIN, WITH_TORCH)
-    )
+def _measure_processes() -> ProcessMemory:
+    """Each set of imports in a process of its own."""
+    (plain,) = _run(partial(measure_imports, PLAIN), threads=1, title="imports").outputs
+    (torch,) = _run(partial(measure_imports, WITH_TORCH), threads=1, title="imports").outputs
     return ProcessMemory(plain=plain, torch=torch)
 
 
-def _with_runs(
-    profile: Profile,
+def _find_quiet_runs(
     graph: AnyGraph,
     options: RunOptions,
     plans: Sequence[Plan],
     steps: int,
-    found: _Found,
-) -> tuple[Profile, bool]:
-    """With what a run of each phase tells, and whether nobody disturbed it: else what others took
-    would be taken for the Model's.
-    """
-    task = (short_runs, graph, options, plans, steps)
+    measurements: _Measurements,
+) -> tuple[Sequence[ShortRun], bool]:
+    """A run of each phase, and whether nobody disturbed them."""
+    task = partial(measure_short_runs, graph, options, plans, steps)
     cores = len(os.sched_getaffinity(0))
     tries: list[tuple[float, Sequence[ShortRun]]] = []
-    while len(tries) < _TRIES and not (tries and not disturbs(tries[-1][0])):
+    for _ in range(_TRIES):
         others = Others()
-        runs: Sequence[ShortRun] = _child(*task, threads=cores, title="a short run").told
-        tries.append((others.cores(), runs))
+        runs: Sequence[ShortRun] = _run(task, threads=cores, title="a short run").outputs
+        used = others.cores()
+        tries.append((used, runs))
+        if not disturbs(used):
+            break
     used, runs = min(tries, key=lambda each: each[0])
-    wanted = min(cores, max(map(_wanted_cores, plans)))
-    found.disturbed("a short run", share_of(used, wanted))
-    timed = replace(with_functions(profile, plans, runs), message=runs[0].message)
-    quiet = not disturbs(used)
-    return (compared(timed, plans, runs) if quiet else timed), quiet
+    wanted = min(cores, max(map(_count_wanted_cores, plans)))
+    measurements.note_share("a short run", taken_share(used, wanted))
+    return runs, not disturbs(used)
 
 
-def _wanted_cores(plan: Plan) -> int:
-    """Of all Workers at the same time."""
+def _add_runs(
+    profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun], *, compare: bool
+) -> Profile:
+    """Add what runs tell. compare: also how much longer passes took in them. Where others disturbed
+    the runs, what they took would be taken for the Model's.
+    """
+    profile = replace(add_functions(profile, plans, runs), message=runs[0].message)
+    if not compare:
+        return profile
+    return compare_with_runs(profile, plans, runs)
+
+
+def _count_wanted_cores(plan: Plan) -> int:
+    """Threads of all Workers of a plan together."""
     threads = dict.fromkeys(plan.workers, 1)
     for node in plan.nodes:
         for worker in node.workers:
@@ -189,63 +216,71 @@ def _wanted_cores(plan: Plan) -> int:
     return sum(threads.values())
 
 
-def _child(
-    task: Callable[..., Iterator[Any]], *given: Any, threads: int, title: str, **named: Any
-) -> ChildResult:
-    needed = named.pop("needed", {})
-    return in_child(partial(task, *given, **named), threads=threads, needed=needed, title=title)
+def _run(task: Callable[[], Iterator[Any]], *, threads: int, title: str) -> ChildResult:
+    """In a child that needs nothing of its environment."""
+    return run_in_child(task, threads=threads, needed={}, title=title)
 
 
-def _measured(
+def _measure_node(
     plan: Plan,
     work: ProfiledWork,
-    of: Device,
+    device: Device,
     repeats: int,
-    found: _Found,
+    measurements: _Measurements,
 ) -> None:
     """Measure a node and add what is known of it."""
     needed = plan.environments.get(plan.node(work.node).workers[0], {})
+    task = partial(measure, plan, work, repeats=repeats)
     try:
-        result = _child(
-            measure, plan, work,
-            repeats=repeats, threads=work.cores, title=work.node, needed=needed,
-        )  # fmt: skip
+        child = run_in_child(task, threads=work.cores, needed=needed, title=work.node)
     except (KernelError, DataError) as error:
-        found.skipped.append(SkippedNode(node=work.node, why=str(error)))
+        measurements.skipped.append(SkippedNode(node=work.node, why=str(error)))
         return
-    cells: list[MeasuredCell] = list(result.told)
-    lost = work.cells[len(cells) :] if result.short else ()
-    cells += [MeasuredCell(cell=replace(cell, cores=work.cores)) for cell in lost]
-    found.works.append(MeasuredWork(plan=plan, work=work, cells=tuple(cells), needed=needed))
+    cells: list[MeasuredCell] = list(child.outputs)
+    # Cells ascend in what they need: those after the last that was told had too little memory.
+    if child.out_of_memory:
+        for cell in work.cells[len(cells) :]:
+            cells.append(MeasuredCell(cell=replace(cell, cores=work.cores)))
+    measured = MeasuredWork(plan=plan, work=work, cells=tuple(cells), needed=needed)
+    measurements.works.append(measured)
     worst = max((each.cell for each in cells), key=lambda cell: cell.others)
-    found.disturbed(work.node, worst.others, by_cpu=worst.by_cpu)
-    how, said = fitted(work, of, cells)
-    kept = tuple(c.kept(s) for c, s in zip(cells, said, strict=True))
-    correction = peak_correction(cells)
-    kinds: list[Kind] = list(kinds_of(work.kind))
+    measurements.note_share(work.node, worst.others, by_cpu=worst.by_cpu)
+    measurements.nodes += _fit_node(measured, device)
+
+
+def _fit_node(measured: MeasuredWork, device: Device) -> Iterator[ProfiledNode]:
+    """An entry for each kind of pass whose coefficients follow; the node's own has the cells."""
+    work, cells = measured.work, measured.cells
+    coefficients, fitted_seconds = fit_coefficients(work, device, cells)
+    correction = fit_peaks(cells)
+    fitted_cells: list[ProfileCell] = []
+    for cell, seconds in zip(cells, fitted_seconds, strict=True):
+        fitted_cells.append(cell.with_fit(seconds))
+    kinds: Sequence[Kind] = kinds_of(work.kind)
     for kind in kinds:
-        found.nodes.append(
-            ProfiledNode(
-                model=model_key(work.model),
-                kind=kind,
-                kernel=work.kernel,
-                samples=work.samples,
-                cores=1 if of.is_gpu else work.cores,
-                node=work.node,
-                coefficients=how[kind],
-                peak=correction,
-                opening=max((cell.opening for cell in cells), default=0.0),
-                cells=kept if kind == work.kind else (),
-            )
+        yield ProfiledNode(
+            model=model_key(work.model),
+            kind=kind,
+            kernel=work.kernel,
+            samples=work.samples,
+            cores=1 if device.is_gpu else work.cores,
+            node=work.node,
+            coefficients=coefficients[kind],
+            peak=correction,
+            opening=max((cell.opening for cell in cells), default=0.0),
+            cells=tuple(fitted_cells) if kind == work.kind else (),
         )
 
 
-def _crowded(found: _Found, cores: int, *, quick: bool) -> None:
+def _add_crowding(measurements: _Measurements, cores: int, *, quick: bool) -> None:
     """Add to each node how much longer it takes beside busy cores."""
     factors: dict[tuple[PassKey, int], float] = {}
-    for work, crowding in zip(found.works, beside(found.works, cores, quick=quick), strict=True):
-        what = f"{work.work.node} beside busy cores"
-        found.disturbed(what, crowding.others, by_cpu=crowding.by_cpu)
-        for kind in kinds_of(work.work.kind):
-            factors[replace(work.work.key, kind=kind), work.work.cores] = crowding.slower
-    found.nodes = [replace(n, beside=factors[n.key, n.cores]) for n in found.nodes]
+    crowdings = measure_crowding(measurements.works, cores, quick=quick)
+    for measured, crowding in zip(measurements.works, crowdings, strict=True):
+        work = measured.work
+        what = f"{work.node} beside busy cores"
+        measurements.note_share(what, crowding.others, by_cpu=crowding.by_cpu)
+        for kind in kinds_of(work.kind):
+            factors[replace(work.key, kind=kind), work.cores] = crowding.slower
+    nodes = measurements.nodes
+    measurements.nodes = [replace(node, beside=factors[node.key, node.cores]) for node in nodes]

@@ -14,63 +14,81 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.plan.cost.profile import PassKey, Profile
+from engine.plan.cost.profile import PassKey, Profile, ProfiledNode
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.predict.profile.short_run import WARM, ShortRun
 from engine.predict.simulation.prediction_run import predict
 
 _STEPS = 16
-"""That are simulated: rows are drawn, and their mean has to be that of the run's."""
+"""Steps that are simulated: rows are drawn, and their mean has to be that of the run's."""
 
 
-def with_functions(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
-    """The profile with the nodes that compute with no Model: a row's seconds with a core of its
+def add_functions(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
+    """Add the nodes that compute with no Model to a profile: a row's seconds with a core of its
     own, and the share of them in which it computes. Of the phases of a Program the first that has a
     node counts.
     """
     seconds: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for plan, run in zip(plans, runs, strict=True):
-        functions = (n.name for n in plan.nodes if not n.traits.computes and n.traits.chunked)
-        for name in (name for name in functions if name in run.seconds and name not in seconds):
+        for node in plan.nodes:
+            name, is_function = node.name, node.traits.chunked and not node.traits.computes
+            if not is_function or name in seconds or name not in run.seconds:
+                continue
             seconds[name] = run.seconds[name]
             if name in run.cpu:
                 cpu[name] = run.cpu[name]
     return replace(profile, functions=seconds, cpu=cpu)
 
 
-def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
-    """The profile with `in_run` of all passes that runs of these plans had. Of what several ranks
-    do together nothing is known, nor of rows of unknown length, nor of evaluations, whose rows the
-    prediction does not know.
+def compare_with_runs(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
+    """Set `in_run` of all passes that runs of these plans had. Of what several ranks do together
+    nothing is known, nor of rows of unknown length, nor of evaluations, whose rows the prediction
+    does not know.
     """
     measured: defaultdict[PassKey, float] = defaultdict(float)
     predicted: defaultdict[PassKey, float] = defaultdict(float)
     for plan, run in zip(plans, runs, strict=True):
-        costs, expected = plan_costs(plan, profile), _expected(plan, profile, run)
-        for node in (n for n in plan.nodes if n.name in expected):
+        costs = plan_costs(plan, profile)
+        row_seconds = _predict_row_seconds(plan, profile, run)
+        for node in plan.nodes:
+            if node.name not in row_seconds:
+                continue
             entry = costs.entry(node.name)
             if entry is not None and node.ranks == 1 and node.region != "evaluation":
+                # Several nodes may have the same pass: each counts by its rows of a Step.
                 measured[entry.key] += run.seconds.get(node.name, 0.0) * node.rows
-                predicted[entry.key] += expected[node.name] * node.rows
-    longer = {each: measured[each] / predicted[each] for each in predicted if measured[each]}
-    nodes = (replace(n, in_run=n.in_run * longer.get(n.key, 1.0)) for n in profile.nodes)
+                predicted[entry.key] += row_seconds[node.name] * node.rows
+    longer = {key: measured[key] / predicted[key] for key in predicted if measured[key]}
+    nodes: list[ProfiledNode] = []
+    for node in profile.nodes:
+        in_run = node.in_run * longer.get(node.key, 1.0)
+        nodes.append(replace(node, in_run=in_run))
     return replace(profile, nodes=tuple(nodes))
 
 
-def _expected(plan: Plan, profile: Profile, run: ShortRun) -> dict[str, float]:
+def _predict_row_seconds(plan: Plan, profile: Profile, run: ShortRun) -> dict[str, float]:
     """Seconds a row, by node, of rows as long as the run's; none if a Model's size is unknown."""
     costs = plan_costs(plan, profile)
-    computing = [n.name for n in plan.nodes if n.traits.computes and n.work != "evaluate"]
-    if run.rows is None or any(costs.unpriced(name) for name in computing):
+    computing = [node for node in plan.nodes if node.traits.computes]
+    priced = [node.name for node in computing if node.work != "evaluate"]
+    if run.rows is None or any(costs.unpriced(name) for name in priced):
         return {}
-    others = [n.name for n in plan.nodes if not n.traits.computes and n.work != "train"]
-    given = {name: profile.functions.get(name, 0.0) for name in others}
+    others = [node for node in plan.nodes if not node.traits.computes]
+    functions = [node.name for node in others if node.work != "train"]
+    prediction = predict(
+        plan,
+        steps=WARM + _STEPS,
+        lengths=run.rows,
+        kept=run.rows.kept,
+        profile=profile,
+        # One that the run did not measure takes no time: passes alone are compared.
+        seconds={name: profile.functions.get(name, 0.0) for name in functions},
+    )
     seconds: defaultdict[str, float] = defaultdict(float)
     rows: defaultdict[str, float] = defaultdict(float)
-    arguments = {"lengths": run.rows, "kept": run.rows.kept, "profile": profile, "seconds": given}
-    prediction = predict(plan, steps=WARM + _STEPS, **arguments)
+    # As in the run, whose first Steps do not count.
     begin = prediction.steps[WARM - 1].end
     for span in prediction.spans:
         if span.start >= begin and span.what in ("chunk", "train"):

@@ -16,7 +16,7 @@ from statistics import median
 
 from engine.plan.cost.profile import ProfileCell
 from engine.plan.plan import Plan
-from engine.predict.profile.child import in_child
+from engine.predict.profile.child import run_in_child
 from engine.predict.profile.kernel_timing import measure
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
 
@@ -45,9 +45,11 @@ class MeasuredWork:
     @property
     def typical(self) -> float:
         """Seconds of its longest call that is not too long; 0 where nothing was measured."""
-        known = [c.cell.seconds for c in self.cells if c.cell.seconds]
-        short = [seconds for seconds in known if seconds <= _LONGEST]
-        return max(short) if short else min(known, default=0.0)
+        timed = [each.cell.seconds for each in self.cells if each.cell.seconds]
+        short = [seconds for seconds in timed if seconds <= _LONGEST]
+        if short:
+            return max(short)
+        return min(timed, default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,52 +64,67 @@ class Crowding:
     by_cpu: bool = False
 
 
-def beside(measured: Sequence[MeasuredWork], cores: int, *, quick: bool) -> list[Crowding]:
-    """Of each node. quick: fewer calls."""
+def measure_crowding(
+    measured: Sequence[MeasuredWork], cores: int, *, quick: bool
+) -> list[Crowding]:
+    """Measure how much longer each node takes. quick: fewer calls."""
     crowdings = [Crowding()] * len(measured)
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, each in enumerate(measured):
         if each.typical and cores // max(1, each.work.cores) > 1:
             groups.setdefault(each.process, []).append(number)
     for numbers in groups.values():
-        some = [measured[number] for number in numbers]
-        crowded = _together(some, cores // some[0].work.cores, quick=quick)
-        alone = _together(some, 1, quick=quick)
+        works = [measured[number] for number in numbers]
+        crowded = _measure_together(works, cores // works[0].work.cores, quick=quick)
+        alone = _measure_together(works, 1, quick=quick)
         for number, slow, fast in zip(numbers, crowded, alone, strict=True):
-            crowdings[number] = _crowding(slow, fast)
+            crowdings[number] = _compare(slow, fast)
     return crowdings
 
 
-def _crowding(crowded: Sequence[ProfileCell], alone: Sequence[ProfileCell]) -> Crowding:
-    """Of the call of one node, in each of the processes."""
-    slow, fast = (median(cell.seconds or 0.0 for cell in cells) for cells in (crowded, alone))
+def _compare(crowded: Sequence[ProfileCell], alone: Sequence[ProfileCell]) -> Crowding:
+    """Compare the call of one node in each of the processes beside each other with those alone."""
+    slower = _median_seconds(crowded) / _median_seconds(alone)
     worst = max((*crowded, *alone), key=lambda cell: cell.others)
-    return Crowding(slower=max(1.0, slow / fast), others=worst.others, by_cpu=worst.by_cpu)
+    return Crowding(slower=max(1.0, slower), others=worst.others, by_cpu=worst.by_cpu)
 
 
-def _together(
-    some: Sequence[MeasuredWork], processes: int, *, quick: bool
+def _median_seconds(cells: Sequence[ProfileCell]) -> float:
+    return median(cell.seconds or 0.0 for cell in cells)
+
+
+def _measure_together(
+    works: Sequence[MeasuredWork], processes: int, *, quick: bool
 ) -> list[Sequence[ProfileCell]]:
-    """Of each node its call, as each of so many processes measured it at the same time."""
-    first = some[0]
-    task = partial(_calls, [(each.plan, *_repeated(each, quick=quick)) for each in some])
-    how = {"threads": first.work.cores, "needed": first.needed, "title": first.work.node}
+    """Run so many processes at once; gives each node's call as each of them measured it."""
+    first = works[0]
+    calls = [_make_call(each, quick=quick) for each in works]
+
+    def run(_: int) -> Sequence[ProfileCell]:
+        return run_in_child(
+            partial(_time_calls, calls),
+            threads=first.work.cores,
+            needed=first.needed,
+            title=first.work.node,
+        ).outputs
+
     with ThreadPoolExecutor(processes) as pool:
-        told = list(pool.map(lambda _: in_child(task, **how).told, range(processes)))
-    return list(zip(*told, strict=True))
+        cells_by_process = list(pool.map(run, range(processes)))
+    return list(zip(*cells_by_process, strict=True))
 
 
-def _repeated(each: MeasuredWork, *, quick: bool) -> tuple[ProfiledWork, int]:
-    """The one call of a node, and how often."""
-    cell = next(c.cell for c in each.cells if c.cell.seconds == each.typical)
-    lasting = _QUICK_SECONDS if quick else _SECONDS
-    repeats = min(_MOST, max(_LEAST, round(lasting / each.typical)))
-    plain = replace(cell, seconds=None, cpu=0.0, by_cpu=False, others=0.0, peak=0)
-    return replace(each.work, cells=(plain,)), repeats
+def _make_call(measured: MeasuredWork, *, quick: bool) -> tuple[Plan, ProfiledWork, int]:
+    """(plan, the one call of a node, how often)."""
+    cells = [each.cell for each in measured.cells]
+    cell = next(cell for cell in cells if cell.seconds == measured.typical)
+    seconds = _QUICK_SECONDS if quick else _SECONDS
+    repeats = min(_MOST, max(_LEAST, round(seconds / measured.typical)))
+    unmeasured = replace(cell, seconds=None, cpu=0.0, by_cpu=False, others=0.0, peak=0)
+    return measured.plan, replace(measured.work, cells=(unmeasured,)), repeats
 
 
-def _calls(asked: Sequence[tuple[Plan, ProfiledWork, int]]) -> Iterator[ProfileCell]:
+def _time_calls(calls: Sequence[tuple[Plan, ProfiledWork, int]]) -> Iterator[ProfileCell]:
     """Each node's call. Nothing is made again: the other processes would have ended meanwhile."""
-    for plan, work, repeats in asked:
-        for cell in measure(plan, work, repeats=repeats, further=0):
-            yield cell.cell
+    for plan, work, repeats in calls:
+        for measured in measure(plan, work, repeats=repeats, further=0):
+            yield measured.cell

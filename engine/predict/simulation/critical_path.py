@@ -54,89 +54,106 @@ class CriticalSum:
 
 
 class CriticalPaths:
-    """Of the Steps of one run."""
+    """Finds what each Step of one run waited for."""
 
     def __init__(self, spans: Sequence[SimulatedSpan]) -> None:
         self._spans = spans
-        self._of: dict[str, list[int]] = defaultdict(list)
+        self._numbers: dict[str, list[int]] = defaultdict(list)
         """Worker -> the numbers of its spans, in the order in which they ended."""
-        for number in sorted(range(len(spans)), key=lambda i: spans[i].end):
-            self._of[spans[number].worker].append(number)
-        self._ends = {w: [spans[i].end for i in own] for w, own in self._of.items()}
+        self._ends: dict[str, list[float]] = defaultdict(list)
+        """Worker -> when they ended, to be searched by halves."""
+        for number in sorted(range(len(spans)), key=lambda number: spans[number].end):
+            span = spans[number]
+            self._numbers[span.worker].append(number)
+            self._ends[span.worker].append(span.end)
 
     def path(self, step: SimulatedStep, start: float) -> list[CriticalPart]:
-        """From the end of the Step before it, at `start`, to its own; adds up to its seconds."""
-        return list(self._back(step, start))[::-1]
+        """The parts from the end of the Step before it, at `start`, to its own; they add up to its
+        seconds.
+        """
+        return list(self._walk_back(step, start))[::-1]
 
-    def _back(self, step: SimulatedStep, start: float) -> Iterator[CriticalPart]:
-        """From the last part to the first."""
-        at, number, seen = step.end, self._last(step, start), set[int]()
-        while number is not None and at > start + _SAME:
-            seen.add(number)
+    def _walk_back(self, step: SimulatedStep, start: float) -> Iterator[CriticalPart]:
+        """Yield the parts from the last to the first."""
+        moment = step.end
+        number = self._last(step, start)
+        visited: set[int] = set()
+        while number is not None and moment > start + _SAME:
+            visited.add(number)
             span = self._spans[number]
-            if span.end < at - _SAME:
-                yield _waited(max(span.end, start), at, MESSAGE)
-            at = min(at, span.end)
+            if span.end < moment - _SAME:
+                yield _gap(max(span.end, start), moment, MESSAGE)
+            moment = min(moment, span.end)
             begun = max(span.start, start)
-            if at > begun:
-                fetch = max(0.0, min(at, span.start + span.fetch) - begun)
+            if moment > begun:
+                fetch = max(0.0, min(moment, span.start + span.fetch) - begun)
                 yield CriticalPart(
                     worker=span.worker,
                     node=span.node,
                     what=span.what,
                     start=begun,
-                    end=at,
+                    end=moment,
                     fetch=fetch,
                 )
-            at = min(at, begun)
-            number = self._before(number, seen)
-        if at > start + _SAME:
-            yield _waited(start, at, WAIT)
+            moment = min(moment, begun)
+            number = self._before(number, visited)
+        if moment > start + _SAME:
+            yield _gap(start, moment, WAIT)
 
     def _last(self, step: SimulatedStep, start: float) -> int | None:
         """The span of a Step that ended last in its time."""
-        found = (
-            i
-            for i, span in enumerate(self._spans)
-            if span.step == step.step and start < span.end <= step.end + _SAME
-        )
-        return max(found, key=lambda i: (self._spans[i].end, i), default=None)
+        ends: list[tuple[float, int]] = []
+        for number, span in enumerate(self._spans):
+            if span.step == step.step and start < span.end <= step.end + _SAME:
+                ends.append((span.end, number))
+        if not ends:
+            return None
+        return max(ends)[1]
 
-    def _before(self, number: int, seen: set[int]) -> int | None:
+    def _before(self, number: int, visited: set[int]) -> int | None:
         """The span that this one waited for."""
         span = self._spans[number]
-        found = span.cause if span.cause >= 0 else None
+        awaited = span.cause if span.cause >= 0 else None
         if span.start > span.asked + _SAME:
             before = self._on_worker(number)
-            found = found if before is None else before
-        return None if found in seen else found
+            if before is not None:
+                awaited = before
+        # A span that is on the path already would lead around it for ever.
+        return None if awaited in visited else awaited
 
     def _on_worker(self, number: int) -> int | None:
         """What the Worker of a span did before it, if that ended as the span began."""
         span = self._spans[number]
-        own, ends = self._of[span.worker], self._ends[span.worker]
-        at = bisect_right(ends, span.start + _SAME)
-        found = next((own[i] for i in range(at - 1, -1, -1) if own[i] != number), None)
-        busy = found is not None and self._spans[found].end > span.asked + _SAME
-        return found if busy else None
+        numbers, ends = self._numbers[span.worker], self._ends[span.worker]
+        place = bisect_right(ends, span.start + _SAME) - 1
+        # A span of no length ends as it starts, and would be its own predecessor.
+        if place >= 0 and numbers[place] == number:
+            place -= 1
+        if place < 0:
+            return None
+        before = numbers[place]
+        # One that had ended when this one was asked for kept nobody waiting.
+        return before if self._spans[before].end > span.asked + _SAME else None
 
 
-def _waited(start: float, end: float, what: str) -> CriticalPart:
+def _gap(start: float, end: float, what: str) -> CriticalPart:
+    """A stretch in which no Worker did anything that counts."""
     return CriticalPart(worker="", node="", what=what, start=start, end=end)
 
 
-def summed(path: Iterable[CriticalPart]) -> list[CriticalSum]:
-    """By what was done and by which node, in the order in which each first comes."""
-    found: dict[tuple[str, str], list[CriticalPart]] = defaultdict(list)
+def sum_parts(path: Iterable[CriticalPart]) -> list[CriticalSum]:
+    """Add parts up by what was done and by which node, in the order in which each first comes."""
+    groups: dict[tuple[str, str], list[CriticalPart]] = defaultdict(list)
     for part in path:
-        found[part.node, part.what].append(part)
-    return [
-        CriticalSum(
-            node=node,
-            what=what,
-            count=len(parts),
-            seconds=sum(part.seconds for part in parts),
-            fetch=sum(part.fetch for part in parts),
-        )
-        for (node, what), parts in found.items()
-    ]
+        groups[part.node, part.what].append(part)
+    return [_sum_group(node, what, parts) for (node, what), parts in groups.items()]
+
+
+def _sum_group(node: str, what: str, parts: Sequence[CriticalPart]) -> CriticalSum:
+    return CriticalSum(
+        node=node,
+        what=what,
+        count=len(parts),
+        seconds=sum(part.seconds for part in parts),
+        fetch=sum(part.fetch for part in parts),
+    )

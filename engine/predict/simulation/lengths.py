@@ -27,18 +27,18 @@ class Distributions(Protocol):
 
     @property
     def prompts(self) -> LengthDistribution | None:
-        """Of a source's rows."""
+        """How long the prompts of a source are."""
         ...
 
     @property
     def answers(self) -> LengthDistribution | None:
-        """Of what a generate node adds."""
+        """How long the answers are that a generate node adds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Greatest:
-    """Nothing is said of any row."""
+class UnknownDistributions:
+    """Nothing is said of any row: each is as long as it may be."""
 
     prompts: LengthDistribution | None = None
     answers: LengthDistribution | None = None
@@ -46,63 +46,70 @@ class Greatest:
 
 class DrawnLengths:
     """The lengths of a plan's rows. None is longer than graph and Model allow, or shorter than 1; a
-    guess of the longest prompt limits nothing. given: what is said of them.
+    guess of the longest prompt limits nothing. distributions: what is said of them.
     """
 
-    def __init__(self, plan: Plan, given: Distributions, seed: int) -> None:
+    def __init__(self, plan: Plan, distributions: Distributions, seed: int) -> None:
         assert plan.program is not None
-        shapes = {
-            s.name: model_cost(s.base, s.head).shape
-            for s in plan.program.states
-            if isinstance(s, Model)
-        }
+        models = [state for state in plan.program.states if isinstance(state, Model)]
+        shapes = {model.name: model_cost(model.base, model.head).shape for model in models}
         self._greatest = all_lengths(plan.program, shapes)
-        self._trained = {each.name for each in plan.sources}
-        self.given, self._seed = given, seed
+        self._trained = {source.name for source in plan.sources}
+        self.distributions, self._seed = distributions, seed
 
     def greatest(self, node: str) -> Lengths:
         """What the graph allows."""
         return self._greatest[node]
 
-    def given_prompts(self, source: str) -> LengthDistribution | None:
+    def distribution_of_prompts(self, source: str) -> LengthDistribution | None:
         """What is said of a source's prompts: of what is trained, and so of an evaluation's only
         where its own were not counted.
         """
-        counted = self._greatest[source].counts is not None
-        return None if counted and source not in self._trained else self.given.prompts
+        is_counted = self._greatest[source].counts is not None
+        if is_counted and source not in self._trained:
+            return None
+        return self.distributions.prompts
 
     def prompts(self, source: str, keys: Keys) -> np.ndarray:
-        """int64 [rows]: tokens of the prompts that a source makes. A prompt has the same length in
-        every sample and attempt.
-        """
+        """Draw the tokens of the prompts that a source makes, int64 [rows]."""
+        # A prompt has the same length in every sample and attempt.
         zeros = np.zeros_like(keys.sample)
         keys, greatest = Keys(keys.position, zeros, zeros), self._greatest[source]
-        if (given := self.given_prompts(source)) is not None:
-            return self._drawn(source, keys, given, greatest.limit)
+        distribution = self.distribution_of_prompts(source)
+        if distribution is not None:
+            return self._draw(source, keys, distribution, greatest.limit)
         if greatest.counts is not None:
-            return self._drawn(source, keys, LengthDistribution(greatest.counts.prompts))
+            return self._draw(source, keys, LengthDistribution(greatest.counts.prompts))
         return np.full(len(keys), greatest.prompt, dtype=np.int64)
 
     def answers(self, node: str, keys: Keys) -> np.ndarray:
-        """int64 [rows]: tokens of the answers of a generate node."""
-        return self._written(node, keys, max(1, self._greatest[node].completion))
+        """Draw the tokens of the answers of a generate node, int64 [rows]."""
+        return self._draw_answers(node, keys, max(1, self._greatest[node].completion))
 
-    def demonstrated(self, source: str, keys: Keys) -> np.ndarray:
-        """int64 [rows]: tokens of the completions that come with a source's prompts."""
+    def completions(self, source: str, keys: Keys) -> np.ndarray:
+        """Draw the tokens of the completions that come with a source's prompts, int64 [rows]."""
         name, greatest = source + "/completion", self._greatest[source]
-        counted = None if greatest.counts is None else greatest.counts.answers
-        if self.given.answers is not None or counted is None:
-            return self._written(name, keys, greatest.completion)
-        return self._drawn(name, keys, LengthDistribution(counted), greatest.completion)
+        counts = greatest.counts
+        # What is said of answers counts before what the data has.
+        if self.distributions.answers is not None or counts is None or counts.answers is None:
+            return self._draw_answers(name, keys, greatest.completion)
+        return self._draw(name, keys, LengthDistribution(counts.answers), greatest.completion)
 
-    def _written(self, name: str, keys: Keys, most: int) -> np.ndarray:
-        if self.given.answers is None or most == 0:
+    def _draw_answers(self, name: str, keys: Keys, most: int) -> np.ndarray:
+        if self.distributions.answers is None or most == 0:
             return np.full(len(keys), most, dtype=np.int64)
-        return self._drawn(name, keys, self.given.answers, most)
+        return self._draw(name, keys, self.distributions.answers, most)
 
-    def _drawn(
-        self, name: str, keys: Keys, of: LengthDistribution, most: int | None = None
+    def _draw(
+        self,
+        name: str,
+        keys: Keys,
+        distribution: LengthDistribution,
+        most: int | None = None,
     ) -> np.ndarray:
+        """Lengths by the seed, the name and the rows' keys alone, at most `most`."""
         draws = uniform(row_seeds(self._seed, f"{name}/length", keys), 0)
-        found = of.at(draws)
-        return found if most is None else np.minimum(found, most)
+        lengths = distribution.at(draws)
+        if most is None:
+            return lengths
+        return np.minimum(lengths, most)

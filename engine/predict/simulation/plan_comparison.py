@@ -17,62 +17,95 @@ from dataflow.width import folded
 from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.explain.layout import WIDTH, Line, count, lay_out, wrap_line
 from engine.plan.plan import Plan
-from engine.predict.simulation.report import exact, percent
+from engine.predict.simulation.report import format_percent, format_seconds
 from engine.predict.simulation.summary import PredictionSummary, as_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPlan:
-    """values: by what was changed. found: None where the plan cannot be, or cannot be simulated;
+    """values: by what was changed. summary: None where the plan cannot be, or cannot be simulated;
     `why` says why not.
     """
 
     values: Mapping[str, str]
-    found: PredictionSummary | None = None
+    summary: PredictionSummary | None = None
     why: str = ""
 
 
 _HEADS = ("Step", "speedup", "tokens/s", "busy", "cost a Step", "fullest memory")
 
 
-def table(plans: Sequence[ComparedPlan], *, width: int = WIDTH) -> str:
-    """A line for each plan; of one that cannot be, why not. At least one plan."""
-    first = next((plan.found for plan in plans if plan.found is not None), None)
+def format_plan_table(plans: Sequence[ComparedPlan], *, width: int = WIDTH) -> str:
+    """Write a line for each plan; of one that cannot be, why not. At least one plan."""
+    first = _first_summary(plans)
     heads = (*plans[0].values, *_HEADS)
-    rows = [(plan, _cells(plan, first)) for plan in plans]
-    widths = [len(head) for head in heads]
-    for _, cells in rows:
-        widths[: len(cells)] = map(max, widths, map(len, cells))
+    rows = [_cells(plan, first) for plan in plans]
+    widths = _column_widths(heads, rows)
     lines: list[Line] = [_line(heads, widths)]
-    before = ""
-    for plan, cells in rows:
-        found, why = _line(cells, widths), one_line(plan.why)
-        told = "the same" if why == before else why
-        lines += wrap_line(f"{found}  {told}", after=4) if why else [found]
-        before = why
+    reason_above = ""
+    for plan, cells in zip(plans, rows, strict=True):
+        line, reason = _line(cells, widths), one_line(plan.why)
+        if not reason:
+            lines.append(line)
+        elif reason == reason_above:
+            lines += wrap_line(f"{line}  the same", after=4)
+        else:
+            lines += wrap_line(f"{line}  {reason}", after=4)
+        reason_above = reason
     if first is not None and not first.load.quiet:
         lines += wrap_line(first.load.note, after=2)
-    same = "" if "seed" in plans[0].values else ", all with the same rows"
-    title = f"{_title(plans)}{same}; speedup over the first that fits"
-    body = [f"  {text}" for line in lines for text in lay_out(line, width - 2)]
-    return printable("\n".join([*folded(title, width).split("\n"), *body]) + "\n")
+    texts = [folded(_table_title(plans), width)]
+    for line in lines:
+        texts += (f"  {text}" for text in lay_out(line, width - 2))
+    return printable("\n".join(texts) + "\n")
+
+
+def _first_summary(plans: Sequence[ComparedPlan]) -> PredictionSummary | None:
+    """The figures of the first plan that fits: the others' speedup is over it."""
+    return next((plan.summary for plan in plans if plan.summary is not None), None)
+
+
+def _column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The widest cell of each column; a plan that cannot be has only the first cells."""
+    widths = [len(head) for head in heads]
+    for cells in rows:
+        widths[: len(cells)] = map(max, widths, map(len, cells))
+    return widths
+
+
+def _table_title(plans: Sequence[ComparedPlan]) -> str:
+    title = _title(plans)
+    if "seed" not in plans[0].values:  # rows are drawn with the seed
+        title += ", all with the same rows"
+    return f"{title}; speedup over the first that fits"
 
 
 def _title(plans: Sequence[ComparedPlan]) -> str:
-    name = next((one_line(p.found.plan.graph) for p in plans if p.found is not None), "")
-    told = count(len(plans), "plan")
-    return f"{name}: {told}" if name else told
+    """`GRAPH: 3 plans`; where no plan fits, nobody says what graph it is."""
+    plan_count, first = count(len(plans), "plan"), _first_summary(plans)
+    name = "" if first is None else one_line(first.plan.graph)
+    if not name:
+        return plan_count
+    return f"{name}: {plan_count}"
 
 
 def _cells(plan: ComparedPlan, first: PredictionSummary | None) -> tuple[str, ...]:
-    values, found = tuple(plan.values.values()), plan.found
-    if found is None or first is None:
+    """The values, and the figures of a plan that has some."""
+    values, summary = tuple(plan.values.values()), plan.summary
+    if summary is None or first is None:
         return values
-    speedup = first.step / found.step if found.step else 0.0
-    busy = percent(found.busy) if found.busy is not None else "-"
-    spent = "-" if found.cost.unpriced else shown_number(found.cost.step)
-    told = (exact(found.step), f"{speedup:.2f}", f"{found.rate:,.0f}", busy, spent)
-    return (*values, *told, _memory(found.plan))
+    speedup = first.step / summary.step if summary.step else 0.0
+    busy = "-" if summary.busy is None else format_percent(summary.busy)
+    cost = "-" if summary.cost.unpriced else shown_number(summary.cost.step)
+    return (
+        *values,
+        format_seconds(summary.step),
+        f"{speedup:.2f}",
+        f"{summary.rate:,.0f}",
+        busy,
+        cost,
+        _fullest_memory(summary.plan),
+    )
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -80,58 +113,78 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.rjust(wide) for cell, wide in zip(cells, widths, strict=False))
 
 
-def _memory(plan: Plan) -> str:
-    """Of the GPU, or of the host without one, that has the least room left."""
+def _fullest_memory(plan: Plan) -> str:
+    """Bytes on the GPU, or on the host without one, that has the least room left."""
     if plan.cluster is None or any(model.parameters is None for model in plan.models):
         return "not known"
     room = max(find_memory_rooms(plan, plan.cluster), key=lambda room: room.need / room.bytes)
     return f"{shown_bytes(room.need)} of {shown_bytes(room.bytes)}"
 
 
-def compared_data(
-    plans: Sequence[ComparedPlan], told: Mapping[str, str] | None = None
+def export_comparison(
+    plans: Sequence[ComparedPlan], seconds_origins: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """All of it as plain values: `plans`, each with `values`, and with `why` or its figures."""
-    each = (
-        {"values": dict(p.values)}
-        | ({"why": p.why} if p.found is None else as_data(p.found, told or {}))
-        for p in plans
-    )
-    return {"plans": list(each)}
+    entries: list[dict[str, Any]] = []
+    for plan in plans:
+        entry: dict[str, Any] = {"values": dict(plan.values)}
+        if plan.summary is None:
+            entry["why"] = plan.why
+        else:
+            entry |= as_data(plan.summary, seconds_origins or {})
+        entries.append(entry)
+    return {"plans": entries}
 
 
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def picture(plans: Sequence[ComparedPlan]) -> str:
-    """An SVG: seconds a Step, tokens/s, busy devices and cost over the first values, a line for
-    each of the others. At least one plan fits.
+def draw_comparison(plans: Sequence[ComparedPlan]) -> str:
+    """Draw seconds a Step, tokens/s, busy devices and cost over the first values as an SVG, a line
+    for each of the others. At least one plan fits.
     """
-    first = next(iter(plans[0].values))
-    labels = list(dict.fromkeys(plan.values[first] for plan in plans))
+    first_key = next(iter(plans[0].values))
+    labels = list(dict.fromkeys(plan.values[first_key] for plan in plans))
     panels: dict[str, Callable[[PredictionSummary], float | None]] = {
-        "seconds a Step": lambda found: found.step,
-        "tokens/s": lambda found: found.rate,
-        "busy devices, %": lambda found: 100 * found.busy if found.busy is not None else None,
-        "cost a Step": lambda found: None if found.cost.unpriced else found.cost.step,
+        "seconds a Step": lambda summary: summary.step,
+        "tokens/s": lambda summary: summary.rate,
+        "busy devices, %": _busy_percent,
+        "cost a Step": _known_cost,
     }
-    shown = {title: _series(plans, first, labels, of) for title, of in panels.items()}
-    known = {title: lines for title, lines in shown.items() if any(lines.values())}
-    return charts(f"{_title(plans)} over {first}", known, labels)
+    known_panels: dict[str, dict[str, Points]] = {}
+    for title, figure in panels.items():
+        lines = _lines(plans, first_key, labels, figure)
+        if any(lines.values()):
+            known_panels[title] = lines
+    return charts(f"{_title(plans)} over {first_key}", known_panels, labels)
 
 
-def _series(
+def _busy_percent(summary: PredictionSummary) -> float | None:
+    if summary.busy is None:
+        return None
+    return 100 * summary.busy
+
+
+def _known_cost(summary: PredictionSummary) -> float | None:
+    if summary.cost.unpriced:
+        return None
+    return summary.cost.step
+
+
+def _lines(
     plans: Sequence[ComparedPlan],
-    first: str,
+    first_key: str,
     labels: Sequence[str],
-    of: Callable[[PredictionSummary], float | None],
+    figure: Callable[[PredictionSummary], float | None],
 ) -> dict[str, Points]:
-    """Points of each line, at the numbers of their labels."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Points of each line, at the numbers of their labels. A plan without the figure has none."""
+    lines: dict[str, list[tuple[float, float]]] = {}
     for plan in plans:
-        rest = ", ".join(f"{k}={v}" for k, v in plan.values.items() if k != first)
-        line = found.setdefault(rest or first, [])
-        value = None if plan.found is None else of(plan.found)
-        if value is not None:
-            line.append((float(labels.index(plan.values[first])), value))
-    return dict(found)
+        others = {key: text for key, text in plan.values.items() if key != first_key}
+        name = ", ".join(f"{key}={text}" for key, text in others.items())
+        points = lines.setdefault(name or first_key, [])
+        height = None if plan.summary is None else figure(plan.summary)
+        if height is not None:
+            place = labels.index(plan.values[first_key])
+            points.append((float(place), height))
+    return dict(lines)

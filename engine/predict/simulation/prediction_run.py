@@ -6,8 +6,8 @@ what is said of the outcome (report.py).
     predict(plan, steps=5, lengths=..., seconds={"score": 0.002}).steps
 
 Messages that come within a ten-thousandth of the longest node's time are handled together, so that
-times are as exact as that. The same plan, lengths and seed give the
-same Prediction to the bit, but for the seconds that the coordinator itself took.
+times are as exact as that. The same plan, lengths and seed give the same Prediction to the bit, but
+for the seconds that the coordinator itself took.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from engine.plan.cost.profile import Profile
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.plan.source_rows import rows_in_data
-from engine.predict.simulation.lengths import Distributions, DrawnLengths, Greatest
+from engine.predict.simulation.lengths import Distributions, DrawnLengths, UnknownDistributions
 from engine.predict.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
-from engine.predict.simulation.priced_times import PricedTimes
-from engine.predict.simulation.row_origins import row_origins
-from engine.predict.simulation.selections import outcomes, require_shares
+from engine.predict.simulation.priced_times import PricedTimes, TrainedRows
+from engine.predict.simulation.row_origins import describe_row_origins
+from engine.predict.simulation.selections import make_outcomes, require_shares
 from engine.protocol import messages as m
 from engine.protocol.events import EventHeard, EventStream, InstructionTold, RunEvent
 from engine.run.loop.loop import Loop
@@ -71,18 +71,21 @@ def predict(
     time nobody knows, for a row that a cache cannot hold, and for a share of what is no selection.
     """
     assert plan.program is not None
-    kept = kept or {}
-    require_shares(plan.program, kept)
+    shares = kept or {}
+    require_shares(plan.program, shares)
     costs = plan_costs(plan, profile)
-    drawn, rows = DrawnLengths(plan, lengths or Greatest(), seed), _rows(plan, steps)
+    drawn = DrawnLengths(plan, lengths or UnknownDistributions(), seed)
+    rows = _count_source_rows(plan, steps)
+    # The times ask which Workers are there, and these ask for times: hence a function of them.
     times = PricedTimes(plan, costs, drawn, lambda: world, seconds or {}, cpu or {})
+    longest = max((node.estimate.seconds or 0.0 for node in plan.nodes), default=0.0)
     world = SimulatedWorkers(
         plan,
         _NoNotes(),
         rows=rows,
         kernels=times,
-        outcomes=outcomes(plan.program, kept, seed),
-        within=_EXACT * max((n.estimate.seconds or 0.0 for n in plan.nodes), default=0.0),
+        outcomes=make_outcomes(plan.program, shares, seed),
+        within=_EXACT * longest,
         message=costs.message,
         log=spans,
         proving=False,
@@ -99,69 +102,82 @@ def predict(
     )
     with _without_gc():
         loop.run()
+    load = CoordinatorLoad(
+        events=record.events, instructions=record.instructions, seconds=coordinator.seconds
+    )
     return Prediction(
         plan=plan,
         seconds=world.clock.now,
-        steps=tuple(_steps(record, times)),
+        steps=tuple(_make_steps(record, times)),
         spans=tuple(world.log.all()) if world.log is not None else (),
-        coordinator=CoordinatorLoad(
-            events=record.events, instructions=record.instructions, seconds=coordinator.seconds
-        ),
+        coordinator=load,
         present=world.present,
-        rows=row_origins(plan, drawn, rows),
+        rows=describe_row_origins(plan, drawn, rows),
         load=profile.load if profile is not None else MachineLoad(),
     )
 
 
-def _rows(plan: Plan, steps: int) -> dict[str, int]:
-    """Of each source: more than can be asked for; of an evaluation's those of its data or, where
-    nobody knows them, as many as have slots.
+def _count_source_rows(plan: Plan, steps: int) -> dict[str, int]:
+    """Rows of each source: more than can be asked for; of an evaluation's those of its data or,
+    where nobody knows them, as many as have slots.
     """
     assert plan.program is not None
-    found = {s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources}
-    for node in (n for n in plan.nodes if n.work == "source" and n.name not in found):
-        reads = [n for n in plan.nodes if n.source == node.name and n.traits.generates]
-        slots = max((n.layout.slots for n in reads), default=1)
-        found[node.name] = rows_in_data(plan.program.node(node.name)) or slots
-    return found
+    counts: dict[str, int] = {}
+    for source in plan.sources:
+        counts[source.name] = source.batch * (steps + source.max_lag + _AHEAD)
+    for node in plan.nodes:
+        if node.work == "source" and node.name not in counts:
+            rows = rows_in_data(plan.program.node(node.name))
+            counts[node.name] = rows or _count_slots(plan, node.name)
+    return counts
 
 
-def _steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:
-    start, *closed = record.closed
-    begun = start[1]
+def _count_slots(plan: Plan, source: str) -> int:
+    """The most slots of a generation of a source's rows; 1 without one."""
+    readers = [node for node in plan.nodes if node.source == source]
+    return max((node.layout.slots for node in readers if node.traits.generates), default=1)
+
+
+def _make_steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:
+    (_, start), *closed = record.closed
     for closing, end in closed:
         step = closing.step
-        parts = [trained for (at, _), trained in times.trained.items() if at == step]
-        most = max(parts, key=lambda part: part.tokens, default=None)
+        parts = [rows for (when, _), rows in times.trained.items() if when == step]
+        # What several nodes train on is not added up: often they are the same rows.
+        most = max(parts, key=lambda part: part.tokens, default=TrainedRows())
         lags: dict[str, tuple[int, int]] = {}
         for part in parts:
             lags |= part.lags
         yield SimulatedStep(
             step=step,
-            start=begun,
+            start=start,
             end=end,
-            rows=most.rows if most else 0,
-            tokens=most.tokens if most else 0,
+            rows=most.rows,
+            tokens=most.tokens,
             lag={name: total / count for name, (total, count) in lags.items() if count},
-            replicas=_replicas(closing),
+            replicas=_replica_counts(closing),
         )
-        begun = end
+        start = end
 
 
-def _replicas(closing: m.StepClosed) -> dict[str, int]:
-    counts = closing.metrics.items()
-    return {n.removeprefix(REPLICAS): int(v) for n, v in counts if n.startswith(REPLICAS)}
+def _replica_counts(closing: m.StepClosed) -> dict[str, int]:
+    """By elastic node, as a Step's metrics say."""
+    counts: dict[str, int] = {}
+    for metric, number in closing.metrics.items():
+        if metric.startswith(REPLICAS):
+            counts[metric.removeprefix(REPLICAS)] = int(number)
+    return counts
 
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
     """Nothing here is in a cycle, and looking for cycles among millions of messages takes long."""
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
@@ -175,14 +191,14 @@ class _TimedCoordinator(Coordinator):
     def handle_together(self, events: Sequence[m.Event], now: float) -> list[m.Instruction]:
         """See Coordinator."""
         begun = time.process_time()
-        told = super().handle_together(events, now)
+        instructions = super().handle_together(events, now)
         self.seconds += time.process_time() - begun
-        return told
+        return instructions
 
 
 class _Record:
-    """Counts what is heard and told. closed: each Step's end and when it was, first the run's
-    begin.
+    """Counts events and instructions. closed: each Step's end and when it was, first the run's
+    beginning.
     """
 
     takes = (*get_args(m.Event), *get_args(m.Instruction))

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dataflow.errors import PlanError, nearest_or_all
+from dataflow.node import Node
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.memory import HOST_PARTS, lasting
 from engine.plan.costs import PlanCosts, RowLengths
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.predict.simulation.lengths import DrawnLengths
+from engine.predict.simulation.missing_times import require_known_times
 from engine.predict.simulation.routes import Ways
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
@@ -36,12 +37,12 @@ from engine.run.simulated_workers.kernel_times import Rows, Times
 if TYPE_CHECKING:
     from engine.run.simulated_workers.workers import SimulatedWorkers
 
-_KEPT = 1 << 14
+_REMEMBERED = 1 << 14
 """Chunks whose times are remembered at most: equal rows have equal times."""
 
 
 @dataclass(slots=True)
-class Trained:
+class TrainedRows:
     """What a train node had of a Step. lags: by reader, (their sum, how many)."""
 
     rows: int = 0
@@ -65,80 +66,78 @@ class PricedTimes:
         cpu: Mapping[str, float],
     ) -> None:
         assert plan.program is not None
+        require_known_times(plan, costs, seconds, cpu)
         self._plan, self._costs, self._drawn, self._world = plan, costs, drawn, world
-        self._nodes = {n.name: n for n in plan.nodes}
         self._seconds, self._cpu = seconds, cpu
-        _require_known(plan, costs, seconds, cpu)
+        self._nodes = {node.name: node for node in plan.nodes}
         self._ways = Ways(plan, costs)
-        self._runs_beside = {n.name: _runs_beside(plan, n) for n in plan.nodes}
-        self._workers = {n.name: frozenset(n.workers) for n in plan.nodes}
-        self._far = {model.name: _far(plan, model) for model in plan.models}
+        self._runs_beside = {node.name: _runs_beside(plan, node) for node in plan.nodes}
+        self._workers = {node.name: frozenset(node.workers) for node in plan.nodes}
+        self._fetching = {model.name: _fetching_workers(plan, model) for model in plan.models}
         self._models = {model.name: model for model in plan.models}
-        self._makes_prompts = {
-            n.name for n in plan.program.nodes if any(issubclass(s, TokenPrompt) for s in n.schemas)
-        }
-        batches = {s.name: s.batch for s in plan.sources}
-        self._row_bytes = {
-            (e.producer, e.consumer): e.bytes
-            / max(1, batches.get(self._nodes[e.producer].source, 1) * self._nodes[e.producer].rows)
-            for e in plan.edges
-        }
-        self._known: dict[tuple[str, float, bytes, bytes], Times] = {}
+        self._makes_prompts = {node.name for node in plan.program.nodes if _makes_prompts(node)}
+        self._row_bytes = _row_bytes(plan)
+        # What was asked before: the same thing is asked of each chunk, version and turn.
+        self._times: dict[tuple[str, float, bytes, bytes], Times] = {}
         self._weights: dict[tuple[str, str, str, int], float] = {}
         self._turns: dict[str, float] = {}
         self._shares: dict[tuple[int, str], dict[str, RowLengths]] = {}
         """(assignment, who fetches its rows) -> the rows, by set."""
-        self.trained: dict[tuple[int, str], Trained] = {}
+        self.trained: dict[tuple[int, str], TrainedRows] = {}
         """(Step, train node) -> what it had."""
 
     # --- rows -------------------------------------------------------------------------------------
 
     def lengths(self, chunk: m.RunChunk, node: PlannedNode) -> RowLengths:
-        """Drawn where tokens are made, else those of the rows that are read."""
+        """Draw lengths where tokens are made; else take those of the rows that are read."""
         keys = chunk.keys
         if node.relation in ("expand", "source"):
             keys = keys.expand(node.rows // node.inner)
         if node.work == "source":
             prompts = self._drawn.prompts(node.name, keys)
-            return RowLengths(prompts, self._drawn.demonstrated(node.name, keys))
+            return RowLengths(prompts, self._drawn.completions(node.name, keys))
         read = self._read(node.inputs, chunk.inputs, len(chunk.keys), chunk)
+        samples = len(keys) // max(1, len(read))
         if node.traits.generates:
-            each = len(keys) // max(1, len(read))
-            return RowLengths(np.repeat(read.prompts, each), self._drawn.answers(node.name, keys))
+            prompts = np.repeat(read.prompts, samples)
+            return RowLengths(prompts, self._drawn.answers(node.name, keys))
         if node.relation == "expand":
-            read = read.take(np.repeat(np.arange(len(read)), len(keys) // max(1, len(read))))
+            places = np.repeat(np.arange(len(read)), samples)
+            read = read.take(places)
         if node.name in self._makes_prompts:
+            # What was an answer is a part of the next prompt.
             return RowLengths(read.prompts + read.answers, np.zeros_like(read.answers))
         return read
 
     def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
-        """By node: continuous decoding, or all rows at once."""
+        """Time the rows of a chunk: by continuous decoding, or all of them at once."""
         assert lengths is not None
         if not node.traits.computes:
             return np.zeros(rows), np.full(rows, self._function(node, rows))
         if not rows:
             return np.zeros(0), np.zeros(0)
-        beside = self._beside(node)
-        at = node.name, beside, lengths.prompts.tobytes(), lengths.answers.tobytes()
-        if at not in self._known:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            self._known[at] = self._passes(node, lengths)
-        return self._known[at]
+        slower = self._slowdown(node)
+        key = node.name, slower, lengths.prompts.tobytes(), lengths.answers.tobytes()
+        if key not in self._times:
+            if len(self._times) >= _REMEMBERED:
+                self._times.clear()
+            self._times[key] = self._price(node, lengths, slower)
+        return self._times[key]
 
-    def _passes(self, node: PlannedNode, lengths: RowLengths) -> Times:
-        slower = self._beside(node)
+    def _price(self, node: PlannedNode, lengths: RowLengths, slower: float) -> Times:
         if node.traits.generates:
-            found = self._costs.decode(node.name, _at_least_one(lengths))
-            return found.begins * slower, found.ends * slower
+            decoded = self._costs.decode(node.name, _at_least_one(lengths))
+            return decoded.begins * slower, decoded.ends * slower
         seconds = self._costs.forward(node.name, lengths).seconds * slower
         return np.zeros(len(lengths)), np.full(len(lengths), seconds)
 
-    def _beside(self, node: PlannedNode) -> float:
+    def _slowdown(self, node: PlannedNode) -> float:
         """How much longer a kernel takes while others compute on its host."""
-        return self._costs.beside(node.name) if self._crowded(node) else 1.0
+        if self._is_crowded(node):
+            return self._costs.beside(node.name)
+        return 1.0
 
-    def _crowded(self, node: PlannedNode) -> bool:
+    def _is_crowded(self, node: PlannedNode) -> bool:
         """Whether other Workers of a CPU compute while this node does: those of other replicas that
         are there and of ranks, and, where streams run ahead, those of other nodes.
         """
@@ -155,32 +154,36 @@ class PricedTimes:
         return self._costs.function(node.name, rows) or 0.0
 
     def threads(self, node: PlannedNode) -> int:
-        """Of a kernel on a CPU."""
-        on_cpu = node.workers[0] not in self._plan.devices
-        return node.layout.threads if on_cpu and node.traits.computes else 0
+        """Threads of a node's kernel on a CPU; 0 on a GPU."""
+        if node.workers[0] in self._plan.devices or not node.traits.computes:
+            return 0
+        return node.layout.threads
 
     def computing(self, node: PlannedNode) -> float:
-        """As was said or measured; a function of which nobody knows keeps a core busy."""
+        """The share of a function's seconds that was said or measured; all, where nobody knows."""
         if node.traits.computes:
             return 0.0
         return self._cpu.get(node.name, self._costs.computing(node.name))
 
     def cores(self, worker: str) -> int:
-        """Of the plan's cluster."""
+        """Cores of a Worker's host, as the plan's cluster says."""
         return self._costs.cores(worker)
 
     def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """Rows that end at the same time; of a generation whole groups, all at once where they fit
-        its slots, else as soon as there are enough for a quarter of them.
+        """Hand over rows that end at the same time together; of a generation whole groups, all at
+        once where they fit its slots, else as soon as there are enough for a quarter of them.
         """
+        if not len(ends):
+            return
         least, slots = 1, node.layout.slots
         if node.traits.generates:
             least = len(ends) if len(ends) <= slots else max(1, slots // 4)
-            ends = _of_groups(node, ends)
+            ends = _group_ends(node, ends)
         order = np.argsort(ends, kind="stable")
+        # Where the next row in this order ends later, other rows than those before it begin.
+        cuts = np.flatnonzero(np.diff(ends[order])) + 1
         batch: list[np.ndarray] = []
-        same_time = np.split(order, np.flatnonzero(np.diff(ends[order])) + 1)
-        for rows in same_time if len(order) else ():
+        for rows in np.split(order, cuts):
             batch.append(rows)
             if sum(map(len, batch)) >= least:
                 yield np.concatenate(batch)
@@ -190,58 +193,70 @@ class PricedTimes:
 
     def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
         """All whole groups that have ended."""
-        return np.flatnonzero(_of_groups(node, ends) <= seconds)
+        return np.flatnonzero(_group_ends(node, ends) <= seconds)
 
     # --- training ---------------------------------------------------------------------------------
 
     def train(self, message: m.TrainStep) -> float:
-        """Of a rank, by its own share."""
+        """Seconds of one rank, by its own share of the rows."""
         node = self._nodes[message.node]
-        sets = self._shares[message.id, message.giver or message.worker]
-        sets = {name: rows for name, rows in sets.items() if len(rows)}
-        whole = message.mine is None
-        seconds = self._costs.train(node.name, sets, share=not whole).seconds if sets else 0.0
-        return seconds * self._beside(node)
+        # Tensor ranks have the rows that one of them fetches and broadcasts.
+        row_sets = self._shares[message.id, message.giver or message.worker]
+        row_sets = {name: rows for name, rows in row_sets.items() if len(rows)}
+        if not row_sets:
+            return 0.0
+        is_share = message.mine is not None
+        seconds = self._costs.train(node.name, row_sets, share=is_share).seconds
+        return seconds * self._slowdown(node)
 
     def prepare(self, message: m.TrainStep) -> float:
         """Nothing beside the fetch."""
         return 0.0
 
-    def _told(self, message: m.TrainStep) -> None:
+    def _note_assignment(self, message: m.TrainStep) -> None:
         """Remember a rank's rows until it trains them; count them for the Step."""
         if message.giver not in ("", message.worker):
             return
-        node = self._nodes[message.node]
-        for old in [at for at in self._shares if at[0] < message.id - len(self._nodes)]:
-            del self._shares[old]
-        sets: dict[str, RowLengths] = {}
-        for name, inputs in node.row_sets.items():
-            own = message.others.get(name, message)
-            found = {i.name: message.inputs[i.name] for i in inputs if i.name in message.inputs}
-            sets[name] = self._read(inputs, found, len(own.keys), message)
-        self._shares[message.id, message.worker] = sets
-        trained = self.trained.setdefault((message.step, message.node), Trained())
-        for rows in sets.values():
+        self._forget_shares(message.id - len(self._nodes))
+        row_sets = self._row_sets(message)
+        self._shares[message.id, message.worker] = row_sets
+        trained = self.trained.setdefault((message.step, message.node), TrainedRows())
+        for rows in row_sets.values():
             trained.rows += len(rows)
             trained.tokens += int(rows.prompts.sum() + rows.answers.sum())
         for gather in _gathers(message.inputs):
             if self._nodes[gather.producer].traits.generates and len(gather.row):
                 self._count_lag(trained, message.step, gather)
 
-    def _count_lag(self, trained: Trained, step: int, gather: Gather) -> None:
+    def _forget_shares(self, first: int) -> None:
+        """Forget the rows of assignments before `first`."""
+        for key in list(self._shares):
+            if key[0] < first:
+                del self._shares[key]
+
+    def _row_sets(self, message: m.TrainStep) -> dict[str, RowLengths]:
+        """How long the rows of an assignment are, by set."""
+        row_sets: dict[str, RowLengths] = {}
+        for name, inputs in self._nodes[message.node].row_sets.items():
+            rows = message.others.get(name, message)
+            row_sets[name] = self._read(inputs, message.inputs, len(rows.keys), message)
+        return row_sets
+
+    def _count_lag(self, trained: TrainedRows, step: int, gather: Gather) -> None:
         blocks = self._world().outbox.of(gather)
         versions = np.concatenate([block.version for block in blocks])[_places(blocks, gather)]
         versions = versions[versions != NO_VERSION]
         total, count = trained.lags.get(gather.producer, (0, 0))
+        # With the version of the Step before a row is not late.
         late = np.maximum(step - 1 - versions, 0)
         trained.lags[gather.producer] = total + int(late.sum()), count + len(late)
 
     # --- ways -------------------------------------------------------------------------------------
 
     def fetch(self, message: Rows) -> float:
-        """Of all rows of a message that other Workers keep."""
+        """Seconds until the rows of a message that other Workers keep are there."""
         if isinstance(message, m.TrainStep):
-            self._told(message)
+            self._note_assignment(message)
         reader = message.worker
         seconds = delay = 0.0
         for gather in _gathers(message.inputs):
@@ -251,19 +266,22 @@ class PricedTimes:
             counts = np.bincount(gather.block, minlength=len(gather.refs))
             for (sender, _), count in zip(gather.refs, counts.tolist(), strict=True):
                 if sender != reader:
-                    way = self._ways.of(sender, reader)
+                    way = self._ways.between(sender, reader)
                     seconds += size * count / len(gather.row) / way.rate
                     delay = max(delay, way.delay)
         return seconds + delay
 
     def _size(self, gather: Gather, message: Rows) -> float:
         """Bytes of a gather's rows, by their lengths; those of a plan's edge are the greatest."""
-        consumer = message.node if not isinstance(message, m.Record) else ""
-        each = self._row_bytes.get((gather.producer, consumer), 0.0)
+        consumer = "" if isinstance(message, m.Record) else message.node
+        row_bytes = self._row_bytes.get((gather.producer, consumer), 0.0)
         most = self._drawn.greatest(gather.producer).row
-        lengths = self._of(gather)
+        lengths = self._lengths_of(gather)
         tokens = float(lengths.prompts.sum() + lengths.answers.sum())
-        return each * (tokens / most if most and tokens else len(gather.row))
+        if most and tokens:
+            # As many of the greatest rows as have these tokens.
+            return row_bytes * (tokens / most)
+        return row_bytes * len(gather.row)
 
     def answer(self, message: m.Evaluate | m.Record) -> float:
         """Means and samples of rows take no time that counts."""
@@ -274,39 +292,40 @@ class PricedTimes:
         return 0.0
 
     def load(self, message: m.Load) -> float:
-        """Of a version, to one reader of as many as there are."""
+        """Seconds until one reader has a version, while as many as are there fetch it."""
         if message.alias or message.leader:
             return 0.0
-        model = self._models[message.model]
-        far = self._far[message.model]
-        readers = len(far) - len(far & self._world().away)
-        at = message.model, message.reader, self._ways.kind(message.worker), readers
-        if at not in self._weights:
-            time = self._costs.weights(model, message.worker, max(1, readers))
-            self._weights[at] = time.seconds
-        return self._weights[at]
+        workers = self._fetching[message.model]
+        readers = len(workers) - len(workers & self._world().away)
+        key = message.model, message.reader, self._ways.kind(message.worker), readers
+        if key not in self._weights:
+            model = self._models[message.model]
+            self._weights[key] = self._costs.weights(model, message.worker, max(1, readers)).seconds
+        return self._weights[key]
 
     def interrupts(self, reader: str) -> bool:
-        """As the generate node says."""
+        """Whether new weights interrupt a reader, as its generate node says."""
         assert self._plan.program is not None
         node = self._nodes[reader]
-        asked = self._plan.program.node(reader).params.get("on_update")
-        return bool(node.traits.generates and node.lag and asked == "interrupt")
+        if not node.traits.generates or not node.lag:
+            return False
+        return self._plan.program.node(reader).params.get("on_update") == "interrupt"
 
     def turn(self, worker: str) -> float:
-        """What a Worker holds on its GPU moves to the host, or back; a CPU keeps it."""
+        """Seconds in which what a Worker holds on its GPU moves to the host, or back."""
         if worker not in self._plan.devices:
             return 0.0
         if worker not in self._turns:
             nodes = self._plan.nodes_on(worker)
-            kept = (lasting(n.estimate.bytes, without=(*HOST_PARTS, "cache")) for n in nodes)
-            computing = next(n.name for n in nodes if n.traits.computes)
-            place = self._costs.place(computing)
-            self._turns[worker] = sum(kept) / place.device.link
+            # What is on the host already stays there, and a cache is not moved.
+            stays = (*HOST_PARTS, "cache")
+            moved = sum(lasting(node.estimate.bytes, without=stays) for node in nodes)
+            computing = next(node.name for node in nodes if node.traits.computes)
+            self._turns[worker] = moved / self._costs.place(computing).device.link
         return self._turns[worker]
 
     def start(self, worker: str) -> float:
-        """Of a replica that joins; those of the beginning are there before the first Step."""
+        """Seconds of a replica that joins; the first ones are there before the first Step."""
         return self._costs.start(worker)
 
     def open(self) -> float:
@@ -326,31 +345,33 @@ class PricedTimes:
         rows: int,
         message: m.RunChunk | m.TrainStep,
     ) -> RowLengths:
-        """Of rows whose columns come by these gathers: the longest that one of them says."""
+        """How long rows are whose columns come by these gathers: the most that one of them says."""
         prompts, answers = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        for i in inputs:
-            mine = i.within(message.keys.sample) if i.width else slice(None)
-            for gather in gathers.get(i.name, ()):
+        for each in inputs:
+            # A part of a concat has some of the samples alone.
+            mine = each.within(message.keys.sample) if each.width else slice(None)
+            for gather in gathers.get(each.name, ()):
+                # An input that is reduced, of which a gather has keys, has rows of its own.
                 if gather.keys is None and len(gather.row) == len(prompts[mine]):
-                    found = self._of(gather)
-                    prompts[mine] = np.maximum(prompts[mine], found.prompts)
-                    answers[mine] = np.maximum(answers[mine], found.answers)
+                    lengths = self._lengths_of(gather)
+                    prompts[mine] = np.maximum(prompts[mine], lengths.prompts)
+                    answers[mine] = np.maximum(answers[mine], lengths.answers)
         return RowLengths(prompts, answers)
 
-    def _of(self, gather: Gather) -> RowLengths:
-        """Of the rows of one gather."""
+    def _lengths_of(self, gather: Gather) -> RowLengths:
+        """How long the rows of one gather are; all 0 where some block does not say it."""
         blocks = self._world().outbox.of(gather)
         lengths = [block.lengths for block in blocks if block.lengths is not None]
         if len(lengths) < len(blocks) or not lengths:
-            none = np.zeros(len(gather.row), np.int64)
-            return RowLengths(none, none)
+            zeros = np.zeros(len(gather.row), np.int64)
+            return RowLengths(zeros, zeros)
         if len(lengths) == 1:
             return lengths[0].take(gather.row)
-        whole = RowLengths(
+        all_lengths = RowLengths(
             np.concatenate([each.prompts for each in lengths]),
             np.concatenate([each.answers for each in lengths]),
         )
-        return whole.take(_places(blocks, gather))
+        return all_lengths.take(_places(blocks, gather))
 
 
 def _places(blocks: Iterable[object], gather: Gather) -> np.ndarray:
@@ -361,8 +382,8 @@ def _places(blocks: Iterable[object], gather: Gather) -> np.ndarray:
 
 
 def _gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> Iterator[Gather]:
-    for many in inputs.values():
-        yield from many
+    for gathers in inputs.values():
+        yield from gathers
 
 
 def _at_least_one(lengths: RowLengths) -> RowLengths:
@@ -370,63 +391,47 @@ def _at_least_one(lengths: RowLengths) -> RowLengths:
     return RowLengths(lengths.prompts, np.maximum(lengths.answers, 1))
 
 
-def _of_groups(node: PlannedNode, ends: np.ndarray) -> np.ndarray:
+def _group_ends(node: PlannedNode, ends: np.ndarray) -> np.ndarray:
     """When the last row of each row's group ends."""
     samples = node.rows // max(1, node.inner)
     return np.repeat(ends.reshape(-1, samples).max(axis=1), samples)
 
 
-def _far(plan: Plan, model: PlannedModel) -> frozenset[str]:
-    """Workers that fetch each version of a Model."""
-    readers = frozenset(w for r in model.copied for w in plan.node(r).workers)
-    return readers - {plan.node(model.writer).workers[0]} if model.writer else readers
+def _makes_prompts(node: Node) -> bool:
+    return any(issubclass(schema, TokenPrompt) for schema in node.schemas)
+
+
+def _row_bytes(plan: Plan) -> dict[tuple[str, str], float]:
+    """(producer, consumer) -> bytes of one row, at its greatest length."""
+    batches = {source.name: source.batch for source in plan.sources}
+    sizes: dict[tuple[str, str], float] = {}
+    for edge in plan.edges:
+        producer = plan.node(edge.producer)
+        # An evaluation's source has no batch.
+        rows = batches.get(producer.source, 1) * producer.rows
+        sizes[edge.producer, edge.consumer] = edge.bytes / max(1, rows)
+    return sizes
+
+
+def _fetching_workers(plan: Plan, model: PlannedModel) -> frozenset[str]:
+    """Workers that fetch each version of a Model; the writer's first rank offers it."""
+    workers: set[str] = set()
+    for reader in model.copied:
+        workers.update(plan.node(reader).workers)
+    if model.writer:
+        workers.discard(plan.node(model.writer).workers[0])
+    return frozenset(workers)
 
 
 def _runs_beside(plan: Plan, node: PlannedNode) -> bool:
     """Whether Workers of other nodes compute while this one does."""
-    others = {w for n in plan.nodes if n.traits.computes for w in n.workers}
-    return _runs_ahead(plan) and others != set(node.workers)
+    computing: set[str] = set()
+    for each in plan.nodes:
+        if each.traits.computes:
+            computing.update(each.workers)
+    return _runs_ahead(plan) and computing != set(node.workers)
 
 
 def _runs_ahead(plan: Plan) -> bool:
     """Whether one node works for a Step while another does for the next."""
-    return any(s.max_lag for s in plan.sources)
-
-
-def _require_known(
-    plan: Plan, costs: PlanCosts, seconds: Mapping[str, float], cpu: Mapping[str, float]
-) -> None:
-    """Raises PlanError for nodes whose time nobody knows, and for what is said of no function, or
-    cannot be.
-    """
-    functions = [n.name for n in plan.nodes if not n.traits.computes and n.work != "train"]
-    for what, names in (("seconds", seconds), ("cpu", cpu)):
-        for name in (name for name in names if name not in functions):
-            problem = f"expected a node that is a function, found {name!r}"
-            raise PlanError(f"{what}: {problem}. Fix: {nearest_or_all(name, functions)}.")
-    for name, value in seconds.items():
-        if not value >= 0:
-            problem = f"{name}: expected seconds a row, 0 or more, found {value:g}"
-            raise PlanError(f"seconds: {problem}. Fix: --seconds {name}=0.001.")
-    for name, share in cpu.items():
-        if not 0 <= share <= 1:
-            problem = f"{name}: expected a share from 0 to 1, found {share:g}"
-            raise PlanError(f"cpu: {problem}. Fix: --cpu {name}=0.01.")
-    unknown = [_unknown(plan, costs, node, seconds) for node in plan.nodes]
-    if problems := [problem for problem in unknown if problem]:
-        raise PlanError("\n".join(problems))
-
-
-def _unknown(plan: Plan, costs: PlanCosts, node: PlannedNode, seconds: Mapping[str, float]) -> str:
-    if node.work == "evaluate":
-        return ""
-    if node.traits.computes:
-        why = costs.unpriced(node.name)
-        fix = "measure it: dataflow profile GRAPH there, and --profile FILE"
-        if costs.sizes(node.name) is None:
-            fix = "a base with a config.json and safetensors"
-        return f"simulate: {node.name}: {why}. Fix: {fix}." if why else ""
-    if node.name in seconds or costs.function(node.name, 1) is not None:
-        return ""
-    problem = "expected the seconds of a row of a user's function, found none"
-    return f"simulate: {node.name}: {problem}. Fix: --seconds {node.name}=0.001, or --profile FILE."
+    return any(source.max_lag for source in plan.sources)

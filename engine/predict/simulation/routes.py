@@ -11,7 +11,7 @@ from engine.plan.plan import Plan
 
 
 class Ways:
-    """Between Workers."""
+    """Between the Workers of a plan, each worked out once for Workers of the same kinds."""
 
     def __init__(self, plan: Plan, costs: PlanCosts) -> None:
         self._plan, self._costs = plan, costs
@@ -25,9 +25,9 @@ class Ways:
             self._kinds[worker] = f"{self._plan.host_of(worker)}/{gpus}"
         return self._kinds[worker]
 
-    def of(self, sender: str, reader: str) -> Link:
-        """From a Worker to another."""
-        at = self.kind(sender), self.kind(reader)
-        if at not in self._known:
-            self._known[at] = self._costs.link(sender, reader)
-        return self._known[at]
+    def between(self, sender: str, reader: str) -> Link:
+        """The way from one Worker to another."""
+        kinds = self.kind(sender), self.kind(reader)
+        if kinds not in self._known:
+            self._known[kinds] = self._costs.link(sender, reader)
+        return self._known[kinds]

@@ -7,7 +7,7 @@ not own: the draws (engine/run/simulated_workers/behaviour.py), where measured s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from dataflow.errors import PlanError, nearest_or_all
 from dataflow.graph import Graph
@@ -18,17 +18,17 @@ from engine.run.simulated_workers.behaviour import Outcomes
 FLAG = "--kept"
 
 
-def selections(graph: Graph) -> list[str]:
-    """The names of the nodes that may drop rows."""
+def list_selections(graph: Graph) -> list[str]:
+    """List the names of the nodes that may drop rows."""
     return [node.name for node in graph.nodes if isinstance(node.operator.rows, Subset)]
 
 
 def require_shares(graph: Graph, shares: Mapping[str, float]) -> None:
-    """Raises PlanError for a share of a node that is no selection, and for one that is no share."""
-    names = selections(graph)
+    """Refuse a share of a node that is no selection, and what is no share. Raises PlanError."""
+    names = list_selections(graph)
     for name, share in shares.items():
         if name not in names:
-            raise PlanError(_no_selection(name, names))
+            raise PlanError(_describe_no_selection(name, names))
         refills = graph.node(name).params.get("refill", False)
         # One that keeps nothing and refills would never end.
         if not 0 <= share <= 1 or (refills and not share):
@@ -37,21 +37,26 @@ def require_shares(graph: Graph, shares: Mapping[str, float]) -> None:
             raise PlanError(f"kept: {problem}, found {share:g}. Fix: {FLAG} {name}=0.5.")
 
 
-def _no_selection(name: str, names: list[str]) -> str:
+def _describe_no_selection(name: str, names: list[str]) -> str:
     problem = f"expected a selection of the graph, found {name!r}"
-    fix = nearest_or_all(name, names) if names else f"leave {FLAG} out: this graph has none"
+    if names:
+        fix = nearest_or_all(name, names)
+    else:
+        fix = f"leave {FLAG} out: this graph has none"
     return f"kept: {problem}. Fix: {fix}."
 
 
-def outcomes(graph: Graph, shares: Mapping[str, float], seed: int) -> Outcomes:
-    """Of every row, by the share that each selection keeps; all where nothing is said."""
+def make_outcomes(graph: Graph, shares: Mapping[str, float], seed: int) -> Outcomes:
+    """Say how rows fare: each selection keeps its share, of all rows where nothing is said."""
     domains = Domains(graph)
-    groups, pairs, even = set[str](), dict[str, int](), set[str]()
+    groups: set[str] = set()
+    pairs: dict[str, int] = {}
+    even: set[str] = set()
     for name in shares:
         node = graph.node(name)
         below = domains.of(node.ports[0])
-        above = below.parent if below is not None else None
         assert below is not None
+        above = below.parent
         assert above is not None
         assert isinstance(node.operator.rows, Subset)
         if below.keeps == "groups":
@@ -65,13 +70,15 @@ def outcomes(graph: Graph, shares: Mapping[str, float], seed: int) -> Outcomes:
     )
 
 
-def told(graph: Graph, shares: Mapping[str, float], given: Iterable[str]) -> dict[str, str]:
-    """In words, by selection: what it keeps, and who says so. given: those of a flag."""
+def describe_selections(
+    graph: Graph, shares: Mapping[str, float], flagged: Collection[str]
+) -> dict[str, str]:
+    """Say of each selection what it keeps, and who says so. flagged: those of --kept."""
     origins: dict[str, str] = {}
-    for name in selections(graph):
+    for name in list_selections(graph):
         if name not in shares:
             origins[name] = f"keeps all rows, as nothing says a share ({FLAG} {name}=0.5)"
         else:
-            who = f"{FLAG} says" if name in set(given) else "the run did"
+            who = f"{FLAG} says" if name in flagged else "the run did"
             origins[name] = f"keeps {100 * shares[name]:.3g} % of its rows, as {who}"
     return origins

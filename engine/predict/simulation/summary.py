@@ -23,13 +23,13 @@ from engine.plan.cluster import Host
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.plan import Plan
-from engine.predict.simulation.critical_path import CriticalPaths, CriticalSum, summed
+from engine.predict.simulation.critical_path import CriticalPaths, CriticalSum, sum_parts
 from engine.predict.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
-from engine.predict.simulation.utilisation import DeviceUse, NodeUse, TimeShares, Utilisation
+from engine.predict.simulation.utilisation import DeviceUse, NodeUse, Utilisation
 
 FORMAT = 1
 HOUR = 3600.0
-_NOBODY: Mapping[str, str] = {}
+_NO_ORIGINS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderLag:
-    """Of a reader's rows, in versions: the mean over the Steps, and the greatest of one Step."""
+    """How old a reader's rows are, in versions: the mean over Steps, and the most of one Step."""
 
     mean: float
     greatest: float
@@ -86,72 +86,97 @@ class PredictionSummary:
         """The share of the GPUs' time (without any, the Workers') in which they compute; None where
         it is not known.
         """
-        gpus = [use.shares.busy for use in self.devices if use.kind != CPU]
-        each = gpus or [use.shares.busy for use in self.devices]
-        return fmean(each) if each else None
+        gpu_shares = [use.shares.busy for use in self.devices if use.kind != CPU]
+        shares = gpu_shares or [use.shares.busy for use in self.devices]
+        if not shares:
+            return None
+        return fmean(shares)
 
 
-def summary_of(found: Prediction) -> PredictionSummary:
-    """The figures of a run with a Step or more."""
-    ends = [0.0, *(step.end for step in found.steps)]
+def summary_of(prediction: Prediction) -> PredictionSummary:
+    """Work out the figures of a run with a Step or more."""
+    plan = prediction.plan
+    ends = [0.0, *(step.end for step in prediction.steps)]
     seconds = [after - before for before, after in pairwise(ends)]
-    after, until = _counted(found.plan, len(seconds))
-    counted = found.steps[after:until]
-    step = fmean(seconds[after:until])
-    tokens = fmean(each.tokens for each in counted)
-    when = ends[after], ends[until]
-    use = Utilisation(found.plan, found.spans, *when, found.present) if found.spans else None
+    first, stop = _counted(plan, len(seconds))
+    counted_steps = prediction.steps[first:stop]
+    mean = fmean(seconds[first:stop])
+    tokens = fmean(step.tokens for step in counted_steps)
+    nodes: tuple[NodeUse, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()
+    path: tuple[CriticalSum, ...] = ()
+    spans = prediction.spans
+    if spans:
+        use = Utilisation(plan, spans, ends[first], ends[stop], prediction.present)
+        nodes, devices = tuple(use.nodes()), tuple(use.devices())
+        # Of the last Step that counts: what it waited for stands for the others.
+        path = _sum_path(prediction, prediction.steps[stop - 1], ends[stop - 1])
     return PredictionSummary(
-        plan=found.plan,
+        plan=plan,
         seconds=tuple(seconds),
-        between=tuple(seconds[after:until]),
-        first=counted[0].step,
-        last=counted[-1].step,
-        step=step,
-        rows=fmean(each.rows for each in counted),
+        between=tuple(seconds[first:stop]),
+        first=counted_steps[0].step,
+        last=counted_steps[-1].step,
+        step=mean,
+        rows=fmean(step.rows for step in counted_steps),
         tokens=tokens,
-        rate=tokens / step if step else 0.0,
-        nodes=tuple(use.nodes()) if use else (),
-        devices=tuple(use.devices()) if use else (),
-        lag=_lags(counted),
-        replicas=_replicas(found.steps),
-        path=_path(found, found.steps[until - 1], ends[until - 1]) if use else (),
-        coordinator=found.coordinator,
-        whole=found.seconds,
-        cost=_cost(found.plan, step),
-        origins=found.rows,
-        load=found.load,
+        rate=tokens / mean if mean else 0.0,
+        nodes=nodes,
+        devices=devices,
+        lag=_mean_lags(counted_steps),
+        replicas=_replica_counts(prediction.steps),
+        path=path,
+        coordinator=prediction.coordinator,
+        whole=prediction.seconds,
+        cost=_cost(plan, mean),
+        origins=prediction.rows,
+        load=prediction.load,
     )
 
 
 def _counted(plan: Plan, steps: int) -> tuple[int, int]:
-    """Of so many Steps, the first that counts and the one after the last."""
-    after = 1 if steps > 1 else 0
-    until = max(after + 1, steps - 1)
+    """The index of the first Step that counts, of so many, and of the one after the last."""
+    first = 1 if steps > 1 else 0
+    stop = max(first + 1, steps - 1)
     turn = 1 + max((source.max_lag for source in plan.sources), default=0)
-    return (until - (until - after) // turn * turn if until - after > turn else after), until
+    if stop - first > turn:
+        # Long and short Steps alternate with the lag: a part of a turn would shift the mean.
+        first = stop - (stop - first) // turn * turn
+    return first, stop
 
 
-def _path(found: Prediction, step: SimulatedStep, start: float) -> tuple[CriticalSum, ...]:
-    return tuple(summed(CriticalPaths(found.spans).path(step, start)))
+def _sum_path(prediction: Prediction, step: SimulatedStep, start: float) -> tuple[CriticalSum, ...]:
+    path = CriticalPaths(prediction.spans).path(step, start)
+    return tuple(sum_parts(path))
 
 
-def _lags(steps: Sequence[SimulatedStep]) -> dict[str, ReaderLag]:
-    readers = dict.fromkeys(reader for step in steps for reader in step.lag)
-    lags = {r: [step.lag[r] for step in steps if r in step.lag] for r in readers}
-    return {r: ReaderLag(mean=fmean(own), greatest=max(own)) for r, own in lags.items()}
+def _mean_lags(steps: Sequence[SimulatedStep]) -> dict[str, ReaderLag]:
+    """By reader, in the order in which Steps name them; a Step may have no rows of one."""
+    lags_by_reader: dict[str, list[float]] = {}
+    for step in steps:
+        for reader, lag in step.lag.items():
+            lags_by_reader.setdefault(reader, []).append(lag)
+    return {
+        reader: ReaderLag(mean=fmean(lags), greatest=max(lags))
+        for reader, lags in lags_by_reader.items()
+    }
 
 
-def _replicas(steps: Sequence[SimulatedStep]) -> dict[str, tuple[int, ...]]:
-    return {node: tuple(step.replicas[node] for step in steps) for node in steps[0].replicas}
+def _replica_counts(steps: Sequence[SimulatedStep]) -> dict[str, tuple[int, ...]]:
+    """By elastic node, how many there were at the end of each Step."""
+    counts: dict[str, tuple[int, ...]] = {}
+    for node in steps[0].replicas:
+        counts[node] = tuple(step.replicas[node] for step in steps)
+    return counts
 
 
 def _cost(plan: Plan, step: float) -> StepCost:
-    """Of the hosts that have Workers."""
+    """What the hosts cost that have Workers."""
     hosts = list(_hosts(plan))
-    unpriced = tuple(host.name for host in hosts if not host.price) or (
-        () if hosts else ("this machine",)
-    )
+    unpriced = tuple(host.name for host in hosts if not host.price)
+    if not hosts:
+        unpriced = ("this machine",)
+    # The sum without one host's price would look like what all of them cost.
     hour = 0.0 if unpriced else sum(host.price for host in hosts)
     return StepCost(hosts=len(hosts), hour=hour, step=hour * step / HOUR, unpriced=unpriced)
 
@@ -161,73 +186,86 @@ def _hosts(plan: Plan) -> Iterator[Host]:
     cluster = plan.cluster
     if cluster is None or not cluster.hosts:
         return
-    names = dict.fromkeys(plan.hosts.values()) or {cluster.hosts[0].name: None}
-    yield from (cluster.host(name) for name in names)
+    names = dict.fromkeys(plan.hosts.values()) or [cluster.hosts[0].name]
+    for name in names:
+        yield cluster.host(name)
 
 
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-def write_json(path: Any, found: Mapping[str, Any]) -> None:
+def write_json(path: Any, figures: Mapping[str, Any]) -> None:
     """Write figures as a file. Raises StorageError."""
     with writing("the figures", path):
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def as_data(found: PredictionSummary, told: Mapping[str, str] = _NOBODY) -> dict[str, Any]:
-    """The figures as plain values, keys as docs/cost.md lists them. told: see `rates`."""
-    load = found.coordinator
+def as_data(
+    summary: PredictionSummary, seconds_origins: Mapping[str, str] = _NO_ORIGINS
+) -> dict[str, Any]:
+    """Give the figures as plain values, with keys as docs/cost.md lists them. seconds_origins: see
+    `group_by_origin`.
+    """
+    load = summary.coordinator
+    nodes_by_origin = group_by_origin(summary.plan, seconds_origins)
     return {
         "format": FORMAT,
-        "graph": found.plan.graph,
-        "seed": found.plan.seed,
+        "graph": summary.plan.graph,
+        "seed": summary.plan.seed,
         "steps": {
-            "seconds": list(found.seconds),
-            "mean": found.step,
-            "from": found.first,
-            "until": found.last,
-            "rows": found.rows,
-            "tokens": found.tokens,
-            "tokens_per_second": found.rate,
+            "seconds": list(summary.seconds),
+            "mean": summary.step,
+            "from": summary.first,
+            "until": summary.last,
+            "rows": summary.rows,
+            "tokens": summary.tokens,
+            "tokens_per_second": summary.rate,
         },
-        "nodes": {u.node: {"workers": u.workers, **_shares(u.shares)} for u in found.nodes},
-        "devices": {
-            u.device: {"kind": u.kind, "nodes": list(u.nodes), **_shares(u.shares, others=False)}
-            for u in found.devices
-        },
-        "lag": {reader: asdict(lag) for reader, lag in found.lag.items()},
-        "replicas": {node: list(counts) for node, counts in found.replicas.items()},
-        "critical_path": [asdict(part) for part in found.path],
+        "nodes": {use.node: _node_figures(use) for use in summary.nodes},
+        "devices": {use.device: _device_figures(use) for use in summary.devices},
+        "lag": {reader: asdict(lag) for reader, lag in summary.lag.items()},
+        "replicas": {node: list(counts) for node, counts in summary.replicas.items()},
+        "critical_path": [asdict(part) for part in summary.path],
         "coordinator": {
             "events": load.events,
             "instructions": load.instructions,
             "seconds": load.seconds,
-            "seconds_per_event": per_event(load),
-            "share": load.seconds / found.whole if found.whole else 0.0,
+            "seconds_per_event": seconds_per_event(load),
+            "share": load.seconds / summary.whole if summary.whole else 0.0,
         },
-        "cost": {"known": not found.cost.unpriced, **asdict(found.cost)},
-        "rows": dict(found.origins),
-        "rates": {name: list(nodes) for name, nodes in rates(found.plan, told).items()},
+        "cost": {"known": not summary.cost.unpriced, **asdict(summary.cost)},
+        "rows": dict(summary.origins),
+        "rates": nodes_by_origin,
     }
 
 
-def _shares(shares: TimeShares, *, others: bool = True) -> dict[str, float]:
-    found = asdict(shares)
-    return found if others else {k: v for k, v in found.items() if k != "others"}
+def _node_figures(use: NodeUse) -> dict[str, Any]:
+    return {"workers": use.workers, **asdict(use.shares)}
 
 
-def per_event(load: CoordinatorLoad) -> float:
+def _device_figures(use: DeviceUse) -> dict[str, Any]:
+    shares = asdict(use.shares)
+    # Always 0: a device's time is not divided by node.
+    del shares["others"]
+    return {"kind": use.kind, "nodes": list(use.nodes), **shares}
+
+
+def seconds_per_event(load: CoordinatorLoad) -> float:
     """Seconds of CPU that the coordinator took for an event."""
-    return load.seconds / load.events if load.events else 0.0
+    if not load.events:
+        return 0.0
+    return load.seconds / load.events
 
 
-def rates(plan: Plan, told: Mapping[str, str] = _NOBODY) -> dict[str, list[str]]:
-    """Where seconds come from -> the nodes; those that have none are left out. told: `given` or
-    `measured` for nodes whose seconds were said beside the plan.
+def group_by_origin(
+    plan: Plan, seconds_origins: Mapping[str, str] = _NO_ORIGINS
+) -> dict[str, list[str]]:
+    """Group nodes by where their seconds come from; those that have none are left out.
+    seconds_origins: `given` or `measured` for nodes whose seconds were said beside the plan.
     """
-    found: dict[str, list[str]] = {}
+    nodes_by_origin: dict[str, list[str]] = {}
     for node in plan.nodes:
-        if node.name in told or node.estimate.seconds is not None:
-            origin = told.get(node.name, node.estimate.origin)
-            found.setdefault(origin, []).append(node.name)
-    return found
+        if node.name in seconds_origins or node.estimate.seconds is not None:
+            origin = seconds_origins.get(node.name, node.estimate.origin)
+            nodes_by_origin.setdefault(origin, []).append(node.name)
+    return nodes_by_origin

@@ -6,7 +6,7 @@ Owns: which spans and names there are. Does not own: the file's form
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from engine.keep.trace.timeline import Trace
@@ -17,33 +17,39 @@ _STEPS = "steps"
 """The track of the Steps, first of all."""
 
 
-def write_timeline(path: Path, found: Prediction) -> None:
-    """Raises StorageError where the file cannot be made."""
+def write_timeline(path: Path, prediction: Prediction) -> None:
+    """Write the Steps, then who did what. Raises StorageError where the file cannot be made."""
     trace = Trace(path, process="simulated")
     try:
-        for step, start in _steps(found.steps):
-            about = {"rows": step.rows, "tokens": step.tokens}
-            trace.span(_STEPS, f"Step {step.step}", start, step.end, **about)
-        for span in sorted(found.spans, key=lambda each: each.start):
-            _show(trace, span, found.plan.host_of(span.worker))
+        _write_steps(trace, prediction.steps)
+        for span in sorted(prediction.spans, key=lambda span: span.start):
+            _write_span(trace, span, prediction.plan.host_of(span.worker))
     finally:
         trace.close()
 
 
-def _steps(steps: Iterable[SimulatedStep]) -> Iterator[tuple[SimulatedStep, float]]:
-    """Each with the end of the one before it."""
-    before = 0.0
+def _write_steps(trace: Trace, steps: Iterable[SimulatedStep]) -> None:
+    """Each from the end of the one before it: with a lag it began earlier."""
+    start = 0.0
     for step in steps:
-        yield step, before
-        before = step.end
+        name = f"Step {step.step}"
+        trace.span(_STEPS, name, start, step.end, rows=step.rows, tokens=step.tokens)
+        start = step.end
 
 
-def _show(trace: Trace, span: SimulatedSpan, host: str) -> None:
+def _write_span(trace: Trace, span: SimulatedSpan, host: str) -> None:
     """A span, and within it what it fetched."""
     track = f"{host or 'Workers'}/{span.worker}"
-    name = span.node if span.what in ("chunk", "train") else f"{span.what} {span.node}".strip()
-    told = {"step": span.step, "rows": span.rows, "tokens": span.tokens}
-    about = {key: value for key, value in told.items() if value}
-    trace.span(track, name, span.start, span.end, **about)
+    if span.what in ("chunk", "train"):
+        name = span.node
+    else:
+        name = f"{span.what} {span.node}".strip()
+    trace.span(track, name, span.start, span.end, **_known_arguments(span))
     if span.fetch > 0:
         trace.span(track, "fetch", span.start, min(span.end, span.start + span.fetch))
+
+
+def _known_arguments(span: SimulatedSpan) -> dict[str, int]:
+    """What the viewer shows of a span; a number that is 0 says nothing."""
+    arguments = {"step": span.step, "rows": span.rows, "tokens": span.tokens}
+    return {name: number for name, number in arguments.items() if number}

@@ -21,7 +21,7 @@ from engine.plan.cost.devices import CPU
 from engine.plan.plan import Plan
 from engine.run.simulated_workers.spans import SimulatedSpan
 
-_ALL_THERE: Mapping[str, Sequence[tuple[float, float]]] = {}
+_ALWAYS_PRESENT: Mapping[str, Sequence[tuple[float, float]]] = {}
 _WEIGHTS = ("load", "offer")
 _ASIDE = ("start", "wake", "sleep", "record")
 """Work for which no rows and no weights are waited for."""
@@ -38,28 +38,35 @@ class TimeShares:
     idle: float = 0.0
 
     @property
-    def told(self) -> float:
-        """What is known of a node: the rest is others', or idle."""
+    def attributed(self) -> float:
+        """What is known to be a node's: the rest is others', or idle."""
         return self.busy + self.rows + self.weights
 
-    def plus(self, other: TimeShares) -> None:
-        """Add another's."""
+    def add(self, other: TimeShares) -> None:
+        """Add another's to these."""
         self.busy += other.busy
         self.rows += other.rows
         self.weights += other.weights
         self.others += other.others
         self.idle += other.idle
 
-    def of(self, whole: float) -> TimeShares:
-        """As shares of a whole."""
+    def divide(self, whole: float) -> TimeShares:
+        """Give them as shares of a whole; all 0 of a whole of nothing."""
         part = 1.0 / whole if whole > 0 else 0.0
-        found = (self.busy, self.rows, self.weights, self.others, self.idle)
-        return TimeShares(*(seconds * part for seconds in found))
+        return TimeShares(
+            busy=self.busy * part,
+            rows=self.rows * part,
+            weights=self.weights * part,
+            others=self.others * part,
+            idle=self.idle * part,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """Of all Workers of a node while they are there; its shares add up to 1. workers: the mean."""
+    """How all Workers of a node spend the time while they are there; the shares add up to 1.
+    workers: how many there are in the mean.
+    """
 
     node: str
     workers: float
@@ -68,7 +75,7 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """Of one GPU, or of a Worker on cores; its shares add up to 1."""
+    """How one GPU, or a Worker on cores, spent its time; the shares add up to 1."""
 
     device: str
     kind: str
@@ -87,80 +94,94 @@ class Utilisation:
         spans: Iterable[SimulatedSpan],
         start: float,
         end: float,
-        present: Mapping[str, Sequence[tuple[float, float]]] = _ALL_THERE,
+        present: Mapping[str, Sequence[tuple[float, float]]] = _ALWAYS_PRESENT,
     ) -> None:
         self._plan, self._whole = plan, end - start
-        self._present = {
-            worker: sum(max(0.0, min(last, end) - max(first, start)) for first, last in times)
-            for worker, times in present.items()
-        }
-        """Worker -> seconds in which it was there."""
+        self._present: dict[str, float] = {}
+        """Worker -> seconds in which it was there; only Workers that come or go."""
+        for worker, times in present.items():
+            overlaps = (min(last, end) - max(first, start) for first, last in times)
+            self._present[worker] = sum(max(0.0, overlap) for overlap in overlaps)
         by_worker: dict[str, list[SimulatedSpan]] = defaultdict(list)
         for span in spans:
             by_worker[span.worker].append(span)
-        self._seconds: dict[str, Mapping[str, TimeShares]] = {
-            worker: _seconds(sorted(own, key=lambda s: s.start), start, end)
-            for worker, own in by_worker.items()
-        }
+        self._seconds: dict[str, Mapping[str, TimeShares]] = {}
         """Worker -> node -> seconds; under the empty name those of nodes that are none."""
+        for worker, worker_spans in by_worker.items():
+            worker_spans.sort(key=lambda span: span.start)
+            self._seconds[worker] = _divide_by_node(worker_spans, start, end)
 
     def nodes(self) -> Iterator[NodeUse]:
-        """Each node of the plan, in its order."""
-        totals = {worker: _sum(nodes.values()) for worker, nodes in self._seconds.items()}
+        """The time of each node of the plan, in its order."""
+        totals = {worker: self._total(worker) for worker in self._plan.workers}
         for node in self._plan.nodes:
-            found = TimeShares()
+            seconds = TimeShares()
             for worker in node.workers:
-                own = self._seconds.get(worker, {}).get(node.name, TimeShares())
-                told = totals.get(worker, TimeShares()).told
-                found.plus(TimeShares(own.busy, own.rows, own.weights, told - own.told))
-            seconds_there = sum(self._present.get(worker, self._whole) for worker in node.workers)
-            found.idle = max(0.0, seconds_there - found.told - found.others)
-            all_there = self._present.keys().isdisjoint(node.workers) or not self._whole
-            count = len(node.workers) if all_there else seconds_there / self._whole
-            yield NodeUse(node=node.name, workers=count, shares=found.of(seconds_there))
+                mine = self._seconds.get(worker, {}).get(node.name, TimeShares())
+                total = totals[worker].attributed
+                others = total - mine.attributed
+                seconds.add(TimeShares(mine.busy, mine.rows, mine.weights, others))
+            present = sum(self._present.get(worker, self._whole) for worker in node.workers)
+            seconds.idle = max(0.0, present - seconds.attributed - seconds.others)
+            if self._whole and not self._present.keys().isdisjoint(node.workers):
+                workers = present / self._whole
+            else:
+                workers = len(node.workers)
+            yield NodeUse(node=node.name, workers=workers, shares=seconds.divide(present))
 
     def devices(self) -> Iterator[DeviceUse]:
         """Each device that some Worker has; those of several Workers have their shares together."""
-        nodes: dict[str, list[str]] = defaultdict(list)
+        nodes_of: dict[str, list[str]] = defaultdict(list)
         for node in self._plan.nodes:
             for worker in node.workers:
-                nodes[worker].append(node.name)
-        on: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for worker in nodes:
+                nodes_of[worker].append(node.name)
+        workers_on: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for worker in nodes_of:
             for device in _devices_of(self._plan, worker):
-                on[device].append(worker)
-        for (device, kind), workers in on.items():
-            does = dict.fromkeys(name for worker in workers for name in nodes[worker])
-            shares = self._together(workers)
-            yield DeviceUse(device=device, kind=kind, nodes=tuple(does), shares=shares)
+                workers_on[device].append(worker)
+        for (device, kind), workers in workers_on.items():
+            nodes: dict[str, None] = {}
+            for worker in workers:
+                nodes |= dict.fromkeys(nodes_of[worker])
+            shares = self._share_device(workers)
+            yield DeviceUse(device=device, kind=kind, nodes=tuple(nodes), shares=shares)
 
-    def _together(self, workers: Sequence[str]) -> TimeShares:
-        """Of Workers on the same device: while one computes, the others' waiting costs nothing."""
-        each = [_sum(self._seconds.get(worker, {}).values()) for worker in workers]
+    def _share_device(self, workers: Sequence[str]) -> TimeShares:
+        """Share the time of Workers on one device: while one computes, no other's wait counts."""
+        totals = [self._total(worker) for worker in workers]
         whole = self._whole
-        busy = min(whole, sum(seconds.busy for seconds in each))
-        rows = sum(seconds.rows for seconds in each)
-        weights = sum(seconds.weights for seconds in each)
-        idle = sum(max(0.0, whole - seconds.told) for seconds in each)
+        busy = min(whole, sum(total.busy for total in totals))
+        rows = sum(total.rows for total in totals)
+        weights = sum(total.weights for total in totals)
+        idle = sum(max(0.0, whole - total.attributed) for total in totals)
+        # What is left beside the busy time is divided as the Workers' waiting was.
         waited = rows + weights + idle
         part = (whole - busy) / waited if waited > 0 else 0.0
-        return TimeShares(busy, rows * part, weights * part, 0.0, idle * part).of(whole)
+        return TimeShares(busy, rows * part, weights * part, 0.0, idle * part).divide(whole)
+
+    def _total(self, worker: str) -> TimeShares:
+        """Seconds of all nodes of a Worker; all 0 for one that did nothing."""
+        seconds_by_node = self._seconds.get(worker, {})
+        return _sum(seconds_by_node.values())
 
 
-def _sum(each: Iterable[TimeShares]) -> TimeShares:
-    found = TimeShares()
-    for seconds in each:
-        found.plus(seconds)
-    return found
+def _sum(parts: Iterable[TimeShares]) -> TimeShares:
+    total = TimeShares()
+    for seconds in parts:
+        total.add(seconds)
+    return total
 
 
-def _seconds(spans: Sequence[SimulatedSpan], start: float, end: float) -> dict[str, TimeShares]:
-    """Of one Worker, by node; idle is what is left."""
-    found: dict[str, TimeShares] = defaultdict(TimeShares)
+def _divide_by_node(
+    spans: Sequence[SimulatedSpan], start: float, end: float
+) -> dict[str, TimeShares]:
+    """Divide one Worker's time by node; idle is what is left. spans: in order of their starts."""
+    seconds_by_node: dict[str, TimeShares] = defaultdict(TimeShares)
     until = start
     for span in spans:
-        seconds = found[span.node]
+        seconds = seconds_by_node[span.node]
         begun, ended = max(span.start, until), min(span.end, end)
+        # The gap before a span is what this span waited for.
         gap = max(0.0, min(begun, end) - until)
         if span.what in _WEIGHTS:
             seconds.weights += gap
@@ -168,20 +189,20 @@ def _seconds(spans: Sequence[SimulatedSpan], start: float, end: float) -> dict[s
             seconds.rows += gap
         until = max(until, min(begun, end))
         if ended > until:
-            _add_within(span, seconds, ended - until)
+            _add_span(span, ended - until, seconds)
             until = ended
-    return found
+    return seconds_by_node
 
 
-def _add_within(span: SimulatedSpan, found: TimeShares, seconds: float) -> None:
-    """So many seconds of a span: all of it, but for what lies outside of the time that counts."""
-    part = seconds / (span.end - span.start)
+def _add_span(span: SimulatedSpan, counted: float, total: TimeShares) -> None:
+    """Add so many seconds of a span: all of it, but for what lies outside the time that counts."""
+    part = counted / (span.end - span.start)
     if span.what in _WEIGHTS:
-        found.weights += seconds
+        total.weights += counted
         return
-    fetched = min(seconds, span.fetch * part)
-    found.rows += fetched
-    found.busy += min(seconds - fetched, span.busy * part)
+    fetched = min(counted, span.fetch * part)
+    total.rows += fetched
+    total.busy += min(counted - fetched, span.busy * part)
 
 
 def _devices_of(plan: Plan, worker: str) -> Iterator[tuple[str, str]]:
@@ -192,4 +213,5 @@ def _devices_of(plan: Plan, worker: str) -> Iterator[tuple[str, str]]:
     host = plan.host_of(worker)
     kind = plan.cluster.on(host).kind if plan.cluster is not None else ""
     for number in plan.devices[worker]:
-        yield f"{host}:{number}" if host else f"gpu {number}", kind or "GPU"
+        name = f"{host}:{number}" if host else f"gpu {number}"
+        yield name, kind or "GPU"
