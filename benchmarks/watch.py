@@ -32,8 +32,8 @@ from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.watch_page import of_long_run, of_wide_run
 from dataflow.draw import draw
 from dataflow.draw.overlay import Overlay
-from dataflow.draw.picture import picture
-from dataflow.draw.svg import scene
+from dataflow.draw.picture import make_picture
+from dataflow.draw.svg import make_scene
 from tests.kit.drawn_graphs import DrawnShape, drawn_graph
 
 EVENTS, WATCHED = 1.01, 1.02
@@ -122,10 +122,8 @@ def of_layouts() -> Iterator[SideResult]:
         took = time.perf_counter() - begin
         name = f"layout of {nodes} nodes"
         yield SideResult(name=name, value=took, unit="s", goal=2.0, least=False)
-    widths = [
-        scene(picture(drawn_graph(DrawnShape(nodes=40, seed=seed))), Overlay(life=True)).width
-        for seed in range(20)
-    ]
+    pictures = [make_picture(drawn_graph(DrawnShape(nodes=40, seed=seed))) for seed in range(20)]
+    widths = [make_scene(picture, Overlay(life=True)).width for picture in pictures]
     name = "widest of 20 graphs of 40 nodes"
     yield SideResult(name=name, value=max(widths), unit="px", goal=2000, least=False)
 

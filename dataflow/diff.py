@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dataflow.dialect import with_dialects
-from dataflow.draw.picture import Box, Picture, StateBox, picture, shown_value
+from dataflow.draw.node_calls import shown_value
+from dataflow.draw.picture import Box, Picture, StateBox, make_picture
 from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, State
@@ -97,7 +98,7 @@ def diff(a: Graph, b: Graph) -> Difference:
     """
     dialects = a.dialect, b.dialect
     a, b = with_dialects(a), with_dialects(b)
-    before, after = picture(a), picture(b)
+    before, after = make_picture(a), make_picture(b)
     return Difference(
         before=one_line(a.name),
         after=one_line(b.name),

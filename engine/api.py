@@ -32,9 +32,9 @@ def rerun(
     graph: Graph | None = None,
     settings: Sequence[str] = (),
 ) -> Rerun:
-    """See `engine.replay.rerun.rerun`, which is imported by the first call: it brings what runs
-    kernels.
+    """See `engine.replay.rerun.rerun_nodes`, which is imported by the first call: it brings what
+    runs kernels.
     """
-    from engine.replay.rerun import rerun as again
+    from engine.replay.rerun import rerun_nodes
 
-    return again(folder, nodes, step, graph=graph, settings=settings)
+    return rerun_nodes(folder, nodes, step, graph=graph, settings=settings)

@@ -30,8 +30,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from dataflow.check import check  # noqa: E402
-from dataflow.draw.picture import picture  # noqa: E402
-from dataflow.draw.svg import svg  # noqa: E402
+from dataflow.draw.picture import make_picture  # noqa: E402
+from dataflow.draw.svg import draw_svg  # noqa: E402
 from dataflow.graph import Graph  # noqa: E402
 from dataflow.model import Model  # noqa: E402
 from engine.cli.graphs import shipped, summary  # noqa: E402
@@ -136,7 +136,7 @@ def main() -> None:
         costed = [costed_graph(name) for name in shipped()]
     (folder / "drawings").mkdir(parents=True, exist_ok=True)
     for each in costed:
-        (folder / "drawings" / f"{each.name}.svg").write_text(svg(picture(each.graph)))
+        (folder / "drawings" / f"{each.name}.svg").write_text(draw_svg(make_picture(each.graph)))
     (folder / "algorithms.md").write_text(page(costed))
 
 

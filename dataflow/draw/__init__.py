@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from dataflow.draw.dot import dot, dot_of_program
-from dataflow.draw.fold import MANY, folded
-from dataflow.draw.mermaid import mermaid, mermaid_of_program
+from dataflow.draw.dot import draw_dot, draw_program_dot
+from dataflow.draw.fold import MANY, fold_chains
+from dataflow.draw.mermaid import draw_mermaid, draw_program_mermaid
 from dataflow.draw.node_places import Placed as Placed
 from dataflow.draw.node_places import PlacedWorker as PlacedWorker
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import program_picture
-from dataflow.draw.picture import Picture, picture
-from dataflow.draw.svg import svg, svg_of_program
+from dataflow.draw.picture import Picture, make_picture
+from dataflow.draw.svg import draw_program_svg, draw_svg
 from dataflow.draw.text import WIDTH as WIDTH
-from dataflow.draw.text import text, text_of_program
+from dataflow.draw.text import draw_program_text, draw_text
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.graph import Graph
 from dataflow.program import AnyGraph, Program, numbered_name
@@ -38,8 +38,8 @@ def draw(
     notes: Mapping[str, Sequence[str]] | None = None,
     fold: bool | None = None,
 ) -> str:
-    """The graph, or each phase of a Program, as text ending in a newline. Raises GraphError for an
-    unknown form.
+    """Draw the graph, or each phase of a Program, as text ending in a newline. Raises GraphError
+    for an unknown form.
 
     text: a staircase in ASCII, `width` columns wide. mermaid: a flowchart for Markdown. dot:
     Graphviz's language. svg: a picture.
@@ -50,21 +50,35 @@ def draw(
     `2/a`. fold: whether chains of nodes are one box; by default in drawings of more than 25 nodes,
     but not in text.
     """
-    if form not in get_args(Form):
-        near = nearest(str(form), get_args(Form))
-        fix = f"form={near!r}" if near else f"one of: {', '.join(get_args(Form))}"
-        raise GraphError(Fault(rule="call", where="draw", problem=f"no form {form!r}", fix=fix))
+    _require_form(form)
     if fold is None and form == "text":
         fold = False
-    overlays = _overlays(graph, life, placed, notes or {})
-    pairs = zip(graph.phases, overlays, strict=True)
-    pictures = [_folded(picture(phase.graph), overlay, fold) for phase, overlay in pairs]
+    overlays = _make_overlays(graph, life, placed, notes or {})
+    pictures: list[Picture] = []
+    for phase, overlay in zip(graph.phases, overlays, strict=True):
+        pictures.append(_fold_if_large(make_picture(phase.graph), overlay, fold))
     if isinstance(graph, Program):
         return _draw_program(graph, pictures, overlays, form, width)
-    if form == "text":
-        return text(pictures[0], width, overlays[0])
-    write = {"mermaid": mermaid, "dot": dot, "svg": svg}[form]
-    return write(pictures[0], overlays[0])
+    match form:
+        case "text":
+            return draw_text(pictures[0], width, overlays[0])
+        case "mermaid":
+            return draw_mermaid(pictures[0], overlays[0])
+        case "dot":
+            return draw_dot(pictures[0], overlays[0])
+        case "svg":
+            return draw_svg(pictures[0], overlays[0])
+
+
+def _require_form(form: str) -> None:
+    """Raise GraphError for an unknown form."""
+    if form in get_args(Form):
+        return
+    near = nearest(str(form), get_args(Form))
+    fix = f"one of: {', '.join(get_args(Form))}"
+    if near:
+        fix = f"form={near!r}"
+    raise GraphError(Fault(rule="call", where="draw", problem=f"no form {form!r}", fix=fix))
 
 
 def _draw_program(
@@ -74,15 +88,20 @@ def _draw_program(
     form: Form,
     width: int,
 ) -> str:
-    """The phases' pictures with their headings, and arrows for the weights that go on."""
-    shown = program_picture(program, pictures)
-    if form == "text":
-        return text_of_program(shown, width, overlays)
-    write = {"mermaid": mermaid_of_program, "dot": dot_of_program, "svg": svg_of_program}[form]
-    return write(shown, overlays)
+    """Draw the phases' pictures with their headings, and arrows for the weights that go on."""
+    picture = program_picture(program, pictures)
+    match form:
+        case "text":
+            return draw_program_text(picture, width, overlays)
+        case "mermaid":
+            return draw_program_mermaid(picture, overlays)
+        case "dot":
+            return draw_program_dot(picture, overlays)
+        case "svg":
+            return draw_program_svg(picture, overlays)
 
 
-def _overlays(
+def _make_overlays(
     graph: AnyGraph,
     life: bool,
     placed: Placed | Sequence[Placed] | None,
@@ -96,16 +115,23 @@ def _overlays(
         places = placed
     overlays: list[Overlay] = []
     for number, place in zip(graph.numbers, places, strict=True):
-        overlays.append(Overlay(life=life, placed=place, notes=_of_phase(notes, number)))
+        phase_notes = _select_notes(notes, number)
+        overlays.append(Overlay(life=life, placed=place, notes=phase_notes))
     return overlays
 
 
-def _of_phase(notes: Mapping[str, Sequence[str]], number: int) -> dict[str, Sequence[str]]:
+def _select_notes(notes: Mapping[str, Sequence[str]], number: int) -> dict[str, Sequence[str]]:
+    """The notes of a phase by their names there; all of a graph alone, whose names have no mark."""
     mark = numbered_name(number, "")
-    return {k.removeprefix(mark): lines for k, lines in notes.items() if k.startswith(mark)}
+    phase_notes: dict[str, Sequence[str]] = {}
+    for name, lines in notes.items():
+        if name.startswith(mark):
+            phase_notes[name.removeprefix(mark)] = lines
+    return phase_notes
 
 
-def _folded(shown: Picture, overlay: Overlay, fold: bool | None) -> Picture:
+def _fold_if_large(picture: Picture, overlay: Overlay, fold: bool | None) -> Picture:
+    """Fold chains as asked; where nobody says, in a picture of many nodes."""
     if fold is None:
-        fold = len(shown.boxes) > MANY
-    return folded(shown, overlay.placed) if fold else shown
+        fold = len(picture.boxes) > MANY
+    return fold_chains(picture, overlay.placed) if fold else picture

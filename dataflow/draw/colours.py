@@ -35,9 +35,14 @@ SOFT = "#5d6675"
 WIRE = "#9aa3b2"
 
 
-def _of_boxes(fills: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    parts = zip(("fill", "line"), zip(*fills.values(), strict=True), strict=True)
-    return {f"{k}-{p}": c for p, cs in parts for k, c in zip(fills, cs, strict=True)}
+def _box_properties(fills: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Custom properties of boxes: all fills, then all lines."""
+    properties: dict[str, str] = {}
+    for kind, (fill, _) in fills.items():
+        properties[f"{kind}-fill"] = fill
+    for kind, (_, line) in fills.items():
+        properties[f"{kind}-line"] = line
+    return properties
 
 
 LIGHT: Mapping[str, str] = {
@@ -56,7 +61,7 @@ LIGHT: Mapping[str, str] = {
     "worker-line": "#b8c3d4",
     "note": "#7a4a00",
     "focus": "#1a6fd6",
-    **_of_boxes(FILLS),
+    **_box_properties(FILLS),
 }
 """Custom property, without its prefix -> colour."""
 
@@ -76,12 +81,14 @@ DARK: Mapping[str, str] = {
     "worker-line": "#465064",
     "note": "#f0c070",
     "focus": "#6ab0ff",
-    **_of_boxes(_DARK_FILLS),
+    **_box_properties(_DARK_FILLS),
 }
 
 
 def fill_of(work: Work) -> str:
     """The kind of box that shows a node's work."""
-    if work in ("replay", "store", "record", "select", "tokenise"):
-        return "source" if work == "replay" else "host"
+    if work == "replay":
+        return "source"
+    if work in ("store", "record", "select", "tokenise"):
+        return "host"
     return work

@@ -12,8 +12,17 @@ from itertools import product
 from dataflow.draw.colours import FILLS, STATE, WIRE, fill_of
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import ProgramPicture
-from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, Region, StateBox, merged, out_of
-from dataflow.draw.text import lag_words, wrapped
+from dataflow.draw.picture import (
+    REGIONS,
+    Box,
+    Picture,
+    Region,
+    StateBox,
+    describe_output,
+    merge_wires,
+    title_region,
+)
+from dataflow.draw.text import lag_words, wrap
 
 _HEAD = (
     (
@@ -27,133 +36,144 @@ _HEAD = (
     f'edge [color="{WIRE}", fontname="Helvetica", fontsize=9];',
 )
 _CALL_WIDTH = 34
+"""Letters of a line of a call."""
 
 
-def dot(picture: Picture, overlay: Overlay | None = None) -> str:
-    """Clusters for the regions, cylinders for States, weight edges dashed with their lag."""
-    return _digraph(picture.name, _body(picture, "", overlay or Overlay()))
+def draw_dot(picture: Picture, overlay: Overlay | None = None) -> str:
+    """Draw clusters for the regions, cylinders for States, weight edges dashed with their lag."""
+    return _write_digraph(picture.name, _write_body(picture, "", overlay or Overlay()))
 
 
-def dot_of_program(program: ProgramPicture, overlays: Sequence[Overlay] = ()) -> str:
-    """A cluster for each phase; thick edges for the weights that a later phase begins with."""
-    lines = []
+def draw_program_dot(program: ProgramPicture, overlays: Sequence[Overlay] = ()) -> str:
+    """Draw a cluster for each phase; thick edges for the weights that a later phase begins with."""
+    lines: list[str] = []
     overlays = overlays or [Overlay()] * len(program.phases)
     for phase, overlay in zip(program.phases, overlays, strict=True):
-        lines += [
-            f"  subgraph cluster_phase_{phase.number} {{",
-            f"    label={_quoted(phase.title)}; style=rounded; fontsize=14;",
-            *(f"  {line}" for line in _body(phase.picture, phase.prefix, overlay)),
-            "  }",
-        ]
-    for each in program.carried:
-        (a, source), (b, target) = each.source, each.target
-        lines += [
-            f'  p{a}_s{source} -> p{b}_s{target} [label=weights, penwidth=2, color="{STATE[1]}"];'
-        ]
-    return _digraph(program.name, lines)
+        lines.append(f"  subgraph cluster_phase_{phase.number} {{")
+        lines.append(f"    label={_quote(phase.title)}; style=rounded; fontsize=14;")
+        lines += [f"  {line}" for line in _write_body(phase.picture, phase.prefix, overlay)]
+        lines.append("  }")
+    for arrow in program.carried:
+        (source_phase, source), (target_phase, target) = arrow.source, arrow.target
+        ends = f"p{source_phase}_s{source} -> p{target_phase}_s{target}"
+        lines.append(f'  {ends} [label=weights, penwidth=2, color="{STATE[1]}"];')
+    return _write_digraph(program.name, lines)
 
 
-def _digraph(name: str, lines: Iterable[str]) -> str:
-    head = [f"digraph {_quoted(name)} {{", *(f"  {line}" for line in _HEAD)]
-    return "\n".join([*head, *lines, "}"]) + "\n"
+def _write_digraph(name: str, lines: Iterable[str]) -> str:
+    head = [f"  {line}" for line in _HEAD]
+    return "\n".join([f"digraph {_quote(name)} {{", *head, *lines, "}"]) + "\n"
 
 
-def _body(picture: Picture, p: str, overlay: Overlay) -> list[str]:
-    """Regions, States and edges; p: the prefix of every name."""
-    lines = []
+def _write_body(picture: Picture, prefix: str, overlay: Overlay) -> list[str]:
+    """Regions, States and edges; prefix: of every name."""
+    lines: list[str] = []
     for region in REGIONS:
-        if picture.within(region):
-            title = f"step: {picture.step}" if region == "step" and picture.step else TITLES[region]
-            lines += [
-                f"  subgraph cluster_{p}{region} {{",
-                f'    label={_quoted(title)}; style="rounded,dashed";',
-                f'    color="{WIRE}"; fontcolor="{WIRE}";',
-                *_region(picture, region, p, overlay),
-                "  }",
-            ]
-    lines += [f"  {_state(state, p, overlay)}" for state in picture.states]
-    edges = (*_wires(picture, p, overlay), *_weights(picture, p, overlay), *_below(picture, p))
-    return lines + [f"  {edge}" for edge in edges]
+        if not picture.within(region):
+            continue
+        lines.append(f"  subgraph cluster_{prefix}{region} {{")
+        title = _quote(title_region(picture, region))
+        lines.append(f'    label={title}; style="rounded,dashed";')
+        lines.append(f'    color="{WIRE}"; fontcolor="{WIRE}";')
+        lines += _write_region(picture, region, prefix, overlay)
+        lines.append("  }")
+    lines += [f"  {_write_state(state, prefix, overlay)}" for state in picture.states]
+    lines += [f"  {edge}" for edge in _write_wires(picture, prefix, overlay)]
+    lines += [f"  {edge}" for edge in _write_weights(picture, prefix, overlay)]
+    lines += [f"  {edge}" for edge in _hold_below_cut(picture, prefix)]
+    return lines
 
 
-def _region(picture: Picture, region: Region, p: str, overlay: Overlay) -> Iterator[str]:
+def _write_region(picture: Picture, region: Region, prefix: str, overlay: Overlay) -> Iterator[str]:
     """The nodes of a region, those of the same Workers in a cluster of theirs."""
     boxes = picture.within(region)
     for number, workers in enumerate(overlay.columns(boxes), start=1):
         inside = [box for box in boxes if overlay.workers_of(box) == workers]
         if not workers:
-            yield from (f"    {_box(box, p, overlay)}" for box in inside)
+            yield from (f"    {_write_box(box, prefix, overlay)}" for box in inside)
             continue
-        title = _quoted(overlay.title(workers))
-        yield f"    subgraph cluster_{p}{region}_{number} {{"
-        yield f"      label={title}; style=rounded;"
-        yield from (f"      {_box(box, p, overlay)}" for box in inside)
+        yield f"    subgraph cluster_{prefix}{region}_{number} {{"
+        yield f"      label={_quote(overlay.title(workers))}; style=rounded;"
+        yield from (f"      {_write_box(box, prefix, overlay)}" for box in inside)
         yield "    }"
 
 
-def _box(box: Box, p: str, overlay: Overlay) -> str:
+def _write_box(box: Box, prefix: str, overlay: Overlay) -> str:
     fill, line = FILLS[fill_of(box.work)]
-    more = (out_of(box), overlay.place(box), *overlay.of_box(box))
-    label = _lines(box.name, *wrapped(box.call, _CALL_WIDTH), *more)
-    return f'{p}n{box.index} [label={label}, fillcolor="{fill}", color="{line}"];'
+    lines = wrap(box.call, _CALL_WIDTH)
+    lines += [describe_output(box), overlay.describe_place(box)]
+    lines += overlay.notes_about_box(box)
+    label = _write_html_label(box.name, lines)
+    return f'{prefix}n{box.index} [label={label}, fillcolor="{fill}", color="{line}"];'
 
 
-def _state(state: StateBox, p: str, overlay: Overlay) -> str:
-    facts = wrapped(f"{state.kind} {state.facts}", _CALL_WIDTH)
-    label = _lines(state.name, *facts, *overlay.noted(state.name))
-    style = f'shape=cylinder, style="filled,dashed", fillcolor="{STATE[0]}", color="{STATE[1]}"'
-    return f"{p}s{state.index} [label={label}, {style}];"
+def _write_state(state: StateBox, prefix: str, overlay: Overlay) -> str:
+    facts = wrap(f"{state.kind} {state.facts}", _CALL_WIDTH)
+    label = _write_html_label(state.name, facts + overlay.notes_about(state.name))
+    fill, line = STATE
+    style = f'shape=cylinder, style="filled,dashed", fillcolor="{fill}", color="{line}"'
+    return f"{prefix}s{state.index} [label={label}, {style}];"
 
 
-def _wires(picture: Picture, p: str, overlay: Overlay) -> Iterator[str]:
+def _write_wires(picture: Picture, prefix: str, overlay: Overlay) -> Iterator[str]:
     for box in picture.boxes:
-        for edge in merged(picture, box):
-            lines = [", ".join(edge.ports), *overlay.noted(f"{edge.producer}->{edge.consumer}")]
-            label = _label(lines)
-            yield f"{p}n{edge.source} -> {p}n{box.index}" + (f" [label={label}];" if label else ";")
+        for edge in merge_wires(picture, box):
+            ends = f"{prefix}n{edge.source} -> {prefix}n{box.index}"
+            notes = overlay.notes_about(f"{edge.producer}->{edge.consumer}")
+            label = _write_label([", ".join(edge.ports), *notes])
+            yield f"{ends} [label={label}];" if label else f"{ends};"
 
 
-def _label(lines: Sequence[str]) -> str:
+def _write_label(lines: Sequence[str]) -> str:
     """Lines of an edge's label; empty without any."""
-    found = [_quoted(line)[1:-1] for line in lines if line]
-    words = "\\n".join(found)
-    return f'"{words}"' if found else ""
+    escaped_lines = [_quote(line)[1:-1] for line in lines if line]
+    if not escaped_lines:
+        return ""
+    words = "\\n".join(escaped_lines)
+    return f'"{words}"'
 
 
-def _weights(picture: Picture, p: str, overlay: Overlay) -> Iterator[str]:
-    at = {state.name: state.index for state in picture.states}
+def _write_weights(picture: Picture, prefix: str, overlay: Overlay) -> Iterator[str]:
+    indices = {state.name: state.index for state in picture.states}
     style = f'style=dashed, color="{STATE[1]}", fontcolor="{STATE[1]}"'
     for state in picture.states:
+        drum = f"{prefix}s{state.index}"
         for reader in state.readers:
             lag = lag_words(reader.lag, trained=state.trained).strip(" ()")
-            lines = [lag, *overlay.noted(f"{state.name}->{picture.boxes[reader.box].name}")]
-            label = _label(lines) or '""'
-            yield f"{p}s{state.index} -> {p}n{reader.box} [label={label}, {style}];"
+            node = picture.boxes[reader.box].name
+            notes = overlay.notes_about(f"{state.name}->{node}")
+            label = _write_label([lag, *notes]) or '""'
+            yield f"{drum} -> {prefix}n{reader.box} [label={label}, {style}];"
         for writer in state.writers:  # the way back: it must not turn the picture's layers over
-            yield f"{p}n{writer} -> {p}s{state.index} [label=writes, constraint=false, {style}];"
+            yield f"{prefix}n{writer} -> {drum} [label=writes, constraint=false, {style}];"
         if state.leader:
-            yield f"{p}s{at[state.leader]} -> {p}s{state.index} [label=follows, {style}];"
+            leader = f"{prefix}s{indices[state.leader]}"
+            yield f"{leader} -> {drum} [label=follows, {style}];"
 
 
-def _below(picture: Picture, p: str) -> Iterator[str]:
+def _hold_below_cut(picture: Picture, prefix: str) -> Iterator[str]:
     """Invisible edges that keep every node of the step region below the cut."""
     stream, step = picture.within("stream"), picture.within("step")
-    read = {wire.source for box in stream for wire in box.wires}
-    inside = {box.index for box in step}
-    last = [box.index for box in stream if box.index not in read]
-    first = [box.index for box in step if inside.isdisjoint(wire.source for wire in box.wires)]
-    for above, below in product(last, first):
-        yield f"{p}n{above} -> {p}n{below} [style=invis];"
+    read_in_stream: set[int] = set()
+    for box in stream:
+        read_in_stream.update(wire.source for wire in box.wires)
+    lowest = [box.index for box in stream if box.index not in read_in_stream]
+    step_indices = {box.index for box in step}
+    uppermost: list[int] = []
+    for box in step:
+        if step_indices.isdisjoint(wire.source for wire in box.wires):
+            uppermost.append(box.index)
+    for above, below in product(lowest, uppermost):
+        yield f"{prefix}n{above} -> {prefix}n{below} [style=invis];"
 
 
-def _quoted(words: str) -> str:
-    return '"' + words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+def _quote(words: str) -> str:
+    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return f'"{escaped}"'
 
 
-def _lines(name: str, *lines: str) -> str:
+def _write_html_label(name: str, lines: Iterable[str]) -> str:
     """A label in Graphviz's HTML: the name bold, the rest below it."""
-    return (
-        "<"
-        + "<br/>".join([f"<b>{escape(name)}</b>", *(escape(line) for line in lines if line)])
-        + ">"
-    )
+    parts = [f"<b>{escape(name)}</b>"]
+    parts += [escape(line) for line in lines if line]
+    return f"<{'<br/>'.join(parts)}>"

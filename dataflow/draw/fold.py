@@ -6,7 +6,7 @@ such a box looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dataflow.draw.node_places import Placed
@@ -15,85 +15,101 @@ from dataflow.draw.picture import Box, Picture, StateBox
 MANY = 25
 """Nodes of a drawing, above which chains are folded unasked."""
 _PLAIN = ("host", "tokenise", "select", "forward")
+"""Work of nodes that may be in a chain."""
 
 
-def folded(picture: Picture, placed: Placed | None = None) -> Picture:
-    """Two or more nodes, each with one source and one reader and without a State, become one box
-    where they are on the same Workers.
+def fold_chains(picture: Picture, placed: Placed | None = None) -> Picture:
+    """Fold two or more nodes into one box, where each has one source and one reader and no State,
+    and they are on the same Workers.
     """
-    chains = list(_chains(picture, placed))
-    inner = {index for chain in chains for index in chain[1:]}
-    heads = {chain[0]: chain for chain in chains}
-    kept = [box for box in picture.boxes if box.index not in inner]
-    at: dict[int, int] = {}
-    for place, box in enumerate(kept):
-        for index in heads.get(box.index, [box.index]):
-            at[index] = place
-    boxes = [_box(picture, box, heads.get(box.index, [])) for box in kept]
-    return replace(
-        picture,
-        boxes=tuple(_moved(box, at) for box in boxes),
-        states=tuple(_state(state, at) for state in picture.states),
-    )
+    chain_by_head = {chain[0]: chain for chain in _find_chains(picture, placed)}
+    inner: set[int] = set()
+    for chain in chain_by_head.values():
+        inner.update(chain[1:])
+    remaining = [box for box in picture.boxes if box.index not in inner]
+    new_indices: dict[int, int] = {}
+    for new_index, box in enumerate(remaining):
+        for index in chain_by_head.get(box.index, [box.index]):
+            new_indices[index] = new_index
+    boxes: list[Box] = []
+    for box in remaining:
+        whole = _fold_box(picture, box, chain_by_head.get(box.index, []))
+        boxes.append(_renumber_box(whole, new_indices))
+    states = [_renumber_state(state, new_indices) for state in picture.states]
+    return replace(picture, boxes=tuple(boxes), states=tuple(states))
 
 
-def _chains(picture: Picture, placed: Placed | None) -> Iterable[list[int]]:
+def _find_chains(picture: Picture, placed: Placed | None) -> Iterator[list[int]]:
     """The longest chains, in order."""
-    users: dict[int, set[int]] = {}
-    for box in picture.boxes:
-        for wire in box.wires:
-            users.setdefault(wire.source, set()).add(box.index)
-    used = {r.box for s in picture.states for r in s.readers}
-    used |= {index for s in picture.states for index in s.writers}
-    plain = {
-        box.index
-        for box in picture.boxes
-        if box.work in _PLAIN
-        and box.index not in used
-        and len({wire.source for wire in box.wires}) == 1
-        and len(users.get(box.index, ())) == 1
-    }
-    after: dict[int, int] = {}
+    plain = _find_plain_boxes(picture)
+    following: dict[int, int] = {}
     for box in picture.boxes:
         source = box.wires[0].source if box.wires else -1
-        if {box.index, source} <= plain and _together(picture, source, box, placed):
-            after[source] = box.index
-    for start in sorted(after.keys() - set(after.values())):
+        if {box.index, source} <= plain and _run_together(picture, source, box, placed):
+            following[source] = box.index
+    for start in sorted(following.keys() - set(following.values())):
         chain = [start]
-        while chain[-1] in after:
-            chain.append(after[chain[-1]])
+        while chain[-1] in following:
+            chain.append(following[chain[-1]])
         yield chain
 
 
-def _together(picture: Picture, source: int, box: Box, placed: Placed | None) -> bool:
+def _find_plain_boxes(picture: Picture) -> set[int]:
+    """The boxes that may be in a chain: with one source, one reader, and no State."""
+    readers: dict[int, set[int]] = {}
+    for box in picture.boxes:
+        for wire in box.wires:
+            readers.setdefault(wire.source, set()).add(box.index)
+    with_state: set[int] = set()
+    for state in picture.states:
+        with_state.update(state.writers)
+        with_state.update(reader.box for reader in state.readers)
+    plain: set[int] = set()
+    for box in picture.boxes:
+        sources = {wire.source for wire in box.wires}
+        box_readers = readers.get(box.index, set())
+        is_link = len(sources) == len(box_readers) == 1
+        if is_link and box.work in _PLAIN and box.index not in with_state:
+            plain.add(box.index)
+    return plain
+
+
+def _run_together(picture: Picture, source: int, box: Box, placed: Placed | None) -> bool:
+    """Whether a box is in its source's region and on its Workers."""
     above = picture.boxes[source]
     if above.region != box.region:
         return False
-    return placed is None or placed.nodes.get(above.name) == placed.nodes.get(box.name)
+    if placed is None:
+        return True
+    return placed.nodes.get(above.name) == placed.nodes.get(box.name)
 
 
-def _box(picture: Picture, first: Box, chain: list[int]) -> Box:
+def _fold_box(picture: Picture, head: Box, chain: Sequence[int]) -> Box:
+    """The box of a whole chain; the head itself where it has none."""
     if not chain:
-        return first
+        return head
     members = tuple(picture.boxes[index] for index in chain)
+    last = members[-1]
     return replace(
-        first,
+        head,
         name=", ".join(member.name for member in members),
         call=f"{len(members)} nodes in a chain",
-        schemas=members[-1].schemas,
-        rows=members[-1].rows,
+        schemas=last.schemas,
+        rows=last.rows,
         members=members,
     )
 
 
-def _moved(box: Box, at: Mapping[int, int]) -> Box:
-    wires = tuple(replace(wire, source=at[wire.source]) for wire in box.wires)
-    return replace(box, index=at[box.members[0].index if box.members else box.index], wires=wires)
+def _renumber_box(box: Box, new_indices: Mapping[int, int]) -> Box:
+    wires = tuple(replace(wire, source=new_indices[wire.source]) for wire in box.wires)
+    # A chain has the index of its head, which it was made of.
+    return replace(box, index=new_indices[box.index], wires=wires)
 
 
-def _state(state: StateBox, at: Mapping[int, int]) -> StateBox:
+def _renumber_state(state: StateBox, new_indices: Mapping[int, int]) -> StateBox:
+    readers = [replace(reader, box=new_indices[reader.box]) for reader in state.readers]
     return replace(
         state,
-        writers=tuple(at[index] for index in state.writers),
-        readers=tuple(replace(reader, box=at[reader.box]) for reader in state.readers),
+        writers=tuple(new_indices[index] for index in state.writers),
+        readers=tuple(readers),
     )

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 
 from dataflow.draw.boxes import Unit
 from dataflow.draw.layers import Layers
-from dataflow.draw.measure import sans
-from dataflow.draw.overlay import Overlay
+from dataflow.draw.measure import measure_sans
+from dataflow.draw.overlay import Overlay, list_devices
 from dataflow.draw.scene import Rect, Words, WorkerMark
 
 HEADER = 46.0
 """Room for titles above the first layer."""
 _INSIDE, _OUTSIDE = 12.0, 12.0
 _TITLE = 12.0
+_SMALL = 11.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,48 +35,60 @@ class FrameColumns:
     widths: Mapping[int, float] = field(default_factory=dict)
 
 
-def columns_of(units: Mapping[str, Unit], overlay: Overlay) -> FrameColumns:
-    """The columns of a panel; a State that stands alone is with what is left out."""
+def assign_columns(units: Mapping[str, Unit], overlay: Overlay) -> FrameColumns:
+    """Give each unit of a panel its column; a State that stands alone is with what is left out."""
     if overlay.placed is None:
         return FrameColumns()
-    where = {i: overlay.workers_of(u.box) if u.box else () for i, u in units.items()}
-    groups = overlay.columns([u.box for u in units.values() if u.box])
-    groups = groups if set(where.values()) <= set(groups) else [*groups, ()]
+    unit_workers: dict[str, tuple[str, ...]] = {}
+    for item, unit in units.items():
+        unit_workers[item] = overlay.workers_of(unit.box) if unit.box else ()
+    groups = overlay.columns([unit.box for unit in units.values() if unit.box])
+    if not set(unit_workers.values()) <= set(groups):
+        groups.append(())  # of States that stand alone
+    widths: dict[int, float] = {}
+    for number, workers in enumerate(groups):
+        words = _set_title(0, 0, overlay, workers)
+        widths[number] = max(line.width for line in words)
     return FrameColumns(
-        of={item: groups.index(group) for item, group in where.items()},
+        of={item: groups.index(workers) for item, workers in unit_workers.items()},
         groups=dict(enumerate(groups)),
-        widths={at: max(w.width for w in _words(0, 0, overlay, g)) for at, g in enumerate(groups)},
+        widths=widths,
     )
 
 
-def frames(
+def frame_columns(
     columns: FrameColumns, layers: Layers, overlay: Overlay, left: float, top: float, bottom: float
 ) -> list[WorkerMark]:
-    """A frame around each column of Workers, from left to right."""
-    found = []
-    for number, group in columns.groups.items():
-        if not group or overlay.placed is None:
+    """Put a frame around each column of Workers, from left to right."""
+    marks: list[WorkerMark] = []
+    for number, names in columns.groups.items():
+        if not names or overlay.placed is None:
             continue
         low, high = layers.columns[number]
-        x, width = left + low - _OUTSIDE, high - low + 2 * _OUTSIDE
-        workers = [w for w in overlay.placed.workers if w.name in group]
-        found.append(
-            WorkerMark(
-                workers=group,
-                hosts=tuple(dict.fromkeys(w.host for w in workers)),
-                devices=tuple(dict.fromkeys(d for w in workers for d in w.devices)),
-                rect=Rect(x=x, y=top, width=width, height=bottom - top),
-                words=_words(x + _INSIDE, top + 18.0, overlay, group),
-                label=overlay.title(group),
-            )
+        x = left + low - _OUTSIDE
+        width = high - low + 2 * _OUTSIDE
+        workers = [worker for worker in overlay.placed.workers if worker.name in names]
+        rect = Rect(x=x, y=top, width=width, height=bottom - top)
+        hosts = dict.fromkeys(worker.host for worker in workers)
+        mark = WorkerMark(
+            workers=names,
+            hosts=tuple(hosts),
+            devices=tuple(list_devices(workers)),
+            rect=rect,
+            words=_set_title(x + _INSIDE, top + 18.0, overlay, names),
+            label=overlay.title(names),
         )
-    return found
+        marks.append(mark)
+    return marks
 
 
-def _words(x: float, y: float, overlay: Overlay, group: tuple[str, ...]) -> tuple[Words, ...]:
-    title, facts = overlay.group(group)
-    below = ", ".join(facts)
-    wide, small = sans(title, _TITLE, bold=True), sans(below, 11.0)
-    first = Words(x=x, y=y, text=title, kind="who", width=wide, size=_TITLE)
-    second = Words(x=x, y=y + 15.0, text=below, kind="soft", width=small)
-    return (first, second) if below else (first,)
+def _set_title(x: float, y: float, overlay: Overlay, workers: tuple[str, ...]) -> tuple[Words, ...]:
+    """The names of a column's Workers, and below them what is known of these."""
+    names, facts = overlay.describe_workers(workers)
+    width = measure_sans(names, _TITLE, bold=True)
+    title = Words(x=x, y=y, text=names, kind="who", width=width, size=_TITLE)
+    if not facts:
+        return (title,)
+    line = ", ".join(facts)
+    width = measure_sans(line, _SMALL)
+    return title, Words(x=x, y=y + 15.0, text=line, kind="soft", width=width)

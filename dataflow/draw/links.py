@@ -1,24 +1,25 @@
 """What joins the boxes of a panel, and what is said of it.
 
-Owns: which States stand beside which nodes and which go far, merged data edges, labels in words.
-Does not own: places (arrange.py), the graph's facts (picture.py).
+Owns: which States stand beside which nodes, which of their edges go far, data edges, labels in
+words. Does not own: places (arrange.py), the graph's facts (picture.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dataflow.draw.boxes import Drum, Line, drum_of, notes_of
-from dataflow.draw.layers import Edge
-from dataflow.draw.measure import cut
+from dataflow.draw.layer_draft import Edge
+from dataflow.draw.measure import truncate
 from dataflow.draw.overlay import Overlay
-from dataflow.draw.picture import Box, Picture, StateBox, merged, out_of
+from dataflow.draw.picture import Box, Picture, StateBox, describe_output, merge_wires
 from dataflow.draw.text import lag_words
 
 _PORTS = 28
 """Letters of an edge's ports; all are in its words for those who cannot see it."""
+_WRITES: Line = ("ports", "writes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,12 @@ class Far:
 
 @dataclass(slots=True, kw_only=True)
 class Links:
-    """data: merged edges with their lines; ends, carried: their nodes and ports by name. beside:
-    States by the node that they stand at; holder: the reverse. alone: States at no node.
+    """edges: merged data edges with their lines; ends, carried: their nodes and ports by name.
+    beside: States by the node that they stand at; holder: the reverse. alone: States at no node.
+    labels: of nodes, in words.
     """
 
-    data: dict[Edge, tuple[Line, ...]] = field(default_factory=dict)
+    edges: dict[Edge, tuple[Line, ...]] = field(default_factory=dict)
     ends: dict[Edge, tuple[str, str]] = field(default_factory=dict)
     carried: dict[Edge, tuple[str, ...]] = field(default_factory=dict)
     beside: dict[int, list[Drum]] = field(default_factory=dict)
@@ -50,116 +52,133 @@ class Links:
     labels: dict[int, str] = field(default_factory=dict)
 
 
-def links_of(picture: Picture, boxes: Sequence[Box], overlay: Overlay, *, apart: bool) -> Links:
-    """All that joins these boxes. apart: whether they are evaluation's."""
-    inside = {box.index: box for box in boxes}
-    found = Links(labels={box.index: node_label(box, overlay) for box in boxes})
+def link_boxes(picture: Picture, boxes: Sequence[Box], overlay: Overlay, *, apart: bool) -> Links:
+    """Gather all that joins these boxes. apart: whether they are evaluation's."""
+    boxes_by_index = {box.index: box for box in boxes}
+    links = Links(labels={box.index: node_label(box, overlay) for box in boxes})
     for box in boxes:
-        _add_wires(found, picture, box, overlay)
-    states = [state for state in picture.states if _shown(state, picture, inside, apart=apart)]
+        _add_wires(links, picture, box, overlay)
+    states: list[StateBox] = []
+    for state in picture.states:
+        if _is_shown(state, picture, boxes_by_index, apart=apart):
+            states.append(state)
     for state in states:
-        _seat(found, state, inside, overlay)
-    names = {state.name: state for state in states}
+        _seat(links, state, boxes_by_index, overlay)
+    # Only now: what a State stands beside needs no far edge.
+    states_by_name = {state.name: state for state in states}
     for state in states:
-        _add_far(found, state, inside, names, overlay)
-    return found
+        _add_far_edges(links, state, boxes_by_index, overlay)
+        _add_following(links, state, states_by_name)
+    return links
 
 
 def _add_wires(links: Links, picture: Picture, box: Box, overlay: Overlay) -> None:
-    """Data edges into a box, those from one source merged."""
-    for each in merged(picture, box):
+    """Add the data edges into a box, those from one source merged."""
+    for each in merge_wires(picture, box):
         edge = (f"n{each.source}", f"n{box.index}")
-        words = [("ports", cut(", ".join(each.ports), _PORTS))] if each.ports else []
-        notes = notes_of(overlay, f"{each.producer}->{each.consumer}")
-        links.data[edge] = (*words, *notes)
-        links.ends[edge], links.carried[edge] = (each.producer, each.consumer), each.ports
+        lines = notes_of(overlay, f"{each.producer}->{each.consumer}")
+        if each.ports:
+            lines = [("ports", truncate(", ".join(each.ports), _PORTS)), *lines]
+        links.edges[edge] = tuple(lines)
+        links.ends[edge] = (each.producer, each.consumer)
+        links.carried[edge] = each.ports
 
 
-def _shown(state: StateBox, picture: Picture, inside: Mapping[int, Box], *, apart: bool) -> bool:
+def _is_shown(state: StateBox, picture: Picture, boxes: Mapping[int, Box], *, apart: bool) -> bool:
     """Whether a panel has a State: it is used there, or followed, or used nowhere."""
-    used = [*state.writers, *(reader.box for reader in state.readers)]
-    if any(index in inside for index in used):
+    users = [*state.writers, *(reader.box for reader in state.readers)]
+    if any(index in boxes for index in users):
         return True
     if apart:
         return False
-    led = [other for other in picture.states if other.leader == state.name]
-    return not used or any(_shown(other, picture, inside, apart=apart) for other in led)
+    if not users:
+        return True
+    followers = [other for other in picture.states if other.leader == state.name]
+    return any(_is_shown(follower, picture, boxes, apart=apart) for follower in followers)
 
 
-def _seat(links: Links, state: StateBox, inside: Mapping[int, Box], overlay: Overlay) -> None:
+def _seat(links: Links, state: StateBox, boxes: Mapping[int, Box], overlay: Overlay) -> None:
     """Put a State beside its writer, else beside its first reader there."""
     drum = drum_of(state, overlay)
-    writers = [index for index in state.writers if index in inside]
-    readers = [reader for reader in state.readers if reader.box in inside]
+    writers = [index for index in state.writers if index in boxes]
+    readers = [reader for reader in state.readers if reader.box in boxes]
     if writers:
-        at, lines = writers[0], [("ports", "writes")]
-        notes = notes_of(overlay, f"{inside[at].name}->{state.name}")
+        node, lines = writers[0], [_WRITES]
+        notes = notes_of(overlay, f"{boxes[node].name}->{state.name}")
     elif readers:
-        at = readers[0].box
-        lines = _lag(readers[0].lag, state)
-        notes = notes_of(overlay, f"{state.name}->{inside[at].name}")
+        node, lines = readers[0].box, _describe_lag(readers[0].lag, state)
+        notes = notes_of(overlay, f"{state.name}->{boxes[node].name}")
     else:
         links.alone.append(drum)
         return
-    seated = Drum(
-        state=state,
-        lines=drum.lines,
-        width=drum.width,
-        height=drum.height,
-        writes=bool(writers),
-        link=(*lines, *notes),
-    )
-    links.beside.setdefault(at, []).append(seated)
-    links.holder[state.index] = at
+    seated = replace(drum, writes=bool(writers), link=(*lines, *notes))
+    links.beside.setdefault(node, []).append(seated)
+    links.holder[state.index] = node
 
 
-def _lag(lag: int | None, state: StateBox) -> list[Line]:
+def _describe_lag(lag: int | None, state: StateBox) -> list[Line]:
     words = lag_words(lag, trained=state.trained).strip(" ()")
     return [("ports", words)] if words else []
 
 
-def _add_far(
-    links: Links,
-    state: StateBox,
-    inside: Mapping[int, Box],
-    names: Mapping[str, StateBox],
-    overlay: Overlay,
+def _add_far_edges(
+    links: Links, state: StateBox, boxes: Mapping[int, Box], overlay: Overlay
 ) -> None:
-    """The edges of a State to all that it does not stand beside."""
-    beside, written = links.holder.get(state.index), any(w in inside for w in state.writers)
-    for i, reader in enumerate(r for r in state.readers if r.box in inside):
-        if reader.box == beside and not written and i == 0:
-            continue
-        node = inside[reader.box].name
-        label = (*_lag(reader.lag, state), *notes_of(overlay, f"{state.name}->{node}"))
-        target = f"n{reader.box}"
-        links.far.append(
-            Far(state=state.index, target=target, name=node, kind="reads", label=label)
+    """Add the edges of a State to readers and writers that it does not stand beside."""
+    readers = [reader for reader in state.readers if reader.box in boxes]
+    writers = [index for index in state.writers if index in boxes]
+    # It stands beside the first writer, else beside the first reader.
+    if writers:
+        writers = writers[1:]
+    else:
+        readers = readers[1:]
+    for reader in readers:
+        name = boxes[reader.box].name
+        notes = notes_of(overlay, f"{state.name}->{name}")
+        edge = Far(
+            state=state.index,
+            target=f"n{reader.box}",
+            name=name,
+            kind="reads",
+            label=(*_describe_lag(reader.lag, state), *notes),
         )
-    for writer in [w for w in state.writers if w in inside][1:]:
-        label = (("ports", "writes"),)
-        target, node = f"n{writer}", inside[writer].name
-        links.far.append(
-            Far(state=state.index, target=target, name=node, kind="writes", label=label)
+        links.far.append(edge)
+    for index in writers:
+        name = boxes[index].name
+        edge = Far(
+            state=state.index, target=f"n{index}", name=name, kind="writes", label=(_WRITES,)
         )
-    if state.leader in names:
-        leader, label = names[state.leader].index, (("ports", "follows"),)
-        target = f"s{state.index}"
-        links.far.append(
-            Far(state=leader, target=target, name=state.name, kind="follows", label=label)
-        )
+        links.far.append(edge)
+
+
+def _add_following(links: Links, state: StateBox, states: Mapping[str, StateBox]) -> None:
+    """Add the edge of a follower from its leader."""
+    if state.leader not in states:
+        return
+    edge = Far(
+        state=states[state.leader].index,
+        target=f"s{state.index}",
+        name=state.name,
+        kind="follows",
+        label=(("ports", "follows"),),
+    )
+    links.far.append(edge)
 
 
 def node_label(box: Box, overlay: Overlay) -> str:
     """A node in words, for those who cannot see it."""
     if box.members:
-        words = [f"{', '.join(m.name for m in box.members)}: {len(box.members)} nodes in a chain"]
+        names = ", ".join(member.name for member in box.members)
+        words = [f"{names}: {len(box.members)} nodes in a chain"]
     else:
         words = [f"{box.name}: {box.call}"]
-    words += [f"makes {out_of(box)}"] if out_of(box) else []
+    output = describe_output(box)
+    if output:
+        words.append(f"makes {output}")
     workers = overlay.workers_of(box)
-    words += [overlay.place(box) or f"on {workers[0]}"] if workers else []
-    return ", ".join([*words, *overlay.of_box(box)])
+    if workers:
+        words.append(overlay.describe_place(box) or f"on {workers[0]}")
+    return ", ".join([*words, *overlay.notes_about_box(box)])
 
 
 def state_label(state: StateBox) -> str:
@@ -169,5 +188,16 @@ def state_label(state: StateBox) -> str:
 
 def data_label(source: str, target: str, names: Sequence[str]) -> str:
     """A data edge in words."""
-    carried = f": {', '.join(names)}" if names else ""
-    return f"rows of {source} to {target}{carried}"
+    words = f"rows of {source} to {target}"
+    if names:
+        words += f": {', '.join(names)}"
+    return words
+
+
+def weight_label(state: str, node: str, lines: Sequence[Line], *, writes: bool) -> str:
+    """An edge of a State in words. lines: what is written on it."""
+    if writes:
+        return f"{node} writes {state}"
+    words = [f"weights of {state} to {node}"]
+    words += [text for _, text in lines]
+    return ", ".join(words)

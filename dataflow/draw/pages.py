@@ -11,54 +11,60 @@ from collections.abc import Iterator
 from dataflow.batch import Batch
 from dataflow.check import AnyChecked
 from dataflow.draw import draw
-from dataflow.draw.html import heading, picture, table, text
+from dataflow.draw.html import write_heading, write_image, write_lines, write_table
 from dataflow.program import AnyGraph
 from dataflow.safe_text import shown_bytes
 
 _ROWS = 10
+"""Rows of a batch that are shown."""
 _LETTERS = 100
+"""Of a cell."""
 _ITEMS = 6
+"""Of a list in a cell."""
 
 
-def drawn(source: AnyGraph) -> str:
+def draw_image(source: AnyGraph) -> str:
     """The drawing, which anything that is wrong leaves possible."""
-    return picture(draw(source, "svg"), f"drawing of {source!r}")
+    return write_image(draw(source, "svg"), f"drawing of {source!r}")
 
 
 def graph_page(graph: AnyGraph) -> str:
     """The drawing."""
-    return drawn(graph)
+    return draw_image(graph)
 
 
 def checked_page(checked: AnyChecked) -> str:
     """The drawing, and what the check found."""
-    return drawn(checked.source) + text(checked.describe())
+    return draw_image(checked.source) + write_lines(checked.describe())
 
 
 def batch_page(batch: Batch) -> str:
     """The columns' types and the first rows."""
-    title = heading(f"{len(batch)} rows, {shown_bytes(batch.nbytes)}")
+    title = write_heading(f"{len(batch)} rows, {shown_bytes(batch.nbytes)}")
     more = len(batch) - _ROWS
-    rest = text(f"... {more} more rows") if more > 0 else ""
+    rest = write_lines(f"... {more} more rows") if more > 0 else ""
     types = {field.name: field.type for field in batch.records.schema}
     heads = ["position", "sample", *(f"{name}: {types[name]}" for name in batch.names)]
-    return title + table(heads, _rows(batch)) + rest
+    return title + write_table(heads, _format_rows(batch)) + rest
 
 
-def _rows(batch: Batch) -> Iterator[list[str]]:
-    first = batch.records.slice(0, _ROWS).to_pylist()
-    for (position, sample, _), row in zip(batch.keys.rows(), first, strict=False):
-        yield [str(position), str(sample), *(_value(row[name]) for name in batch.names)]
+def _format_rows(batch: Batch) -> Iterator[list[str]]:
+    first_rows = batch.records.slice(0, _ROWS).to_pylist()
+    for (position, sample, _), row in zip(batch.keys.rows(), first_rows, strict=False):
+        cells = [_format_cell(row[name]) for name in batch.names]
+        yield [str(position), str(sample), *cells]
 
 
-def _value(value: object) -> str:
-    """A value in a few letters; a long list by its first items and its length."""
-    if isinstance(value, list) and len(value) > _ITEMS:
-        items = ", ".join(map(_short, value[:_ITEMS]))
-        return f"[{items}, ...] ({len(value)})"
-    return _short(value)
+def _format_cell(cell: object) -> str:
+    """A cell in a few letters; a long list by its first items and its length."""
+    if isinstance(cell, list) and len(cell) > _ITEMS:
+        first_items = ", ".join(map(_format_item, cell[:_ITEMS]))
+        return f"[{first_items}, ...] ({len(cell)})"
+    return _format_item(cell)
 
 
-def _short(value: object) -> str:
-    found = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return found if len(found) <= _LETTERS else f"{found[:_LETTERS]}..."
+def _format_item(item: object) -> str:
+    words = f"{item:.4g}" if isinstance(item, float) else str(item)
+    if len(words) <= _LETTERS:
+        return words
+    return f"{words[:_LETTERS]}..."

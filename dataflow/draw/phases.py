@@ -42,28 +42,31 @@ class ProgramPicture:
 
 
 def program_picture(program: Program, pictures: Sequence[Picture]) -> ProgramPicture:
-    """The facts that every form of drawing shows. pictures: of each phase's graph."""
-    phases = tuple(
-        DrawnPhase(
+    """Gather the facts that every form of drawing shows. pictures: of each phase's graph."""
+    phases: list[DrawnPhase] = []
+    for number, picture in zip(program.numbers, pictures, strict=True):
+        begins = tuple(map(one_line, beginnings(program, number)))
+        phase = DrawnPhase(
             number=number,
             prefix=f"p{number}_",
             title=one_line(program.title(number)),
             picture=picture,
-            begins=tuple(map(one_line, beginnings(program, number))),
+            begins=begins,
         )
-        for number, picture in zip(program.numbers, pictures, strict=True)
-    )
-    carried = tuple(
-        CarriedWeights(
-            source=(weights.phase, _state(phases[weights.phase - 1], weights.model)),
-            target=(phase.number, _state(phase, name)),
-        )
-        for phase in phases
-        for name, weights in program.begins[phase.number - 1].items()
-    )
-    return ProgramPicture(name=one_line(program.name), phases=phases, carried=carried)
+        phases.append(phase)
+    carried: list[CarriedWeights] = []
+    for phase in phases:
+        for name, weights in program.begins[phase.number - 1].items():
+            source_phase = phases[weights.phase - 1]
+            arrow = CarriedWeights(
+                source=(weights.phase, _find_state(source_phase, weights.model)),
+                target=(phase.number, _find_state(phase, name)),
+            )
+            carried.append(arrow)
+    return ProgramPicture(name=one_line(program.name), phases=tuple(phases), carried=tuple(carried))
 
 
-def _state(phase: DrawnPhase, name: str) -> int:
-    wanted = one_line(name)
-    return next(state.index for state in phase.picture.states if state.name == wanted)
+def _find_state(phase: DrawnPhase, name: str) -> int:
+    """The number of a State in a phase's picture."""
+    shown_name = one_line(name)
+    return next(state.index for state in phase.picture.states if state.name == shown_name)

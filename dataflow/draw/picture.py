@@ -1,27 +1,20 @@
 """What a drawing shows of a graph, before any form is chosen.
 
-Owns: which facts of a node, a wire and a State are worth a newcomer's look, in words. Does
-not own: any layout or syntax (text.py, mermaid.py, dot.py, svg.py).
+Owns: which facts of a node, a wire and a State are worth a newcomer's look, in words. Does not own:
+how a node's call reads (node_calls.py), any layout or syntax (text.py, mermaid.py, dot.py, svg.py).
 
 A Picture can be made of any Graph, checked or not.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Any
 
-from dataflow.dialect import PARAMETER
+from dataflow.draw.node_calls import call_of, shorten
 from dataflow.graph import Graph
-from dataflow.json_values import own
-from dataflow.loss import Loss, LossTerm
-from dataflow.loss_terms import ROWS, row_sets
-from dataflow.model import Buffer, Model, Schedule, State
+from dataflow.loss_terms import row_sets
+from dataflow.model import Buffer, Model, State
 from dataflow.node import Node, Port
 from dataflow.operator import Scope, Work
 from dataflow.regions import Region, regions
@@ -34,7 +27,6 @@ TITLES: Mapping[Region, str] = {
     "step": "step: exactly the rows of one Step",
     "evaluation": "evaluation: apart, at one version",
 }
-_LONGEST = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +70,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class StepShare:
     """What a Step takes of one source, in words like `64 prompts x8 = 512 rows`; empty where the
     batch is not known.
     """
@@ -118,14 +110,14 @@ class Picture:
 
     name: the graph's, with its dialect unless that is trl; a call then shows only a dialect of its
     own. step: what makes a Step, `64 prompts x8 = 512 rows`; empty where no source of training has
-    a batch. taken: the same by source.
+    a batch. shares: the same by source.
     """
 
     name: str
     boxes: tuple[Box, ...]
     states: tuple[StateBox, ...]
     step: str
-    taken: tuple[Taken, ...] = ()
+    shares: tuple[StepShare, ...] = ()
 
     def within(self, region: Region) -> tuple[Box, ...]:
         """The boxes of one region."""
@@ -144,306 +136,258 @@ class DrawnEdge:
     ports: tuple[str, ...]
 
 
-def merged(picture: Picture, box: Box) -> list[DrawnEdge]:
-    """The data edges into a box, one from each source."""
-    wires: dict[int, list[DrawnWire]] = {}
+def merge_wires(picture: Picture, box: Box) -> list[DrawnEdge]:
+    """Merge the wires into a box to data edges, one from each source."""
+    wires_by_source: dict[int, list[DrawnWire]] = {}
     for wire in box.wires:
-        wires.setdefault(wire.source, []).append(wire)
-    return [
-        DrawnEdge(
+        wires_by_source.setdefault(wire.source, []).append(wire)
+    edges: list[DrawnEdge] = []
+    for source, wires in wires_by_source.items():
+        edge = DrawnEdge(
             source=source,
             producer=picture.boxes[source].last,
             consumer=box.first,
-            ports=tuple(
-                dict.fromkeys(p for w in group if (p := w.port or w.input * (len(group) > 1)))
-            ),
+            ports=_name_ports(wires),
         )
-        for source, group in wires.items()
-    ]
+        edges.append(edge)
+    return edges
 
 
-def out_of(box: Box) -> str:
+def _name_ports(wires: Sequence[DrawnWire]) -> tuple[str, ...]:
+    """The names of outputs, where there are several, else of inputs; each once."""
+    names: dict[str, None] = {}
+    for wire in wires:
+        if wire.port:
+            names[wire.port] = None
+        elif len(wires) > 1 and wire.input:
+            names[wire.input] = None
+    return tuple(names)
+
+
+def title_region(picture: Picture, region: Region) -> str:
+    """A region's title; of the step region what makes a Step, where that is known."""
+    if region == "step" and picture.step:
+        return f"step: {picture.step}"
+    return TITLES[region]
+
+
+def describe_output(box: Box) -> str:
     """`Rollout on prompts x8`: what comes out of a node."""
-    return (
-        f"{', '.join(box.schemas)} on {box.rows}"
-        if box.schemas and box.rows
-        else ", ".join(box.schemas)
-    )
+    schemas = ", ".join(box.schemas)
+    if schemas and box.rows:
+        return f"{schemas} on {box.rows}"
+    return schemas
 
 
-def picture(graph: Graph) -> Picture:
-    """The facts that every form of drawing shows."""
+def make_picture(graph: Graph) -> Picture:
+    """Gather the facts that every form of drawing shows."""
     domains = Domains(graph)
-    region = _regions(graph)
-    nodes = sorted(graph.nodes, key=lambda n: REGIONS.index(region[id(n)]))
-    at = {id(node): i for i, node in enumerate(nodes)}
-    boxes = tuple(_box(node, at, region[id(node)], domains, graph.dialect) for node in nodes)
-    where: list[Region] = [region[id(node)] for node in nodes]
-    states = tuple(_state(i, state, nodes, where) for i, state in enumerate(graph.states))
+    region_by_node = _find_regions(graph)
+    # Stable: within a region nodes stay in the graph's order, each after all that it stands on.
+    nodes = sorted(graph.nodes, key=lambda node: REGIONS.index(region_by_node[id(node)]))
+    places = {id(node): place for place, node in enumerate(nodes)}
+    node_regions: list[Region] = [region_by_node[id(node)] for node in nodes]
+    boxes: list[Box] = []
+    for node, region in zip(nodes, node_regions, strict=True):
+        boxes.append(_make_box(node, places, region, domains, graph.dialect))
+    states: list[StateBox] = []
+    for index, state in enumerate(graph.states):
+        states.append(_make_state_box(index, state, nodes, node_regions))
+    name = graph.name
+    if graph.dialect != "trl":
+        name += f" (dialect={graph.dialect})"
     return Picture(
-        name=one_line(graph.name + _of_dialect(graph)),
-        boxes=boxes,
-        states=states,
-        step=_step(graph, domains),
-        taken=_taken(graph, domains),
+        name=one_line(name),
+        boxes=tuple(boxes),
+        states=tuple(states),
+        step=_describe_step(graph, domains),
+        shares=_list_shares(graph, domains),
     )
 
 
-def _of_dialect(graph: Graph) -> str:
-    return "" if graph.dialect == "trl" else f" (dialect={graph.dialect})"
-
-
-def _regions(graph: Graph) -> dict[int, Region]:
+def _find_regions(graph: Graph) -> dict[int, Region]:
     """By node, as an unchecked graph may use a name twice; never above a node's inputs."""
     derived = regions(graph).of
-    found: dict[int, Region] = {}
+    places: dict[int, int] = {}
     for node in graph.nodes:
-        above = [REGIONS.index(found[id(port.node)]) for port in node.inputs.values()]
-        found[id(node)] = REGIONS[max([REGIONS.index(derived[node.name]), *above])]
-    return found
+        place = REGIONS.index(derived[node.name])
+        for port in node.inputs.values():
+            place = max(place, places[id(port.node)])
+        places[id(node)] = place
+    return {node: REGIONS[place] for node, place in places.items()}
 
 
-def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains, dialect: str) -> Box:
-    wires = tuple(
-        DrawnWire(
-            source=at[id(p.node)],
-            output=p.index if len(p.node.schemas) > 1 else None,
-            input=one_line(key),
-            port=one_line(_port(p)),
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def _make_box(
+    node: Node, places: Mapping[int, int], region: Region, domains: Domains, dialect: str
+) -> Box:
+    wires: list[DrawnWire] = []
+    for name, port in node.inputs.items():
+        output, output_name = None, ""
+        if len(port.node.schemas) > 1:
+            output, output_name = port.index, one_line(_name_output(port))
+        wire = DrawnWire(
+            source=places[id(port.node)],
+            output=output,
+            input=one_line(name),
+            port=output_name,
         )
-        for key, p in node.inputs.items()
-    )
-    sets = [domains.of(port) for port in row_sets(node).values()] or [domains.of_node(node)]
-    rows = " + ".join(rows_of(domain) for domain in sets if domain is not None)
+        wires.append(wire)
+    schemas = [one_line(schema.__name__) for schema in node.schemas]
     return Box(
-        index=at[id(node)],
+        index=places[id(node)],
         name=one_line(node.name),
         call=one_line(call_of(node, dialect)),
         work=node.operator.work,
         scope=node.operator.scope,
         region=region,
-        schemas=tuple(one_line(s.__name__) for s in node.schemas),
-        rows=one_line(rows),
-        wires=wires,
+        schemas=tuple(schemas),
+        rows=one_line(_describe_rows(node, domains)),
+        wires=tuple(wires),
     )
 
 
-def _port(port: Port) -> str:
-    """What an output is called where its node has several: its schema's name, with its place among
-    those of that name if there are more.
+def _name_output(port: Port) -> str:
+    """What one of several outputs is called: its schema's name, with its place among those of that
+    name if there are more.
     """
     names = [schema.__name__ for schema in port.node.schemas]
-    if len(names) < 2:
-        return ""
     name = names[port.index]
-    return f"{name} {names[: port.index].count(name) + 1}" if names.count(name) > 1 else name
+    if names.count(name) == 1:
+        return name
+    return f"{name} {names[: port.index].count(name) + 1}"
 
 
-def rows_of(domain: Domain) -> str:
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def _describe_rows(node: Node, domains: Domains) -> str:
+    """A node's rows; those of each row set of a train node."""
+    row_domains = [domains.of(port) for port in row_sets(node).values()]
+    if not row_domains:
+        row_domains = [domains.of_node(node)]
+    return " + ".join(describe_domain(domain) for domain in row_domains if domain is not None)
+
+
+def describe_domain(domain: Domain) -> str:
     """`prompts x8`, `prompts x8, kept by select`, `(prompts x8 + prompts x4)`: the rows without a
     message's line numbers.
     """
     if domain.parent is None:
-        return domain.node.name if domain.factor == 1 else f"{domain.node.name} x{domain.factor}"
+        name = domain.node.name
+        return name if domain.factor == 1 else f"{name} x{domain.factor}"
     if domain.kind == "concat":
-        return f"({' + '.join(map(rows_of, domain.parts))})"
-    above = rows_of(domain.parent)
-    return (
-        f"{above} x{domain.factor}"
-        if domain.kind == "expand"
-        else f"{above}, kept by {domain.node.name}"
-    )
+        return f"({' + '.join(map(describe_domain, domain.parts))})"
+    above = describe_domain(domain.parent)
+    if domain.kind == "expand":
+        return f"{above} x{domain.factor}"
+    return f"{above}, kept by {domain.node.name}"
 
 
-def _step(graph: Graph, domains: Domains) -> str:
+def _describe_step(graph: Graph, domains: Domains) -> str:
     """What the first train node with a known batch takes in a Step, of each of its row sets."""
     for node in graph.sinks:
-        sets = [_rows_a_step(domains.of(port)) for port in row_sets(node).values()]
-        if sets and sets[0]:
-            return " and ".join(dict.fromkeys(rows for rows in sets if rows))
+        words = [_count_step_rows(domains.of(port)) for port in row_sets(node).values()]
+        if words and words[0]:
+            return " and ".join(dict.fromkeys(filter(None, words)))
     return ""
 
 
-def _taken(graph: Graph, domains: Domains) -> tuple[Taken, ...]:
+def _list_shares(graph: Graph, domains: Domains) -> tuple[StepShare, ...]:
     """What train nodes take of each source that a Step needs."""
-    found: dict[str, str] = {}
+    words_by_source: dict[str, str] = {}
     for node in graph.sinks:
-        for port in row_sets(node).values() if node.operator.work == "train" else ():
+        if node.operator.work != "train":
+            continue
+        for port in row_sets(node).values():
             domain = domains.of(port)
             if domain is not None:
-                found.setdefault(one_line(domain.source.name), _rows_a_step(domain))
-    return tuple(Taken(source=source, words=words) for source, words in found.items())
+                source = one_line(domain.source.name)
+                words_by_source.setdefault(source, _count_step_rows(domain))
+    return tuple(StepShare(source=source, words=words) for source, words in words_by_source.items())
 
 
-def _rows_a_step(domain: Domain | None) -> str:
+def _count_step_rows(domain: Domain | None) -> str:
     """`64 prompts x8 = 512 rows`; empty where the batch is not known."""
-    batch = domain.source.params.get("batch") if domain else None
-    if domain is None or not isinstance(batch, int):
+    if domain is None:
         return ""
+    batch = domain.source.params.get("batch")
+    if not isinstance(batch, int):
+        return ""
+    prompts = f"{batch} {one_line(domain.source.name)}"
     size = domain.group_size
-    most = "" if all(map(_full, domain.selections())) else "at most "
-    of = f"{batch} {one_line(domain.source.name)}"
-    return of + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
+    if size <= 1:
+        return prompts
+    is_full = all(map(_keeps_count, domain.selections()))
+    most = "" if is_full else "at most "
+    return f"{prompts} x{size} = {most}{batch * size} rows"
 
 
-def _full(domain: Domain) -> bool:
+def _keeps_count(selection: Domain) -> bool:
     """Whether a Step has as many of these rows as its prompts promise: after a refilled selection
     of whole groups.
     """
-    return domain.keeps != "rows" and bool(domain.node.params.get("refill"))
+    return selection.keeps != "rows" and bool(selection.node.params.get("refill"))
 
 
-def _state(index: int, state: State, nodes: Sequence[Node], where: Sequence[Region]) -> StateBox:
-    writers, readers = [], []
-    for i, node in enumerate(nodes):
-        for parameter, used in node.states.items():
-            if used != state:
+# --- States ---------------------------------------------------------------------------------------
+
+
+def _make_state_box(
+    index: int, state: State, nodes: Sequence[Node], node_regions: Sequence[Region]
+) -> StateBox:
+    writers: list[int] = []
+    readers: list[Reader] = []
+    for place, node in enumerate(nodes):
+        for parameter, used_state in node.states.items():
+            if used_state != state:
                 continue
             if parameter in node.operator.writes:
-                writers.append(i)
-            else:
-                apart = where[i] == "evaluation"  # there is one version there, and no lag
-                readers.append(Reader(box=i, lag=None if apart else node.params.get("max_lag")))
-    follows = state.follows if isinstance(state, Model) else None
+                writers.append(place)
+                continue
+            lag = node.params.get("max_lag")
+            if node_regions[place] == "evaluation":
+                lag = None  # there is one version there, and no lag
+            readers.append(Reader(box=place, lag=lag))
+    leader = state.follows if isinstance(state, Model) else None
+    is_frozen_copy = isinstance(state, Model) and state.copies is not None
     return StateBox(
         index=index,
         name=one_line(state.name),
         kind=type(state).__name__,
-        facts=one_line(_facts(state)),
-        trained=bool(writers) or (follows is not None and not _stays(state)),
-        leader=one_line(follows.name) if follows else "",
+        facts=one_line(_describe_state(state)),
+        trained=bool(writers) or (leader is not None and not is_frozen_copy),
+        leader=one_line(leader.name) if leader else "",
         writers=tuple(writers),
         readers=tuple(readers),
     )
 
 
-def _stays(state: State) -> bool:
-    """Whether it is a frozen copy of its leader."""
-    return isinstance(state, Model) and state.copies is not None
-
-
-def _facts(state: State) -> str:
+def _describe_state(state: State) -> str:
     if isinstance(state, Buffer):
         return "rows for later draws"
     if not isinstance(state, Model):
         return f"by {state.key}"
-    facts = [shorten(state.base), *([f"{state.head} head"] if state.head != "lm" else [])]
+    facts = [shorten(state.base)]
+    if state.head != "lm":
+        facts.append(f"{state.head} head")
     if state.copies is not None:
         facts.append(f"fixed copy of {state.copies.name} as it begins")
     elif state.follows is not None:
-        pace = f"every {state.every} Steps" if state.every > 1 else "every Step"
-        facts.append(
-            f"follows {state.follows.name} {pace}"
-            + (f" by {state.rate:g}" if state.rate != 1.0 else "")
-        )
+        facts.append(_describe_following(state, state.follows))
     elif not state.trainable:
         facts.append("fixed")
-    return ", ".join([*facts, *(["trainable"] if state.trainable else [])])
+    if state.trainable:
+        facts.append("trainable")
+    return ", ".join(facts)
 
 
-def call_of(node: Node, dialect: str) -> str:
-    """The node's call in code: its States, then every parameter that differs from its default, or
-    from its graph's dialect where it follows that.
-    """
-    defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
-    shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
-    own = {name: port.label for name, port in row_sets(node).items() if name != ROWS}
-    for key, value in node.params.items():
-        if isinstance(value, Loss):
-            shown.append(" + ".join(_term(term, dialect, own) for term in value.terms))
-        else:
-            shown += _setting(key, value, defaults, dialect)
-    return f"{node.operator.name}({', '.join(shown)})"
-
-
-def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None, dialect: str) -> list[str]:
-    if _functions(value):
-        return [shown_value(value)]
-    if defaults is not None and (key not in defaults or _equal(defaults[key], value)):
-        return []
-    if key == PARAMETER and value == dialect and defaults is not None and defaults[key] is None:
-        return []
-    return [shown_value(value) if key == "data" else f"{key}={shown_value(value)}"]
-
-
-def _functions(value: Any) -> bool:
-    return callable(value) or (
-        isinstance(value, tuple) and value != () and all(map(callable, value))
-    )
-
-
-def _term(term: LossTerm, dialect: str, own: Mapping[str, str]) -> str:
-    """own: the rows that terms have of their own, by input."""
-    defaults = declared_defaults(term.function.path, term.function.name, term.function.fn)
-    given = [part for key, value in term.params for part in _setting(key, value, defaults, dialect)]
-    settings = ", ".join([*given, *([f"rows={own[term.on]}"] if term.on in own else [])])
-    weight = "" if _equal(term.weight, 1.0) else f"{shown_value(term.weight)} * "
-    return f"{weight}{term.function.name}" + (f"({settings})" if settings else "")
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return type(a) in (type(b), int) and a == b
-
-
-@functools.cache
-def declared_defaults(
-    path: str, name: str, function: Callable[..., Any] | None
-) -> Mapping[str, Any] | None:
-    """The parameters of the function that users call, with their defaults (Parameter.empty if there
-    is none).
-
-    This project's functions are next to the declaration, under the operator's name; a user's is the
-    declared function itself, so that nothing is imported to draw a graph. None if it is not found:
-    then every parameter is shown.
-    """
-    if own(path.partition(":")[0]):
-        function = getattr(importlib.import_module(path.partition(":")[0]), name, None)
-    if not callable(function):
-        return None
-    parameters = inspect.signature(function).parameters.values()
-    if (
-        any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
-        and len(parameters) <= 2
-    ):
-        return None
-    return {p.name: p.default for p in parameters}
-
-
-def shown_value(value: Any) -> str:
-    """A parameter's value in a few characters."""
-    if isinstance(value, bool) or value is None:
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:g}".replace("e-0", "e-").replace("e+0", "e+")
-    if isinstance(value, str):
-        return f'"{shorten(value)}"' if any(mark.isspace() for mark in value) else shorten(value)
-    if isinstance(value, Schedule):
-        return _schedule(value)
-    if isinstance(value, (list, tuple)):
-        return _sequence(value)
-    return _function(value) if callable(value) else str(value)
-
-
-def _sequence(values: list[Any] | tuple[Any, ...]) -> str:
-    shown = ", ".join(map(shown_value, values))
-    bare = isinstance(values, list) or (len(values) == 1 and callable(values[0]))
-    return shown if bare else f"({shown})"
-
-
-def _schedule(value: Schedule) -> str:
-    start, stop = shown_value(value.start), shown_value(value.stop)
-    body = start if value.kind == "constant" else f"{value.kind} {start}..{stop} in {value.steps}"
-    return f"{body} after {value.warmup} warm-up" if value.warmup else body
-
-
-def _function(value: Callable[..., Any]) -> str:
-    name = getattr(value, "__name__", type(value).__name__)
-    return "lambda" if name == "<lambda>" else name
-
-
-def shorten(text: str) -> str:
-    """The end of a long path or text."""
-    if len(text) <= _LONGEST:
-        return text
-    last = PurePath(text).name
-    return f".../{last}" if "/" in text and len(last) < _LONGEST else f"...{text[-_LONGEST + 3 :]}"
+def _describe_following(state: Model, leader: Model) -> str:
+    """`follows policy every 4 Steps by 0.1`."""
+    pace = f"every {state.every} Steps" if state.every > 1 else "every Step"
+    words = f"follows {leader.name} {pace}"
+    if state.rate != 1.0:
+        words += f" by {state.rate:g}"
+    return words

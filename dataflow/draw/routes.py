@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dataflow.draw.boxes import Line, label_width
-from dataflow.draw.layers import Edge, Layers
+from dataflow.draw.layer_draft import Edge
+from dataflow.draw.layers import Layers
 from dataflow.draw.scene import Point, Rect
 
 TRACK = 11.0
@@ -39,35 +40,46 @@ class Arrival:
         return max(_SLOT, label_width(self.lines) + _BESIDE)
 
 
-def room(arrivals: Sequence[Arrival]) -> float:
-    """The width of a box on which these end, as far as it is widened for what they say."""
-    wide = sum(arrival.slot for arrival in arrivals)
-    if wide > _WIDEST:
+def measure_room(arrivals: Sequence[Arrival]) -> float:
+    """The width of a box on which these end, as far as it is widened for what they say. Drops what
+    they say where it is too much.
+    """
+    width = sum(arrival.slot for arrival in arrivals)
+    if width > _WIDEST:
         for arrival in arrivals:
             arrival.lines = ()
-        wide = min(_WIDEST, _SLOT * len(arrivals) * 0.6)
-    alone = len(arrivals) == 1 and bool(arrivals[0].lines)
-    return 2 * wide if alone and wide < _WIDEST / 4 else wide + 8.0
+        width = min(_WIDEST, _SLOT * len(arrivals) * 0.6)
+    has_one_label = len(arrivals) == 1 and bool(arrivals[0].lines)
+    # A single edge ends at the middle, so that all that it says is right of that.
+    if has_one_label and width < _WIDEST / 4:
+        return 2 * width
+    return width + 8.0
 
 
 def settle(arrivals: Sequence[Arrival], rect: Rect) -> None:
     """Give each of them, in order, its x on the box."""
     middle = rect.middle[0]
     if not any(arrival.lines for arrival in arrivals):
-        pitch = min(46.0, rect.width / (len(arrivals) + 1))
-        for i, arrival in enumerate(arrivals):
-            arrival.x = middle + pitch * (i - (len(arrivals) - 1) / 2)
+        _spread(arrivals, rect)
         return
     if len(arrivals) == 1:
-        wide = label_width(arrivals[0].lines)
-        arrivals[0].x = max(rect.x + 6, min(middle, rect.right - wide - 8.0))
+        width = label_width(arrivals[0].lines)
+        arrivals[0].x = max(rect.x + 6, min(middle, rect.right - width - 8.0))
         return
-    wide = sum(arrival.slot for arrival in arrivals)
-    spare = min(24.0, max(0.0, (rect.width - wide) / len(arrivals)))
-    at = middle - (wide + spare * (len(arrivals) - 1)) / 2
+    width = sum(arrival.slot for arrival in arrivals)
+    spare = min(24.0, max(0.0, (rect.width - width) / len(arrivals)))
+    x = middle - (width + spare * (len(arrivals) - 1)) / 2
     for arrival in arrivals:
-        arrival.x = at + 6.0
-        at += arrival.slot + spare
+        arrival.x = x + 6.0
+        x += arrival.slot + spare
+
+
+def _spread(arrivals: Sequence[Arrival], rect: Rect) -> None:
+    """Spread edges that say nothing about the middle of the box."""
+    middle = rect.middle[0]
+    pitch = min(46.0, rect.width / (len(arrivals) + 1))
+    for number, arrival in enumerate(arrivals):
+        arrival.x = middle + pitch * (number - (len(arrivals) - 1) / 2)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,58 +97,65 @@ class Levels:
     end: float = 0.0
 
 
-def levels(
-    layers: Layers,
-    tall: Sequence[float],
-    said: Sequence[int],
-    tracks: Sequence[int],
-    extra: Mapping[int, float],
-    *,
-    first: float,
-    life: bool,
-) -> Levels:
-    """tall: each layer's height; said: lines of what its edges say; tracks: lines of weights above
-    it; extra: room below a layer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRoom:
+    """What each layer needs. heights: of its boxes. label_lines: lines that its edges say. tracks:
+    lines of weights above it. extra: room below some layers.
     """
-    found, at = Levels(), first
-    turns = _turns(layers, len(tall), life=life)
-    for row, height in enumerate(tall):
+
+    heights: Sequence[float]
+    label_lines: Sequence[int]
+    tracks: Sequence[int]
+    extra: Mapping[int, float]
+
+
+def stack_layers(layers: Layers, needed: LayerRoom, *, first: float, life: bool) -> Levels:
+    """Stack the layers one below the other. first: where the first one begins. life: with room for
+    a page's figures on edges.
+    """
+    levels = Levels()
+    y = first
+    turns = _measure_turns(layers, len(needed.heights), life=life)
+    for row, height in enumerate(needed.heights):
         if row:
-            at += turns[row]
-        found.enter.append(at)
-        found.tracks.append(at + TRACK / 2)
-        at += TRACK * tracks[row] + 12.0 + 13.0 * said[row]
-        found.top.append(at)
-        at += height
-        found.bottom.append(at)
-        at += _LEAVE + extra.get(row, 0.0)
-        found.leave.append(at)
-    found.end = found.bottom[-1] if found.bottom else first
-    return found
+            y += turns[row]
+        levels.enter.append(y)
+        levels.tracks.append(y + TRACK / 2)
+        y += TRACK * needed.tracks[row] + 12.0 + 13.0 * needed.label_lines[row]
+        levels.top.append(y)
+        y += height
+        levels.bottom.append(y)
+        y += _LEAVE + needed.extra.get(row, 0.0)
+        levels.leave.append(y)
+    levels.end = levels.bottom[-1] if levels.bottom else first
+    return levels
 
 
-def _turns(layers: Layers, rows: int, *, life: bool) -> list[float]:
+def _measure_turns(layers: Layers, rows: int, *, life: bool) -> list[float]:
     """Room above each layer for edges to turn: the more, the further they go sideways."""
-    far = [0.0] * rows
-    for (a, b), path in layers.paths.items():
-        for above, below in pairwise([a, *path, b]):
+    shifts = [0.0] * rows
+    for (source, target), path in layers.paths.items():
+        for above, below in pairwise([source, *path, target]):
             row = layers.layer[below]
-            far[row] = max(far[row], abs(layers.x[above] - layers.x[below]))
-    return [max(44.0 if life else 0.0, 26.0 + min(46.0, each / 14)) for each in far]
+            shift = abs(layers.x[above] - layers.x[below])
+            shifts[row] = max(shifts[row], shift)
+    least = 44.0 if life else 0.0
+    return [max(least, 26.0 + min(46.0, shift / 14)) for shift in shifts]
 
 
-def down(
+def route_down(
     layers: Layers, levels: Levels, edge: Edge, start: Point, end: Point, left: float
 ) -> list[Point]:
     """The points of a data edge: from the lower side of one box beside each layer between to the
     upper side of the other.
     """
-    a, b = edge
-    points = [start, (start[0], levels.leave[layers.layer[a]])]
-    for point in layers.paths[edge]:
-        at, x = layers.layer[point], layers.x[point] + left
-        points += [(x, levels.enter[at]), (x, levels.leave[at])]
-    return [*points, (end[0], levels.enter[layers.layer[b]]), end]
+    source, target = edge
+    points = [start, (start[0], levels.leave[layers.layer[source]])]
+    for waypoint in layers.paths[edge]:
+        row = layers.layer[waypoint]
+        x = layers.x[waypoint] + left
+        points += [(x, levels.enter[row]), (x, levels.leave[row])]
+    return [*points, (end[0], levels.enter[layers.layer[target]]), end]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,41 +171,49 @@ class Lane:
     layer: int
 
 
-def far(lane: Lane, rect: Rect, layer: int, end: Point) -> list[Point]:
+def route_far(lane: Lane, rect: Rect, layer: int, end: Point) -> list[Point]:
     """The points from a State to the upper side of something in a layer."""
+    side = (rect.right, rect.middle[1])
     if lane.side:
-        out = (rect.right + 8.0, rect.middle[1])
-        leave = [(rect.right, rect.middle[1]), out]
+        beside = (rect.right + 8.0, rect.middle[1])
+        points = [side, beside]
     else:
-        out = (rect.right - 14.0, rect.y)
-        leave = [out]
-    if layer == lane.layer:
-        track = lane.tracks[layer]
-        return [*leave, (out[0], track), (end[0], track), end]
-    if lane.straight:
-        leave = [(rect.right, rect.middle[1]), (lane.x, rect.middle[1])]
-    else:
-        track = lane.tracks[lane.layer]
-        leave += [(out[0], track), (lane.x, track)]
+        points = [(rect.right - 14.0, rect.y)]
+    out_x = points[-1][0]
     track = lane.tracks[layer]
-    return [*leave, (lane.x, track), (end[0], track), end]
+    if layer == lane.layer:
+        return [*points, (out_x, track), (end[0], track), end]
+    if lane.straight:
+        points = [side, (lane.x, rect.middle[1])]
+    else:
+        out_track = lane.tracks[lane.layer]
+        points += [(out_x, out_track), (lane.x, out_track)]
+    return [*points, (lane.x, track), (end[0], track), end]
 
 
-def lanes(spans: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """A number for each State that goes far, such that no two of one lane meet; the shortest are
-    the innermost. spans: the first and the last layer that each of them reaches.
+def assign_lanes(spans: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Give each State that goes far a lane, such that no two of one lane meet; the shortest are the
+    innermost. spans: the first and the last layer that each of them reaches.
     """
-    taken: list[list[tuple[int, int]]] = []
-    found: dict[str, int] = {}
-    for name, (low, high) in sorted(spans.items(), key=lambda s: (s[1][1] - s[1][0], s[1], s[0])):
-        free = (
-            i
-            for i, spans in enumerate(taken)
-            if all(high < first or last < low for first, last in spans)
-        )
-        lane = next(free, len(taken))
-        if lane == len(taken):
-            taken.append([])
-        taken[lane].append((low, high))
-        found[name] = lane
-    return found
+    spans_by_lane: list[list[tuple[int, int]]] = []
+    lanes: dict[str, int] = {}
+    for name, span in sorted(spans.items(), key=_rank_span):
+        lane = 0
+        while lane < len(spans_by_lane) and _meets_any(span, spans_by_lane[lane]):
+            lane += 1
+        if lane == len(spans_by_lane):
+            spans_by_lane.append([])
+        spans_by_lane[lane].append(span)
+        lanes[name] = lane
+    return lanes
+
+
+def _rank_span(named_span: tuple[str, tuple[int, int]]) -> tuple[int, tuple[int, int], str]:
+    """Short ones first."""
+    name, (low, high) = named_span
+    return high - low, (low, high), name
+
+
+def _meets_any(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> bool:
+    low, high = span
+    return any(first <= high and low <= last for first, last in others)

@@ -14,121 +14,148 @@ from dataflow.draw.style import sheet
 
 _HEAD = 8.0
 """Length of an arrow's head."""
+_STRAIGHT = 0.05
+"""Pixels by which the ends of a straight line may differ in x or y: less than is written."""
 
 
-def document(
+def write_document(
     width: float, height: float, title: str, body: Sequence[str], *, role: str = "img"
 ) -> str:
     """A whole SVG file. role: `img`, or `group` where what is inside can be reached by itself."""
-    box = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    label = f'role="{role}" aria-label="{escape(title)}"'
-    name = [f"<title>{escape(title)}</title>"] if role == "img" else []
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="dataflow" {box} {label}>',
-        *name,
-        sheet(),
-        '<rect class="paper" width="100%" height="100%"/>',
-    ]
-    return "\n".join([*head, *body, "</svg>"]) + "\n"
+    name = escape(title)
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    box = f'viewBox="0 0 {width:.0f} {height:.0f}" {size}'
+    label = f'role="{role}" aria-label="{name}"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="dataflow" {box} {label}>']
+    if role == "img":
+        lines.append(f"<title>{name}</title>")
+    lines.append(sheet())
+    lines.append('<rect class="paper" width="100%" height="100%"/>')
+    lines += body
+    lines.append("</svg>")
+    return "\n".join(lines) + "\n"
 
 
-def group(kind: str, inside: Sequence[str], **attributes: str) -> str:
-    """A group of a class; `data_node="a"` becomes `data-node="a"`."""
-    return f'<g class="{escape(kind)}"{_written(attributes)}>{"".join(inside)}</g>'
+def write_group(kind: str, inside: Sequence[str], attributes: Mapping[str, str]) -> str:
+    """A group of a class, with further attributes."""
+    words = [f'class="{escape(kind)}"']
+    for name, text in attributes.items():
+        words.append(f'{name}="{escape(text)}"')
+    return f"<g {' '.join(words)}>{''.join(inside)}</g>"
 
 
-def _written(attributes: Mapping[str, str]) -> str:
-    pairs = ((name.replace("_", "-"), escape(value)) for name, value in attributes.items())
-    return "".join(f' {name}="{value}"' for name, value in pairs)
-
-
-def text(words: Words) -> str:
+def write_words(words: Words) -> str:
     """A line of text in its class."""
-    return words_at(words.x, words.y, words.text, words.kind)
+    return write_text_at(words.x, words.y, words.text, words.kind)
 
 
-def words_at(x: float, y: float, line: str, kind: str) -> str:
+def write_text_at(x: float, y: float, line: str, kind: str) -> str:
     """Words of a class that start at (x, y)."""
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(line)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}"'
+    return f'<text class="{kind}" {place}>{escape(line)}</text>'
 
 
-def rectangle(rect: Rect, kind: str, radius: float) -> str:
+def write_rectangle(rect: Rect, kind: str, radius: float) -> str:
     """A rounded rectangle of a class."""
-    place = f'x="{rect.x:.1f}" y="{rect.y:.1f}" width="{rect.width:.1f}" height="{rect.height:.1f}"'
-    return f'<rect class="{kind}" {place} rx="{radius:g}"/>'
+    place = f'x="{rect.x:.1f}" y="{rect.y:.1f}"'
+    size = f'width="{rect.width:.1f}" height="{rect.height:.1f}"'
+    return f'<rect class="{kind}" {place} {size} rx="{radius:g}"/>'
 
 
-def strip(rect: Rect, kind: str) -> str:
+def write_strip(rect: Rect, kind: str) -> str:
     """An empty group that says where a page may draw."""
     place = f'data-x="{rect.x:.1f}" data-y="{rect.y:.1f}"'
     size = f'data-width="{rect.width:.1f}" data-height="{rect.height:.1f}"'
     return f'<g class="{kind}" {place} {size}></g>'
 
 
-def drum(rect: Rect) -> str:
+def write_drum(rect: Rect) -> str:
     """A cylinder, the symbol of something stored."""
-    rim, low, half = 6.0, rect.bottom - 6.0, rect.width / 2
-    body = (
-        f"M{rect.x:.1f},{rect.y + rim:.1f} V{low:.1f} a{half:.1f},{rim} 0 0 0 {rect.width:.1f},0"
-        f" V{rect.y + rim:.1f}"
-    )
-    lid = f'cx="{rect.x + half:.1f}" cy="{rect.y + rim:.1f}" rx="{half:.1f}" ry="{rim}"'
-    return f'<path class="drum" d="{body}"/><ellipse class="drum" {lid}/>'
+    rim = 6.0
+    top, low = rect.y + rim, rect.bottom - rim
+    half = rect.width / 2
+    left_side = f"M{_write_point((rect.x, top))} V{low:.1f}"
+    bottom = f"a{half:.1f},{rim} 0 0 0 {rect.width:.1f},0"
+    body = f'<path class="drum" d="{left_side} {bottom} V{top:.1f}"/>'
+    middle = rect.x + half
+    lid = f'cx="{middle:.1f}" cy="{top:.1f}" rx="{half:.1f}" ry="{rim}"'
+    return f'{body}<ellipse class="drum" {lid}/>'
 
 
-def arrow(points: Sequence[Point], *, round_corners: bool) -> str:
+def write_arrow(points: Sequence[Point], *, round_corners: bool) -> str:
     """A line through its points and the head of an arrow at its end. Between points of unequal x
     and y it is a curve, vertical at both; or, with round corners, it is straight everywhere.
     """
-    (x, y), before = points[-1], points[-2]
-    along = (
-        (_sign(x - before[0]), 0.0) if abs(y - before[1]) < 0.05 else (0.0, _sign(y - before[1]))
-    )
-    short = (x - along[0] * (_HEAD - 2), y - along[1] * (_HEAD - 2))
-    drawn = [*points[:-1], short]
-    data = _elbow(drawn) if round_corners else _curve(drawn)
-    return f'<path class="hit" d="{data}"/><path class="wire" d="{data}"/>{_head((x, y), along)}'
+    tip, before = points[-1], points[-2]
+    direction = _find_direction(before, tip)
+    # The line ends inside the head, which would not be pointed otherwise.
+    line = [*points[:-1], _step_back(tip, direction, _HEAD - 2)]
+    path = _write_elbow(line) if round_corners else _write_curve(line)
+    # The first one is wider and not seen: it is what a pointer hits.
+    lines = f'<path class="hit" d="{path}"/><path class="wire" d="{path}"/>'
+    return lines + _write_head(tip, direction)
 
 
-def _sign(value: float) -> float:
-    return 1.0 if value >= 0 else -1.0
+def _find_direction(before: Point, tip: Point) -> Point:
+    """The unit vector along the last piece of a line, which runs along an axis."""
+    (x0, y0), (x1, y1) = before, tip
+    if abs(y1 - y0) < _STRAIGHT:
+        return _sign(x1 - x0), 0.0
+    return 0.0, _sign(y1 - y0)
 
 
-def _head(tip: Point, along: Point) -> str:
-    (x, y), (dx, dy) = tip, along
-    back = (x - dx * _HEAD, y - dy * _HEAD)
-    side = (dy * 3.4, dx * 3.4)
-    a = f"{back[0] + side[0]:.1f},{back[1] + side[1]:.1f}"
-    b = f"{back[0] - side[0]:.1f},{back[1] - side[1]:.1f}"
-    return f'<path class="head" d="M{x:.1f},{y:.1f} L{a} L{b} z"/>'
+def _sign(difference: float) -> float:
+    return 1.0 if difference >= 0 else -1.0
 
 
-def _curve(points: Sequence[Point]) -> str:
-    parts = [f"M{points[0][0]:.1f},{points[0][1]:.1f}"]
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if abs(x0 - x1) < 0.05 or abs(y0 - y1) < 0.05:
-            parts.append(f"L{x1:.1f},{y1:.1f}")
-        else:
-            middle = (y0 + y1) / 2
-            parts.append(f"C{x0:.1f},{middle:.1f} {x1:.1f},{middle:.1f} {x1:.1f},{y1:.1f}")
+def _step_back(tip: Point, direction: Point, length: float) -> Point:
+    (x, y), (dx, dy) = tip, direction
+    return x - dx * length, y - dy * length
+
+
+def _write_head(tip: Point, direction: Point) -> str:
+    back_x, back_y = _step_back(tip, direction, _HEAD)
+    dx, dy = direction
+    # Half the width of the head, at a right angle to the direction.
+    side_x, side_y = dy * 3.4, dx * 3.4
+    one = _write_point((back_x + side_x, back_y + side_y))
+    other = _write_point((back_x - side_x, back_y - side_y))
+    return f'<path class="head" d="M{_write_point(tip)} L{one} L{other} z"/>'
+
+
+def _write_point(point: Point) -> str:
+    x, y = point
+    return f"{x:.1f},{y:.1f}"
+
+
+def _write_curve(points: Sequence[Point]) -> str:
+    parts = [f"M{_write_point(points[0])}"]
+    for start, end in itertools.pairwise(points):
+        (x0, y0), (x1, y1) = start, end
+        if abs(x0 - x1) < _STRAIGHT or abs(y0 - y1) < _STRAIGHT:
+            parts.append(f"L{_write_point(end)}")
+            continue
+        middle = (y0 + y1) / 2
+        controls = f"{_write_point((x0, middle))} {_write_point((x1, middle))}"
+        parts.append(f"C{controls} {_write_point(end)}")
     return " ".join(parts)
 
 
-def _elbow(points: Sequence[Point]) -> str:
+def _write_elbow(points: Sequence[Point]) -> str:
     """Straight pieces with round corners."""
-    parts = [f"M{points[0][0]:.1f},{points[0][1]:.1f}"]
+    parts = [f"M{_write_point(points[0])}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
-        near, far = _towards(corner, before), _towards(corner, after)
-        parts.append(
-            f"L{near[0]:.1f},{near[1]:.1f} Q{corner[0]:.1f},{corner[1]:.1f}"
-            f" {far[0]:.1f},{far[1]:.1f}"
-        )
-    parts.append(f"L{points[-1][0]:.1f},{points[-1][1]:.1f}")
+        curve_start = _write_point(_move_towards(corner, before))
+        curve_end = _write_point(_move_towards(corner, after))
+        parts.append(f"L{curve_start} Q{_write_point(corner)} {curve_end}")
+    parts.append(f"L{_write_point(points[-1])}")
     return " ".join(parts)
 
 
-def _towards(corner: Point, other: Point, radius: float = 8.0) -> Point:
-    dx, dy = other[0] - corner[0], other[1] - corner[1]
+def _move_towards(corner: Point, other: Point, radius: float = 8.0) -> Point:
+    """Where a corner's curve begins: at most half the way to the next corner."""
+    (x, y), (other_x, other_y) = corner, other
+    dx, dy = other_x - x, other_y - y
     length = max(1e-6, (dx * dx + dy * dy) ** 0.5)
     part = min(radius, length / 2) / length
-    return corner[0] + dx * part, corner[1] + dy * part
+    return x + dx * part, y + dy * part

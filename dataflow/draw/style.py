@@ -1,6 +1,6 @@
 """How pictures look: one style sheet with the colours of light and dark pages.
 
-Owns: CSS and its custom properties. Does not own: which words and shapes there are (marks.py).
+Owns: CSS and its custom properties. Does not own: which words and shapes there are (svg.py).
 
 All rules are below `.dataflow`, so that a picture changes nothing else on its page. A page that has
 a switch of its own sets `data-theme` of its root to `light` or `dark`.
@@ -55,21 +55,26 @@ stroke:var(--df-panel);stroke-width:3px;stroke-linejoin:round}
 
 def sheet() -> str:
     """The style element of a picture."""
+    light, dark = _properties(LIGHT), _properties(DARK)
     rules = [
-        f".dataflow{{{_properties(LIGHT)}}}",
-        f"@media (prefers-color-scheme:dark){{.dataflow{{{_properties(DARK)}}}}}",
-        f':root[data-theme="light"] .dataflow{{{_properties(LIGHT)}}}',
-        f':root[data-theme="dark"] .dataflow{{{_properties(DARK)}}}',
+        f".dataflow{{{light}}}",
+        f"@media (prefers-color-scheme:dark){{.dataflow{{{dark}}}}}",
+        # After the media rule: a page's own switch wins over the system's.
+        f':root[data-theme="light"] .dataflow{{{light}}}',
+        f':root[data-theme="dark"] .dataflow{{{dark}}}',
         _RULES.replace("SANS", SANS).replace("MONO", MONO).strip(),
-        *(_of_work(kind) for kind in ("source", "decode", "forward", "train", "evaluate")),
     ]
+    # Boxes of host work have the colours of `.box`.
+    for kind in ("source", "decode", "forward", "train", "evaluate"):
+        rules.append(_rule_of_work(kind))
     return "<style>\n" + "\n".join(rules) + "\n</style>"
 
 
 def _properties(colours: Mapping[str, str]) -> str:
-    return ";".join(f"--df-{name}:{colour}" for name, colour in colours.items())
+    properties = [f"--df-{name}:{colour}" for name, colour in colours.items()]
+    return ";".join(properties)
 
 
-def _of_work(kind: str) -> str:
+def _rule_of_work(kind: str) -> str:
     fill, line = f"fill:var(--df-{kind}-fill)", f"stroke:var(--df-{kind}-line)"
     return f".dataflow .kind-{kind} .box{{{fill};{line}}}"

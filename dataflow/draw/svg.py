@@ -18,13 +18,14 @@ in boxes and cuts, `queue` on edges.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from dataflow.draw import shapes
-from dataflow.draw.arrange import panels
+from dataflow.draw.arrange import arrange_panels
 from dataflow.draw.boxes import BEHIND
 from dataflow.draw.colours import fill_of
-from dataflow.draw.measure import sans
+from dataflow.draw.measure import measure_sans
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import ProgramPicture
 from dataflow.draw.picture import Picture
@@ -45,160 +46,206 @@ _TITLE, _NOTE = 36.0, 17.0
 _ABREAST = 1500.0
 """Width up to which panels stand side by side; wider, they stand one below the other."""
 _REACHED = {"tabindex": "0", "role": "button"}
+"""What lets the keyboard reach a part."""
 
 
-def svg(picture: Picture, overlay: Overlay | None = None) -> str:
-    """Valid XML; the same bytes for the same picture."""
+def draw_svg(picture: Picture, overlay: Overlay | None = None) -> str:
+    """Draw valid XML; the same bytes for the same picture."""
     overlay = overlay or Overlay()
-    return written(scene(picture, overlay), life=overlay.life)
+    return write_scene(make_scene(picture, overlay), life=overlay.life)
 
 
-def svg_of_program(program: ProgramPicture, overlays: Sequence[Overlay] = ()) -> str:
-    """The same, for each phase below the one before, with what it begins with under its heading."""
+def draw_program_svg(program: ProgramPicture, overlays: Sequence[Overlay] = ()) -> str:
+    """Draw each phase below the one before, with what it begins with under its heading."""
     overlays = overlays or [Overlay()] * len(program.phases)
-    return written(scene_of_program(program, overlays), life=any(o.life for o in overlays))
+    scene = make_program_scene(program, overlays)
+    return write_scene(scene, life=any(overlay.life for overlay in overlays))
 
 
-def scene(picture: Picture, overlay: Overlay) -> Scene:
-    """The picture with every place decided."""
-    width, height, titles, found = _titled(picture.name, picture, overlay, _PAD, ())
+# --- places ---------------------------------------------------------------------------------------
+
+
+def make_scene(picture: Picture, overlay: Overlay) -> Scene:
+    """Decide every place of a picture."""
+    part = _arrange_part(picture.name, picture, overlay, _PAD, ())
     return Scene(
         name=picture.name,
-        width=width,
-        height=height + _PAD,
-        titles=tuple(titles),
-        panels=tuple(found),
+        width=part.width,
+        height=part.bottom + _PAD,
+        titles=tuple(part.titles),
+        panels=tuple(part.panels),
     )
 
 
-def scene_of_program(program: ProgramPicture, overlays: Sequence[Overlay]) -> Scene:
-    """The picture of all phases with every place decided."""
-    y, width = _PAD, 0.0
+def make_program_scene(program: ProgramPicture, overlays: Sequence[Overlay]) -> Scene:
+    """Decide every place of the picture of all phases."""
+    width, top = 0.0, _PAD
     titles: list[Words] = []
-    found: list[Panel] = []
+    panels: list[Panel] = []
     for phase, overlay in zip(program.phases, overlays, strict=True):
-        wide, y, words, more = _titled(phase.title, phase.picture, overlay, y, phase.begins)
-        width, y = max(width, wide), y + _PAD
-        titles, found = titles + words, found + more
+        part = _arrange_part(phase.title, phase.picture, overlay, top, phase.begins)
+        width = max(width, part.width)
+        top = part.bottom + _PAD
+        titles += part.titles
+        panels += part.panels
     return Scene(
-        name=program.name, width=width, height=y, titles=tuple(titles), panels=tuple(found)
+        name=program.name, width=width, height=top, titles=tuple(titles), panels=tuple(panels)
     )
 
 
-def _titled(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScenePart:
+    """A picture below its title. bottom: its lower end."""
+
+    width: float
+    bottom: float
+    titles: list[Words]
+    panels: list[Panel]
+
+
+def _arrange_part(
     title: str, picture: Picture, overlay: Overlay, top: float, begins: Sequence[str]
-) -> tuple[float, float, list[Words], list[Panel]]:
-    """A title, lines below it, and the panels: width, lower end, words, panels."""
-    wide = sans(title, 19.0, bold=True)
-    titles = [Words(x=_PAD, y=top + 14, text=title, kind="title", width=wide, size=19.0)]
-    for note in begins:
+) -> _ScenePart:
+    """Put the panels below a title and the lines that follow it."""
+    title_width = measure_sans(title, 19.0, bold=True)
+    titles = [Words(x=_PAD, y=top + 14, text=title, kind="title", width=title_width, size=19.0)]
+    for line in begins:
         top += _NOTE
-        width = sans(note, 11.0)
-        titles.append(Words(x=_PAD, y=top + 17, text=note, kind="begins", width=width))
-    found = panels(picture, overlay)
+        line_width = measure_sans(line, 11.0)
+        titles.append(Words(x=_PAD, y=top + 17, text=line, kind="begins", width=line_width))
+    panels = arrange_panels(picture, overlay)
+    abreast = sum(panel.width + _PAD for panel in panels) <= _ABREAST
     x, y = _PAD, top + _TITLE
-    abreast = sum(panel.width + _PAD for panel in found) <= _ABREAST
     width, bottom = max(words.rect.right for words in titles) + _PAD, y
-    for panel in found:
+    for panel in panels:
         panel.at = (x, y)
         width = max(width, x + panel.width + _PAD)
         bottom = max(bottom, y + panel.height)
-        x, y = (x + panel.width + _PAD, y) if abreast else (x, y + panel.height + _PAD)
-    return width, bottom, titles, found
+        if abreast:
+            x += panel.width + _PAD
+        else:
+            y += panel.height + _PAD
+    return _ScenePart(width=width, bottom=bottom, titles=titles, panels=panels)
 
 
-def written(scene: Scene, *, life: bool) -> str:
-    """A scene as SVG."""
-    body = [shapes.text(words) for words in scene.titles]
+# --- syntax ---------------------------------------------------------------------------------------
+
+
+def write_scene(scene: Scene, *, life: bool) -> str:
+    """Write a scene as SVG."""
+    body = [shapes.write_words(words) for words in scene.titles]
     for panel in scene.panels:
         x, y = panel.at
-        body += [f'<g transform="translate({x:.1f},{y:.1f})">', *_panel(panel, life), "</g>"]
+        body.append(f'<g transform="translate({x:.1f},{y:.1f})">')
+        body += _write_panel(panel, life)
+        body.append("</g>")
     role = "group" if life else "img"
     title = f"drawing of {scene.name}"
-    return shapes.document(scene.width, scene.height, title, body, role=role)
+    return shapes.write_document(scene.width, scene.height, title, body, role=role)
 
 
-def _panel(panel: Panel, life: bool) -> Iterator[str]:
-    yield shapes.rectangle(Rect(x=0, y=0, width=panel.width, height=panel.height), "panel", 10)
-    yield from map(_worker, panel.workers)
-    yield shapes.text(panel.title)
-    yield from (_edge(edge, life) for edge in panel.edges)
-    yield from map(_cut, panel.cuts)
-    yield from map(_state, panel.states)
-    yield from (_node(node, life) for node in panel.nodes)
+def _write_panel(panel: Panel, life: bool) -> Iterator[str]:
+    """What comes later covers what came before."""
+    frame = Rect(x=0, y=0, width=panel.width, height=panel.height)
+    yield shapes.write_rectangle(frame, "panel", 10)
+    yield from map(_write_worker, panel.workers)
+    yield shapes.write_words(panel.title)
+    yield from (_write_edge(edge, life) for edge in panel.edges)
+    yield from map(_write_cut, panel.cuts)
+    yield from map(_write_state, panel.states)
+    yield from (_write_node(node, life) for node in panel.nodes)
 
 
-def _named(words: Sequence[Words], label: str) -> dict[str, str]:
-    """A part that can be opened: named by the words that are seen, as one would speak to it."""
-    seen = " ".join(each.text.strip() for each in words)
-    return {**_REACHED, "aria_label": f"{seen}. {label}" if seen else label}
+def _name_button(words: Sequence[Words], label: str) -> dict[str, str]:
+    """Attributes of a part that can be opened: named by the words that are seen, as one would speak
+    to it.
+    """
+    seen_words = " ".join(line.text.strip() for line in words)
+    name = f"{seen_words}. {label}" if seen_words else label
+    return {**_REACHED, "aria-label": name}
 
 
-def _apart(words: Sequence[Words]) -> str:
+def _write_lines(words: Sequence[Words]) -> str:
     """Lines of text, with a space between them for those who do not see where they stand."""
-    return " ".join(map(shapes.text, words))
+    return " ".join(map(shapes.write_words, words))
 
 
-def _worker(mark: WorkerMark) -> str:
-    inside = [shapes.rectangle(mark.rect, "frame", 8), *map(shapes.text, mark.words)]
-    return shapes.group(
-        "worker",
-        inside,
-        data_worker=" ".join(mark.workers),
-        data_host=" ".join(mark.hosts),
-        data_devices=" ".join(map(str, mark.devices)),
-        aria_label=mark.label,
-    )
+def _write_worker(mark: WorkerMark) -> str:
+    inside = [shapes.write_rectangle(mark.rect, "frame", 8)]
+    inside += map(shapes.write_words, mark.words)
+    attributes = {
+        "data-worker": " ".join(mark.workers),
+        "data-host": " ".join(mark.hosts),
+        "data-devices": " ".join(map(str, mark.devices)),
+        "aria-label": mark.label,
+    }
+    return shapes.write_group("worker", inside, attributes)
 
 
-def _cut(mark: CutMark) -> str:
-    inside = []
+def _write_cut(mark: CutMark) -> str:
+    inside: list[str] = []
     if mark.line:
         (x0, y0), (x1, y1) = mark.line
-        inside.append(f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
-    inside.append(shapes.text(mark.words))
-    inside += [shapes.strip(mark.life, "life")] if mark.life else []
-    return shapes.group("cut", inside, data_source=mark.source, aria_label=mark.words.text)
+        start, end = f'x1="{x0:.1f}" y1="{y0:.1f}"', f'x2="{x1:.1f}" y2="{y1:.1f}"'
+        inside.append(f"<line {start} {end}/>")
+    inside.append(shapes.write_words(mark.words))
+    if mark.life:
+        inside.append(shapes.write_strip(mark.life, "life"))
+    attributes = {"data-source": mark.source, "aria-label": mark.words.text}
+    return shapes.write_group("cut", inside, attributes)
 
 
-def _edge(mark: EdgeMark, life: bool) -> str:
-    inside = [shapes.arrow(mark.points, round_corners=mark.round), _apart(mark.words)]
+def _write_edge(mark: EdgeMark, life: bool) -> str:
+    arrow = shapes.write_arrow(mark.points, round_corners=mark.round)
+    inside = [arrow, _write_lines(mark.words)]
     if mark.queue:
         x, y = mark.queue
         inside.append(f'<g class="queue" data-x="{x:.1f}" data-y="{y:.1f}"></g>')
-    names = {
-        "data": {
-            "data_edge": f"{mark.source}->{mark.target}",
-            "data_producer": mark.source,
-            "data_consumer": mark.target,
-        },
-        "reads": {"data_model": mark.source, "data_reader": mark.target},
-        "writes": {"data_model": mark.target, "data_writer": mark.source},
-        "follows": {"data_model": mark.source, "data_follower": mark.target},
-    }[mark.kind]
+    attributes = _name_ends(mark)
     if mark.kind == "data" and life:
-        return shapes.group("edge data", inside, **names, **_named(mark.words, mark.label))
+        attributes |= _name_button(mark.words, mark.label)
+    else:
+        attributes |= {"role": "img", "aria-label": mark.label}
     kind = "edge data" if mark.kind == "data" else f"edge weight {mark.kind}"
-    return shapes.group(kind, inside, **names, role="img", aria_label=mark.label)
+    return shapes.write_group(kind, inside, attributes)
 
 
-def _state(mark: StateMark) -> str:
-    inside = [shapes.drum(mark.rect), _apart(mark.words)]
-    name = mark.state.name
-    return shapes.group("state", inside, data_state=name, role="img", aria_label=mark.label)
+def _name_ends(mark: EdgeMark) -> dict[str, str]:
+    """The attributes that say what an edge joins."""
+    match mark.kind:
+        case "data":
+            return {
+                "data-edge": f"{mark.source}->{mark.target}",
+                "data-producer": mark.source,
+                "data-consumer": mark.target,
+            }
+        case "reads":
+            return {"data-model": mark.source, "data-reader": mark.target}
+        case "writes":
+            return {"data-model": mark.target, "data-writer": mark.source}
+        case "follows":
+            return {"data-model": mark.source, "data-follower": mark.target}
 
 
-def _node(mark: NodeMark, life: bool) -> str:
+def _write_state(mark: StateMark) -> str:
+    inside = [shapes.write_drum(mark.rect), _write_lines(mark.words)]
+    attributes = {"data-state": mark.state.name, "role": "img", "aria-label": mark.label}
+    return shapes.write_group("state", inside, attributes)
+
+
+def _write_node(mark: NodeMark, life: bool) -> str:
     box, rect = mark.box, mark.rect
-    tip = f"<title>{escape(mark.label)}</title>"
-    inside = [tip, shapes.rectangle(rect, "box", 7), _apart(mark.words)]
-    inside += [shapes.strip(mark.life, "life")] if mark.life else []
-    names = {"data_node": box.name}
-    kind = f"node work-{box.work} kind-{fill_of(box.work)}"
+    inside = [f"<title>{escape(mark.label)}</title>"]
     if box.members:
         behind = Rect(x=rect.x + BEHIND, y=rect.y + BEHIND, width=rect.width, height=rect.height)
-        inside.insert(1, shapes.rectangle(behind, "under", 7))
-        names = {"data_nodes": " ".join(member.name for member in box.members)}
+        inside.append(shapes.write_rectangle(behind, "under", 7))
+        names = {"data-nodes": " ".join(member.name for member in box.members)}
         kind = "node folded"
-    reached = _named(mark.words, mark.label) if life else {"aria_label": mark.label}
-    return shapes.group(kind, inside, **names, **reached)
+    else:
+        names = {"data-node": box.name}
+        kind = f"node work-{box.work} kind-{fill_of(box.work)}"
+    inside += [shapes.write_rectangle(rect, "box", 7), _write_lines(mark.words)]
+    if mark.life:
+        inside.append(shapes.write_strip(mark.life, "life"))
+    reached = _name_button(mark.words, mark.label) if life else {"aria-label": mark.label}
+    return shapes.write_group(kind, inside, names | reached)

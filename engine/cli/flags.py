@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origi
 import tyro
 
 from dataflow.convention import Dialect
-from dataflow.draw.picture import shown_value
+from dataflow.draw.node_calls import shown_value
 from dataflow.model import Schedule
 from dataflow.names import Known, peer_name
 from dataflow.program import AnyGraph

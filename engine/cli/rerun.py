@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     be run again.
     """
     folder, options = _parsed(arguments)
-    from engine.replay.rerun import rerun  # here: it imports what runs kernels
+    from engine.replay.rerun import rerun_nodes  # here: it imports what runs kernels
 
     tell_imports(named := imports_of(folder))
     if named:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     nodes = [name.strip() for name in options.node.split(",") if name.strip()]
 
     def again() -> Rerun:
-        return rerun(folder, nodes, options.step, settings=options.set)
+        return rerun_nodes(folder, nodes, options.step, settings=options.set)
 
     try:
         result = _debugged(again) if options.debug else again()

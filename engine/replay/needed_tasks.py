@@ -1,7 +1,7 @@
 """What has to run, in which order, to run some nodes of a Step again.
 
-Owns: the choice of tasks, of the checkpoint to begin from, and what may be made again where it was
-not recorded. Does not own: running it (task_replay.py).
+Owns: the choice of tasks and of the checkpoint to begin from, and which rows may be made again
+where they were not recorded. Does not own: running them (task_replay.py).
 
     a row that is needed      comes from
     of a node that is run     what that has just made
@@ -21,10 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataflow.errors import RunError
-from engine.keep.record.stored_assignments import RecordedGather, RecordedTask
+from engine.keep.record.stored_assignments import RecordedGather, RecordedTask, TaskId
 from engine.keep.record.stored_rows import recorded_batch
 from engine.plan.kernel_needs import needs_of
 from engine.plan.plan import PlannedNode
+from engine.protocol.refs import Key
 from engine.replay.recorded_run import RecordedRun
 
 NO_WEIGHTS = -1
@@ -35,14 +36,15 @@ Order = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NeededTask:
-    """A task to run. version: of the trained weights that it begins with, or NO_WEIGHTS. target: it
-    was asked for. forced: versions at which its recorded tokens are looked at instead.
+    """A task to run. version: of the trained weights that it begins with, or NO_WEIGHTS. is_target:
+    it was asked for. token_versions: at which its recorded tokens are replayed, instead of sampling
+    new ones; empty for a task that runs as it did.
     """
 
     task: RecordedTask
     version: int
-    target: bool = False
-    forced: tuple[int, ...] = ()
+    is_target: bool = False
+    token_versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,221 +59,276 @@ class NeededRun:
     remade: tuple[str, ...]
 
 
-def needed(
+def find_needed_tasks(
     run: RecordedRun, nodes: Iterable[str], step: int, checkpoints: Iterable[int]
 ) -> NeededRun:
-    """To run these nodes of a Step again. checkpoints: the Steps that have one. Raises RunError for
-    a Step that is not there, and for rows that have to be recorded and are not.
+    """Find all that has to run so that these nodes of a Step run again. checkpoints: the Steps that
+    have one. Raises RunError for a Step that is not there, and for rows that have to be recorded
+    and are not.
     """
     return _Needs(run, tuple(nodes), step).resolve([0, *checkpoints])
 
 
 class _Needs:
+    """The tasks that are needed so far, from the targets up to what the record has."""
+
     def __init__(self, run: RecordedRun, nodes: tuple[str, ...], step: int) -> None:
         self._run, self._nodes, self._step = run, nodes, step
-        self._place = {task.name: at for at, task in enumerate(run.told.tasks)}
-        self._found: dict[tuple[int, int], NeededTask] = {}
-        self._behind: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._place = {task.name: place for place, task in enumerate(run.assignments.tasks)}
+        self._needed: dict[TaskId, NeededTask] = {}
+        self._makers: dict[TaskId, list[TaskId]] = {}
         """Task -> the tasks that make its rows."""
-        self._orders: dict[tuple[int, int], Order] = {}
-        self._absent: dict[str, None] = {}
+        self._orders: dict[TaskId, Order] = {}
+        self._missing_nodes: dict[str, None] = {}
+        """Nodes whose rows are needed, not recorded, and must not be made again."""
 
     def resolve(self, checkpoints: list[int]) -> NeededRun:
         for node in self._nodes:
-            for task in self._tasks_of(node):
-                self._add(task, target=True)
-        begins = self._begins(checkpoints)
-        if begins is not None:
-            self._train_from(begins)
-        if self._absent:
+            for task in self._find_targets(node):
+                self._add(task, is_target=True)
+        checkpoint = self._choose_checkpoint(checkpoints)
+        if checkpoint is not None:
+            self._add_training_since(checkpoint)
+        # All that is missing is said at once, with the one --record that helps.
+        if self._missing_nodes:
             what = f"rerun of {', '.join(self._nodes)} at step {self._step}"
-            raise self._run.missing(what, list(self._absent))
-        runs = [(at, each) for each in self._found.values() for at in self._versions(each)]
-        runs.sort(key=lambda pair: (pair[0], *self._order(pair[1])[1:]))
-        remade = dict.fromkeys(
-            each.task.node
-            for each in self._found.values()
-            if each.task.kind == "chunk" and not each.target and each.task.node not in self._nodes
+            raise self._run.missing_rows_error(what, list(self._missing_nodes))
+        return NeededRun(
+            tasks=tuple(self._sort_tasks()),
+            checkpoint=checkpoint or 0,
+            remade=tuple(self._find_remade_nodes()),
         )
-        return NeededRun(tasks=tuple(runs), checkpoint=begins or 0, remade=tuple(remade))
 
-    def _begins(self, checkpoints: list[int]) -> int | None:
+    def _sort_tasks(self) -> list[tuple[int, NeededTask]]:
+        """Each task with the version at which it runs; one that replays tokens, once for each
+        version of theirs.
+        """
+        tasks: list[tuple[int, NeededTask]] = []
+        for needed in self._needed.values():
+            versions = needed.token_versions or (self._order(needed)[0],)
+            tasks.extend((version, needed) for version in versions)
+        tasks.sort(key=lambda pair: (pair[0], *self._order(pair[1])[1:]))
+        return tasks
+
+    def _find_remade_nodes(self) -> dict[str, None]:
+        """Nodes whose chunks run again though nobody asked for them."""
+        remade: dict[str, None] = {}
+        for needed in self._needed.values():
+            node = needed.task.node
+            if needed.task.kind == "chunk" and not needed.is_target and node not in self._nodes:
+                remade[node] = None
+        return remade
+
+    # --- training on the way ----------------------------------------------------------------------
+
+    def _choose_checkpoint(self, checkpoints: list[int]) -> int | None:
         """The checkpoint to begin from; None where nothing computes with trained weights."""
-        versions = [v for each in self._found.values() for v in (each.version, *each.forced)]
-        first = min((v for v in versions if v != NO_WEIGHTS), default=None)
-        return None if first is None else max(at for at in checkpoints if at <= first)
+        versions: set[int] = set()
+        for needed in self._needed.values():
+            versions.update((needed.version, *needed.token_versions))
+        versions.discard(NO_WEIGHTS)
+        if not versions:
+            return None
+        first = min(versions)
+        return max(step for step in checkpoints if step <= first)
 
-    def _train_from(self, begins: int) -> None:
+    def _add_training_since(self, checkpoint: int) -> None:
         """Add the training that lies between the checkpoint and each version that is needed."""
-        done: set[tuple[str, int]] = set()
+        added: set[tuple[str, int]] = set()
+        # Training needs rows, whose chunks may compute with weights of another Model: look again
+        # until nothing is new.
         while True:
-            wanted = [
-                (writer, step)
-                for each in list(self._found.values())
-                for writer in self._writers(each.task.node)
-                for step in range(begins + 1, max((each.version, *each.forced)) + 1)
-                if (writer, step) not in done
-            ]
-            if not wanted:
+            missing = [each for each in self._list_training(checkpoint) if each not in added]
+            if not missing:
                 return
-            for writer, step in wanted:
-                if (writer, step) not in done:
-                    done.add((writer, step))
-                    for task in self._trained(writer, step):
-                        self._add(task)
+            added.update(missing)
+            for writer, step in missing:
+                for task in self._find_training(writer, step):
+                    self._add(task)
 
-    def _writers(self, node: str) -> set[str]:
+    def _list_training(self, checkpoint: int) -> dict[tuple[str, int], None]:
+        """(train node, Step) of all training from the checkpoint up to the needed versions."""
+        training: dict[tuple[str, int], None] = {}
+        for needed in self._needed.values():
+            last = max((needed.version, *needed.token_versions))
+            for writer in self._find_writers(needed.task.node):
+                for step in range(checkpoint + 1, last + 1):
+                    training[writer, step] = None
+        return training
+
+    def _find_writers(self, node: str) -> set[str]:
         """The train nodes of the weights that a node computes with."""
         plan = self._run.plan
-        used = {u.model for u in plan.node(node).models if u.trained or u.access == "write"}
-        used |= {m.follows for m in plan.models if m.name in used and m.follows}
-        return {m.writer for m in plan.models if m.name in used and m.writer}
+        uses = plan.node(node).models
+        models = {use.model for use in uses if use.trained or use.access == "write"}
+        # A follower's weights are made from its leader's.
+        models |= {m.follows for m in plan.models if m.name in models and m.follows}
+        return {m.writer for m in plan.models if m.name in models and m.writer}
 
-    def _tasks_of(self, name: str) -> list[RecordedTask]:
-        """Those of a target in the Step."""
-        node, told = self._run.node(name), self._run.told
-        if node.work == "train":
-            return self._trained(name, self._step)
-        found = [task for task in told.of(name) if self._belongs(task)]
-        if not found:
-            raise self._no_such(name, {self._step_of(task) for task in told.of(name)} - {0})
-        return found
+    def _find_training(self, node: str, step: int) -> list[RecordedTask]:
+        """How a node was trained in a Step."""
+        assignments = self._run.assignments
+        trained = [t for t in assignments.of(node) if t.kind == "train" and t.done]
+        whole: list[RecordedTask] = []
+        for task in trained:
+            # A Step in which some rank was lost is not whole.
+            if task.step == step and all(rank.done for rank in assignments.ranks_of(task)):
+                whole.append(task)
+        if not whole:
+            raise self._unrecorded_error(node, {task.step for task in trained}, step)
+        # A Step that a resume trained again counts as it was trained last.
+        return assignments.ranks_of(whole[-1])[:1]
 
-    def _belongs(self, task: RecordedTask) -> bool:
-        came = bool(task.made) or task.kind == "evaluate"
-        return came and not task.again and self._step_of(task) == self._step
+    # --- tasks and the rows that they take --------------------------------------------------------
+
+    def _find_targets(self, name: str) -> list[RecordedTask]:
+        """The tasks of a node in the Step. Raises RunError if there are none."""
+        if self._run.node(name).work == "train":
+            return self._find_training(name, self._step)
+        tasks = self._run.assignments.of(name)
+        targets = [task for task in tasks if self._is_of_step(task)]
+        if not targets:
+            steps = {self._step_of(task) for task in tasks}
+            raise self._unrecorded_error(name, steps - {0}, self._step)
+        return targets
+
+    def _is_of_step(self, task: RecordedTask) -> bool:
+        """Whether a task made rows of the Step, and made them first."""
+        has_rows = bool(task.made) or task.kind == "evaluate"
+        return has_rows and not task.again and self._step_of(task) == self._step
 
     def _step_of(self, task: RecordedTask) -> int:
         """The Step of a chunk: the first that one of its rows belongs to."""
         if task.kind != "chunk":
             return task.step
-        steps = (
-            self._run.told.step_of(task.node, k, task) for made in task.made for k in made.rows()
-        )
+        assignments = self._run.assignments
+        steps = (assignments.step_of(task.node, key, task) for key in task.made_rows())
         return min((step for step in steps if step), default=0)
 
-    def _trained(self, node: str, step: int) -> list[RecordedTask]:
-        """How a node was trained in a Step."""
-        told = self._run.told
-        own = [t for t in told.of(node) if t.kind == "train" and t.done]
-        found = [task for task in own if task.step == step]
-        whole = [task for task in found if all(rank.done for rank in told.ranks_of(task))]
-        if not whole:
-            raise self._no_such(node, {task.step for task in own}, step)
-        return told.ranks_of(whole[-1])[:1]  # of one that was trained again the last one stands
-
-    def _no_such(self, node: str, steps: set[int], step: int | None = None) -> RunError:
-        there = f"{min(steps)} to {max(steps)}" if steps else "none"
-        at = self._step if step is None else step
-        problem = f"nothing that {node} did in step {at} is recorded; of it there are: {there}"
+    def _unrecorded_error(self, node: str, steps: set[int], step: int) -> RunError:
+        recorded = f"{min(steps)} to {max(steps)}" if steps else "none"
+        problem = f"nothing that {node} did in step {step} is recorded; of it there are: {recorded}"
         fix = f"--step {max(steps)}" if steps else "a run with --record all"
         return RunError(f"rerun of {self._run.folder}: {problem}. Fix: {fix}.")
 
-    def _add(self, task: RecordedTask, *, target: bool = False) -> None:
-        """This task, and those that make its rows where no record has them."""
-        known = self._found.get(task.name)
-        if known is not None and (known.target or not target):
+    def _add(self, task: RecordedTask, *, is_target: bool = False) -> None:
+        """Add this task, and those that make its rows where no record has them."""
+        known = self._needed.get(task.name)
+        if known is not None and (known.is_target or not is_target):
             return
-        forced = self._forced(task) if target else ()
-        version = self._version(task)
-        self._found[task.name] = NeededTask(
-            task=task, version=version, target=target, forced=forced
+        token_versions = self._find_token_versions(task) if is_target else ()
+        self._needed[task.name] = NeededTask(
+            task=task,
+            version=self._find_version(task),
+            is_target=is_target,
+            token_versions=token_versions,
         )
-        self._behind[task.name] = behind = []
-        for gather in self._gathers(task) if not forced else ():
-            for maker in self._makers(gather.producer, gather.keys.rows(), task.step):
-                behind.append(maker.name)
+        self._makers[task.name] = makers = []
+        # Replayed tokens are read from the record, prompts too.
+        if token_versions:
+            return
+        for gather in self._list_gathers(task):
+            for maker in self._find_makers(gather.producer, gather.keys.rows(), task.step):
+                makers.append(maker.name)
                 self._add(maker)
 
-    def _gathers(self, task: RecordedTask) -> list[RecordedGather]:
+    def _list_gathers(self, task: RecordedTask) -> list[RecordedGather]:
         """What a task, and each of its ranks, took."""
-        ranks = self._run.told.ranks_of(task) if task.kind == "train" else [task]
+        ranks = self._run.assignments.ranks_of(task) if task.kind == "train" else [task]
         return [gather for rank in ranks for gather in rank.gathers]
 
-    def _makers(
-        self, producer: str, keys: list[tuple[int, int, int]], step: int
-    ) -> list[RecordedTask]:
+    def _find_makers(self, producer: str, keys: list[Key], step: int) -> list[RecordedTask]:
         """The chunks that have to run for these rows; none where the record has them."""
         run = self._run
-        found = {
-            task.name: task for key in keys for task in run.told.makers(producer, key, step)[:1]
-        }
-        if producer in self._nodes:
-            own = [task for task in found.values() if self._belongs(task)]
-            if len(own) == len(found):
-                return own
+        makers: dict[TaskId, RecordedTask] = {}
+        for key in keys:
+            # The first maker: later ones made the same row again after a loss.
+            for task in run.assignments.makers(producer, key, step)[:1]:
+                makers[task.name] = task
+        # Behind a node that is run comes what it makes now, if all of that is of the Step.
+        runs_now = producer in self._nodes and all(map(self._is_of_step, makers.values()))
+        if runs_now:
+            return list(makers.values())
         if producer in run.rows.nodes and not run.rows.absent(producer, keys, step):
             return []
-        if not self._may_run_again(run.plan.node(producer)) or not found:
-            self._absent[producer] = None
+        if not makers or not self._may_run_again(run.plan.node(producer)):
+            self._missing_nodes[producer] = None
             return []
-        return list(found.values())
+        return list(makers.values())
 
     def _may_run_again(self, node: PlannedNode) -> bool:
         """Whether a node that was not recorded makes the same rows again."""
         assert self._run.plan.program is not None
         operator = self._run.plan.program.node(node.name).operator
-        return not (operator.traits.generates or operator.parts or (node.lag and _reads(node)))
+        calls_reward = bool(operator.parts)
+        read_at_lag = node.lag and _reads_trained_weights(node)
+        return not (operator.traits.generates or calls_reward or read_at_lag)
 
-    def _version(self, task: RecordedTask) -> int:
+    # --- versions of the weights ------------------------------------------------------------------
+
+    def _find_version(self, task: RecordedTask) -> int:
+        """The version of the weights that a task began with, or NO_WEIGHTS."""
         node = self._run.plan.node(task.node)
         if task.kind == "train":
             return task.step - 1
-        if task.kind == "evaluate" or not _reads(node):
+        if task.kind == "evaluate" or not _reads_trained_weights(node):
             return NO_WEIGHTS
         if node.region == "evaluation":
             return task.step
         if node.lag:
-            return self._recorded_version(task)
+            return self._read_version(task)
         return self._step_of(task) - 1
 
-    def _recorded_version(self, task: RecordedTask) -> int:
+    def _read_version(self, task: RecordedTask) -> int:
         """What the record says of a chunk that ran at a lag."""
         table = self._run.rows.of_task(task.node, task)
         if table is None or table.column("made.version").null_count:
-            self._absent[task.node] = None
+            self._missing_nodes[task.node] = None
             return NO_WEIGHTS
         return int(table.column("made.version")[0].as_py())
 
-    def _forced(self, task: RecordedTask) -> tuple[int, ...]:
-        """The versions of a chunk's tokens, if they can only be replayed: it took new weights
-        within rows, or its kernel needs a process of its own.
+    def _find_token_versions(self, task: RecordedTask) -> tuple[int, ...]:
+        """The versions of a chunk's tokens, if they can only be replayed (0034): it took new
+        weights within rows, or its kernel needs a process of its own.
         """
         plan = self._run.plan
         node = plan.node(task.node)
         if not node.traits.generates:
             return ()
         assert plan.program is not None
-        alone = needs_of(plan.program, node).own_worker
-        if not (alone or node.lag):
+        has_own_process = needs_of(plan.program, node).own_worker
+        if not (has_own_process or node.lag):
             return ()
         table = self._run.rows.of_task(task.node, task)
         if table is None:
-            self._absent[task.node] = None
+            self._missing_nodes[task.node] = None
             return ()
         rows = recorded_batch(table)
         if not {"version", "sampler_logprobs"} <= set(rows.names):
             problem = f"{node.name} ran with a lag or in its own process, and has no log-probs"
             fix = "a node that does neither, or whose log-probs are read"
             raise RunError(f"rerun of {self._run.folder}: {problem} to look at. Fix: {fix}.")
-        versions, began = np.unique(rows.ragged("version").values).tolist(), self._version(task)
-        return tuple(versions) if alone or versions not in ([], [began]) else ()
+        versions = np.unique(rows.ragged("version").values).tolist()
+        kept_one_version = versions in ([], [self._find_version(task)])
+        if has_own_process or not kept_one_version:
+            return tuple(versions)
+        return ()
 
-    def _versions(self, each: NeededTask) -> tuple[int, ...]:
-        """At which versions of the weights a task runs."""
-        return each.forced or (self._order(each)[0],)
-
-    def _order(self, each: NeededTask) -> Order:
-        """What needs no weights runs right behind what makes its rows."""
-        name = each.task.name
+    def _order(self, needed: NeededTask) -> Order:
+        """Where a task comes: at its version, or at the latest one of what makes its rows, right
+        behind that. What needs no weights has only the latter.
+        """
+        name = needed.task.name
         if name not in self._orders:
-            place = self._place[name]
-            behind = [self._order(self._found[maker])[0] for maker in self._behind[name]]
-            at = max([each.version, *behind])
-            self._orders[name] = (at, int(each.task.kind == "train"), place)
+            version = needed.version
+            for maker in self._makers[name]:
+                maker_version, _, _ = self._order(self._needed[maker])
+                version = max(version, maker_version)
+            trains = int(needed.task.kind == "train")
+            self._orders[name] = (version, trains, self._place[name])
         return self._orders[name]
 
 
-def _reads(node: PlannedNode) -> bool:
+def _reads_trained_weights(node: PlannedNode) -> bool:
     """Whether a node computes with weights that change."""
     return any(u.trained and u.access == "read" and u.param != "tokenizer" for u in node.models)

@@ -1,7 +1,7 @@
-"""Rows that the first rank of a rerun makes, given to the others.
+"""Rows that the first rank of a rerun makes, sent to the others.
 
-Owns: their form on the way. Does not own: the way (engine/channels/tensors/row_broadcast.py), who
-makes them (task_replay.py).
+Owns: the form in which they are sent. Does not own: the channel
+(engine/channels/tensors/row_broadcast.py), who makes them (task_replay.py).
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 _ROWS = "rows"
 
 
-def give(channel: RowBroadcast, made: Sequence[Batch]) -> None:
-    """The first rank: what a chunk made, which may be nothing."""
-    whole = Batch.concat(list(made)) if made else Batch(Keys.of([]), pa.RecordBatch.from_pydict({}))
+def send_rows(channel: RowBroadcast, batches: Sequence[Batch]) -> None:
+    """Send what a chunk made, which may be nothing, from the first rank to all others."""
+    if batches:
+        whole = Batch.concat(list(batches))
+    else:
+        whole = Batch(Keys.of([]), pa.RecordBatch.from_pydict({}))
+    # The keys travel as columns: the channel's own keys number the rows.
     keyed = whole.with_keys()
-    channel.give({_ROWS: Batch(Keys.of(range(len(keyed))), keyed)})
+    row_numbers = Keys.of(range(len(keyed)))
+    channel.give({_ROWS: Batch(row_numbers, keyed)})
 
 
-def take(channel: RowBroadcast) -> Batch:
-    """Any other rank: the same."""
+def receive_rows(channel: RowBroadcast) -> Batch:
+    """Receive on any other rank what the first one sent."""
     records, _ = channel.take([_ROWS])[_ROWS]
     return recorded_batch(pa.Table.from_batches([records]))

@@ -1,7 +1,7 @@
 """A run folder whose rows were recorded, opened to look at it or to run parts of it again.
 
-Owns: what of the folder a rerun is made of, and in what this process differs from the run's. Does
-not own: choosing what to run (needed_tasks.py), running it (task_replay.py).
+Owns: which of the folder's files a rerun reads, and how this installation differs from the run's.
+Does not own: choosing what to run (needed_tasks.py), running it (task_replay.py).
 """
 
 from __future__ import annotations
@@ -33,37 +33,42 @@ _GRAPH, _PLAN, _VERSIONS, _CHANGES = "graph.json", "plan.json", "versions.json",
 _INSTALLED = ("torch", "transformers", "numpy", "pyarrow", "tokenizers", "safetensors", "vllm")
 """Packages whose versions can change the bits of a number."""
 _OF_HOST = (("Python", "python"), ("host", "platform"))
+"""What else can: its name in words, its key in versions.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """plan: the run's own, with its layouts. others: in what this installation is another."""
+    """A run folder that was read. plan: with the layouts of the run. assignments: what its Workers
+    were told to do. installation_changes: what is installed here in another version, in words.
+    """
 
     folder: Path
     options: RunOptions
     plan: Plan
-    told: Told
+    assignments: Told
     rows: StoredRows
-    others: tuple[str, ...] = ()
+    installation_changes: tuple[str, ...] = ()
 
     @property
     def steps(self) -> list[int]:
         """The Steps that were trained while rows were recorded."""
-        return self.told.steps()
+        return self.assignments.steps()
 
     def node(self, name: str) -> PlannedNode:
         """A node of the plan. Raises RunError with the nearest name."""
-        names = [n.name for n in self.plan.nodes]
+        names = [node.name for node in self.plan.nodes]
         if name not in names:
             fix = nearest_or_all(name, names)
             raise RunError(f"rerun of {self.folder}: no node {name!r}. Fix: {fix}.")
         return self.plan.node(name)
 
-    def missing(self, what: str, nodes: Sequence[str]) -> RunError:
-        """Rows of these nodes are needed, and were not recorded."""
-        wanted = ",".join(dict.fromkeys([*sorted(self.rows.nodes), *nodes]))
+    def missing_rows_error(self, what: str, nodes: Sequence[str]) -> RunError:
+        """Says that rows of these nodes are needed and were not recorded, and which --record would
+        have recorded them.
+        """
+        nodes_to_record = ",".join(dict.fromkeys([*sorted(self.rows.nodes), *nodes]))
         problem = f"{what} needs recorded rows of {', '.join(nodes)}, found none of them"
-        return RunError(f"{self.folder}: {problem}. Fix: a run with --record {wanted}.")
+        return RunError(f"{self.folder}: {problem}. Fix: a run with --record {nodes_to_record}.")
 
 
 def open_recorded(
@@ -73,28 +78,29 @@ def open_recorded(
     graph: Graph | None = None,
     settings: Sequence[str] = (),
 ) -> RecordedRun:
-    """Open it. until: nothing later than this Step is looked at. graph: in
-    the place of the recorded one. settings: parameters with other values than the run had. Raises
-    RunError for a folder without records, or of a Program; DataError for damaged ones; GraphError,
-    PlanError.
+    """Open a run folder. until: nothing later than this Step is read. graph: in the place of the
+    recorded one. settings: parameters with other values than the run had. Raises RunError for a
+    folder without records, or of a Program; DataError for damaged ones; GraphError, PlanError.
     """
     recorded = require_recorded(folder)
     options = on_this_host(kept_options(folder)[0])
-    graph = _recorded_graph(folder) if graph is None else graph
-    graph = edited(graph, settings) if settings else graph
-    plan = _as_it_was(make_plan(graph, options), _recorded_plan(folder))
-    told = Told.read(recorded, plan, until)
+    if graph is None:
+        graph = _read_graph(folder)
+    if settings:
+        graph = edited(graph, settings)
+    plan = _restore_layouts(make_plan(graph, options), _read_planned_nodes(folder))
+    assignments = Told.read(recorded, plan, until)
     return RecordedRun(
         folder=folder,
         options=options,
         plan=plan,
-        told=told,
-        rows=StoredRows(recorded, told),
-        others=tuple(_others(folder)),
+        assignments=assignments,
+        rows=StoredRows(recorded, assignments),
+        installation_changes=tuple(_find_installation_changes(folder)),
     )
 
 
-def _recorded_graph(folder: Path) -> Graph:
+def _read_graph(folder: Path) -> Graph:
     with reading(folder / _GRAPH):
         graph = read(read_document(folder / _GRAPH), str(folder / _GRAPH))
     if isinstance(graph, Program):
@@ -104,7 +110,7 @@ def _recorded_graph(folder: Path) -> Graph:
 
 
 def require_recorded(folder: Path) -> Path:
-    """The folder of what a run recorded. Raises RunError if it recorded nothing."""
+    """Find the folder of what a run recorded. Raises RunError if it recorded nothing."""
     if not is_run(folder):
         raise RunError(f"{folder}: expected a run folder, found none. Fix: runs/NAME.")
     if not (folder / RECORDED).is_dir():
@@ -113,48 +119,57 @@ def require_recorded(folder: Path) -> Path:
     return folder / RECORDED
 
 
-def changed_later(run: RecordedRun, step: int) -> list[str]:
-    """What a resume changed after a Step, so that graph.json is not what that Step was run with."""
-    found = accepted_changes(run.folder / _CHANGES)
-    return [
-        f"{each.where} {each.what}: {each.old} until step {each.step - 1}, then {each.new}"
-        for each in found
-        if each.step > step and not each.where.startswith("plan of ")
-    ]
+def list_later_changes(run: RecordedRun, step: int) -> list[str]:
+    """List what a resume changed after a Step, so that graph.json is not what that Step was run
+    with.
+    """
+    changes: list[str] = []
+    for change in accepted_changes(run.folder / _CHANGES):
+        # A changed plan lays nodes out in another way, and changes no parameter.
+        if change.step > step and not change.where.startswith("plan of "):
+            versions = f"{change.old} until step {change.step - 1}, then {change.new}"
+            changes.append(f"{change.where} {change.what}: {versions}")
+    return changes
 
 
-def _recorded_plan(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+def _read_planned_nodes(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     """The nodes of the run's own plan.json, by name."""
     path = folder / _PLAN
     with reading(path):
         return {node["name"]: node for node in json.loads(read_document(path))["nodes"]}
 
 
-def _as_it_was(plan: Plan, recorded: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """The plan with the layouts and kernels of the run: this machine may be another."""
-    nodes = []
+def _restore_layouts(plan: Plan, recorded_nodes: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """Give the nodes of a new plan the layouts, kernels and Workers of the run: this machine may be
+    another.
+    """
+    nodes: list[PlannedNode] = []
     for node in plan.nodes:
-        was = recorded.get(node.name)
-        if was is not None:
-            layout = msgspec.convert(was["layout"], Layout)
-            workers = tuple(was["workers"])
-            node = replace(node, layout=layout, kernel=was["kernel"], workers=workers)
+        recorded_node = recorded_nodes.get(node.name)
+        if recorded_node is not None:
+            node = replace(
+                node,
+                layout=msgspec.convert(recorded_node["layout"], Layout),
+                kernel=recorded_node["kernel"],
+                workers=tuple(recorded_node["workers"]),
+            )
         nodes.append(node)
     return replace(plan, nodes=tuple(nodes))
 
 
-def _others(folder: Path) -> list[str]:
-    """In what this installation is another than the run's, as far as it can change bits."""
+def _find_installation_changes(folder: Path) -> list[str]:
+    """What is installed here in another version than the run had, as far as it can change bits."""
     path = folder / _VERSIONS
+    changes: list[str] = []
     with reading(path):
-        was = json.loads(read_document(path))
-        now = installation()
-        pairs = [
-            ("Python", was["python"], now["python"]),
-            ("host", was["platform"], now["platform"]),
-        ]
-        pairs += [
-            (name, was["packages"].get(name, "-"), now["packages"].get(name, "-"))
-            for name in _INSTALLED
-        ]
-    return [f"{name} {old} then, {new} now" for name, old, new in pairs if old != new]
+        recorded = json.loads(read_document(path))
+        current = installation()
+        versions = [(title, recorded[key], current[key]) for title, key in _OF_HOST]
+        for name in _INSTALLED:
+            old = recorded["packages"].get(name, "-")
+            new = current["packages"].get(name, "-")
+            versions.append((name, old, new))
+    for name, old, new in versions:
+        if old != new:
+            changes.append(f"{name} {old} then, {new} now")
+    return changes

@@ -1,7 +1,7 @@
 """A part of a recorded run, run again and compared with what was recorded.
 
-Owns: what is compared, and which promise a rerun keeps. Does not own: running it (task_replay.py),
-choosing what runs (needed_tasks.py), the comparison of cells (row_equality.py).
+Owns: what is compared, and which promise a rerun keeps (0034). Does not own: running it
+(task_replay.py), choosing what runs (needed_tasks.py), the comparison of cells (row_equality.py).
 
     promise      of                                              compared
     bits         chunks at lag 0; train and forward nodes at     rows, weights, metrics: every bit
@@ -14,10 +14,11 @@ choosing what runs (needed_tasks.py), the comparison of cells (row_equality.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +31,11 @@ from engine.keep.checkpoint.step_folders import steps_of_names
 from engine.keep.checkpoint.store import read_checkpoint
 from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.record.recorder import own_columns
-from engine.replay.needed_tasks import NeededRun, needed
-from engine.replay.other_ranks import together
-from engine.replay.recorded_run import RecordedRun, changed_later, open_recorded
-from engine.replay.row_equality import first_difference, told
+from engine.protocol.refs import Key
+from engine.replay.needed_tasks import NeededRun, find_needed_tasks
+from engine.replay.other_ranks import open_replay
+from engine.replay.recorded_run import RecordedRun, list_later_changes, open_recorded
+from engine.replay.row_equality import describe_key, first_difference
 from engine.replay.task_replay import ReplayedTask
 from engine.weights.probe import tolerance_of
 
@@ -72,7 +74,7 @@ class Rerun:
         return not any(node.difference for node in self.nodes)
 
 
-def rerun(
+def rerun_nodes(
     folder: Path | str,
     nodes: Sequence[str],
     step: int,
@@ -80,162 +82,219 @@ def rerun(
     graph: Graph | None = None,
     settings: Sequence[str] = (),
 ) -> Rerun:
-    """Run these nodes of a Step of a recorded run again, in this process, and compare.
-    graph: in the place of the recorded one. settings:
-    parameters with other values. Raises RunError, GraphError, PlanError before anything runs, and
-    what a kernel raises.
+    """Run these nodes of a Step of a recorded run again, in this process, and compare. graph: in
+    the place of the recorded one. settings: parameters with other values. Raises RunError,
+    GraphError, PlanError before anything runs, and what a kernel raises.
     """
     run = open_recorded(Path(folder), until=None, graph=graph, settings=settings)
     for name in nodes:
         run.node(name)
     stored = run.folder / "checkpoints"
-    what = needed(run, nodes, step, _checkpoints(stored))
-    edited = bool(settings) or graph is not None
-    changed = [] if edited else changed_later(run, _first_step(what, step))
-    if changed:
-        problem = f"step {step} was run with other parameters: {'; '.join(changed)}"
-        raise RunError(f"rerun of {run.folder}: {problem}. Fix: --set with the value of then.")
-    begins = read_checkpoint(stored, what.checkpoint).path if what.checkpoint else None
-    targets = {each.task.name for _, each in what.tasks if each.target}
-    with together(run, what, begins) as replay:
-        found = [each for each in replay.run() if each.task.name in targets]
-    compared = tuple(
-        _compared(run, name, [e for e in found if e.task.node == name]) for name in nodes
-    )
-    steps = {each.task.step for _, each in what.tasks if each.task.kind == "train"}
+    needed_run = find_needed_tasks(run, nodes, step, _list_checkpoints(stored))
+    # Whoever gives other parameters means them; else they have to be those of the Step.
+    is_edited = bool(settings) or graph is not None
+    if not is_edited:
+        _refuse_later_changes(run, needed_run, step)
+    checkpoint = None
+    if needed_run.checkpoint:
+        checkpoint = read_checkpoint(stored, needed_run.checkpoint).path
+    replayed = _replay_targets(run, needed_run, checkpoint)
+    compared_nodes = tuple(_compare_node(run, name, replayed[name]) for name in nodes)
+    tasks = [needed.task for _, needed in needed_run.tasks]
+    trained_steps = {task.step for task in tasks if task.kind == "train"}
     return Rerun(
         folder=run.folder,
         step=step,
-        checkpoint=what.checkpoint,
-        trained=tuple(sorted(steps)),
-        remade=what.remade,
-        others=run.others,
-        nodes=compared,
+        checkpoint=needed_run.checkpoint,
+        trained=tuple(sorted(trained_steps)),
+        remade=needed_run.remade,
+        others=run.installation_changes,
+        nodes=compared_nodes,
     )
 
 
-def _checkpoints(folder: Path) -> list[int]:
-    return steps_of_names(path.name for path in folder.iterdir()) if folder.is_dir() else []
+def _list_checkpoints(folder: Path) -> list[int]:
+    """The Steps that have a checkpoint."""
+    if not folder.is_dir():
+        return []
+    return steps_of_names(path.name for path in folder.iterdir())
 
 
-def _first_step(what: NeededRun, step: int) -> int:
-    """The first Step of which something runs again."""
-    return min((each.task.step for _, each in what.tasks if each.task.step), default=step)
+def _refuse_later_changes(run: RecordedRun, needed_run: NeededRun, step: int) -> None:
+    """Raise RunError if parameters were changed after the first Step of which something runs."""
+    steps = [needed.task.step for _, needed in needed_run.tasks if needed.task.step]
+    changes = list_later_changes(run, min(steps, default=step))
+    if changes:
+        problem = f"step {step} was run with other parameters: {'; '.join(changes)}"
+        raise RunError(f"rerun of {run.folder}: {problem}. Fix: --set with the value of then.")
 
 
-def _compared(run: RecordedRun, node: str, found: Sequence[ReplayedTask]) -> NodeRerun:
-    if found[0].task.kind != "chunk":
-        return _measures(run, node, found[0])
-    replayed = [each for each in found if each.logprobs is not None]
-    if replayed:
-        return _tokens(run, node, replayed)
-    return _rows(run, node, found)
+def _replay_targets(
+    run: RecordedRun, needed_run: NeededRun, checkpoint: Path | None
+) -> dict[str, list[ReplayedTask]]:
+    """Run all that is needed; by node, what came of the tasks that were asked for."""
+    targets = {needed.task.name for _, needed in needed_run.tasks if needed.is_target}
+    replayed: dict[str, list[ReplayedTask]] = defaultdict(list)
+    with open_replay(run, needed_run, checkpoint) as replay:
+        for each in replay.run():
+            if each.task.name in targets:
+                replayed[each.task.node].append(each)
+    return replayed
+
+
+def _compare_node(run: RecordedRun, node: str, replayed: Sequence[ReplayedTask]) -> NodeRerun:
+    if replayed[0].task.kind != "chunk":
+        return _compare_training(run, node, replayed[0])
+    with_tokens = [each for each in replayed if each.logprobs is not None]
+    if with_tokens:
+        return _compare_tokens(run, node, with_tokens)
+    return _compare_rows(run, node, replayed)
 
 
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def _rows(run: RecordedRun, node: str, found: Sequence[ReplayedTask]) -> NodeRerun:
-    made = [batch for each in found for batch in each.made]
-    count = sum(len(batch) for batch in made)
+def _compare_rows(run: RecordedRun, node: str, replayed: Sequence[ReplayedTask]) -> NodeRerun:
+    count = sum(sum(map(len, each.batches)) for each in replayed)
     if node not in run.rows.nodes:
-        said = f"made {count} rows; the run did not record its rows"
-        return NodeRerun(node=node, promise="nothing", compared=said)
+        compared = f"made {count} rows; the run did not record its rows"
+        return NodeRerun(node=node, promise="nothing", compared=compared)
     columns: list[str] = []
-    for each in found:
-        wanted, difference = _chunk(run, node, each)
-        columns = columns or wanted
+    difference = ""
+    for each in replayed:
+        chunk_columns, difference = _compare_chunk(run, node, each)
+        columns = columns or chunk_columns
         if difference:
-            said = f"{count} rows, columns {', '.join(columns)}"
-            return NodeRerun(node=node, promise="bits", compared=said, difference=difference)
-    said = f"{count} rows, columns {', '.join(columns)}"
-    return NodeRerun(node=node, promise="bits", compared=said)
+            break
+    compared = f"{count} rows, columns {', '.join(columns)}"
+    return NodeRerun(node=node, promise="bits", compared=compared, difference=difference)
 
 
-def _chunk(run: RecordedRun, node: str, each: ReplayedTask) -> tuple[list[str], str]:
+def _compare_chunk(run: RecordedRun, node: str, replayed: ReplayedTask) -> tuple[list[str], str]:
     """The columns, and the first difference of a chunk's rows from the recorded ones."""
-    task = each.task
-    wanted = sorted(key for keys in task.made for key in keys.rows())
-    made = Batch.concat(list(each.made)).sorted() if each.made else None
-    rows = sorted(made.keys.rows()) if made is not None else []
-    if rows != wanted:
-        other = next(iter(sorted(set(wanted) ^ set(rows))))
-        where = "the run has" if other in wanted else "the rerun has"
-        return [], f"row {told(other)}: only {where}"
-    if made is None:
+    task = replayed.task
+    recorded_keys = sorted(task.made_rows())
+    replayed_keys: list[Key] = []
+    for batch in replayed.batches:
+        replayed_keys.extend(batch.keys.rows())
+    replayed_keys.sort()
+    if replayed_keys != recorded_keys:
+        lone_key = min(set(recorded_keys) ^ set(replayed_keys))
+        owner = "the run has" if lone_key in recorded_keys else "the rerun has"
+        return [], f"row {describe_key(lone_key)}: only {owner}"
+    if not replayed_keys:
         return [], ""
-    table, missing = run.rows.find(node, made.keys, task.step)
+    batch = Batch.concat(list(replayed.batches)).sorted()
+    table, missing = run.rows.find(node, batch.keys, task.step)
     if table is None:
-        return [], f"row {told(missing[0])}: it is not on the disk"
+        return [], f"row {describe_key(missing[0])}: it is not on the disk"
     columns = own_columns(table.schema)
-    again = pa.Table.from_batches([made.records])
-    difference = first_difference(table, again, columns)
+    replayed_table = pa.Table.from_batches([batch.records])
+    difference = first_difference(table, replayed_table, columns)
     if difference is None:
         return columns, ""
-    row = told(made.keys.rows()[difference.row])
+    row = describe_key(batch.keys.rows()[difference.row])
     return columns, f"row {row}: {difference} (the run, the rerun)"
 
 
 # --- tokens that were replayed --------------------------------------------------------------------
 
 
-def _tokens(run: RecordedRun, node: str, found: Sequence[ReplayedTask]) -> NodeRerun:
+def _compare_tokens(run: RecordedRun, node: str, replayed: Sequence[ReplayedTask]) -> NodeRerun:
     """Log-probs of recorded tokens, each with the version that it was made with."""
-    parts = [_pairs(each) for each in found]
-    was, now = (np.concatenate(each) for each in zip(*parts, strict=True))
-    off = np.abs(was.astype(np.float64) - now)
-    tolerance = tolerance_of([_dtype(run, node)])
-    scale = max(1.0, float(was.std())) if len(was) else 1.0
-    worst, mean = (float(off.max()), float(off.mean())) if len(off) else (0.0, 0.0)
-    versions = sorted({int(v) for each in found for v in _versions(each)})
-    said = (
-        f"log-probs of {len(was)} recorded tokens of versions {', '.join(map(str, versions))}:"
+    parts = [_read_tokens(each) for each in replayed]
+    old = np.concatenate([part.recorded for part in parts])
+    new = np.concatenate([part.replayed for part in parts])
+    differences = np.abs(old.astype(np.float64) - new)
+    mean, worst, spread = 0.0, 0.0, 0.0
+    if len(differences):
+        mean, worst = float(differences.mean()), float(differences.max())
+        spread = float(old.std())
+    versions: set[int] = set()
+    for part in parts:
+        versions.update(map(int, part.versions))
+    version_list = ", ".join(map(str, sorted(versions)))
+    compared = (
+        f"log-probs of {len(old)} recorded tokens of versions {version_list}:"
         f" |difference| {mean:.2g} on average, {worst:.2g} at most"
     )
-    allowed = scale * tolerance.mean, scale * tolerance.max
-    fine = mean <= allowed[0] and worst <= allowed[1]
-    difference = "" if fine else f"more than {allowed[0]:.2g} on average, {allowed[1]:.2g} at most"
-    return NodeRerun(node=node, promise="tolerance", compared=said, difference=difference)
+    tolerance = tolerance_of([_find_dtype(run, node)])
+    # Tolerances grow with the spread of the log-probs, as those of a weight edge's probe do.
+    scale = max(1.0, spread)
+    most_mean, most_worst = scale * tolerance.mean, scale * tolerance.max
+    difference = ""
+    is_within = mean <= most_mean and worst <= most_worst
+    if not is_within:
+        difference = f"more than {most_mean:.2g} on average, {most_worst:.2g} at most"
+    return NodeRerun(node=node, promise="tolerance", compared=compared, difference=difference)
 
 
-def _pairs(each: ReplayedTask) -> tuple[np.ndarray, np.ndarray]:
-    assert each.logprobs is not None
-    assert each.at is not None
-    return each.made[0].ragged("sampler_logprobs").values[each.at], each.logprobs
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _ReplayedTokens:
+    """Log-probs of a chunk's tokens, as recorded and as replayed, and the versions of them all."""
+
+    recorded: np.ndarray
+    replayed: np.ndarray
+    versions: np.ndarray
 
 
-def _versions(each: ReplayedTask) -> np.ndarray:
-    assert each.at is not None
-    return np.unique(each.made[0].ragged("version").values[each.at])
+def _read_tokens(replayed: ReplayedTask) -> _ReplayedTokens:
+    assert replayed.logprobs is not None
+    assert replayed.token_indices is not None
+    rows = replayed.batches[0]
+    return _ReplayedTokens(
+        recorded=rows.ragged("sampler_logprobs").values[replayed.token_indices],
+        replayed=replayed.logprobs,
+        versions=np.unique(rows.ragged("version").values[replayed.token_indices]),
+    )
 
 
-def _dtype(run: RecordedRun, node: str) -> str:
+def _find_dtype(run: RecordedRun, node: str) -> str:
+    """The dtype of the Model that a node computes with."""
     assert run.plan.program is not None
-    used = run.plan.node(node).models[0].model
-    states = (s for s in run.plan.program.states if isinstance(s, Model) and s.name == used)
-    return next(str(state.dtype) for state in states)
+    name = run.plan.node(node).models[0].model
+    states = run.plan.program.states
+    return next(str(s.dtype) for s in states if isinstance(s, Model) and s.name == name)
 
 
 # --- training -------------------------------------------------------------------------------------
 
 
-def _measures(run: RecordedRun, node: str, each: ReplayedTask) -> NodeRerun:
+def _compare_training(run: RecordedRun, node: str, replayed: ReplayedTask) -> NodeRerun:
     """The weights after a Step, and its metrics, as far as the run kept them."""
-    task = each.task
+    task = replayed.task
     row = recorded_row(run.folder / "metrics.jsonl", task.step)
-    metrics = {name: value for name, value in each.metrics.items() if name in row}
-    parts = ["the weights" if task.digest else "", f"{len(metrics)} metrics" if metrics else ""]
-    said = " and ".join(part for part in parts if part)
-    if not said:
+    metrics = {name: number for name, number in replayed.metrics.items() if name in row}
+    parts: list[str] = []
+    if task.digest:
+        parts.append("the weights")
+    if metrics:
+        parts.append(f"{len(metrics)} metrics")
+    if not parts:
         return NodeRerun(node=node, promise="nothing", compared="the run kept no number of it")
-    difference = next(_unequal(task.digest, each.digest, metrics, row), "")
-    return NodeRerun(node=node, promise="bits", compared=said, difference=difference)
+    differences = _list_differences(task.digest, replayed.digest, metrics, row)
+    return NodeRerun(
+        node=node,
+        promise="bits",
+        compared=" and ".join(parts),
+        difference=next(differences, ""),
+    )
 
 
-def _unequal(was: str, now: str, metrics: Any, row: Any) -> Iterator[str]:
-    if was and was != now:
-        yield f"weights: digest {was} and {now} (the run, the rerun)"
-    for name, value in metrics.items():
-        kept = math.nan if row[name] is None else row[name]
-        if kept != value and not (math.isnan(kept) and not math.isfinite(value)):
-            yield f"{name}: {kept!r} and {value!r} (the run, the rerun)"
+def _list_differences(
+    recorded_digest: str,
+    digest: str,
+    metrics: Mapping[str, float],
+    row: Mapping[str, float | None],
+) -> Iterator[str]:
+    """Each difference in words: of the weights, if the run has a digest of them; of each metric
+    from the Step's row, where one that was not finite is None.
+    """
+    if recorded_digest and recorded_digest != digest:
+        yield f"weights: digest {recorded_digest} and {digest} (the run, the rerun)"
+    for name, number in metrics.items():
+        entry = row[name]
+        recorded = math.nan if entry is None else entry
+        both_not_finite = math.isnan(recorded) and not math.isfinite(number)
+        if recorded != number and not both_not_finite:
+            yield f"{name}: {recorded!r} and {number!r} (the run, the rerun)"

@@ -17,6 +17,7 @@ from dataflow.safe_text import one_line
 from engine.protocol.refs import Key
 
 _SHOWN = 60
+"""Letters of a cell that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,69 +32,90 @@ class CellDifference:
     b: Any
     at: int | None = None
 
+    @property
+    def place(self) -> str:
+        """`column`, or `column[3]` in a list."""
+        if self.at is None:
+            return self.column
+        return f"{self.column}[{self.at}]"
+
     def __str__(self) -> str:
-        where = self.column if self.at is None else f"{self.column}[{self.at}]"
-        return f"{where}: {_shown(self.a)} and {_shown(self.b)}"
+        return f"{self.place}: {_shorten(self.a)} and {_shorten(self.b)}"
 
 
 def first_difference(a: pa.Table, b: pa.Table, columns: Sequence[str]) -> CellDifference | None:
-    """Of two tables of equal length, in order of rows, then of these columns; None if all bits are
-    the same.
+    """Find where two tables of equal length first differ, in order of rows, then of these columns;
+    None if all bits are the same.
     """
-    found: CellDifference | None = None
+    difference: CellDifference | None = None
     for name in columns:
-        x, y = (_whole(table.column(name)) for table in (a, b))
-        if found is not None:
-            x, y = x.slice(0, found.row), y.slice(0, found.row)
-        row = _first_row(x, y)
+        x = _join_chunks(a.column(name))
+        y = _join_chunks(b.column(name))
+        if difference is not None:
+            # Only an earlier row counts: of the same row the earlier column does.
+            x = x.slice(0, difference.row)
+            y = y.slice(0, difference.row)
+        row = _find_row(x, y)
         if row is not None:
-            found = _cell(name, x, y, row)
-    return found
+            difference = _describe_cell(name, x, y, row)
+    return difference
 
 
-def told(key: Key) -> str:
+def describe_key(key: Key) -> str:
     """A row's key in words."""
     position, sample, attempt = key
     return f"(position {position}, sample {sample}, attempt {attempt})"
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+def _join_chunks(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks)
 
 
-def _first_row(x: pa.Array, y: pa.Array) -> int | None:
+def _find_row(x: pa.Array, y: pa.Array) -> int | None:
+    """The first row that differs."""
     if len(x) == 0:
         return None
     if _is_list(x.type) and _is_list(y.type):
-        return _first_list(x, y)
-    return _first(_differ(x, y))
+        return _find_list(x, y)
+    return _first_true(_differ(x, y))
 
 
-def _first_list(x: pa.Array, y: pa.Array) -> int | None:
+def _find_list(x: pa.Array, y: pa.Array) -> int | None:
     """The first row whose lists differ, in length or in an element."""
-    lengths = [_lengths(array) for array in (x, y)]
-    by_length = _first(lengths[0] != lengths[1])
-    count = len(x) if by_length is None else by_length
-    row = _first_row(x.slice(0, count).flatten(), y.slice(0, count).flatten())
-    if row is None:
-        return by_length
-    ends = np.cumsum(np.maximum(lengths[0][:count], 0))
-    return int(np.searchsorted(ends, row, side="right"))
+    x_lengths, y_lengths = _lengths(x), _lengths(y)
+    other_length = _first_true(x_lengths != y_lengths)
+    # Up to there all lengths are the same, so that elements stand beside each other when flat.
+    count = len(x) if other_length is None else other_length
+    x_elements = x.slice(0, count).flatten()
+    y_elements = y.slice(0, count).flatten()
+    element = _find_row(x_elements, y_elements)
+    if element is None:
+        return other_length
+    # A null has length -1 and no elements.
+    ends = np.cumsum(np.maximum(x_lengths[:count], 0))
+    return int(np.searchsorted(ends, element, side="right"))
 
 
 def _differ(x: pa.Array, y: pa.Array) -> np.ndarray:
     """Boolean: which elements differ."""
     if pa.types.is_floating(x.type) and x.type == y.type:
-        width = np.dtype(f"u{x.type.bit_width // 8}")
-        bits = [_numbers(array).view(width) for array in (x, y)]
-        null = [array.is_null().to_numpy(zero_copy_only=False) for array in (x, y)]
-        return (null[0] != null[1]) | (~null[0] & (bits[0] != bits[1]))
+        # As integers: NaN equals itself, and 0.0 is not -0.0.
+        bits_type = np.dtype(f"u{x.type.bit_width // 8}")
+        x_bits = _numbers(x).view(bits_type)
+        y_bits = _numbers(y).view(bits_type)
+        x_null, y_null = _nulls(x), _nulls(y)
+        return (x_null != y_null) | (~x_null & (x_bits != y_bits))
     if pa.types.is_nested(x.type) or x.type != y.type:
         pairs = zip(x.to_pylist(), y.to_pylist(), strict=True)
         return np.array([repr(one) != repr(other) for one, other in pairs], dtype=bool)
-    same = pc.call_function("equal", [x, y]).fill_null(False).to_numpy(zero_copy_only=False)
-    null = [array.is_null().to_numpy(zero_copy_only=False) for array in (x, y)]
-    return ~(same | (null[0] & null[1]))
+    equal = pc.call_function("equal", [x, y]).fill_null(False).to_numpy(zero_copy_only=False)
+    return ~(equal | (_nulls(x) & _nulls(y)))
+
+
+def _nulls(array: pa.Array) -> np.ndarray:
+    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _lengths(lists: pa.Array) -> np.ndarray:
@@ -103,33 +125,40 @@ def _lengths(lists: pa.Array) -> np.ndarray:
 
 def _numbers(array: pa.Array) -> np.ndarray:
     """The elements as they are in memory; what stands for a null is of no account."""
-    kind = array.type.to_pandas_dtype()
+    dtype = array.type.to_pandas_dtype()
     if array.null_count == 0:
         return np.ascontiguousarray(array.to_numpy())
-    data = np.frombuffer(array.buffers()[1], dtype=kind)
-    return np.ascontiguousarray(data[array.offset : array.offset + len(array)])
+    numbers = np.frombuffer(array.buffers()[1], dtype=dtype)
+    return np.ascontiguousarray(numbers[array.offset : array.offset + len(array)])
 
 
-def _first(different: np.ndarray) -> int | None:
-    return int(different.argmax()) if different.any() else None
+def _first_true(is_different: np.ndarray) -> int | None:
+    return int(is_different.argmax()) if is_different.any() else None
 
 
-def _cell(column: str, x: pa.Array, y: pa.Array, row: int) -> CellDifference:
-    if not (_is_list(x.type) and _is_list(y.type)) or not (x[row].is_valid and y[row].is_valid):
+def _describe_cell(column: str, x: pa.Array, y: pa.Array, row: int) -> CellDifference:
+    """The difference of a row; of lists that both have, that of their first element."""
+    are_lists = _is_list(x.type) and _is_list(y.type)
+    if not are_lists or not (x[row].is_valid and y[row].is_valid):
         return CellDifference(row=row, column=column, a=x[row].as_py(), b=y[row].as_py())
     one, other = x[row].values, y[row].values
     count = min(len(one), len(other))
-    at = _first_row(one.slice(0, count), other.slice(0, count))
+    at = _find_row(one.slice(0, count), other.slice(0, count))
     if at is None:
-        a, b = f"{len(one)} elements", f"{len(other)} elements"
-        return CellDifference(row=row, column=column, a=a, b=b)
-    return CellDifference(row=row, column=column, at=at, a=one[at].as_py(), b=other[at].as_py())
+        a = f"{len(one)} elements"
+        b = f"{len(other)} elements"
+    else:
+        a = one[at].as_py()
+        b = other[at].as_py()
+    return CellDifference(row=row, column=column, at=at, a=a, b=b)
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
-def _shown(value: Any) -> str:
-    text = one_line(repr(value))
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+def _shorten(cell: Any) -> str:
+    text = one_line(repr(cell))
+    if len(text) > _SHOWN:
+        return f"{text[: _SHOWN - 3]}..."
+    return text

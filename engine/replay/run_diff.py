@@ -27,9 +27,12 @@ STEPS = 10
 """Steps at the end of a run whose mean is compared."""
 SHOWN = 20
 """Metrics that are shown; the rest is counted."""
+_NAMED = 3
+"""Metrics that only one run has and that are named."""
 _PLACE = ("name", "runs", "overwrite", "progress")
 """Options of where a run is kept and what it shows, which say nothing about what it computes."""
 _FIRST = ("reward/", "eval/", "loss/")
+"""Beginnings of the metrics that come first."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -48,13 +51,17 @@ def run_differences(a: Path, b: Path) -> str:
     """The text that `dataflow diff` prints below the graphs. Raises RunError, GraphError, DataError
     for what is missing or damaged; a last line of metrics that is half written is left out.
     """
-    named = a.name != b.name
-    one, two = (_records(path, path.name if named else str(path)) for path in (a, b))
-    parts = [_options(one, two), _metrics(one, two), _changes(one, two)]
-    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
+    a_label, b_label = a.name, b.name
+    if a_label == b_label:
+        a_label, b_label = str(a), str(b)
+    one = _read_records(a, a_label)
+    two = _read_records(b, b_label)
+    parts = (_compare_options(one, two), _compare_metrics(one, two), _list_changes(one, two))
+    sections = ["\n".join(lines) for lines in parts]
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _records(folder: Path, label: str) -> RunRecords:
+def _read_records(folder: Path, label: str) -> RunRecords:
     options, _ = kept_options(folder)
     with reading(folder / "metrics.jsonl"):
         rows = list(recorded_rows(folder / "metrics.jsonl"))
@@ -62,84 +69,128 @@ def _records(folder: Path, label: str) -> RunRecords:
     return RunRecords(label=one_line(label), options=options, rows=rows, changes=changes)
 
 
-class _Kept(msgspec.Struct):
+class _ChangesFile(msgspec.Struct):
     changes: list[AcceptedChange]
 
 
 def accepted_changes(path: Path) -> list[AcceptedChange]:
-    """What resumes accepted as changed; empty without the file. Raises RunError, GraphError."""
+    """Read what resumes accepted as changed; nothing without the file. Raises RunError,
+    GraphError.
+    """
     if not path.is_file():
         return []
     try:
-        return msgspec.json.decode(read_document(path), type=_Kept).changes
+        return msgspec.json.decode(read_document(path), type=_ChangesFile).changes
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fix = "restore the file, or delete it"
         raise RunError(f"{path}: expected accepted changes, found {error}. Fix: {fix}.") from error
 
 
-def _options(a: RunRecords, b: RunRecords) -> Iterator[str]:
-    names = [f.name for f in fields(RunOptions) if f.name not in _PLACE]
-    values = ((n, getattr(a.options, n), getattr(b.options, n)) for n in names)
-    found = [
-        (f"--{name.replace('_', '-')}", _flag(was), _flag(now))
-        for name, was, now in values
-        if was != now
-    ]
-    yield "Options" if found else "Options: no difference"
-    yield from _table([("", a.label, b.label), *found]) if found else ()
+# --- options --------------------------------------------------------------------------------------
 
 
-def _flag(value: Any) -> str:
+def _compare_options(a: RunRecords, b: RunRecords) -> Iterator[str]:
+    differences: list[tuple[str, str, str]] = []
+    for option in fields(RunOptions):
+        a_value, b_value = getattr(a.options, option.name), getattr(b.options, option.name)
+        if option.name not in _PLACE and a_value != b_value:
+            flag = f"--{option.name.replace('_', '-')}"
+            differences.append((flag, _format_option(a_value), _format_option(b_value)))
+    if not differences:
+        yield "Options: no difference"
+        return
+    yield "Options"
+    yield from _align_columns([("", a.label, b.label), *differences])
+
+
+def _format_option(setting: Any) -> str:
     """An option's value as its flag takes it; `-` for none."""
-    if isinstance(value, Mapping):
-        value = [f"{name}={text}" for name, text in value.items()]
-    if isinstance(value, tuple | list):
-        value = " ".join(part if isinstance(part, str) else ",".join(part) for part in value)
-    return "-" if value in (None, "") else one_line(str(value))
+    words = setting
+    if isinstance(words, Mapping):
+        words = [f"{name}={text}" for name, text in words.items()]
+    if isinstance(words, tuple | list):
+        parts = (part if isinstance(part, str) else ",".join(part) for part in words)
+        words = " ".join(parts)
+    return "-" if words in (None, "") else one_line(str(words))
 
 
-def _metrics(a: RunRecords, b: RunRecords) -> Iterator[str]:
-    names = [{name for row in run.rows for name in row} - {"step"} for run in (a, b)]
-    both = sorted(names[0] & names[1], key=_order)
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def _compare_metrics(a: RunRecords, b: RunRecords) -> Iterator[str]:
+    a_names, b_names = _metric_names(a.rows), _metric_names(b.rows)
+    common = sorted(a_names & b_names, key=_rank_metric)
     yield f"Metrics: the mean of the last {STEPS} Steps that have it; of an evaluation, the last"
-    steps = ("step", *(str(run.rows[-1]["step"]) if run.rows else "none" for run in (a, b)))
-    shown = [(one_line(n), _end(a.rows, n), _end(b.rows, n)) for n in both[:SHOWN]]
-    yield from _table([("", a.label, b.label), steps, *shown])
-    if len(both) > SHOWN:
-        yield f"  and {len(both) - SHOWN} more that both have"
-    for run, own, other in ((a, *names), (b, *reversed(names))):
-        if only := sorted(own - other, key=_order):
-            more = f" and {len(only) - 3} more" if len(only) > 3 else ""
-            yield f"  only {run.label} has {one_line(', '.join(only[:3]))}{more}"
+    lines = [("", a.label, b.label)]
+    lines.append(("step", _last_step(a.rows), _last_step(b.rows)))
+    for name in common[:SHOWN]:
+        lines.append((one_line(name), _format_end(a.rows, name), _format_end(b.rows, name)))
+    yield from _align_columns(lines)
+    if len(common) > SHOWN:
+        yield f"  and {len(common) - SHOWN} more that both have"
+    yield from _list_surplus(a.label, a_names - b_names)
+    yield from _list_surplus(b.label, b_names - a_names)
 
 
-def _order(name: str) -> tuple[int, str]:
-    place = next((i for i, begins in enumerate(_FIRST) if name.startswith(begins)), len(_FIRST))
-    return place, name
+def _metric_names(rows: Rows) -> set[str]:
+    names: set[str] = set()
+    for row in rows:
+        names.update(row)
+    return names - {"step"}
 
 
-def _end(rows: Rows, name: str) -> str:
+def _rank_metric(name: str) -> tuple[int, str]:
+    """Where a metric comes among the others."""
+    for place, beginning in enumerate(_FIRST):
+        if name.startswith(beginning):
+            return place, name
+    return len(_FIRST), name
+
+
+def _last_step(rows: Rows) -> str:
+    return str(rows[-1]["step"]) if rows else "none"
+
+
+def _format_end(rows: Rows, name: str) -> str:
     """A metric's end: of its last Steps, those whose number is finite."""
-    last = [row[name] for row in rows if name in row]
-    last = last[-1:] if name.startswith(("eval/", "phase")) else last[-STEPS:]
-    known = [number for value in last if (number := finite(value)) is not None]
-    return f"{statistics.fmean(known):.6g}" if known else "not finite"
+    last_values = [row[name] for row in rows if name in row][-STEPS:]
+    # An evaluation's number is of one version, and a phase's number has no mean.
+    if name.startswith(("eval/", "phase")):
+        last_values = last_values[-1:]
+    numbers = [finite(each) for each in last_values]
+    finite_numbers = [number for number in numbers if number is not None]
+    return f"{statistics.fmean(finite_numbers):.6g}" if finite_numbers else "not finite"
 
 
-def _changes(a: RunRecords, b: RunRecords) -> Iterator[str]:
+def _list_surplus(label: str, names: Iterable[str]) -> Iterator[str]:
+    """Name the first metrics that only one run has."""
+    ranked = sorted(names, key=_rank_metric)
+    if not ranked:
+        return
+    names_shown = one_line(", ".join(ranked[:_NAMED]))
+    more = ""
+    if len(ranked) > _NAMED:
+        more = f" and {len(ranked) - _NAMED} more"
+    yield f"  only {label} has {names_shown}{more}"
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+def _list_changes(a: RunRecords, b: RunRecords) -> Iterator[str]:
     if a.changes or b.changes:
         yield "Changes that a resume accepted"
     for run in (a, b):
-        for each in run.changes:
-            told = ProvenanceDifference(
-                where=each.where, what=each.what, old=each.old, new=each.new
+        for change in run.changes:
+            difference = ProvenanceDifference(
+                where=change.where, what=change.what, old=change.old, new=change.new
             )
-            yield f"  {run.label}, from step {each.step} on: {one_line(str(told))}"
+            yield f"  {run.label}, from step {change.step} on: {one_line(str(difference))}"
 
 
-def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = zip(row, widths, strict=True)
-        yield ("  " + "  ".join(cell.ljust(width) for cell, width in cells)).rstrip()
+def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line for each row, indented, its cells padded to the widest of their columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield ("  " + "  ".join(cells)).rstrip()

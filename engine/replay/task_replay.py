@@ -1,18 +1,17 @@
 """Recorded tasks, carried out once more by one Worker in this process.
 
-Owns: the plan of that Worker, instructions from what was told, versions in their order. Does not
-own: which tasks (needed_tasks.py), the Worker and its kernels (engine/run/worker), what further
-ranks do (rank_replay.py) and their processes (other_ranks.py), comparing what comes of it
-(rerun.py).
+Owns: the plan of that Worker, its instructions, versions in their order. Does not own: which tasks
+(needed_tasks.py), the Worker and its kernels (engine/run/worker), what further ranks do
+(rank_replay.py) and their processes (other_ranks.py), comparing what comes of it (rerun.py).
 
-The run's own instructions are told again, with the rows where they lie now: no coordinator decides
-anything a second time. Who loads which version is said by the coordinator's `Versions`. Of a node
-that several ranks trained this process is the first.
+The Worker gets the run's own instructions again, with the rows where they lie now: no coordinator
+decides anything a second time (0034). Who loads which version is said by the coordinator's
+`Versions`. Of a node that several ranks trained this process is the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather, Key
 from engine.replay.needed_tasks import NeededRun, NeededTask
-from engine.replay.rank_rows import give
+from engine.replay.rank_rows import send_rows
 from engine.replay.recorded_run import RecordedRun
 from engine.run.loop.checkpoint_files import restore_state
 from engine.run.worker.in_process_worker import InprocWorkers
@@ -52,8 +51,8 @@ WORKER = "main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeat:
-    """Where a process of a rerun is among the ranks. rows: by which the first rank gives the others
-    the rows that it makes.
+    """Where a process of a rerun is among the ranks. rows: the channel by which the first rank
+    sends the others the rows that it makes.
     """
 
     rank: int = 0
@@ -63,16 +62,16 @@ class RankSeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayedTask:
-    """What came of a task. made: a chunk's rows. digest, metrics: of a train node's Step. logprobs:
-    of a replayed chunk, float32, of its recorded tokens; at: of which of them.
+    """What came of a task. batches: a chunk's rows. digest, metrics: of a train node's Step.
+    logprobs: of a replayed chunk, float32, of its recorded tokens; token_indices: of which of them.
     """
 
     task: RecordedTask
-    made: tuple[Batch, ...] = ()
+    batches: tuple[Batch, ...] = ()
     digest: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     logprobs: np.ndarray | None = None
-    at: np.ndarray | None = None
+    token_indices: np.ndarray | None = None
 
 
 class Replay:
@@ -83,82 +82,87 @@ class Replay:
     def __init__(
         self,
         run: RecordedRun,
-        what: NeededRun,
+        needed_run: NeededRun,
         checkpoint: Path | None,
         seat: RankSeat | None = None,
     ) -> None:
-        self._run, self._what, self._checkpoint = run, what, checkpoint
-        self._seat = seat = seat or RankSeat()
-        self.plan = _alone(run.plan, opened(run.plan, what))
-        self._own_plan = self.plan if seat.rank == 0 else _without_others(self.plan)
+        self._run, self._needed_run, self._checkpoint = run, needed_run, checkpoint
+        self._seat = seat or RankSeat()
+        self.plan = _place_on_one_worker(run.plan, find_opened_nodes(run.plan, needed_run))
+        self._rank_plan = self.plan
+        if self._seat.rank > 0:
+            self._rank_plan = _drop_single_ranks(self.plan)
         self._worker = Worker(
             WORKER,
-            _as_rank(self._own_plan, seat.rank),
+            _place_as_rank(self._rank_plan, self._seat.rank),
             channel=InprocChannel(),
             inproc=True,
-            group=seat.group,
+            group=self._seat.group,
         )
         self._workers = InprocWorkers(self._worker)
         self._outstanding = Outstanding()
         self._versions = Versions(self.plan, self._outstanding)
-        self._made: dict[str, dict[tuple[Key, int], tuple[Batch, int]]] = {}
+        self._replayed_rows: dict[str, dict[tuple[Key, int], tuple[Batch, int]]] = {}
+        """Node -> (key, Step) of a row that it made here -> its batch, and its place there."""
         self._teachers: dict[str, Any] = {}
 
     def run(self) -> Iterator[ReplayedTask]:
-        """What comes of each task. Raises what a kernel raises."""
+        """Run each task, and yield what comes of it. Raises what a kernel raises."""
         with closing(self._workers):
             for _ in self._workers.open():
                 pass
-            version = self._what.checkpoint
+            version = self._needed_run.checkpoint
             if self._checkpoint is not None:
-                restore_state(self._own_plan, self._workers, self._checkpoint, version)
+                restore_state(self._rank_plan, self._workers, self._checkpoint, version)
             self._publish(version, moved=False)
-            for at, needed in self._what.tasks:
-                while version < at:
+            for needed_version, needed in self._needed_run.tasks:
+                # One by one: followers move with each version.
+                while version < needed_version:
                     version += 1
                     self._publish(version, moved=True)
-                yield self._replayed(needed, version)
+                yield self._replay(needed, version)
 
     def _publish(self, version: int, *, moved: bool) -> None:
-        """Every reader loads this version, and followers move."""
+        """Have every reader load this version, and followers move."""
         for load in self._versions.publish(version, moved=moved):
             assert isinstance(load, m.Load)
             self._load(load)
             self._versions.heard(m.Loaded(id=load.id, worker=WORKER), load)
 
     def _load(self, load: m.Load) -> None:
-        """A reader loads."""
-        for _ in self._told(load):
+        """Have a reader load."""
+        for _ in self._carry_out(load):
             pass
 
-    def _told(self, instruction: m.ToWorker) -> Iterator[m.Event]:
+    def _carry_out(self, instruction: m.ToWorker) -> Iterator[m.Event]:
+        """Have the Worker carry it out as far as the caller iterates; each event that comes."""
         self._workers.tell(instruction)
         while (event := self._workers.next()) is not None:
             yield event
 
-    def _replayed(self, needed: NeededTask, version: int) -> ReplayedTask:
+    def _replay(self, needed: NeededTask, version: int) -> ReplayedTask:
         task = needed.task
         node = self.plan.node(task.node)
         _set_threads(node)
-        if needed.forced:
-            return self._looked_at(node, task, version)
+        if needed.token_versions:
+            return self._replay_tokens(node, task, version)
         if task.kind == "train":
-            task = self._own(task)
-        inputs = self._inputs(task)
-        blocks = tuple(ref[1] for gathers in inputs.values() for g in gathers for ref in g.refs)
+            task = self._select_rank(task)
+        inputs = self._place_inputs(task)
+        input_blocks = _list_blocks(inputs)
         try:
             match task.kind:
                 case "chunk":
-                    return self._chunk(task, inputs)
+                    return self._run_chunk(task, inputs)
                 case "train":
                     return self._train(task, inputs)
                 case _:
-                    return self._evaluation(task, inputs)
+                    return self._evaluate(task, inputs)
         finally:
-            self._worker.release(dict.fromkeys(blocks))
+            self._worker.release(input_blocks)
 
-    def _chunk(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
-        told = m.RunChunk(
+    def _run_chunk(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
+        chunk = m.RunChunk(
             id=task.id,
             node=task.node,
             worker=WORKER,
@@ -166,51 +170,56 @@ class Replay:
             keys=task.keys,
             inputs=inputs,
         )
-        found: list[Batch] = []
-        for event in self._told(told):
+        batches: list[Batch] = []
+        for event in self._carry_out(chunk):
             if isinstance(event, m.Produced):
-                found.append(self._worker.rows.of(task.node, event.ref).on_host())
+                batches.append(self._worker.rows.of(task.node, event.ref).on_host())
+                # At once: the kernel goes on with the memory of its last rows free.
                 self._worker.release([event.ref.block])
-        for batch in found:
-            self._keep(task, batch)
+        for batch in batches:
+            self._keep_rows(task, batch)
         if self._seat.rows is not None:
-            give(self._seat.rows, found)
-        return ReplayedTask(task=task, made=tuple(found))
+            send_rows(self._seat.rows, batches)
+        return ReplayedTask(task=task, batches=tuple(batches))
 
-    def _own(self, task: RecordedTask) -> RecordedTask:
+    def _select_rank(self, task: RecordedTask) -> RecordedTask:
         """What this rank trains on. Of ranks with equal rows only the first was told where they
         are.
         """
-        ranks = self._run.told.ranks_of(task)
+        ranks = self._run.assignments.ranks_of(task)
         if len(ranks) == 1:
             return task
-        rank, tensor = self._seat.rank, self.plan.node(task.node).layout.tensor
-        return replace(ranks[rank], gathers=ranks[rank // tensor * tensor].gathers)
+        rank = self._seat.rank
+        tensor_ranks = self.plan.node(task.node).layout.tensor
+        first_rank = rank // tensor_ranks * tensor_ranks
+        return replace(ranks[rank], gathers=ranks[first_rank].gathers)
 
     def _train(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
-        own = {
-            name: m.OwnRows(keys=rows.keys, mine=rows.mine, total=rows.total)
-            for name, rows in task.rows.items()
-        }
-        told = m.TrainStep(
+        rank_rows: dict[str, m.OwnRows] = {}
+        for name, rows in task.rows.items():
+            rank_rows[name] = m.OwnRows(keys=rows.keys, mine=rows.mine, total=rows.total)
+        main_rows = rank_rows.pop(ROWS)
+        train_step = m.TrainStep(
             id=task.id,
             node=task.node,
             worker=WORKER,
             step=task.step,
-            keys=own[ROWS].keys,
-            mine=own[ROWS].mine,
-            total=own[ROWS].total,
+            keys=main_rows.keys,
+            mine=main_rows.mine,
+            total=main_rows.total,
             inputs=inputs,
-            others={name: rows for name, rows in own.items() if name != ROWS},
+            others=rank_rows,
         )
-        go = m.Go(id=task.id, node=task.node, worker=WORKER)
-        several = self.plan.node(task.node).ranks > 1
-        metrics = self._measured(task.step, told, *([go] if several else []))
+        instructions: list[m.ToWorker] = [train_step]
+        # In a run the coordinator lets several ranks go together; here they walk in step.
+        if self.plan.node(task.node).ranks > 1:
+            instructions.append(m.Go(id=task.id, node=task.node, worker=WORKER))
+        metrics = self._measure(task.step, instructions)
         digest = weights_digest(self._worker.kernels[task.node].pieces())
         return ReplayedTask(task=task, digest=digest, metrics=metrics)
 
-    def _evaluation(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
-        told = m.Evaluate(
+    def _evaluate(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
+        evaluation = m.Evaluate(
             id=task.id,
             node=task.node,
             worker=WORKER,
@@ -218,169 +227,207 @@ class Replay:
             keys=task.keys,
             inputs=inputs,
         )
-        return ReplayedTask(task=task, metrics=self._measured(task.step, told))
+        return ReplayedTask(task=task, metrics=self._measure(task.step, [evaluation]))
 
-    def _measured(self, step: int, *told: m.ToWorker) -> dict[str, float]:
-        """The node's own metrics of it."""
+    def _measure(self, step: int, instructions: Sequence[m.ToWorker]) -> dict[str, float]:
+        """Carry them out; the node's own metrics of it."""
+        # What was reported before belongs to other tasks.
         self._worker.reports()
-        for instruction in told:
-            for _ in self._told(instruction):
+        for instruction in instructions:
+            for _ in self._carry_out(instruction):
                 pass
-        found = StepMetrics()
-        for name, value, count in self._worker.reports():
+        step_metrics = StepMetrics()
+        for name, number, count in self._worker.reports():
             if not name.startswith(("time/", "cpu/", "queue/")):
-                found.add(name, value, count)
-        return {name: value for name, value in found.row(step).items() if name != "step"}
+                step_metrics.add(name, number, count)
+        metrics = step_metrics.row(step)
+        return {name: number for name, number in metrics.items() if name != "step"}
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def _keep(self, task: RecordedTask, batch: Batch) -> None:
-        """Rows that were made here, for the nodes behind."""
-        made = self._made.setdefault(task.node, {})
+    def _keep_rows(self, task: RecordedTask, batch: Batch) -> None:
+        """Keep rows that were made here for the nodes behind."""
+        rows = self._replayed_rows.setdefault(task.node, {})
         for row, key in enumerate(batch.keys.rows()):
-            made[key, task.step] = batch, row
+            rows[key, task.step] = batch, row
 
-    def _inputs(self, task: RecordedTask) -> dict[str, tuple[Gather, ...]]:
-        """What the task is told to gather: its rows are put into the outbox for it."""
-        found: dict[str, tuple[Gather, ...]] = {}
-        for gather in task.gathers:
-            found[gather.input] = (*found.get(gather.input, ()), self._gathered(gather, task.step))
-        return found
+    def _place_inputs(self, task: RecordedTask) -> dict[str, tuple[Gather, ...]]:
+        """Put the rows that a task takes into the outbox; where it gathers them."""
+        inputs: dict[str, tuple[Gather, ...]] = {}
+        for recorded in task.gathers:
+            gather = self._place_rows(recorded, task.step)
+            inputs[recorded.input] = (*inputs.get(recorded.input, ()), gather)
+        return inputs
 
-    def _gathered(self, gather: RecordedGather, step: int) -> Gather:
-        count = len(gather.keys)
-        at = np.arange(count), np.zeros(count, dtype=np.int32)
-        if not count:
-            return Gather(
-                producer=gather.producer,
-                columns=gather.columns,
-                refs=(),
-                block=at[1],
-                row=at[0],
-                keys=gather.owners,
-            )
-        rows = self._rows(gather.producer, gather.keys, step)
-        device = self._worker.rows.device
-        ref = self._worker.rows.keep(gather.producer, device.restored(gather.producer, rows))
+    def _place_rows(self, recorded: RecordedGather, step: int) -> Gather:
+        """Put the rows of a gather into one block of the outbox, in its order."""
+        count = len(recorded.keys)
+        refs: tuple[tuple[str, int], ...] = ()
+        if count:
+            rows = self._find_rows(recorded.producer, recorded.keys, step)
+            outbox = self._worker.rows
+            restored = outbox.device.restored(recorded.producer, rows)
+            ref = outbox.keep(recorded.producer, restored)
+            refs = ((WORKER, ref.block),)
         return Gather(
-            producer=gather.producer,
-            columns=gather.columns,
-            refs=((WORKER, ref.block),),
-            block=at[1],
-            row=at[0],
-            keys=gather.owners,
+            producer=recorded.producer,
+            columns=recorded.columns,
+            refs=refs,
+            block=np.zeros(count, dtype=np.int32),
+            row=np.arange(count),
+            keys=recorded.owners,
         )
 
-    def _rows(self, producer: str, keys: Keys, step: int) -> Batch:
+    def _find_rows(self, producer: str, keys: Keys, step: int) -> Batch:
         """The rows of these keys: those that were made here, else the recorded ones."""
-        made = self._made.get(producer, {})
-        step = step if self.plan.node(producer).region != "stream" else 0
-        here = [self._made_row(made, key, step) for key in keys.rows()]
-        if all(here):
-            return Batch.concat([batch.take(np.array([row])) for batch, row in filter(None, here)])
+        # Above the cut a chunk is of no Step: its rows were kept under 0.
+        if self.plan.node(producer).region == "stream":
+            step = 0
+        replayed = self._find_replayed(producer, keys, step)
+        if replayed is not None:
+            return Batch.concat(replayed)
         table, missing = self._run.rows.find(producer, keys, step)
         if table is None:
             raise RunError(f"{self._run.folder}: {producer} has no rows {missing[:3]}")
         return recorded_batch(table)
 
-    @staticmethod
-    def _made_row(
-        made: Mapping[tuple[Key, int], tuple[Batch, int]], key: Key, step: int
-    ) -> tuple[Batch, int] | None:
-        return made.get((key, step)) or made.get((key, 0))
+    def _find_replayed(self, producer: str, keys: Keys, step: int) -> list[Batch] | None:
+        """A batch of each row; None if one of them was not made here."""
+        replayed = self._replayed_rows.get(producer, {})
+        batches: list[Batch] = []
+        for key in keys.rows():
+            batch_and_row = replayed.get((key, step)) or replayed.get((key, 0))
+            if batch_and_row is None:
+                return None
+            batch, row = batch_and_row
+            batches.append(batch.take(np.array([row])))
+        return batches
 
     # --- recorded tokens --------------------------------------------------------------------------
 
-    def _looked_at(self, node: PlannedNode, task: RecordedTask, version: int) -> ReplayedTask:
-        """The log-probs of recorded tokens of this version."""
+    def _replay_tokens(self, node: PlannedNode, task: RecordedTask, version: int) -> ReplayedTask:
+        """Compute the log-probs of recorded tokens of this version."""
         table = self._run.rows.of_task(node.name, task)
         assert table is not None
         rows = recorded_batch(table).sorted()
-        kernel = self._teacher(node, version)
+        teacher = self._load_teacher(node, version)
         chunk = Chunk(id=task.id, step=task.step, keys=rows.keys, inputs={"rows": rows})
-        computed = Batch.concat(list(kernel.run(chunk))).ragged("logprobs").values
-        at = np.flatnonzero(rows.ragged("version").values == version)
-        return ReplayedTask(task=task, made=(rows,), logprobs=computed[at], at=at)
+        scored = Batch.concat(list(teacher.run(chunk)))
+        logprobs = scored.ragged("logprobs").values
+        token_indices = np.flatnonzero(rows.ragged("version").values == version)
+        return ReplayedTask(
+            task=task,
+            batches=(rows,),
+            logprobs=logprobs[token_indices],
+            token_indices=token_indices,
+        )
 
-    def _teacher(self, node: PlannedNode, version: int) -> Any:
-        """A kernel that computes log-probs of given tokens with this version of a node's Model."""
-        program = self.plan.program
-        assert program is not None
-        written, use = program.node(node.name), node.models[0]
+    def _load_teacher(self, node: PlannedNode, version: int) -> Any:
+        """A kernel that computes log-probs of the tokens that it gets, with this version of a
+        node's Model.
+        """
         if node.name not in self._teachers:
-            states = {s.name: s for s in program.states if isinstance(s, Model)}
-            kernel = kernel_class(replace(node, kernel=written.operator.replayed))()
-            told = KernelNode(
-                name=node.name,
-                operator=node.operator,
-                models={"model": states[use.model]},
-                params={"temperature": written.params.get("temperature")},
-                returns=("logprobs",),
-            )
-            names = {use.model: f"{use.model} replayed"}
-            kernel.open(told, node.layout, NodeSession(node.name, self.plan.seed, {}, names))
-            self._teachers[node.name] = kernel
+            self._teachers[node.name] = self._open_teacher(node)
         kernel = self._teachers[node.name]
-        writer = self._writer_of(node)
+        writer = self._find_writer(node)
         if writer:
             kernel.load(self._worker.kernels[writer].pieces(), version)
         return kernel
 
-    def _writer_of(self, node: PlannedNode) -> str:
-        """Who trains the Model whose tokens are replayed; empty for nobody."""
-        used = node.models[0].model
-        return next((model.writer for model in self.plan.models if model.name == used), "")
-
-
-def opened(plan: Plan, what: NeededRun) -> set[str]:
-    """The nodes whose kernels are needed: those that run, and the writers of their weights."""
-    found = {each.task.node for _, each in what.tasks if not each.forced}
-    used = {
-        u.model
-        for _, each in what.tasks
-        for u in plan.node(each.task.node).models
-        if u.param != "tokenizer"
-    }
-    used |= {model.follows for model in plan.models if model.name in used and model.follows}
-    return found | {model.writer for model in plan.models if model.name in used and model.writer}
-
-
-def _alone(plan: Plan, there: set[str]) -> Plan:
-    """The same plan with these nodes in one Worker, and the others nowhere."""
-    nodes = tuple(
-        replace(
-            node,
-            workers=(WORKER,) if node.name in there else (),
-            layout=replace(node.layout, replicas=1),
+    def _open_teacher(self, node: PlannedNode) -> Any:
+        program = self.plan.program
+        assert program is not None
+        graph_node, use = program.node(node.name), node.models[0]
+        states = {state.name: state for state in program.states if isinstance(state, Model)}
+        kernel = kernel_class(replace(node, kernel=graph_node.operator.replayed))()
+        kernel_node = KernelNode(
+            name=node.name,
+            operator=node.operator,
+            models={"model": states[use.model]},
+            params={"temperature": graph_node.params.get("temperature")},
+            returns=("logprobs",),
         )
-        for node in plan.nodes
+        # Under another name: the module of the node itself keeps its own version.
+        module_names = {use.model: f"{use.model} replayed"}
+        session = NodeSession(node.name, self.plan.seed, {}, module_names)
+        kernel.open(kernel_node, node.layout, session)
+        return kernel
+
+    def _find_writer(self, node: PlannedNode) -> str:
+        """Who trains the Model whose tokens are replayed; empty for nobody."""
+        name = node.models[0].model
+        return next((model.writer for model in self.plan.models if model.name == name), "")
+
+
+def _list_blocks(inputs: m.Inputs) -> list[int]:
+    """The blocks that these gathers read, each once."""
+    blocks: dict[int, None] = {}
+    for gathers in inputs.values():
+        for gather in gathers:
+            blocks |= dict.fromkeys(block for _, block in gather.refs)
+    return list(blocks)
+
+
+# --- the plan of one Worker -----------------------------------------------------------------------
+
+
+def find_opened_nodes(plan: Plan, needed_run: NeededRun) -> set[str]:
+    """Find the nodes whose kernels are needed: those that run, and the writers of their weights."""
+    names: set[str] = set()
+    models: set[str] = set()
+    for _, needed in needed_run.tasks:
+        node = plan.node(needed.task.node)
+        # Recorded tokens are replayed by a teacher instead of the node's own kernel.
+        if not needed.token_versions:
+            names.add(node.name)
+        models.update(use.model for use in node.models if use.param != "tokenizer")
+    models |= {m.follows for m in plan.models if m.name in models and m.follows}
+    return names | {m.writer for m in plan.models if m.name in models and m.writer}
+
+
+def _place_on_one_worker(plan: Plan, opened_nodes: set[str]) -> Plan:
+    """The same plan with these nodes in one Worker, and the others nowhere."""
+    nodes: list[PlannedNode] = []
+    for node in plan.nodes:
+        workers = (WORKER,) if node.name in opened_nodes else ()
+        nodes.append(replace(node, workers=workers, layout=replace(node.layout, replicas=1)))
+    return replace(
+        plan,
+        nodes=tuple(nodes),
+        recorded=(),
+        recorder=WORKER,
+        turns=(),
+        spare=(),
+        hosts={},
+        devices={},
+        environments={},
     )
-    alone = replace(plan, nodes=nodes, recorded=(), recorder=WORKER, turns=(), spare=(), hosts={})
-    return replace(alone, devices={}, environments={})
 
 
-def _without_others(plan: Plan) -> Plan:
+def _drop_single_ranks(plan: Plan) -> Plan:
     """The same plan without nodes that have one rank: the first rank's process has them."""
-    nodes = (n if n.ranks > 1 else replace(n, workers=()) for n in plan.nodes)
+    nodes: list[PlannedNode] = []
+    for node in plan.nodes:
+        if node.ranks <= 1:
+            node = replace(node, workers=())
+        nodes.append(node)
     return replace(plan, nodes=tuple(nodes))
 
 
-def _as_rank(plan: Plan, rank: int) -> Plan:
+def _place_as_rank(plan: Plan, rank: int) -> Plan:
     """The same plan, in which the Worker is this rank of each node that has several."""
-    nodes = tuple(
-        replace(
-            node,
-            workers=tuple(WORKER if i == rank else f"rank {i}" for i in range(node.ranks)),
-        )
-        if node.workers and node.ranks > 1
-        else node
-        for node in plan.nodes
-    )
-    return replace(plan, nodes=nodes)
+    nodes: list[PlannedNode] = []
+    for node in plan.nodes:
+        if node.workers and node.ranks > 1:
+            workers = [f"rank {i}" for i in range(node.ranks)]
+            workers[rank] = WORKER
+            node = replace(node, workers=tuple(workers))
+        nodes.append(node)
+    return replace(plan, nodes=tuple(nodes))
 
 
 def _set_threads(node: PlannedNode) -> None:
-    """As many as the kernel had in the run: the last bits depend on it."""
+    """Use as many threads as the kernel had in the run: the last bits depend on it."""
     if node.traits.computes:
         import torch
 

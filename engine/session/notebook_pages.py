@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from dataflow.draw.chart import Points, chart
-from dataflow.draw.html import folded, picture, table, text
-from dataflow.draw.pages import drawn
+from dataflow.draw.chart import Points, draw_chart
+from dataflow.draw.html import write_details, write_image, write_lines, write_table
+from dataflow.draw.pages import draw_image
 from dataflow.safe_text import shown_number
 from engine.plan.explain import explain
 from engine.plan.explain.nodes import HEADS, cells
@@ -34,13 +34,13 @@ def plan_page(plan: AnyPlan) -> str:
     """The drawing, the nodes as a table, warnings, and the whole plan behind a click."""
     parts = [_nodes(phase) for phase in plan.phases]
     warnings = "\n".join(map(str, plan.warnings))
-    parts += [text(warnings)] if warnings else []
-    return "".join([*parts, folded("the whole plan", text(explain(plan)))])
+    parts += [write_lines(warnings)] if warnings else []
+    return "".join([*parts, write_details("the whole plan", write_lines(explain(plan)))])
 
 
 def _nodes(plan: Plan) -> str:
-    shown = drawn(plan.program) if plan.program is not None else ""
-    return shown + table(["node", *HEADS], ([n.name, *cells(plan, n)] for n in plan.nodes))
+    shown = draw_image(plan.program) if plan.program is not None else ""
+    return shown + write_table(["node", *HEADS], ([n.name, *cells(plan, n)] for n in plan.nodes))
 
 
 def result_page(result: Result) -> str:
@@ -48,19 +48,19 @@ def result_page(result: Result) -> str:
     rows = [("run folder", result.folder), *result.trained.items()]
     for name, folders in result.best.items():
         rows += [(f"best by {name}", folder) for folder in folders]
-    ended = table([result.reason, f"step {result.step}"], rows)
+    ended = write_table([result.reason, f"step {result.step}"], rows)
     return ended + charts(result.history) + _last(result.metrics)
 
 
 def handle_page(handle: RunHandle) -> str:
     """Where the run is just now, and charts of what it has learned so far."""
-    state = table([handle.state, f"step {handle.step}"], [("run folder", handle.folder)])
+    state = write_table([handle.state, f"step {handle.step}"], [("run folder", handle.folder)])
     return state + charts(handle.history) + _last(handle.metrics)
 
 
 def _last(metrics: Mapping[str, float]) -> str:
     rows = [(name, shown_number(value, 4)) for name, value in metrics.items() if value is not None]
-    return folded("metrics of the last step", table(["metric", "value"], rows))
+    return write_details("metrics of the last step", write_table(["metric", "value"], rows))
 
 
 def charts(history: pa.Table) -> str:
@@ -71,7 +71,7 @@ def charts(history: pa.Table) -> str:
         names = [name for name in history.column_names if re.fullmatch(named, name)]
         lines = _distinct({name: _points(history, name, steps) for name in names})
         if lines and not (title == "loss" and "reward" in found):
-            found[title] = picture(chart(title, lines), f"{title} over the Steps")
+            found[title] = write_image(draw_chart(title, lines), f"{title} over the Steps")
     return "".join(found.values())
 
 

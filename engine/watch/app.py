@@ -135,7 +135,10 @@ def _static(request: Request) -> Response:
 
 def _file(path: str) -> Response:
     """One of the page's own files, found among those that there are."""
-    page_files = {str(f.relative_to(STATIC)): f for f in STATIC.rglob("*") if f.is_file()}
+    page_files: dict[str, Path] = {}
+    for file in STATIC.rglob("*"):
+        if file.is_file():
+            page_files[str(file.relative_to(STATIC))] = file
     if path not in page_files:
         raise NotServed(f"no file {path[:80]!r} of the page")
     kind = _TYPES.get(page_files[path].suffix, "application/octet-stream")
@@ -198,7 +201,8 @@ def _sample_query(request: Request) -> SampleQuery:
     parameters = request.query_params
     order = parameters.get("order", "newest")
     if order not in ORDERS:
-        raise NotServed(f"order: expected one of {', '.join(ORDERS)}, found {order[:40]!r}", 400)
+        orders = ", ".join(ORDERS)
+        raise NotServed(f"order: expected one of {orders}, found {order[:40]!r}", 400)
     step = _number(request, "step")
     last = _count(request, "to", _LARGEST_NUMBER)
     if step is not None:

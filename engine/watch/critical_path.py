@@ -14,24 +14,28 @@ _LEAST = 0.05
 
 
 def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
-    """Nodes, from the one that is worked in up to the train node that waits longest; empty where
-    no train node has done or waited for anything. train: the names of train nodes.
+    """Follow the waits from the train node that waits longest to the node that is worked in; the
+    names on the way, that node first. Empty where no train node has done or waited for anything.
+    train: the names of train nodes.
     """
     nodes: dict[str, list[ReplicaFlow]] = {}
     for key, replica in flow.nodes.items():
-        nodes.setdefault(key.rpartition("@")[0], []).append(replica)
-    known = [name for name in train if any(map(_active, nodes.get(name, ())))]
-    if not known:
+        name, _, _ = key.rpartition("@")
+        nodes.setdefault(name, []).append(replica)
+    active = [name for name in train if any(map(_is_active, nodes.get(name, ())))]
+    if not active:
         return []
-    here: str | None = max(known, key=lambda name: _mean(nodes[name], _waited))
+    length = flow.end - flow.start
+    node: str | None = max(active, key=lambda name: _mean(nodes[name], _waited))
     path: list[str] = []
-    while here is not None and here not in path:
-        path.append(here)
-        here = _blamed(nodes.get(here, []), flow.end - flow.start)
+    # Two nodes may wait for each other.
+    while node is not None and node not in path:
+        path.append(node)
+        node = _find_blamed(nodes.get(node, []), length)
     return path[::-1]
 
 
-def _blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
+def _find_blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
     """The node that these wait for most; None if they hardly wait."""
     if not replicas or _mean(replicas, _waited) < _LEAST * length:
         return None
@@ -49,9 +53,9 @@ def _waited(replica: ReplicaFlow) -> float:
     return replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
 
 
-def _active(replica: ReplicaFlow) -> bool:
+def _is_active(replica: ReplicaFlow) -> bool:
     return replica.busy > 0 or _waited(replica) > 0
 
 
-def _mean(replicas: list[ReplicaFlow], what: Callable[[ReplicaFlow], float]) -> float:
-    return sum(map(what, replicas)) / len(replicas)
+def _mean(replicas: list[ReplicaFlow], seconds_of: Callable[[ReplicaFlow], float]) -> float:
+    return sum(map(seconds_of, replicas)) / len(replicas)

@@ -36,62 +36,69 @@ _IN_SAMPLES = {"prompt": "prompt", "completion": "completion", "version": "versi
 def edge_rows(
     run: OpenFolder, plan: PlanFile, index: SampleIndex, edge_name: str
 ) -> dict[str, Any]:
-    """All of an edge. Raises NotServed for an edge that the plan does not have."""
-    edge = next((e for e in plan.edges if edge_id(e.producer, e.consumer) == edge_name), None)
-    if edge is None:
-        name = one_line(edge_name)[:80]
-        raise NotServed(f"the plan has no edge {name}: nothing of it is read, or it is no edge")
-    source, step, table = _table(run, edge, index)
-    if table is None:
-        rows = []
-    else:
-        rows = _rows(table, edge)
+    """Describe an edge, with its newest rows. Raises NotServed for an edge that the plan does not
+    have.
+    """
+    edge = _find_edge(plan, edge_name)
+    source, step, table = _read_newest(run, edge, index)
+    rows: list[dict[str, Any]] = []
+    if table is not None:
+        rows = _list_rows(table, edge)
     return {
         "id": edge_name,
         "producer": edge.producer,
         "consumer": edge.consumer,
         "route": edge.route,
-        "columns": _schema(edge, table),
-        "bytes_per_row": _per_row(table),
+        "columns": _describe_columns(edge, table),
+        "bytes_per_row": _bytes_per_row(table),
         "rows": rows,
         "from": source,
         "step": step,
     }
 
 
-def _table(
+def _find_edge(plan: PlanFile, edge_name: str) -> PlanEdge:
+    for edge in plan.edges:
+        if edge_id(edge.producer, edge.consumer) == edge_name:
+            return edge
+    name = one_line(edge_name)[:80]
+    raise NotServed(f"the plan has no edge {name}: nothing of it is read, or it is no edge")
+
+
+def _read_newest(
     run: OpenFolder, edge: PlanEdge, index: SampleIndex
 ) -> tuple[str, int | None, pa.Table | None]:
     """(where they are from, their Step if known, the newest rows that the producer made)."""
     try:
-        newest = _recorded(run, edge.producer) or _newest(run, edge.producer)
+        newest = _read_recorded(run, edge.producer) or _read_events(run, edge.producer)
     except (pa.ArrowException, OSError) as error:
         raise NotServed(f"rows of {edge.producer}: {error!s:.200}") from error
-    return newest or _of_samples(run, edge, index)
+    return newest or _read_samples(run, edge, index)
 
 
-def _recorded(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | None:
+def _read_recorded(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | None:
     """Rows of the newest recorded file of a node."""
     with inside(run, RECORDED, quote(node, safe="")) as folder:
-        if folder is not None:
-            names = [n for n in folder.names() if _RECORDED.match(n)]
-        else:
-            names = []
-        if folder is None or not names:
+        if folder is None:
+            return None
+        names = [name for name in folder.names() if _RECORDED.match(name)]
+        if not names:
             return None
         with opened_table(folder, max(names, key=_age)) as file:
-            table = next(file.iter_batches(batch_size=ROWS, use_threads=False), None)
-    if table is None:
+            batch = next(file.iter_batches(batch_size=ROWS, use_threads=False), None)
+    if batch is None:
         return None
-    return ("recorded", None, pa.Table.from_batches([table]))
+    return ("recorded", None, pa.Table.from_batches([batch]))
 
 
 def _age(name: str) -> tuple[int, ...]:
     """A file's life of the run, and its first and last chunk."""
-    return tuple(int(part) for part in name.split("-")[:3])
+    numbers = name.split("-")[:3]
+    return tuple(map(int, numbers))
 
 
-def _newest(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | None:
+def _read_events(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | None:
+    """The newest rows that a node left in events/newest/."""
     with inside(run, EVENTS, "newest") as folder:
         if folder is not None:
             content = folder.read(f"{node}.arrow", _LARGEST)
@@ -103,7 +110,7 @@ def _newest(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | No
         return "newest", None, file.read_all().slice(0, ROWS)
 
 
-def _of_samples(
+def _read_samples(
     run: OpenFolder, edge: PlanEdge, index: SampleIndex
 ) -> tuple[str, int | None, pa.Table | None]:
     """The newest samples, with the edge's columns that they have."""
@@ -115,18 +122,27 @@ def _of_samples(
         assert folder is not None
         with opened_table(folder, name) as file:
             stored_columns = file.schema_arrow.names
-            named = {c: _IN_SAMPLES.get(c, c) for c in _columns(edge, stored_columns)}
-            wanted = [*("step", "position", "sample"), *dict.fromkeys(named.values())]
-            wanted = [c for c in wanted if c in stored_columns]
-            batch = next(file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False))
+            stored_names = _name_in_samples(edge, stored_columns)
+            candidates = dict.fromkeys(("step", "position", "sample", *stored_names.values()))
+            names = [name for name in candidates if name in stored_columns]
+            batch = next(file.iter_batches(batch_size=ROWS, columns=names, use_threads=False))
     table = pa.Table.from_batches([batch])
-    columns = {n: table.column(n) for n in ("position", "sample") if n in wanted}
-    columns |= {c: table.column(of) for c, of in named.items() if of in wanted}
-    if "step" in wanted:
+    columns: dict[str, pa.ChunkedArray] = {}
+    for column, stored_name in stored_names.items():
+        if stored_name in names:
+            columns[column] = table.column(stored_name)
+    step = None
+    if "step" in names:
         step = table.column("step")[0].as_py()
-    else:
-        step = None
     return "samples", step, pa.table(columns)
+
+
+def _name_in_samples(edge: PlanEdge, stored_columns: list[str]) -> dict[str, str]:
+    """The keys and the edge's columns -> what samples call them."""
+    names = {"position": "position", "sample": "sample"}
+    for column in _columns(edge, stored_columns):
+        names[column] = _IN_SAMPLES.get(column, column)
+    return names
 
 
 def _columns(edge: PlanEdge, stored_columns: list[str]) -> Iterator[str]:
@@ -138,19 +154,18 @@ def _columns(edge: PlanEdge, stored_columns: list[str]) -> Iterator[str]:
             yield column
 
 
-def _schema(edge: PlanEdge, table: pa.Table | None) -> list[dict[str, str]]:
+def _describe_columns(edge: PlanEdge, table: pa.Table | None) -> list[dict[str, str]]:
+    types: dict[str, str] = {}
     if table is not None:
-        known = {f.name: str(f.type) for f in table.schema}
-    else:
-        known = {}
-    names = dict.fromkeys(_columns(edge, list(known)))
-    return [{"name": name, "type": known.get(name, "")} for name in names]
+        types = {field.name: str(field.type) for field in table.schema}
+    names = dict.fromkeys(_columns(edge, list(types)))
+    return [{"name": name, "type": types.get(name, "")} for name in names]
 
 
-def _rows(table: pa.Table, edge: PlanEdge) -> list[dict[str, Any]]:
+def _list_rows(table: pa.Table, edge: PlanEdge) -> list[dict[str, Any]]:
     """Keys and the edge's columns, row by row."""
-    names = [n for n in (*_KEYS, *_columns(edge, table.column_names)) if n in table.column_names]
-    selected = table.select(list(dict.fromkeys(names)))
+    candidates = dict.fromkeys((*_KEYS, *_columns(edge, table.column_names)))
+    selected = table.select([name for name in candidates if name in table.column_names])
     rows: list[Mapping[str, Any]] = selected.to_pylist()
     return [_short_row(row) for row in rows]
 
@@ -159,7 +174,7 @@ def _short_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: shorten_for_json(cell, _LISTED) for name, cell in row.items()}
 
 
-def _per_row(table: pa.Table | None) -> float | None:
+def _bytes_per_row(table: pa.Table | None) -> float | None:
     if table is not None and len(table):
         return table.nbytes / len(table)
     return None

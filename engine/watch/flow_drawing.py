@@ -7,7 +7,7 @@ drawing (dataflow.draw), what a plan estimated (engine/plan/drawing.py).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dataflow.errors import DataError
@@ -27,8 +27,9 @@ _WAITS = {
 
 
 def measured_notes(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Lines by node, data edge `a->b` and weight edge `model->reader`: means over all Steps of a
-    run folder; of a Program after `2/`. Raises DataError for a folder without events.
+    """Read what a run folder measured, as means over all its Steps: lines by node, data edge `a->b`
+    and weight edge `model->reader`; of a Program after `2/`. Raises DataError for a folder without
+    events.
     """
     phases: dict[int, list[Flow]] = defaultdict(list)
     for record in read_steps(folder / EVENTS):
@@ -48,7 +49,8 @@ def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
     length = max(flow.end - flow.start, 1e-9)
     nodes: dict[str, list[ReplicaFlow]] = defaultdict(list)
     for key, replica in flow.nodes.items():
-        nodes[key.partition("@")[0]].append(replica)
+        node, _, _ = key.partition("@")
+        nodes[node].append(replica)
     for node, replicas in nodes.items():
         yield node, (_shares(replicas), *_rates(replicas, length))
     for name, edge in flow.edges.items():
@@ -57,30 +59,33 @@ def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
             size = shown_bytes(round(edge.bytes / length))
             yield name, (f"{rows} rows/s, {size}/s",)
     weights: dict[str, list[WeightFlow]] = defaultdict(list)
-    for key, one in flow.weights.items():
-        weights[key.partition("@")[0]].append(one)
+    for key, reader in flow.weights.items():
+        name, _, _ = key.partition("@")
+        weights[name].append(reader)
     for name, readers in weights.items():
-        yield from ((name, (line,)) for line in _loads(readers))
+        for line in _loads(readers):
+            yield name, (line,)
 
 
-def _shares(replicas: Iterable[ReplicaFlow]) -> str:
+def _shares(replicas: Sequence[ReplicaFlow]) -> str:
     """`busy 54 %, waits 31 % for rows`: its work, and the wait that took most."""
-    many = list(replicas)
     names = ("busy", *_WAITS, "idle")
     seconds: dict[str, float] = {}
     for name in names:
-        seconds[name] = sum(getattr(replica, name) for replica in many)
+        seconds[name] = sum(getattr(replica, name) for replica in replicas)
     whole = sum(seconds.values()) or 1.0
     most = max(_WAITS, key=lambda name: seconds[name])
-    words = [f"busy {seconds['busy'] / whole * 100:.0f} %"]
+    busy_percent = seconds["busy"] / whole * 100
+    words = f"busy {busy_percent:.0f} %"
     if seconds[most] >= 0.01 * whole:
-        words.append(f"waits {seconds[most] / whole * 100:.0f} % for {_WAITS[most]}")
-    return ", ".join(words)
+        wait_percent = seconds[most] / whole * 100
+        words += f", waits {wait_percent:.0f} % for {_WAITS[most]}"
+    return words
 
 
-def _rates(replicas: Iterable[ReplicaFlow], length: float) -> list[str]:
-    many = list(replicas)
-    rows, tokens = sum(each.rows for each in many), sum(each.tokens for each in many)
+def _rates(replicas: Sequence[ReplicaFlow], length: float) -> list[str]:
+    rows = sum(replica.rows for replica in replicas)
+    tokens = sum(replica.tokens for replica in replicas)
     rates: list[str] = []
     if rows:
         rates.append(f"{shown_number(rows / length, 4)} rows/s")
@@ -91,10 +96,9 @@ def _rates(replicas: Iterable[ReplicaFlow], length: float) -> list[str]:
     return []
 
 
-def _loads(readers: Iterable[WeightFlow]) -> list[str]:
-    many = list(readers)
-    loads = sum(each.loads for each in many)
+def _loads(readers: Sequence[WeightFlow]) -> list[str]:
+    loads = sum(reader.loads for reader in readers)
     if not loads:
         return []
-    seconds = sum(each.seconds for each in many) / loads
+    seconds = sum(reader.seconds for reader in readers) / loads
     return [f"{loads} loads, {seconds * 1e3:,.0f} ms each"]

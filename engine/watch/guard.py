@@ -64,10 +64,12 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
-        refused = self._refused(scope, headers)
-        if refused is not None:
-            await _answer(send, *refused)
+        headers: dict[str, str] = {}
+        for name, content in scope["headers"]:
+            headers[name.decode("latin-1")] = content.decode("latin-1")
+        refusal = self._find_refusal(scope, headers)
+        if refusal is not None:
+            await _answer(send, *refusal)
         elif self._is_token(scope):
             cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             more = {"location": self._first, "set-cookie": cookie}
@@ -77,7 +79,7 @@ class Guard:
         else:
             await self._app(scope, receive, _with_headers(send))
 
-    def _refused(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
+    def _find_refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """(status, why) of a request that nobody of this page makes."""
         if scope["method"] != "GET":
             return 405, "only GET"
@@ -93,38 +95,46 @@ class Guard:
     def _is_token(self, scope: Scope) -> bool:
         if scope["path"] != "/":
             return False
-        token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        return self._is(token)
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        first_token = query.get("token", [""])[0]
+        return self._is_our_token(first_token)
 
     def _has_cookie(self, headers: Mapping[str, str]) -> bool:
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:
             return False
-        return self._is(cookie.value if cookie is not None else "")
+        return cookie is not None and self._is_our_token(cookie.value)
 
     def _has_bearer(self, headers: Mapping[str, str]) -> bool:
         """As Prometheus sends it; a page of another site cannot, as nothing allows it to."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self._is(token.strip())
+        return scheme.lower() == "bearer" and self._is_our_token(token.strip())
 
-    def _is(self, token: str) -> bool:
+    def _is_our_token(self, token: str) -> bool:
+        # In the same time however much of it is right, so that it cannot be guessed in parts.
         return hmac.compare_digest(token.encode(), self._token.encode())
 
 
-def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+def _encode_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    encoded: list[tuple[bytes, bytes]] = []
+    for name, content in headers.items():
+        encoded.append((name.encode("latin-1"), content.encode("latin-1")))
+    return encoded
 
 
 def _with_headers(send: Send) -> Send:
-    async def sent(message: MutableMapping[str, Any]) -> None:
+    async def send_more(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            sent_names = {name.lower() for name, _ in message["headers"]}
-            more = [h for h in _encoded(HEADERS) if h[0] not in sent_names]
-            message = {**message, "headers": [*message["headers"], *more]}
+            headers = list(message["headers"])
+            sent_names = {name.lower() for name, _ in headers}
+            for name, content in _encode_headers(HEADERS):
+                if name not in sent_names:
+                    headers.append((name, content))
+            message = {**message, "headers": headers}
         await send(message)
 
-    return sent
+    return send_more
 
 
 async def _answer(
@@ -136,6 +146,6 @@ async def _answer(
         body = b""
     headers = {**HEADERS, "content-type": "application/json", **(more or {})}
     headers["content-length"] = str(len(body))
-    start = {"type": "http.response.start", "status": status, "headers": _encoded(headers)}
+    start = {"type": "http.response.start", "status": status, "headers": _encode_headers(headers)}
     await send(start)
     await send({"type": "http.response.body", "body": body})

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.keep.flow.records import Flow
+from engine.keep.flow.records import Flow, ReplicaFlow
 from engine.keep.reader.flow_index import FlowIndex
 from engine.keep.reader.open_folder import FileMark, OpenFolder
 
@@ -51,26 +51,33 @@ class Lanes:
         """The lanes of the Steps first..last, at most `points` (and MOST) of each."""
         with self._lock:
             parts = self._refresh(index, run)
-            steps = np.concatenate([np.empty(0, np.int64), *(p.steps for p in parts)])
+            part_steps = [part.steps for part in parts]
+            # Of a run without Flows there is nothing else to join.
+            steps = np.concatenate([np.empty(0, np.int64), *part_steps])
             wanted = (steps >= first) & (steps <= last)
-            cuts = _cuts(int(wanted.sum()), max(1, min(points, MOST)))
+            count = int(wanted.sum())
+            cuts = _cuts(count, max(1, min(points, MOST)))
             if not len(cuts):
                 return {"workers": {}}
             lengths = np.concatenate([part.length for part in parts])
-            length = _summed(lengths[wanted], cuts)
-            ends = steps[wanted][np.append(cuts[1:], wanted.sum()) - 1]
+            length = _sum_buckets(lengths[wanted], cuts)
+            # A bucket stands at its last Step.
+            last_places = np.append(cuts[1:], count) - 1
+            ends = steps[wanted][last_places]
             workers: set[str] = set()
             for part in parts:
                 workers.update(part.seconds)
             lanes: dict[str, Any] = {}
             for worker in sorted(workers):
-                lanes[worker] = _lane(parts, worker, wanted, cuts, length, ends)
+                lanes[worker] = _make_lane(parts, worker, wanted, cuts, length, ends)
             return {"workers": lanes}
 
     def _refresh(self, index: FlowIndex, run: OpenFolder) -> list[LanePart]:
+        """Read the segments that are new or have changed since the last time."""
         marks = index.marks(run)
-        for name in [n for n, part in self._parts.items() if marks.get(n) != part.mark]:
-            del self._parts[name]
+        for name, part in list(self._parts.items()):
+            if marks.get(name) != part.mark:
+                del self._parts[name]
         for name, mark in marks.items():
             if name not in self._parts:
                 flows = (r for r in index.of_segment(run, name) if isinstance(r, Flow))
@@ -79,19 +86,20 @@ class Lanes:
 
 
 def lane_part(mark: FileMark, flows: Iterable[Flow]) -> LanePart:
-    """The lanes of these Flows."""
+    """Add up the lanes of these Flows."""
     stretches = list(flows)
-    length = np.array([flow.end - flow.start for flow in stretches], np.float32)
+    steps = [flow.step for flow in stretches]
+    lengths = [flow.end - flow.start for flow in stretches]
+    length = np.array(lengths, np.float32)
     busy, waited = _columns(stretches)
-    by_worker: dict[str, list[str]] = defaultdict(list)
+    keys_by_worker: dict[str, list[str]] = defaultdict(list)
     for key in busy:
-        by_worker[key.rpartition("@")[2]].append(key)
-    return LanePart(
-        mark=mark,
-        steps=np.array([flow.step for flow in stretches], np.int64),
-        length=length,
-        seconds={w: _seconds(keys, busy, waited, length) for w, keys in by_worker.items()},
-    )
+        _, _, worker = key.rpartition("@")
+        keys_by_worker[worker].append(key)
+    seconds: dict[str, dict[str, np.ndarray]] = {}
+    for worker, keys in keys_by_worker.items():
+        seconds[worker] = _add_up(keys, busy, waited, length)
+    return LanePart(mark=mark, steps=np.array(steps, np.int64), length=length, seconds=seconds)
 
 
 def _columns(flows: list[Flow]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -99,20 +107,25 @@ def _columns(flows: list[Flow]) -> tuple[dict[str, np.ndarray], dict[str, np.nda
     empty = [0.0] * len(flows)
     busy: dict[str, list[float]] = {}
     waited: dict[str, list[float]] = {}
-    for at, flow in enumerate(flows):
-        for key, r in flow.nodes.items():
+    for place, flow in enumerate(flows):
+        for key, replica in flow.nodes.items():
             if key not in busy:
-                busy[key], waited[key] = empty.copy(), empty.copy()
-            busy[key][at] = r.busy
-            waited[key][at] = r.for_rows + r.for_weights + r.for_turn + r.for_room
+                busy[key] = empty.copy()
+                waited[key] = empty.copy()
+            busy[key][place] = replica.busy
+            waited[key][place] = _waited(replica)
     return _as_arrays(busy), _as_arrays(waited)
+
+
+def _waited(replica: ReplicaFlow) -> float:
+    return replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
 
 
 def _as_arrays(seconds: dict[str, list[float]]) -> dict[str, np.ndarray]:
     return {replica: np.array(numbers, np.float32) for replica, numbers in seconds.items()}
 
 
-def _seconds(
+def _add_up(
     keys: list[str],
     busy: dict[str, np.ndarray],
     waited: dict[str, np.ndarray],
@@ -121,14 +134,22 @@ def _seconds(
     """A Worker's busy seconds by node, waiting and idle."""
     worked = np.sum([busy[key] for key in keys], axis=0)
     rest = np.maximum(length - worked, 0)
-    alone = [waited[key] - (worked - busy[key]) for key in keys]
-    waits = np.clip(np.max(alone, axis=0), 0, rest)
-    return {key.rpartition("@")[0]: busy[key] for key in keys} | {WAITS: waits, IDLE: rest - waits}
+    # While another node of the Worker is busy, a node's wait is none of the Worker's.
+    own_waits = [waited[key] - (worked - busy[key]) for key in keys]
+    waits = np.clip(np.max(own_waits, axis=0), 0, rest)
+    seconds: dict[str, np.ndarray] = {}
+    for key in keys:
+        node, _, _ = key.rpartition("@")
+        seconds[node] = busy[key]
+    seconds[WAITS] = waits
+    seconds[IDLE] = rest - waits
+    return seconds
 
 
 def _cuts(count: int, points: int) -> np.ndarray:
     """Where buckets begin."""
-    return np.linspace(0, count, min(count, points), endpoint=False).astype(np.int64)
+    buckets = min(count, points)
+    return np.linspace(0, count, buckets, endpoint=False).astype(np.int64)
 
 
 def _seconds_of(part: LanePart, worker: str, name: str) -> np.ndarray:
@@ -139,11 +160,12 @@ def _seconds_of(part: LanePart, worker: str, name: str) -> np.ndarray:
     return seconds
 
 
-def _summed(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+def _sum_buckets(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    # float64: thousands of float32 seconds add up.
     return np.add.reduceat(values.astype(np.float64), cuts)
 
 
-def _lane(
+def _make_lane(
     parts: list[LanePart],
     worker: str,
     wanted: np.ndarray,
@@ -151,15 +173,18 @@ def _lane(
     length: np.ndarray,
     ends: np.ndarray,
 ) -> dict[str, Any]:
+    """A Worker's shares by bucket. length: of each bucket, in seconds; ends: its Step."""
     names: dict[str, None] = {}
     for part in parts:
         names |= dict.fromkeys(part.seconds.get(worker, {}))
     shares: dict[str, list[float]] = {}
     for name in names:
         whole = np.concatenate([_seconds_of(part, worker, name) for part in parts])
-        seconds = _summed(whole[wanted], cuts)
+        seconds = _sum_buckets(whole[wanted], cuts)
         share = np.divide(seconds, length, out=np.zeros_like(seconds), where=length > 0)
-        shares[name] = np.round(np.clip(share, 0, 1), 4).tolist()
+        rounded = np.round(np.clip(share, 0, 1), 4)
+        shares[name] = rounded.tolist()
     none = [0.0] * len(cuts)
-    waits, idle = shares.pop(WAITS, none), shares.pop(IDLE, none)
+    waits = shares.pop(WAITS, none)
+    idle = shares.pop(IDLE, none)
     return {"steps": ends.tolist(), "busy": shares, "waits": waits, "idle": idle}

@@ -97,18 +97,24 @@ class RunsCollector(Collector):
         counters: dict[str, CounterMetricFamily] = {}
         gauges: dict[str, GaugeMetricFamily] = {}
         for name, folder in self._folders.items():
-            run, events = (name, _graph(folder)), folder / "events"
+            run_labels = (name, _graph(folder))
+            events = folder / "events"
             last, totals = _follow_run(events)
             for figure, labels, number in totals:
-                _family(counters, CounterMetricFamily, figure).add_metric([*run, *labels], number)
-            flow = max([*read_live(events)[-1:], *last], key=lambda f: f.wall, default=None)
+                family = _family(counters, CounterMetricFamily, figure)
+                family.add_metric([*run_labels, *labels], number)
+            # Of a run that has ended the last Step is newer than the last second.
+            newest = [*read_live(events)[-1:], *last]
+            flow = max(newest, key=lambda each: each.wall, default=None)
             for figure, labels, number in _newest(folder, flow):
-                _family(gauges, GaugeMetricFamily, figure).add_metric([*run, *labels], number)
+                family = _family(gauges, GaugeMetricFamily, figure)
+                family.add_metric([*run_labels, *labels], number)
         yield from counters.values()
         yield from gauges.values()
 
 
 def _family(families: dict[str, Any], kind: Any, name: str) -> Any:
+    """The family of a metric; a new one for its first figure."""
     if name not in families:
         about, labels = _HELP[name]
         families[name] = kind(f"dataflow_{name}", about, labels=("run", "graph", *labels))
@@ -137,7 +143,8 @@ def _newest(folder: Path, flow: Flow | None) -> Iterator[_Figure]:
         row = last_row(opened)
     yield "step", (), float(row.get("step", 0))
     for name, metric in row.items():
-        if name != "step" and (number := finite(metric)) is not None:
+        number = finite(metric)
+        if name != "step" and number is not None:
             yield "metric", (name,), number
     if flow is not None:
         yield "last_record_timestamp_seconds", (), flow.wall
@@ -213,11 +220,15 @@ class _Totals:
             return False
         for name, path in segments.items():
             before = self.read.get(name, 0)
-            size, end = path.stat().st_size, before
-            for each in read_frames(path, before):
-                end = each.end
-                self._add(each.record)
-            if size < before or (before and end == before < size):
+            size = path.stat().st_size
+            end = before
+            for frame in read_frames(path, before):
+                end = frame.end
+                self._add(frame.record)
+            # Longer, and no whole frame where the last one ended: it may be another file of that
+            # name, which a resume began.
+            is_another = bool(before) and end == before < size
+            if size < before or is_another:
                 return False
             self.read[name] = end
         return True
@@ -256,9 +267,13 @@ def _follow_run(events: Path) -> tuple[list[Flow], list[_Figure]]:
             state.follow(events)
         _known[status.st_dev, status.st_ino] = state
         while len(_known) > _MOST:
-            del _known[next(iter(_known))]
-        figures = [(name, labels, number) for (name, labels), number in sorted(state.sums.items())]
-        return ([] if state.last is None else [state.last]), figures
+            oldest = next(iter(_known))
+            del _known[oldest]
+        figures: list[_Figure] = []
+        for (name, labels), number in sorted(state.sums.items()):
+            figures.append((name, labels, number))
+        last = [] if state.last is None else [state.last]
+        return last, figures
 
 
 def _counted(flow: Flow) -> Iterator[_Figure]:

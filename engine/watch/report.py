@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dataflow.draw.chart import Points, chart
+from dataflow.draw.chart import Points, draw_chart
 from dataflow.safe_text import one_line, printable, shown_bytes, shown_number
 from engine.keep.reader.open_folder import NotServed
 from engine.keep.reader.sample_index import SampleQuery
@@ -61,27 +61,24 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def make_report(served: ServedRuns, name: str, *, now: float) -> str:
-    """The page of a run. now: Unix time, which it says. Raises NotServed where there is none."""
+    """Write the page of a run. now: Unix time, which it says. Raises NotServed where there is
+    none.
+    """
     run = served.run(name, None)
     title = f"{run['graph'] or name}: {name}"
     curves = "".join(_charts(served, name, run["metrics"]))
     waits = _waits(served, name, run["state"] == "running")
-    parts = [
-        f"<h1>{_text(title)}</h1>",
-        _summary(run, now),
-        _section("Graph", _drawing(served, name)),
-        _section("Curves", curves),
-        _section("Who waits for whom", waits),
-        _section("Nodes", _nodes(served, name, run)),
-    ]
+    parts = [f"<h1>{_text(title)}</h1>", _summary(run, now)]
+    parts.append(_section("Graph", _drawing(served, name)))
+    parts.append(_section("Curves", curves))
+    parts.append(_section("Who waits for whom", waits))
+    parts.append(_section("Nodes", _nodes(served, name, run)))
     for heading, samples in _samples(served, name):
         parts.append(_section(heading, samples))
     options = _table(("option", "value"), sorted(_flat(run["options"])))
-    parts += [
-        _section("Changes that a resume accepted", _changes(run)),
-        _section("Errors", _errors(served, name, run)),
-        _section("Options", options),
-    ]
+    parts.append(_section("Changes that a resume accepted", _changes(run)))
+    parts.append(_section("Errors", _errors(served, name, run)))
+    parts.append(_section("Options", options))
     return _document(title, "\n".join(part for part in parts if part))
 
 
@@ -117,13 +114,16 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [_cells(row) for row in rows]
     if not lines:
         return ""
-    head = "".join(f'<th scope="col">{_text(each)}</th>' for each in heads)
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    inside = ""
+    inside = f"<tbody>{body}</tbody>"
     if any(heads):
-        inside = f"<thead><tr>{head}</tr></thead>\n"
-    inside += f"<tbody>{body}</tbody>"
+        head = "".join(map(_head_cell, heads))
+        inside = f"<thead><tr>{head}</tr></thead>\n{inside}"
     return f'<div class="wide"><table>{inside}</table></div>'
+
+
+def _head_cell(words: str) -> str:
+    return f'<th scope="col">{_text(words)}</th>'
 
 
 def _cells(row: Sequence[object]) -> str:
@@ -147,7 +147,8 @@ def _summary(run: Mapping[str, Any], now: float) -> str:
         **_versions(run["versions"]),
         "report made": _time(now),
     }
-    return _table(("", ""), [(key, fact) for key, fact in facts.items() if fact])
+    known_facts = [(title, fact) for title, fact in facts.items() if fact]
+    return _table(("", ""), known_facts)
 
 
 def _versions(versions: Any) -> dict[str, str]:
@@ -194,18 +195,18 @@ def _inline(svg: str) -> str:
 
 def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[str]:
     """A chart of each kind of metric that the run has."""
-    for title, named in CHARTS.items():
-        names = [metric for metric in metrics if re.fullmatch(named, metric)][:_LINES]
-        if names:
-            curves = served.series(name, names, None, None, _POINTS)
-        else:
-            curves = {"series": {}}
-        lines = {
-            metric: [(s, v) for s, v in zip(curves["steps"], values, strict=True) if v is not None]
-            for metric, values in curves["series"].items()
-        }
-        if lines := _distinct(lines):
-            yield f"<figure>{_inline(chart(title, lines))}</figure>\n"
+    for title, pattern in CHARTS.items():
+        names = [metric for metric in metrics if re.fullmatch(pattern, metric)]
+        if not names:
+            continue
+        curves = served.series(name, names[:_LINES], None, None, _POINTS)
+        lines: dict[str, Points] = {}
+        for metric, numbers in curves["series"].items():
+            points = zip(curves["steps"], numbers, strict=True)
+            lines[metric] = [(step, number) for step, number in points if number is not None]
+        lines = _distinct(lines)
+        if lines:
+            yield f"<figure>{_inline(draw_chart(title, lines))}</figure>\n"
 
 
 def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
@@ -222,14 +223,18 @@ def _waits(served: ServedRuns, name: str, running: bool) -> str:
     stretches = [served.flow(name, None, None)]
     if running:
         stretches.append(served.flow(name, 0, None))
-    shown = {each["words"]: each["sentences"] for each in stretches if each["flow"] is not None}
-    return "".join(_waits_in(words, sentences) for words, sentences in shown.items())
+    sentences_by_stretch: dict[str, Sequence[str]] = {}
+    for stretch in stretches:
+        if stretch["flow"] is not None:
+            sentences_by_stretch[stretch["words"]] = stretch["sentences"]
+    parts = [_waits_in(words, sentences) for words, sentences in sentences_by_stretch.items()]
+    return "".join(parts)
 
 
 def _waits_in(words: str, sentences: Sequence[str]) -> str:
     if not sentences:
         return f"<p>In {_text(words)} nothing waits for long.</p>"
-    lines = "".join(f"<li>{_text(each)}</li>" for each in sentences)
+    lines = "".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
     return f"<p>In {_text(words)}:</p><ul>{lines}</ul>"
 
 
@@ -243,7 +248,8 @@ def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
         call = node["call"] or node["operator"]
         seconds = (_seconds(estimate["seconds"]), _seconds(measured["seconds"]))
         memory = (_bytes(estimate["total"]), _bytes(measured["bytes"]))
-        rows.append((node["name"], call, ", ".join(node["workers"]), *seconds, *memory))
+        workers = ", ".join(node["workers"])
+        rows.append((node["name"], call, workers, *seconds, *memory))
     return _table(heads, rows)
 
 
@@ -262,8 +268,10 @@ def _seconds(seconds: float | None) -> str:
 def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
     """(heading, samples): the newest, the best and the worst."""
     for order in ("newest", "best", "worst"):
-        rows = served.samples(name, SampleQuery(order=order, limit=_SAMPLES))["rows"]
-        yield f"Samples: the {order}", "".join(_sample(served, name, row) for row in rows)
+        query = SampleQuery(order=order, limit=_SAMPLES)
+        rows = served.samples(name, query)["rows"]
+        samples = [_sample(served, name, row) for row in rows]
+        yield f"Samples: the {order}", "".join(samples)
 
 
 def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
@@ -272,22 +280,21 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
         whole = served.sample(name, *key)
     except NotServed:  # what is not in the list is damaged, or the run has made the file anew
         whole = {**row, "rewards": {}}
-    facts = [f"step {row['step']}", f"prompt {row['position']}, sample {row['sample']}"]
-    values = {"reward": row["reward"], **whole["rewards"]}
-    facts += [
-        f"{what} {shown_number(number, 4)}"
-        for what, number in values.items()
-        if isinstance(number, int | float)
-    ]
+    facts = [f"step {row['step']}"]
+    facts.append(f"prompt {row['position']}, sample {row['sample']}")
+    rewards = {"reward": row["reward"], **whole["rewards"]}
+    for title, number in rewards.items():
+        if isinstance(number, int | float):
+            facts.append(f"{title} {shown_number(number, 4)}")
     if row["length"] is not None:
-        facts += [f"{row['length']} tokens"]
+        facts.append(f"{row['length']} tokens")
     if row["finish"]:
-        facts += [str(row["finish"])]
-    prompt, answer = (as_text(whole[part])[:_LONGEST] for part in ("prompt", "completion"))
-    return (
-        f'<div class="sample"><p class="soft">{_text(", ".join(facts))}</p>'
-        f"{_lines(prompt)}<hr>{_lines(answer)}</div>\n"
-    )
+        facts.append(str(row["finish"]))
+    head = _text(", ".join(facts))
+    prompt = _lines(as_text(whole["prompt"])[:_LONGEST])
+    answer = _lines(as_text(whole["completion"])[:_LONGEST])
+    inside = f'<p class="soft">{head}</p>{prompt}<hr>{answer}'
+    return f'<div class="sample">{inside}</div>\n'
 
 
 def _changes(run: Mapping[str, Any]) -> str:

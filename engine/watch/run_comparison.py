@@ -30,58 +30,67 @@ _LONGEST = 4 << 20
 def compare_runs(
     names: Sequence[str], folders: Sequence[OpenFolder], records: Sequence[KeptRecords]
 ) -> dict[str, Any]:
-    """All of several runs, each beside the first. Raises NotServed for fewer than two."""
+    """Compare several runs, each with the first. Raises NotServed for fewer than two."""
     if not 2 <= len(names) <= MOST:
         raise NotServed(f"expected 2 to {MOST} runs, found {len(names)}", 400)
     runs = list(zip(names, folders, strict=True))
-    graphs = [_graph(records[0], other) for other in records[1:]]
-    plans = [_plan(runs[0], other) for other in runs[1:]]
+    first_run, *other_runs = runs
+    first_record, *other_records = records
+    graphs = [_compare_graphs(first_record, other) for other in other_records]
+    plans = [_compare_plans(first_run, other) for other in other_runs]
     options = {name: options_of(folder) for name, folder in runs}
     return {
         "runs": list(names),
-        "graph": _texts(names, graphs),
-        "plan": _texts(names, plans),
-        "options": _options(options),
+        "graph": _join_texts(names, graphs),
+        "plan": _join_texts(names, plans),
+        "options": _compare_options(options),
         "first": first_metric_difference(names, folders),
     }
 
 
-def _texts(names: Sequence[str], texts: Sequence[str]) -> str:
+def _join_texts(names: Sequence[str], texts: Sequence[str]) -> str:
     """One text of several, each under the two runs that it is of, where there are more than two."""
     if len(texts) == 1:
         return texts[0]
-    pairs = zip(names[1:], texts, strict=True)
-    return "\n".join(f"{names[0]} -> {name}\n{text}" for name, text in pairs)
+    first, *others = names
+    pairs = zip(others, texts, strict=True)
+    return "\n".join(f"{first} -> {name}\n{text}" for name, text in pairs)
 
 
-def _graph(a: KeptRecords, b: KeptRecords) -> str:
+def _compare_graphs(a: KeptRecords, b: KeptRecords) -> str:
     if a.graph is None or b.graph is None:
         return "\n".join([*a.problems, *b.problems])
     return str(compare(a.graph, b.graph))
 
 
-def _plan(a: tuple[str, OpenFolder], b: tuple[str, OpenFolder]) -> str:
+def _compare_plans(a: tuple[str, OpenFolder], b: tuple[str, OpenFolder]) -> str:
     """The lines of plan.txt that differ, as `diff -u` shows them."""
-    one, two = (_plan_text(folder) for _, folder in (a, b))
-    lines = difflib.unified_diff(one, two, a[0], b[0], n=1, lineterm="")
+    (a_name, a_folder), (b_name, b_folder) = a, b
+    a_lines, b_lines = _read_plan(a_folder), _read_plan(b_folder)
+    lines = difflib.unified_diff(a_lines, b_lines, a_name, b_name, n=1, lineterm="")
     return "\n".join(lines) or "no difference"
 
 
-def _plan_text(folder: OpenFolder) -> list[str]:
-    return (folder.read("plan.txt", _LONGEST) or b"").decode("utf-8", "replace").splitlines()
+def _read_plan(folder: OpenFolder) -> list[str]:
+    """The lines of plan.txt; none where it is missing."""
+    content = folder.read("plan.txt", _LONGEST) or b""
+    return content.decode("utf-8", "replace").splitlines()
 
 
-def _options(options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _compare_options(options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The options in which some run differs."""
-    differing = []
+    differing: list[dict[str, Any]] = []
     names: dict[str, None] = {}
     for run_options in options.values():
         names |= dict.fromkeys(run_options)
     for name in names:
-        values = {run: of.get(name) for run, of in options.items()}
-        first = next(iter(values.values()))
-        if name not in _PLACE and any(choice != first for choice in values.values()):
-            differing.append({"option": f"--{name.replace('_', '-')}", "values": values})
+        if name in _PLACE:
+            continue
+        choices = {run: run_options.get(name) for run, run_options in options.items()}
+        first = next(iter(choices.values()))
+        if any(choice != first for choice in choices.values()):
+            flag = f"--{name.replace('_', '-')}"
+            differing.append({"option": flag, "values": choices})
     return differing
 
 
@@ -93,10 +102,10 @@ def first_metric_difference(
     """
     for step, rows in _common_steps([ascending_rows(folder) for folder in folders]):
         for metric in sorted(_differing_metrics(rows), key=_order):
-            values = [finite(row.get(metric)) for row in rows]
-            if None not in values and not metric.startswith(_TIMES):
-                values_by_run = dict(zip(names, values, strict=True))
-                return {"step": step, "metric": metric, "values": values_by_run}
+            numbers = [finite(row.get(metric)) for row in rows]
+            if None not in numbers and not metric.startswith(_TIMES):
+                numbers_by_run = dict(zip(names, numbers, strict=True))
+                return {"step": step, "metric": metric, "values": numbers_by_run}
     return None
 
 
@@ -124,8 +133,8 @@ def _common_steps(
         if all(row["step"] == step for row in present_rows):
             yield step, present_rows
             rows = [next(run, None) for run in runs]
-        else:
-            rows = [
-                next(run, None) if row["step"] < step else row
-                for run, row in zip(runs, present_rows, strict=True)
-            ]
+            continue
+        # Those that are behind go on by a row; the others wait for them.
+        rows = []
+        for run, row in zip(runs, present_rows, strict=True):
+            rows.append(next(run, None) if row["step"] < step else row)

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from dataflow.dialect import with_dialects
-from dataflow.draw.picture import call_of, shown_value
+from dataflow.draw.node_calls import call_of, shown_value
 from dataflow.errors import Origin
 from dataflow.graph import Graph
 from dataflow.loss import Loss
@@ -113,7 +113,9 @@ def _graph_name(folder: OpenFolder) -> str:
 def describe_run(
     name: str, folder: OpenFolder, index: MetricIndex, records: KeptRecords, phase: int
 ) -> dict[str, Any]:
-    """All that does not move in a run. phase: an index; which plan and graph are described."""
+    """Describe all that does not move in a run. phase: an index; which plan and graph are
+    described.
+    """
     plan = records.plan_of(phase)
     graph = records.graph_of(phase)
     recorded = _recorded(folder)
@@ -139,18 +141,22 @@ def describe_run(
 
 
 def _phases(records: KeptRecords) -> Iterator[dict[str, Any]]:
-    for number, phase in numbered_phases(records.graph) if records.graph is not None else ():
+    if records.graph is None:
+        return
+    for number, phase in numbered_phases(records.graph):
+        # A graph alone has one phase, without a number.
         if number:
             yield {"number": number, "title": phase.graph.name, "steps": phase.steps}
 
 
 def describe_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
-    """One node; without a graph, without its call and parameters."""
-    call, params, origin = _written(node.name, graph)
+    """Describe one node; without a graph, without its call and parameters."""
+    call, params, origin = _read_source(node.name, graph)
     total = sum(node.estimate.bytes.values())
     source, file = "", ""
     if origin is not None:
-        source, file = str(origin), f"{origin.file}:{origin.line}"
+        source = str(origin)
+        file = f"{origin.file}:{origin.line}"
     return {
         "name": node.name,
         "operator": node.operator,
@@ -175,30 +181,36 @@ def layout_words(node: PlanNode) -> str:
     """`2 replicas of 4 ranks (2 data, 2 tensor), 8 threads`."""
     layout = node.layout
     kinds = {"data": layout.data, "tensor": layout.tensor, "context": layout.context}
-    many = ranks(layout)
-    replicas = max(1, len(node.workers) // many)
-    parts = [f"{replicas} replica{'s' if replicas > 1 else ''}"]
-    if many > 1:
-        split = ", ".join(f"{n} {k}" for k, n in kinds.items() if n != 1)
-        parts[0] += f" of {many} ranks ({split})"
+    rank_count = ranks(layout)
+    replicas = max(1, len(node.workers) // rank_count)
+    words = _count(replicas, "replica")
+    if rank_count > 1:
+        axes = [f"{size} {kind}" for kind, size in kinds.items() if size != 1]
+        words += f" of {rank_count} ranks ({', '.join(axes)})"
+    parts = [words]
     if layout.shard:
         parts.append("sharded")
-    return ", ".join([*parts, f"{layout.threads} thread{'s' if layout.threads != 1 else ''}"])
+    parts.append(_count(layout.threads, "thread"))
+    return ", ".join(parts)
 
 
-def _written(name: str, graph: Graph | None) -> tuple[str, dict[str, str], Origin | None]:
+def _count(number: int, thing: str) -> str:
+    """`1 thread`, `8 threads`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _read_source(name: str, graph: Graph | None) -> tuple[str, dict[str, str], Origin | None]:
     """A node's call, the text of each parameter, and its place in the source."""
     if graph is None or all(node.name != name for node in graph.nodes):
         return "", {}, None
     whole = with_dialects(graph)
     node = next(node for node in whole.nodes if node.name == name)
     params = {p.name: shown_parameter(p.value) for p in parameters_of(node)}
-    others = {
-        k: shown_parameter(v)
-        for k, v in node.params.items()
-        if k not in params and not isinstance(v, Loss)
-    }
-    return call_of(node, graph.dialect), params | others, node.origin
+    for key, parameter in node.params.items():
+        # The parameters of a loss are those of its terms.
+        if key not in params and not isinstance(parameter, Loss):
+            params[key] = shown_parameter(parameter)
+    return call_of(node, graph.dialect), params, node.origin
 
 
 def shown_parameter(parameter: Any) -> str:
@@ -214,12 +226,9 @@ def shown_parameter(parameter: Any) -> str:
 
 def _edges(plan: PlanFile, recorded: list[str]) -> Iterator[dict[str, Any]]:
     for edge in plan.edges:
-        fields = msgspec.to_builtins(edge)
-        yield (
-            {"id": edge_id(edge.producer, edge.consumer)}
-            | fields
-            | {"recorded": edge.producer in recorded}
-        )
+        description = {"id": edge_id(edge.producer, edge.consumer)}
+        description |= msgspec.to_builtins(edge)
+        yield description | {"recorded": edge.producer in recorded}
 
 
 def edge_id(producer: str, consumer: str) -> str:
@@ -229,11 +238,12 @@ def edge_id(producer: str, consumer: str) -> str:
 
 def _workers(plan: PlanFile) -> Iterator[dict[str, Any]]:
     for worker in plan.workers:
+        nodes = [node.name for node in plan.nodes if worker in node.workers]
         yield {
             "name": worker,
             "host": plan.hosts.get(worker, ""),
             "devices": plan.devices.get(worker, []),
-            "nodes": [node.name for node in plan.nodes if worker in node.workers],
+            "nodes": nodes,
         }
 
 
@@ -263,6 +273,7 @@ def planned_bytes(plan: PlanFile) -> dict[str, int]:
     """The bytes that the plan expects of each node in each of its Workers."""
     bytes_by_replica: dict[str, int] = {}
     for node in plan.nodes:
+        total = sum(node.estimate.bytes.values())
         for worker in node.workers:
-            bytes_by_replica[f"{node.name}@{worker}"] = sum(node.estimate.bytes.values())
+            bytes_by_replica[f"{node.name}@{worker}"] = total
     return bytes_by_replica

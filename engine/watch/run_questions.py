@@ -136,10 +136,9 @@ class ServedRuns:
             graph = records.graph_of(at)
             if graph is None:
                 raise NotServed("; ".join(records.problems) or "no graph")
+            placed = None
             if by_worker and records.plans:
                 placed = records.plans[at].placed
-            else:
-                placed = None
             return draw(graph, "svg", life=life, placed=placed, fold=fold)
 
     def series(
@@ -168,10 +167,7 @@ class ServedRuns:
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
         with self.opened(name) as (folder, run):
-            if last is None:
-                end = EVER
-            else:
-                end = last
+            end = EVER if last is None else last
             return run.lanes.read(run.flows, folder, first, end, points)
 
     def samples(self, name: str, query: SampleQuery) -> dict[str, Any]:
@@ -212,14 +208,10 @@ class ServedRuns:
         """An edge, with rows that it carried."""
         with self.opened(name) as (folder, run):
             flow = run.flows.newest(folder)
-            if flow is not None:
-                moved = flow.edges.get(edge_name)
-            else:
-                moved = None
+            moved = flow.edges.get(edge_name) if flow is not None else None
+            per_row = None
             if moved is not None and moved.rows:
                 per_row = moved.bytes / moved.rows
-            else:
-                per_row = None
             plan = self._plan(folder, run)
             answer = _past_damage(
                 run.samples, lambda: edge_rows(folder, plan, run.samples, edge_name)
@@ -259,10 +251,11 @@ class ServedRuns:
     def compare(self, names: Sequence[str]) -> dict[str, Any]:
         """Several runs side by side."""
         with ExitStack() as stack:
-            opened = [stack.enter_context(self.opened(name)) for name in dict.fromkeys(names)]
+            unique_names = list(dict.fromkeys(names))
+            opened = [stack.enter_context(self.opened(name)) for name in unique_names]
             folders = [folder for folder, _ in opened]
             records = [run.read(folder) for folder, run in opened]
-            return compare_runs(list(dict.fromkeys(names)), folders, records)
+            return compare_runs(unique_names, folders, records)
 
     def prometheus(self) -> bytes:
         """The figures of each run that is running, as Prometheus reads them."""
@@ -371,7 +364,8 @@ def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
         phase = f" of phase {flow.phase}"
     else:
         phase = ""
-    begin, end = first or 1, flow.step if last is None else last
+    begin = first or 1
+    end = flow.step if last is None else last
     if begin == end:
         return steps_named(begin, end)
     if first is None and last is None:
@@ -384,7 +378,11 @@ def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
 def rounded(figure: Any) -> Any:
     """Numbers with as many digits as a screen shows: a stream has few bytes."""
     if isinstance(figure, dict):
-        return {k: v if k in ("wall", "start", "end") else rounded(v) for k, v in figure.items()}
+        figures: dict[str, Any] = {}
+        for name, number in figure.items():
+            is_time = name in ("wall", "start", "end")
+            figures[name] = number if is_time else rounded(number)
+        return figures
     if isinstance(figure, float):
         return round(figure, 4)
     return figure
@@ -422,21 +420,24 @@ def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> 
 
 def measured(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:
     """A node's seconds in a Step, and the greatest memory of one of its Workers."""
-    if flow is not None:
-        workers = flow.workers
-    else:
-        workers = {}
-    peaks = [workers[w].device_peak or workers[w].peak for w in node.workers if w in workers]
-    return {"seconds": row.get(f"time/{node.name}"), "bytes": max(peaks, default=None)}
+    peaks: list[int] = []
+    workers = flow.workers if flow is not None else {}
+    for name in node.workers:
+        worker = workers.get(name)
+        if worker is not None:
+            peaks.append(worker.device_peak or worker.peak)
+    seconds = row.get(f"time/{node.name}")
+    return {"seconds": seconds, "bytes": max(peaks, default=None)}
 
 
 def _figures(flow: Flow | None, node: str) -> dict[str, Any]:
     """By replica."""
+    figures: dict[str, Any] = {}
     if flow is not None:
-        replicas = flow.nodes.items()
-    else:
-        replicas = ()
-    return {k: msgspec.to_builtins(r) for k, r in replicas if k.partition("@")[0] == node}
+        for key, replica in flow.nodes.items():
+            if key.partition("@")[0] == node:
+                figures[key] = msgspec.to_builtins(replica)
+    return figures
 
 
 def _logs(folder: OpenFolder, workers: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ def thinned_series(
     last: int | None = None,
     points: int = MOST,
 ) -> dict[str, Any]:
-    """The metrics of the Steps first..last, at most `points` of them; null where there is none.
+    """Thin the metrics of the Steps first..last to at most `points`; null where there is none.
 
     Of more Steps, a bucket has two: its first and its last Step, with its least and its greatest
     value in the order in which they came.
@@ -46,14 +46,14 @@ def thinned_series(
     else:
         end = int(np.searchsorted(steps, last, side="right"))
     cuts = _cuts(begin, end, max(2, min(points, MOST)))
-    curves = {
-        name: _thinned(column, begin, end, cuts) for name, column in index.columns(folder, names)
-    }
+    curves: dict[str, list[float | None]] = {}
+    for name, column in index.columns(folder, names):
+        curves[name] = _thin_column(column, begin, end, cuts)
     if cuts is None:
-        shown = steps[begin:end]
+        curve_steps = steps[begin:end]
     else:
-        shown = _ends(steps, cuts, end)
-    return {"steps": shown.tolist(), "series": curves}
+        curve_steps = _bucket_ends(steps, cuts, end)
+    return {"steps": curve_steps.tolist(), "series": curves}
 
 
 def _cuts(begin: int, end: int, points: int) -> np.ndarray | None:
@@ -63,30 +63,38 @@ def _cuts(begin: int, end: int, points: int) -> np.ndarray | None:
     return np.linspace(begin, end, points // 2, endpoint=False).astype(np.int64)
 
 
-def _ends(steps: np.ndarray, cuts: np.ndarray, end: int) -> np.ndarray:
+def _bucket_ends(steps: np.ndarray, cuts: np.ndarray, end: int) -> np.ndarray:
+    """The first and the last Step of each bucket."""
     last = np.append(cuts[1:], end) - 1
     return np.stack([steps[cuts], steps[last]], axis=1).reshape(-1)
 
 
-def _thinned(
+def _thin_column(
     column: np.ndarray, begin: int, end: int, cuts: np.ndarray | None
 ) -> list[float | None]:
+    """A column, or of each bucket the least and the greatest value as they come."""
     if cuts is None:
         return _plain(column[begin:end])
     part = column[:end]
     known = np.isfinite(part)
     least = np.minimum.reduceat(np.where(known, part, np.inf), cuts)
     most = np.maximum.reduceat(np.where(known, part, -np.inf), cuts)
-    rising = _at(part, least, cuts, end) <= _at(part, most, cuts, end)
-    two = np.where(rising[:, None], np.stack([least, most], 1), np.stack([most, least], 1))
-    return _plain(two.reshape(-1))
+    least_places = _find_places(part, least, cuts, end)
+    most_places = _find_places(part, most, cuts, end)
+    is_rising = (least_places <= most_places)[:, None]
+    rising, falling = np.stack([least, most], 1), np.stack([most, least], 1)
+    pairs = np.where(is_rising, rising, falling)
+    return _plain(pairs.reshape(-1))
 
 
-def _at(part: np.ndarray, bucket_values: np.ndarray, cuts: np.ndarray, end: int) -> np.ndarray:
+def _find_places(
+    part: np.ndarray, bucket_values: np.ndarray, cuts: np.ndarray, end: int
+) -> np.ndarray:
     """Where each bucket's value comes first."""
     sizes = np.diff(np.append(cuts, end))
-    here = part[cuts[0] : end] == np.repeat(bucket_values, sizes)
-    places = np.where(here, np.arange(cuts[0], end), end)
+    is_value = part[cuts[0] : end] == np.repeat(bucket_values, sizes)
+    # `end` is behind all: the least of the others is the first place.
+    places = np.where(is_value, np.arange(cuts[0], end), end)
     return np.minimum.reduceat(places, cuts - cuts[0])
 
 

@@ -70,9 +70,8 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
 
 def serve_beside_run(root: str, name: str) -> None:
     """Serve while the run that started this process goes on."""
-    serve(
-        Serving(root=Path(root), first=(name,), with_run=True), lambda url: print(url, flush=True)
-    )
+    serving = Serving(root=Path(root), first=(name,), with_run=True)
+    serve(serving, lambda url: print(url, flush=True))
 
 
 def _listen(port: int) -> socket.socket:
@@ -150,20 +149,18 @@ async def _serve_until_end(server: PageServer, listening: socket.socket, with_ru
 async def _end_after_run(server: PageServer) -> None:
     """End the server after the run's process."""
     await _input_ended()
-    left = server.feeds.clients
-    if left:
-        if left == 1:
-            pages = "its page stays"
-        else:
-            pages = f"its {left} pages stay"
+    open_pages = server.feeds.clients
+    if open_pages:
+        pages = "its page stays" if open_pages == 1 else f"its {open_pages} pages stay"
         print(f"the run has ended; {pages} until closed", file=sys.stderr, flush=True)
     _leave_the_terminal()
     for number in STOPS:
         signal.signal(number, server.handle_exit)
     end = time.monotonic() + LINGER
     while time.monotonic() < end and not server.should_exit:
-        reloading = left and time.monotonic() - server.feeds.left_at < _GRACE
-        if not (server.feeds.clients or reloading):
+        seconds_alone = time.monotonic() - server.feeds.left_at
+        is_reloading = bool(open_pages) and seconds_alone < _GRACE
+        if not (server.feeds.clients or is_reloading):
             break
         await asyncio.sleep(_TICK)
     server.should_exit = True
@@ -171,7 +168,8 @@ async def _end_after_run(server: PageServer) -> None:
 
 async def _input_ended() -> None:
     """Wait until the other end of standard input is closed."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
 
     def read() -> None:
         if not os.read(0, 4096):

@@ -54,12 +54,16 @@ class RunFeed:
             if self.newest.get(kind) != message:
                 self.newest[kind] = message
                 self.version[kind] = self.version.get(kind, 0) + 1
+        # A new one before the old one is set: whoever wakes waits for the next change.
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
     def due(self, seen: dict[str, int]) -> str | None:
         """The first kind of which a client has not seen the newest."""
-        return next((k for k in KINDS if self.version.get(k, 0) > seen.get(k, 0)), None)
+        for kind in KINDS:
+            if self.version.get(kind, 0) > seen.get(kind, 0):
+                return kind
+        return None
 
 
 class Feeds:
@@ -102,7 +106,10 @@ class Feeds:
             self.left_at = self._clock()
 
     async def _of(self, feed: RunFeed, gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
-        pace, seen, last = Pace(self._clock), dict[str, int](), self._clock()
+        """Send the newest of each kind, as fast as the client's pace allows."""
+        pace = Pace(self._clock)
+        seen: dict[str, int] = {}
+        last = self._clock()
         while not self._ended and not await gone():
             kind = feed.due(seen)
             if kind is not None and pace.may_send():
@@ -120,7 +127,7 @@ class Feeds:
     async def _turn(self, feed: RunFeed) -> None:
         """Wait for a change, or until the pace may allow what is due."""
         if feed.task is not None and feed.task.done():
-            feed.task.result()
+            feed.task.result()  # raises what ended it: nothing would come any more
         waiting = asyncio.create_task(feed.changed.wait())
         await asyncio.wait([waiting], timeout=1.0 / POLLS_A_SECOND)
         waiting.cancel()

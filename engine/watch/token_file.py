@@ -17,9 +17,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,512}")
 
 
 def kept_token(path: Path) -> str:
-    """The token in a file; a new one where there is no file. Raises RunError for a file that others
-    can read, that has no token, or that cannot be made (StorageError).
+    """Read the token in a file; make a new one where there is no file. Raises RunError for a file
+    that others can read, that has no token, or that cannot be made (StorageError).
     """
+    # Made before anything is looked at: two servers that start at once agree on one of them.
     token = new_token()
     try:
         new_private("the token", path, token)
@@ -30,11 +31,13 @@ def kept_token(path: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        mode, text = path.stat().st_mode, path.read_bytes()[:1024].decode("latin-1").strip()
+        mode = path.stat().st_mode
+        content = path.read_bytes()
     except OSError as error:
         raise RunError(f"token file {path}: {error.strerror}.") from error
     if mode & 0o077:
         raise RunError(f"token file {path}: others can read it. Fix: chmod 600 {path}.")
+    text = content[:1024].decode("latin-1").strip()
     if not _TOKEN.fullmatch(text):
         expected = "expected 16 letters, digits, - and _ or more, and nothing else"
         raise RunError(f"token file {path}: {expected}. Fix: delete it, and it is made anew.")

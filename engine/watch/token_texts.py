@@ -24,6 +24,7 @@ from engine.keep.reader.open_folder import OpenFolder, inside
 
 _LARGEST = 48 << 20
 """Bytes of a tokenizer.json."""
+_GREATEST_ID = 2_000_000
 _STEP = re.compile(r"step_([0-9]+)")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -68,17 +69,16 @@ class Vocabulary:
 
 
 def find_vocabulary(run: OpenFolder, model: str) -> Vocabulary | None:
-    """Of the newest checkpoint that has a tokenizer, that of a train node `train_<model>` first;
-    None where none has one that is known.
+    """Read the vocabulary of the newest checkpoint that has a tokenizer, that of a train node
+    `train_<model>` first; None where none has one that is known.
     """
     with inside(run, "checkpoints") as checkpoints:
         if checkpoints is None:
             return None
         for name in sorted(checkpoints.names(), key=_number, reverse=True):
-            if _STEP.fullmatch(name):
-                content = _tokenizer(checkpoints, name, model)
-            else:
-                content = None
+            if not _STEP.fullmatch(name):
+                continue
+            content = _read_tokenizer(checkpoints, name, model)
             if content is not None:
                 return read_vocabulary(content)
     return None
@@ -91,44 +91,45 @@ def _number(name: str) -> int:
     return -1
 
 
-def _tokenizer(checkpoints: OpenFolder, name: str, first: str) -> bytes | None:
+def _read_tokenizer(checkpoints: OpenFolder, name: str, first: str) -> bytes | None:
+    """A checkpoint's tokenizer.json; that of the folder `first`, if it has one."""
     with inside(checkpoints, name) as folder:
         if folder is None:
             return None
         names = sorted(folder.names(), key=lambda each: (each != first, each))
         for each in names:
-            mark = folder.mark(each)
-            if mark is None or "." in each:
+            if folder.mark(each) is None or "." in each:
                 continue
+            content = None
             with inside(folder, each) as model:
                 if model is not None:
                     content = model.read("tokenizer.json", _LARGEST)
-                else:
-                    content = None
             if content is not None:
                 return content
     return None
 
 
 def read_vocabulary(content: bytes) -> Vocabulary | None:
-    """A tokenizer.json's vocabulary; None for one of another form."""
+    """Read a tokenizer.json's vocabulary; None for one of another form."""
     try:
         file = msgspec.json.decode(content, type=_TokenizerFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     vocab = file.model.vocab
     if isinstance(vocab, dict):
-        known = vocab
+        ids = vocab
     else:
-        known = {t: i for i, (t, _) in enumerate(vocab)}
-    if not known or max(known.values()) > 2_000_000:
+        ids = {token: number for number, (token, _) in enumerate(vocab)}
+    # The file is somebody else's: a single great number must not take all the memory.
+    if not ids or max(ids.values()) > _GREATEST_ID:
         return None
     alphabet = _alphabet().keys()
-    byte_level = all(alphabet >= set(token) for token in islice(known, 2000))
-    pieces = [b""] * (max(known.values()) + 1)
-    for token, number in known.items():
+    first_tokens = islice(ids, 2000)
+    is_byte_level = all(alphabet >= set(token) for token in first_tokens)
+    pieces = [b""] * (max(ids.values()) + 1)
+    for token, number in ids.items():
         if number >= 0:
-            pieces[number] = _bytes_of(token) if byte_level else _marked(token)
+            pieces[number] = _bytes_of(token) if is_byte_level else _unmark(token)
     ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     special = {added.id: added.content for added in file.added_tokens}
     return Vocabulary(pieces=b"".join(pieces), ends=ends, special=special)
@@ -137,9 +138,17 @@ def read_vocabulary(content: bytes) -> Vocabulary | None:
 @cache
 def _alphabet() -> dict[str, int]:
     """The letter that byte-level vocabularies write for each byte, and that byte."""
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(b): b for b in printed} | {chr(256 + i): b for i, b in enumerate(others)}
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    alphabet: dict[str, int] = {}
+    others = 0
+    # Bytes that cannot be printed are written as the letters from 256 on, in their order.
+    for byte in range(256):
+        if byte in printed:
+            alphabet[chr(byte)] = byte
+        else:
+            alphabet[chr(256 + others)] = byte
+            others += 1
+    return alphabet
 
 
 def _bytes_of(token: str) -> bytes:
@@ -149,7 +158,8 @@ def _bytes_of(token: str) -> bytes:
     return token.encode("utf-8", "replace")
 
 
-def _marked(token: str) -> bytes:
+def _unmark(token: str) -> bytes:
+    """The bytes of a token with word marks: U+2581 stands for a space."""
     byte = _BYTE.fullmatch(token)
     if byte:
         return bytes([int(byte[1], 16)])

@@ -10,6 +10,7 @@ much slower than the others is named as well.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -56,7 +57,8 @@ class Wait:
         return self.blamed.partition("@")[0]
 
     def __str__(self) -> str:
-        return f"{self.node} waits {self.share * 100:.0f} % for {self.blamed}{_WHY[self.why]}"
+        percent = self.share * 100
+        return f"{self.node} waits {percent:.0f} % for {self.blamed}{_WHY[self.why]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +77,21 @@ class Slow:
 
 
 def sentences(flow: Flow, plan: Mapping[str, Any], *, live: bool = False) -> list[str]:
-    """The waits that matter in a stretch of time, the greatest first. plan: plan.json. live: the
-    stretch ends now; behind the first wait comes what has computed for long.
+    """Tell the waits that matter in a stretch of time, the greatest first. plan: plan.json. live:
+    the stretch ends now; behind the first wait comes what has computed for long.
     """
     slow = slow_replicas(flow, plan)
     waits = node_waits(flow, plan)
-    blamed = {wait.blamed_node for wait in waits[:1]}
-    first = [each for each in slow if each.node in blamed]
-    rest = [each for each in slow if each.node not in blamed]
+    first_wait = waits[:1]
+    blamed_nodes = {wait.blamed_node for wait in first_wait}
+    lines = list(map(str, first_wait))
     if live:
-        under_way = long_under_way(flow, plan)
-    else:
-        under_way = []
-    return [str(each) for each in (*waits[:1], *under_way, *first, *waits[1:], *rest)]
+        lines += long_under_way(flow, plan)
+    # A slow replica of the node that is blamed says why that wait is so long.
+    lines += [str(replica) for replica in slow if replica.node in blamed_nodes]
+    lines += map(str, waits[1:])
+    lines += [str(replica) for replica in slow if replica.node not in blamed_nodes]
+    return lines
 
 
 def long_under_way(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
@@ -96,9 +100,14 @@ def long_under_way(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
     """
     longest: Counter[str] = Counter()
     for worker in flow.workers.values():
-        longest[worker.doing] = max(longest[worker.doing], int(worker.doing_for))
-    names = [node["name"] for node in plan["nodes"] if longest[node["name"]] >= LONG]
-    return [f"{name} has computed for {longest[name]} s" for name in names]
+        seconds = int(worker.doing_for)
+        longest[worker.doing] = max(longest[worker.doing], seconds)
+    lines: list[str] = []
+    for node in plan["nodes"]:
+        name = node["name"]
+        if longest[name] >= LONG:
+            lines.append(f"{name} has computed for {longest[name]} s")
+    return lines
 
 
 def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
@@ -119,8 +128,9 @@ def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
     waits.sort(key=lambda wait: -wait.share)
     for wait in waits:
         greatest = waits[0]
-        near = wait.share > greatest.share - LEAST_SHARE
-        if works[wait.node] == "train" and wait.blamed_node == greatest.blamed_node and near:
+        is_near = wait.share > greatest.share - LEAST_SHARE
+        has_same_cause = wait.blamed_node == greatest.blamed_node
+        if works[wait.node] == "train" and has_same_cause and is_near:
             return [wait, *(other for other in waits if other is not wait)]
     return waits
 
@@ -139,7 +149,7 @@ def _waits(node: str, replicas: list[ReplicaFlow], seconds: float) -> Iterator[W
     if length <= 0 or waited < LEAST_SHARE * length:
         return
     most = max(kinds, key=lambda name: kinds[name])
-    # which of them a blame is of is not recorded
+    # Which of the kinds a blame is of is not recorded.
     if kinds[most] >= _MOSTLY * waited:
         why = most
     else:
@@ -159,13 +169,17 @@ def _blamed(blames: Mapping[str, float]) -> list[tuple[str, float]]:
     """
     by_node: dict[str, float] = defaultdict(float)
     for name, seconds in blames.items():
-        by_node[name.partition("@")[0]] += seconds
+        node, _, _ = name.partition("@")
+        by_node[node] += seconds
     shares: list[tuple[str, float]] = []
     for node, of_node in by_node.items():
-        replicas = {name: s for name, s in blames.items() if name.startswith(f"{node}@")}
-        replica = max(replicas, key=lambda name: replicas[name], default=node)
-        stands_out = bool(replicas) and replicas[replica] >= 0.5 * of_node
-        shares.append((replica, replicas[replica]) if stands_out else (node, of_node))
+        prefix = f"{node}@"
+        replicas = [name for name in blames if name.startswith(prefix)]
+        worst = max(replicas, key=lambda name: blames[name], default="")
+        if worst and blames[worst] >= 0.5 * of_node:
+            shares.append((worst, blames[worst]))
+        else:
+            shares.append((node, of_node))
     return sorted(shares, key=lambda blame: -blame[1])
 
 
@@ -175,17 +189,22 @@ def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
     by_node: dict[str, dict[str, float]] = defaultdict(dict)
     for key, replica in flow.nodes.items():
         node = key.partition("@")[0]
-        if ranks.get(node, 1) == 1 and replica.rows >= _LEAST_ROWS and replica.busy > 0:
+        has_rate = replica.rows >= _LEAST_ROWS and replica.busy > 0
+        # Ranks do one thing together, so that none of them has a pace of its own.
+        if ranks.get(node, 1) == 1 and has_rate:
             by_node[node][key] = replica.busy / replica.rows
     slow: list[Slow] = []
     for node, paces in by_node.items():
         for key, pace in paces.items():
             others = [other for name, other in paces.items() if name != key]
-            if others and pace >= SLOWER * (usual := statistics.median(others)):
+            if not others:
+                continue
+            usual = statistics.median(others)
+            if pace >= SLOWER * usual:
                 slow.append(Slow(replica=key, node=node, times=pace / usual))
     return sorted(slow, key=lambda slow: -slow.times)
 
 
 def _ranks(node: Mapping[str, Any]) -> int:
     layout = node.get("layout", {})
-    return layout.get("data", 1) * layout.get("tensor", 1) * layout.get("context", 1)
+    return math.prod(layout.get(axis, 1) for axis in ("data", "tensor", "context"))

@@ -9,7 +9,9 @@ import pytest
 
 from dataflow.diff import diff
 from dataflow.draw import draw
-from dataflow.draw.layers import Size, assign, crossings, place
+from dataflow.draw.layer_draft import Size
+from dataflow.draw.layer_order import count_crossings
+from dataflow.draw.layers import assign_layers, lay_out_boxes
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.model import Model, linear
@@ -90,20 +92,20 @@ def test_layout_layers_edges_downwards() -> None:
         names = [f"b{i}" for i in range(random.randint(2, 14))]
         pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
         edges = random.sample(pairs, min(len(pairs), 2 * len(names)))
-        placed = place(dict.fromkeys(names, Size(width=20.0, height=20.0)), edges, least={})
+        placed = lay_out_boxes(dict.fromkeys(names, Size(width=20.0, height=20.0)), edges, least={})
         assert all(placed.layer[a] < placed.layer[b] for a, b in edges)
 
 
 def test_layout_finds_the_order_without_crossings() -> None:
     edges = [("a", "z"), ("b", "y"), ("c", "x")]
-    placed = place({n: Size(width=10.0, height=10.0) for n in "abcxyz"}, edges, least={})
+    placed = lay_out_boxes({n: Size(width=10.0, height=10.0) for n in "abcxyz"}, edges, least={})
     rows = [sorted("abc", key=placed.x.__getitem__), sorted("xyz", key=placed.x.__getitem__)]
-    assert crossings(rows, edges) == 0
+    assert count_crossings(rows, edges) == 0
 
 
 def test_layers_respect_a_least_layer() -> None:
     sizes = {n: Size(width=1.0, height=1.0) for n in "abc"}
-    assert assign(sizes, [("a", "b"), ("b", "c")], {"b": 3}) == {"a": 2, "b": 3, "c": 4}
+    assert assign_layers(sizes, [("a", "b"), ("b", "c")], {"b": 3}) == {"a": 2, "b": 3, "c": 4}
 
 
 def test_diff_of_grpo_and_ppo_as_its_edit() -> None:

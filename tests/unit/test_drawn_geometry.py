@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.draw import Placed, draw
-from dataflow.draw.fold import MANY, folded
+from dataflow.draw.fold import MANY, fold_chains
 from dataflow.draw.node_places import PlacedWorker
 from dataflow.draw.overlay import Overlay
-from dataflow.draw.picture import picture
+from dataflow.draw.picture import make_picture
 from dataflow.draw.scene import Rect, Scene
 from dataflow.draw.style import sheet
-from dataflow.draw.svg import scene
+from dataflow.draw.svg import make_scene
 from dataflow.graph import Graph
 from dataflow.node import Port
 from dataflow.schema import Reward, Rollout
@@ -65,8 +65,8 @@ def overlay(kind: str, graph: Graph) -> Overlay:
 
 
 def scene_of(kind: str, graph: Graph) -> Scene:
-    shown = picture(graph)
-    return scene(folded(shown, None) if kind == "folded" else shown, overlay(kind, graph))
+    shown = make_picture(graph)
+    return make_scene(fold_chains(shown, None) if kind == "folded" else shown, overlay(kind, graph))
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import pytest
 
 from dataflow.batch import Batch, Keys
 from dataflow.check import check
-from dataflow.draw.chart import COLOURS, chart, thinned
+from dataflow.draw.chart import COLOURS, draw_chart, thin_points
 from dataflow.graph import Graph
 from dataflow.program import Program
 from dataflow.schema import Reward
@@ -93,14 +93,14 @@ def test_names_in_a_page_are_escaped() -> None:
 
 def test_a_chart_has_a_line_for_each_name() -> None:
     lines = {"reward/a/mean": [(1, 0.0), (2, 1.0)], "reward/b/mean": [(1, 5.0), (2, 3.0)]}
-    drawn = chart("reward", lines)
+    drawn = draw_chart("reward", lines)
     assert drawn.count("<polyline") == 2
     assert all(name in drawn for name in [*lines, "step 1", ">5<", ">0<"])
 
 
 def test_a_chart_leaves_a_gap_where_a_number_is_not_finite() -> None:
     points = [(1, 0.0), (2, 1.0), (3, math.nan), (4, 2.0), (5, math.inf), (6, 1.0), (7, 1.0)]
-    drawn = chart("loss", {"loss": points})
+    drawn = draw_chart("loss", {"loss": points})
     assert drawn.count("<polyline") == 2
     assert drawn.count("<circle") == 1
     assert "nan" not in drawn
@@ -108,19 +108,19 @@ def test_a_chart_leaves_a_gap_where_a_number_is_not_finite() -> None:
 
 
 def test_a_chart_of_one_value_is_drawn() -> None:
-    assert "<circle" in chart("reward", {"reward": [(3, 0.5)]})
+    assert "<circle" in draw_chart("reward", {"reward": [(3, 0.5)]})
 
 
 def test_a_chart_says_what_it_leaves_out() -> None:
     lines = {f"m{i}": [(1, float(i)), (2, 0.0)] for i in range(len(COLOURS) + 2)}
-    drawn = chart("loss", lines)
+    drawn = draw_chart("loss", lines)
     assert "(2 more not shown)" in drawn
     assert drawn.count("<polyline") == len(COLOURS)
 
 
 def test_a_long_line_is_thinned_to_means() -> None:
     points = [(step, float(step % 2)) for step in range(1, 4001)]
-    found = list(thinned(points))
+    found = list(thin_points(points))
     assert len(found) == 400
     assert {value for _, value in found} == {0.5}
     assert found[-1][0] == 4000

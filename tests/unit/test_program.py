@@ -18,8 +18,8 @@ from dataflow.check import check
 from dataflow.diff import Difference
 from dataflow.draw import draw
 from dataflow.draw.phases import program_picture
-from dataflow.draw.picture import picture
-from dataflow.draw.svg import svg_of_program
+from dataflow.draw.picture import make_picture
+from dataflow.draw.svg import draw_program_svg
 from dataflow.errors import GraphError
 from dataflow.graph import Graph, Phase, Threshold
 from dataflow.model import Model
@@ -323,8 +323,8 @@ def test_golden(form: Any, ending: str) -> None:
 
 def test_the_picture_has_every_node_of_every_phase() -> None:
     program = PROGRAMS["all"]()
-    pictures = [picture(phase.graph) for phase in program.phases]
-    text = svg_of_program(program_picture(program, pictures))
+    pictures = [make_picture(phase.graph) for phase in program.phases]
+    text = draw_program_svg(program_picture(program, pictures))
     ElementTree.fromstring(text)
     for phase in program.phases:
         assert all(node.name in text for node in phase.graph.nodes)

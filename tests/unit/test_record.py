@@ -372,5 +372,5 @@ def test_what_keeps_a_rerun_from_comparing_is_no_difference(
     def again(*arguments: object, **named: object) -> None:
         raise error
 
-    monkeypatch.setattr("engine.replay.rerun.rerun", again)
+    monkeypatch.setattr("engine.replay.rerun.rerun_nodes", again)
     assert main(["rerun", str(tmp_path), "--node", "made", "--step", "1"]) == code

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataflow.draw.chart import Points, charts
+from dataflow.draw.chart import Points, draw_charts
 from dataflow.safe_text import one_line, printable, shown_bytes, shown_number
 from dataflow.width import folded
 from engine.plan.checks.memory import find_memory_rooms
@@ -156,7 +156,7 @@ def draw_comparison(plans: Sequence[ComparedPlan]) -> str:
         lines = _lines(plans, first_key, labels, figure)
         if any(lines.values()):
             known_panels[title] = lines
-    return charts(f"{_title(plans)} over {first_key}", known_panels, labels)
+    return draw_charts(f"{_title(plans)} over {first_key}", known_panels, labels)
 
 
 def _busy_percent(summary: PredictionSummary) -> float | None:

@@ -44,11 +44,14 @@ def _draw(seen: SeenRun, console: Console, replicas: bool) -> Group:
     lines = list(page_lines(seen, width=max(40, console.width), replicas=replicas))
     room = max(1, console.height - 1)
     if len(lines) > room:
-        lines = [*lines[: room - 1], Text(f"{len(lines) - room + 1} more lines", style="dim")]
-    shown = [*lines, *[Text()] * (room - len(lines)), Text(_KEYS, style="dim")]
-    for line in shown:
+        more = len(lines) - room + 1
+        lines = [*lines[: room - 1], Text(f"{more} more lines", style="dim")]
+    # The keys stand in the screen's last line, however short the page is.
+    lines += [Text()] * (room - len(lines))
+    lines.append(Text(_KEYS, style="dim"))
+    for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
-    return Group(*shown)
+    return Group(*lines)
 
 
 @contextmanager

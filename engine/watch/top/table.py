@@ -31,20 +31,28 @@ class TableColumn:
 
 def table_lines(columns: Sequence[TableColumn], width: int) -> Iterator[Text]:
     """Lines of at most `width` columns; the first column is that of names. None without rows."""
-    shown = [column for column in columns if any(map(len, column.cells))]
-    if not shown or not shown[0].cells:
+    columns_with_cells = [column for column in columns if any(map(len, column.cells))]
+    if not columns_with_cells or not columns_with_cells[0].cells:
         return
-    while (room := width - sum(_width(c) + _GAP for c in shown[1:])) < min(
-        _width(shown[0]), _LEAST
-    ):
-        least = max(shown[1:], key=lambda c: c.rank)
+    names, *others = columns_with_cells
+    name_width = _width(names)
+    while _room_beside(others, width) < min(name_width, _LEAST):
+        least = max(others, key=lambda column: column.rank)
         if not least.rank:
             break
-        shown.remove(least)
-    widths = [min(_width(shown[0]), max(room, _LEAST)), *(_width(c) for c in shown[1:])]
-    yield _line([Text(c.title, style="dim") for c in shown], shown, widths)
-    for row in zip(*(c.cells for c in shown), strict=True):
-        yield _line([_as_text(cell) for cell in row], shown, widths)
+        others.remove(least)
+    room = max(_room_beside(others, width), _LEAST)
+    table = [names, *others]
+    widths = [min(name_width, room), *map(_width, others)]
+    titles = [Text(column.title, style="dim") for column in table]
+    yield _line(titles, table, widths)
+    for row in zip(*(column.cells for column in table), strict=True):
+        yield _line([_as_text(cell) for cell in row], table, widths)
+
+
+def _room_beside(columns: Sequence[TableColumn], width: int) -> int:
+    """What is left for the names."""
+    return width - sum(_width(column) + _GAP for column in columns)
 
 
 def _as_text(cell: Text | str) -> Text:
@@ -78,4 +86,5 @@ def shortened(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     head = (width - 2) // 2
-    return f"{text[:head]}..{text[len(text) - (width - 2 - head) :]}"
+    tail = width - 2 - head
+    return f"{text[:head]}..{text[len(text) - tail :]}"
