@@ -25,7 +25,7 @@ from dataflow.errors import (
     StorageError,
 )
 from dataflow.graph import Graph, Phase, Threshold
-from dataflow.import_order import packages_hidden
+from dataflow.import_order import describe_replaced_packages
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Buffer, Model, Number, Schedule, Table, cosine, linear, warmup
 from dataflow.node import Node, Port
@@ -122,5 +122,5 @@ else:  # unseen by type checkers, to whom any name would be one of this module's
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if _hidden := packages_hidden():
+if _hidden := describe_replaced_packages():
     print(_hidden, file=sys.stderr)

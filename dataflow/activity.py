@@ -12,7 +12,7 @@ _page: mmap.mmap | None = None
 
 
 def show_on(page: mmap.mmap) -> None:
-    """From now on, `show` writes to this page."""
+    """Let `show` write to this page from now on."""
     global _page
     _page = page
 
@@ -25,10 +25,10 @@ def hide(page: mmap.mmap) -> None:
 
 
 def show(text: str) -> None:
-    """Say what is under way from now on; does nothing if there is no page.
-
-    The text ends with a NUL: what a longer one has left behind it is nothing's.
-    """
-    if _page is not None:
-        shown = text.encode(errors="backslashreplace")[: len(_page) - 1] + b"\0"
-        _page[: len(shown)] = shown
+    """Write what is under way from now on; does nothing if there is no page."""
+    if _page is None:
+        return
+    encoded = text.encode(errors="backslashreplace")[: len(_page) - 1]
+    # A NUL ends the text: behind it there may be the rest of a longer one.
+    terminated = encoded + b"\0"
+    _page[: len(terminated)] = terminated

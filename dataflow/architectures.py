@@ -21,9 +21,9 @@ PAGE = "docs/models.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a base cannot be used. found: a model type or setting, and what is wrong with it."""
+    """Why a base cannot be used. reason: a model type or setting, and what is wrong with it."""
 
-    found: str
+    reason: str
     fix: str
 
 
@@ -50,38 +50,45 @@ MEDIA = "it reads images or sound, and here a model reads text"
 OWN_ATTENTION = "transformers computes its attention inside the model, where rows cannot be packed"
 UNTESTED = "no test compares it with transformers"
 
-REFUSED: Mapping[str, str] = {
-    model_type: reason
-    for reason, types in {
-        ALIBI: "bloom mpt",
-        CHUNKED: "llama4 llama4_text",
-        STATEFUL: (
-            "bailing_hybrid bamba deepseek_v4 falcon_h1 falcon_mamba granitemoehybrid jamba"
-            " kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid qwen3_5"
-            " qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text"
-            " recurrent_gemma rwkv xlstm zamba zamba2 zaya"
-        ),
-        ENCODER_DECODER: (
-            "bart bigbird_pegasus blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5"
-            " mvp pegasus pegasus_x plbart prophetnet switch_transformers t5 t5gemma trocr umt5"
-        ),
-        BOTH_WAYS: (
-            "albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2"
-            " distilbert electra ernie megatron-bert modernbert mpnet reformer rembert roberta"
-            " roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod"
-        ),
-        MEDIA: (
-            "emu3 fuyu gemma3 gemma3n gemma4 gemma4_unified git got_ocr2 mllama moshi"
-            " moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal whisper"
-        ),
-        OWN_ATTENTION: (
-            "biogpt blt codegen cpmant falcon gpt_neo gpt_neox_japanese gptj inkling2_text"
-            " inkling_text openai-gpt stablelm xglm"
-        ),
-    }.items()
-    for model_type in types.split()
+_REFUSED_TYPES: Mapping[str, str] = {
+    ALIBI: "bloom mpt",
+    CHUNKED: "llama4 llama4_text",
+    STATEFUL: (
+        "bailing_hybrid bamba deepseek_v4 falcon_h1 falcon_mamba granitemoehybrid jamba"
+        " kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid qwen3_5"
+        " qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text"
+        " recurrent_gemma rwkv xlstm zamba zamba2 zaya"
+    ),
+    ENCODER_DECODER: (
+        "bart bigbird_pegasus blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5"
+        " mvp pegasus pegasus_x plbart prophetnet switch_transformers t5 t5gemma trocr umt5"
+    ),
+    BOTH_WAYS: (
+        "albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2"
+        " distilbert electra ernie megatron-bert modernbert mpnet reformer rembert roberta"
+        " roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod"
+    ),
+    MEDIA: (
+        "emu3 fuyu gemma3 gemma3n gemma4 gemma4_unified git got_ocr2 mllama moshi"
+        " moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal whisper"
+    ),
+    OWN_ATTENTION: (
+        "biogpt blt codegen cpmant falcon gpt_neo gpt_neox_japanese gptj inkling2_text"
+        " inkling_text openai-gpt stablelm xglm"
+    ),
 }
-"""Why, by model type."""
+"""The model types that cannot be used, by the reason."""
+
+
+def _reasons_by_type() -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    for reason, model_types in _REFUSED_TYPES.items():
+        reasons |= dict.fromkeys(model_types.split(), reason)
+    return reasons
+
+
+REFUSED: Mapping[str, str] = _reasons_by_type()
+"""Model type -> why it cannot be used."""
 
 ROTARY = frozenset({"default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"})
 """The kinds of rotary positions. Rows of `dynamic` and `longrope` end where the angles begin to
@@ -90,7 +97,7 @@ depend on the longest row of a batch (model_files.py, `positions_of`)."""
 LAYERS = frozenset({"full_attention", "sliding_attention"})
 """The kinds of layers."""
 
-_SET: Mapping[str, str] = {
+_REFUSED_SETTINGS: Mapping[str, str] = {
     "is_encoder_decoder": ENCODER_DECODER,
     "add_cross_attention": ENCODER_DECODER,
     "vision_config": MEDIA,
@@ -103,44 +110,49 @@ _SET: Mapping[str, str] = {
 
 def refusal(config: Mapping[str, Any]) -> Refusal | None:
     """Why a base of this config.json cannot be used; None if it can."""
-    return next(_refusals(config), None)
+    return next(_find_refusals(config), None)
 
 
-def _refusals(config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """The type first: its settings may mean something else in another architecture."""
+def _find_refusals(config: Mapping[str, Any]) -> Iterator[Refusal]:
+    # The type comes first: its settings may mean something else in another architecture.
     model_type = str(config.get("model_type"))
-    for reason in [REFUSED[model_type]] if model_type in REFUSED else ():
-        yield Refusal(found=f"{model_type!r}: {reason}", fix=_ANOTHER)
-    for key, reason in _SET.items():
+    if model_type in REFUSED:
+        yield Refusal(reason=f"{model_type!r}: {REFUSED[model_type]}", fix=_ANOTHER)
+    for key, reason in _REFUSED_SETTINGS.items():
         if config.get(key):
-            yield Refusal(found=f"{key} in {model_type!r}: {reason}", fix=_ANOTHER)
+            yield Refusal(reason=f"{key} in {model_type!r}: {reason}", fix=_ANOTHER)
     if model_type not in TESTED:
-        test = f"{_ANOTHER}, and says how one is added"
-        yield Refusal(found=f"{model_type!r}: {UNTESTED}", fix=test)
-    yield from _quantised(config)
-    yield from _layers(config)
-    yield from _rotary(config)
+        fix = f"{_ANOTHER}, and says how one is added"
+        yield Refusal(reason=f"{model_type!r}: {UNTESTED}", fix=fix)
+    yield from _refuse_quantisation(config)
+    yield from _refuse_layers(config)
+    yield from _refuse_rotary(config)
 
 
-def _quantised(config: Mapping[str, Any]) -> Iterator[Refusal]:
-    given = config.get("quantization_config")
-    if given:
-        method = given.get("quant_method") if isinstance(given, Mapping) else None
-        how = f" ({method})" if isinstance(method, str) else ""
-        found = f"quantization_config{how}: quantised weights can neither be trained nor compared"
-        yield Refusal(found=found, fix="the base that these weights were quantised from")
+def _refuse_quantisation(config: Mapping[str, Any]) -> Iterator[Refusal]:
+    settings = config.get("quantization_config")
+    if not settings:
+        return
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    note = f" ({method})" if isinstance(method, str) else ""
+    reason = f"quantization_config{note}: quantised weights can neither be trained nor compared"
+    yield Refusal(reason=reason, fix="the base that these weights were quantised from")
 
 
-def _layers(config: Mapping[str, Any]) -> Iterator[Refusal]:
+def _refuse_layers(config: Mapping[str, Any]) -> Iterator[Refusal]:
     kinds = config.get("layer_types")
-    for kind in kinds if isinstance(kinds, list) else ():
+    if not isinstance(kinds, list):
+        return
+    known = " and ".join(sorted(LAYERS))
+    for kind in kinds:
         if kind not in LAYERS:
-            found = f"a layer of {kind!r}: only those of {' and '.join(sorted(LAYERS))} are known"
-            yield Refusal(found=found, fix=_ANOTHER)
+            reason = f"a layer of {kind!r}: only those of {known} are known"
+            yield Refusal(reason=reason, fix=_ANOTHER)
 
 
-def _rotary(config: Mapping[str, Any]) -> Iterator[Refusal]:
+def _refuse_rotary(config: Mapping[str, Any]) -> Iterator[Refusal]:
+    known = ", ".join(sorted(ROTARY))
     for kind, _ in rotary_of(config):
         if kind not in ROTARY:
-            found = f"rotary positions of kind {kind!r}: only {', '.join(sorted(ROTARY))} are known"
-            yield Refusal(found=found, fix=_ANOTHER)
+            reason = f"rotary positions of kind {kind!r}: only {known} are known"
+            yield Refusal(reason=reason, fix=_ANOTHER)

@@ -30,7 +30,7 @@ def keep_pandas_out() -> None:
         return
     finder = _PandasFinder()
     sys.meta_path.insert(0, finder)
-    pa.array([0])  # Arrow looks for it now, in C++ and in Python
+    pa.array([0])  # Arrow looks for pandas now, in C++ and in Python, and remembers the answer
     finder.hidden = False
 
 
@@ -47,12 +47,16 @@ class _PandasFinder(MetaPathFinder):
             return None
         if self.hidden:
             raise ModuleNotFoundError(f"{_NAME} is hidden from Arrow", name=_NAME)
+        # Once is enough: this import of pandas is the one of which Arrow has to be told.
         sys.meta_path.remove(self)
-        found = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
-        spec = next((each for each in found if each is not None), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TellingLoader(spec.loader)
-        return spec
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(fullname, path, target)
+            if spec is None:
+                continue
+            if spec.loader is not None:
+                spec.loader = _TellingLoader(spec.loader)
+            return spec
+        return None
 
 
 class _TellingLoader(Loader):
@@ -62,12 +66,13 @@ class _TellingLoader(Loader):
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As its own loader."""
+        """Do as pandas' own loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As its own loader, which the module has from now on."""
+        """Run the module by its own loader, which it has from now on; then let Arrow look."""
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
+        # Arrow looks for pandas as this is read.
         pa.lib._pandas_api.pd  # type: ignore[attr-defined]  # noqa: B018

@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from dataflow.arrays import steps_between
 from dataflow.device import (
-    as_declared,
+    as_declared_column,
     is_tensor,
-    joined,
+    join_tensors,
     lengths_array,
     offsets_of,
-    taken,
+    take_tensor_rows,
     whole_array,
 )
 from dataflow.display import Displayed
@@ -60,44 +60,40 @@ class Keys:
         sample: Iterable[int] | None = None,
         attempt: Iterable[int] | None = None,
     ) -> Keys:
-        """Keys from any integer sequences; samples and attempts default to 0."""
-        where = np.asarray(position, dtype=np.int64)
-        zeros = np.zeros(len(where), dtype=np.int32)
-        return Keys(
-            where,
-            zeros if sample is None else np.asarray(sample, dtype=np.int32),
-            zeros if attempt is None else np.asarray(attempt, dtype=np.int32),
-        )
+        """Make keys from any integer sequences; samples and attempts default to 0."""
+        positions = np.asarray(position, dtype=np.int64)
+        zeros = np.zeros(len(positions), dtype=np.int32)
+        samples = zeros if sample is None else np.asarray(sample, dtype=np.int32)
+        attempts = zeros if attempt is None else np.asarray(attempt, dtype=np.int32)
+        return Keys(positions, samples, attempts)
 
     def take(self, rows: np.ndarray) -> Keys:
-        """The keys of the given rows (integer indices or a boolean mask)."""
+        """Select the keys of these rows, by integer indices or a boolean mask."""
         return Keys(self.position[rows], self.sample[rows], self.attempt[rows])
 
     def expand(self, n: int) -> Keys:
-        """Each key n times, with samples sample * n + 0 .. n-1: the keys of `expand(x, n)`."""
-        sample = np.repeat(self.sample, n) * n + np.tile(np.arange(n, dtype=np.int32), len(self))
-        return Keys(
-            np.repeat(self.position, n), sample.astype(np.int32), np.repeat(self.attempt, n)
-        )
+        """Repeat each key n times, with samples sample * n + 0 .. n-1: keys of `expand(x, n)`."""
+        offsets = np.tile(np.arange(n, dtype=np.int32), len(self))
+        samples = np.repeat(self.sample, n) * n + offsets
+        positions = np.repeat(self.position, n)
+        return Keys(positions, samples.astype(np.int32), np.repeat(self.attempt, n))
 
     def order(self) -> np.ndarray:
         """The permutation that sorts rows by (position, sample)."""
-        return np.lexsort((self.sample, self.position))
+        return np.lexsort((self.sample, self.position))  # the last one is NumPy's primary key
 
     def rows(self) -> list[tuple[int, int, int]]:
         """As (position, sample, attempt) tuples; for messages and tests, not for hot paths."""
-        return list(
-            zip(self.position.tolist(), self.sample.tolist(), self.attempt.tolist(), strict=True)
-        )
+        columns = self.position.tolist(), self.sample.tolist(), self.attempt.tolist()
+        return list(zip(*columns, strict=True))
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:
-        """All rows of the parts, in order."""
-        return Keys(
-            np.concatenate([p.position for p in parts]),
-            np.concatenate([p.sample for p in parts]),
-            np.concatenate([p.attempt for p in parts]),
-        )
+        """Join the rows of all parts, in order."""
+        positions = np.concatenate([part.position for part in parts])
+        samples = np.concatenate([part.sample for part in parts])
+        attempts = np.concatenate([part.attempt for part in parts])
+        return Keys(positions, samples, attempts)
 
 
 class Batch(Displayed):
@@ -118,10 +114,10 @@ class Batch(Displayed):
         self.records = records
         self.device = dict(device or {})
         for name, values in self.device.items():
-            wanted = int(self.offsets(name)[-1])
-            if len(values) != wanted:
+            count = int(self.offsets(name)[-1])
+            if len(values) != count:
                 raise DataError(
-                    f"device column {name!r}: its rows have {wanted} values, found {len(values)}"
+                    f"device column {name!r}: its rows have {count} values, found {len(values)}"
                 )
 
     def __len__(self) -> int:
@@ -146,7 +142,7 @@ class Batch(Displayed):
         columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence | Any],
         schema: type[Schema],
     ) -> Batch:
-        """Build a batch from columns; those in the schema get its types, others keep their own.
+        """Build a batch from columns: those in the schema get its types, others keep their own.
         Columns that it declares `device` are torch tensors of its type: Ragged(tensor, offsets), or
         without an axis a tensor [rows].
 
@@ -154,25 +150,29 @@ class Batch(Displayed):
         Raises DataError if a column cannot be converted to its type or has another length, or if a
         required column has nulls.
         """
-        fields, arrays, tensors = [], [], {}
-        for name, data in columns.items():
+        fields: list[pa.Field] = []
+        arrays: list[pa.Array] = []
+        tensors: dict[str, Any] = {}
+        for name, values in columns.items():
             declared = schema.columns.get(name)
-            want = None if declared is None else declared.arrow
+            field = None if declared is None else declared.arrow
             if declared is not None and declared.device:
-                given = as_declared(declared, data, len(keys))
-                array, tensors[name] = lengths_array(given, declared), given.values
+                column = as_declared_column(declared, values, len(keys))
+                tensors[name] = column.values
+                array = lengths_array(column, declared)
             else:
-                array = _array(name, data, want)
+                array = _convert(name, values, field)
             if len(array) != len(keys):
                 raise DataError(
                     f"column {name!r} has {len(array)} rows, its batch {len(keys)} keys"
                 )
-            fields.append(_field(name, array, want, schema))
+            fields.append(_make_field(name, array, field, schema))
             arrays.append(array)
-        return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), tensors)
+        records = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        return Batch(keys, records, tensors)
 
     def array(self, name: str) -> pa.Array:
-        """One column as Arrow. Raises DataError for one that is missing or on a device."""
+        """Return one column as Arrow. Raises DataError for one that is missing or on a device."""
         if name in self.device:
             raise DataError(
                 f"column {name!r} is declared device, and is no Arrow array. Fix:"
@@ -181,21 +181,21 @@ class Batch(Displayed):
         return self._lengths_or_values(name)
 
     def tensor(self, name: str) -> Ragged:
-        """A column declared `device`: its flat tensor, and offsets from 0 (without an axis each row
-        has one value). Raises DataError for a column that is missing or not on a device.
+        """Return a column declared `device`: its flat tensor, and offsets from 0 (without an axis
+        each row has one value). Raises DataError for a column that is missing or not on a device.
         """
         if name not in self.device:
-            self._lengths_or_values(name)
+            self._lengths_or_values(name)  # raises for a column that is missing
             raise DataError(
                 f"column {name!r} is not declared device. Fix: batch.ragged or batch.flat."
             )
         return Ragged(self.device[name], self.offsets(name))
 
     def _lengths_or_values(self, name: str) -> pa.Array:
-        at = self.records.schema.get_field_index(name)
-        if at < 0:
+        index = self.records.schema.get_field_index(name)
+        if index < 0:
             raise DataError(f"no column {name!r}; there are: {', '.join(self.names)}")
-        return self.records.column(at)
+        return self.records.column(index)
 
     def lengths(self, name: str) -> np.ndarray:
         """int64 [rows]: each row's number of elements in a column with an axis, wherever it is."""
@@ -206,44 +206,41 @@ class Batch(Displayed):
         return offsets_of(self._lengths_or_values(name))
 
     def flat(self, name: str) -> np.ndarray:
-        """A column without an axis as NumPy, zero-copy for numbers."""
+        """Return a column without an axis as NumPy, zero-copy for numbers."""
         array = self.array(name)
         if has_json_values(array.type):
             return as_objects(array)
         return array.to_numpy(zero_copy_only=False)
 
     def ragged(self, name: str) -> Ragged:
-        """A list column as values and offsets, zero-copy; offsets start at 0. Values that are
-        lists of k numbers each are [values, k].
+        """Return a list column as values and offsets, zero-copy; offsets start at 0. Values that
+        are lists of k numbers each are [values, k].
         """
         return ragged(self.array(name))
 
     def select(self, names: Iterable[str]) -> Batch:
-        """Only these columns."""
-        wanted = list(names)
-        return Batch(
-            self.keys,
-            self.records.select(wanted),
-            {n: v for n, v in self.device.items() if n in wanted},
-        )
+        """Keep only these columns."""
+        columns = list(names)
+        tensors = {name: values for name, values in self.device.items() if name in columns}
+        return Batch(self.keys, self.records.select(columns), tensors)
 
     def take(self, rows: np.ndarray) -> Batch:
-        """These rows, by index or boolean mask, in this order."""
+        """Keep these rows, by index or boolean mask, in this order; the same Batch if all stay."""
         index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         if len(index) == len(self) and (index == np.arange(len(self))).all():
             return self
         records = self.records.take(pa.array(index)) if self.records.num_columns else self.records
-        tensors = {name: taken(self.tensor(name), index).values for name in self.device}
+        tensors = {name: take_tensor_rows(self.tensor(name), index).values for name in self.device}
         return Batch(self.keys.take(index), records, tensors)
 
     def with_columns(self, columns: Mapping[str, pa.Array]) -> Batch:
-        """With these columns added; a column of the same name is replaced."""
-        merged = {name: self.records.column(name) for name in self.names} | dict(columns)
-        left = {name: values for name, values in self.device.items() if name not in columns}
-        return Batch(self.keys, pa.RecordBatch.from_pydict(merged), left)
+        """Add these columns; they replace those of the same name."""
+        arrays = {name: self.records.column(name) for name in self.names} | dict(columns)
+        tensors = {name: values for name, values in self.device.items() if name not in columns}
+        return Batch(self.keys, pa.RecordBatch.from_pydict(arrays), tensors)
 
     def on_host(self) -> Batch:
-        """The same rows with nothing on a device: device columns as Arrow, copied to the host."""
+        """Copy device columns to the host, as Arrow; the same Batch if there are none."""
         if not self.device:
             return self
         records = self.records
@@ -254,51 +251,54 @@ class Batch(Displayed):
         return Batch(self.keys, records)
 
     def sorted(self) -> Batch:
-        """Rows by (position, sample); the same object if they are already sorted."""
+        """Sort the rows by (position, sample); the same Batch if they are sorted already."""
         return self.take(self.keys.order())
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
-        """All rows of the parts; their columns must agree."""
+        """Join the rows of all parts, in order; their columns must agree."""
         if len(parts) == 1:
             return parts[0]
         keys = Keys.concat([p.keys for p in parts])
         if not parts[0].names:
             return Batch(keys, parts[0].records)
-        tensors = {name: joined([p.device[name] for p in parts]) for name in parts[0].device}
+        tensors = {name: join_tensors([p.device[name] for p in parts]) for name in parts[0].device}
         return Batch(keys, pa.concat_batches([p.records for p in parts]), tensors)
 
     def with_keys(self) -> pa.RecordBatch:
-        """One record batch with the keys as its first columns: the form for files and wires. Raises
-        DataError if a column is on a device.
+        """Put the keys before the columns, in one record batch: the form for files and wires.
+        Raises DataError if a column is on a device.
         """
         if self.device:
             raise DataError(
                 f"columns on a device: {', '.join(self.device)}. Fix: batch.on_host() first."
             )
         keys = (self.keys.position, self.keys.sample, self.keys.attempt)
-        arrays = [pa.array(k, type=t) for k, t in zip(keys, _KEY_TYPES, strict=True)]
-        fields = [pa.field(n, t, nullable=False) for n, t in zip(KEYS, _KEY_TYPES, strict=True)]
+        arrays = [pa.array(key, type=kind) for key, kind in zip(keys, _KEY_TYPES, strict=True)]
+        fields = [
+            pa.field(n, kind, nullable=False) for n, kind in zip(KEYS, _KEY_TYPES, strict=True)
+        ]
         schema = pa.schema([*fields, *self.records.schema])
         return pa.RecordBatch.from_arrays([*arrays, *self.records.columns], schema=schema)
 
     @staticmethod
     def from_keyed(records: pa.RecordBatch) -> Batch:
-        """The inverse of with_keys."""
-        keys = Keys(*(records.column(name).to_numpy() for name in KEYS))
-        return Batch(keys, records.drop_columns(list(KEYS)))
+        """Make a batch of what `with_keys` returned."""
+        position, sample, attempt = [records.column(name).to_numpy() for name in KEYS]
+        return Batch(Keys(position, sample, attempt), records.drop_columns(list(KEYS)))
 
 
 def ragged(array: pa.Array) -> Ragged:
-    """A list array as values and offsets from 0, zero-copy for non-null numbers."""
+    """Return a list array as values and offsets from 0, zero-copy for non-null numbers."""
     offsets, values = array.offsets.to_numpy(), array.values
+    # A slice of an array has the whole one's values, and offsets into them.
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first < len(values):
         values = values.slice(first, last - first)
-    return Ragged(_numpy(values), offsets - first if first else offsets)
+    return Ragged(_to_numpy(values), offsets - first if first else offsets)
 
 
-def _numpy(values: pa.Array) -> np.ndarray:
+def _to_numpy(values: pa.Array) -> np.ndarray:
     """[values], or [values, k] for fixed-size lists."""
     if not pa.types.is_fixed_size_list(values.type):
         return values.to_numpy(zero_copy_only=False)
@@ -307,16 +307,16 @@ def _numpy(values: pa.Array) -> np.ndarray:
 
 
 def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
-    """The inverse of `ragged`: a LargeList array on these buffers; items are non-null if none is
-    null.
+    """Make a LargeList array on these buffers, the inverse of `ragged`. Its items are declared
+    non-null if none is null.
     """
-    items = values if isinstance(values, pa.Array) else _items(values, kind)
-    field = pa.field("item", items.type, nullable=bool(items.null_count))
+    elements = values if isinstance(values, pa.Array) else _to_arrow(values, kind)
+    field = pa.field("item", elements.type, nullable=bool(elements.null_count))
     starts = pa.array(np.asarray(offsets, dtype=np.int64))
-    return pa.LargeListArray.from_arrays(starts, items, type=pa.large_list(field))
+    return pa.LargeListArray.from_arrays(starts, elements, type=pa.large_list(field))
 
 
-def _items(values: Any, kind: pa.DataType | None) -> pa.Array:
+def _to_arrow(values: Any, kind: pa.DataType | None) -> pa.Array:
     """Values as Arrow; the rows of a matrix become fixed-size lists."""
     if not isinstance(values, np.ndarray) or values.ndim < 2:
         return pa.array(values, type=kind)
@@ -324,43 +324,54 @@ def _items(values: Any, kind: pa.DataType | None) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(numbers, values.shape[1])
 
 
-def _field(name: str, array: pa.Array, want: pa.Field | None, schema: type[Schema]) -> pa.Field:
-    if want is None:
+def _make_field(
+    name: str, array: pa.Array, declared: pa.Field | None, schema: type[Schema]
+) -> pa.Field:
+    if declared is None:
         return pa.field(name, array.type)
-    if array.null_count and not want.nullable:
+    if array.null_count and not declared.nullable:
         raise DataError(
             f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is required"
         )
-    return want.with_type(array.type)
+    return declared.with_type(array.type)
 
 
-def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
-    """One column, converted to the wanted field's type if there is one."""
-    kind = want.type if want is not None else None
-    if is_tensor(data.values if isinstance(data, Ragged) else data):
+def _convert(name: str, values: Any, declared: pa.Field | None) -> pa.Array:
+    """One column as Arrow, of the declared field's type if there is one."""
+    kind = None if declared is None else declared.type
+    elements = values.values if isinstance(values, Ragged) else values
+    if is_tensor(elements):
         raise DataError(
             f"column {name!r} is given as a tensor, and is not declared device. Fix: .numpy(), or"
             " column(..., device=True) in its schema."
         )
-    if isinstance(data, Ragged):
-        items = kind.value_type if kind is not None and pa.types.is_large_list(kind) else None
-        made = list_array(data.values, data.offsets, items)
-        if items is not None and pa.types.is_fixed_size_list(items) and made.values.type != items:
-            raise DataError(
-                f"column {name!r}: expected values of {items}, found {made.values.type}. Fix: an"
-                f" array [values, {items.list_size}]."
-            )
-        return made
-    if isinstance(data, pa.ChunkedArray):
-        data = data.combine_chunks()
-    return _cast(name, data, kind)
+    if isinstance(values, Ragged):
+        return _convert_ragged(name, values, kind)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    return _cast(name, values, kind)
 
 
-def _cast(name: str, data: Any, kind: pa.DataType | None) -> pa.Array:
+def _convert_ragged(name: str, column: Ragged, kind: pa.DataType | None) -> pa.Array:
+    if kind is None or not pa.types.is_large_list(kind):
+        return list_array(column.values, column.offsets)
+    element_type = kind.value_type
+    array = list_array(column.values, column.offsets, element_type)
+    if pa.types.is_fixed_size_list(element_type) and array.values.type != element_type:
+        raise DataError(
+            f"column {name!r}: expected values of {element_type}, found {array.values.type}. Fix:"
+            f" an array [values, {element_type.list_size}]."
+        )
+    return array
+
+
+def _cast(name: str, values: Any, kind: pa.DataType | None) -> pa.Array:
     # A prompt is text or a list of messages: both are declared.
-    if isinstance(data, pa.Array) and (kind is None or data.type == kind or name == "prompt"):
-        return data
+    if isinstance(values, pa.Array) and (kind is None or values.type == kind or name == "prompt"):
+        return values
     try:
-        return data.cast(kind) if isinstance(data, pa.Array) else pa.array(data, type=kind)
+        if isinstance(values, pa.Array):
+            return values.cast(kind)
+        return pa.array(values, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise DataError(f"column {name!r}: expected {kind}: {error}") from error

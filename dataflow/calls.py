@@ -23,14 +23,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
 
-_OURS = (
-    f"{Path(__file__).parent}{os.sep}",
-    f"{Path(__file__).parent.parent / 'operators'}{os.sep}",
-)
+_LANGUAGE = Path(__file__).parent
+_OURS = (f"{_LANGUAGE}{os.sep}", f"{_LANGUAGE.parent / 'operators'}{os.sep}")
 
 
 def call_site() -> Origin:
-    """The nearest frame outside the language itself and its declarations: the user's line."""
+    """Find the user's line: the nearest frame outside the language and its declarations."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame.f_code):
         frame = frame.f_back
@@ -38,14 +36,15 @@ def call_site() -> Origin:
 
 
 def _is_ours(code: CodeType) -> bool:
-    """Whether a frame is the language's own; a constructor written by `dataclass` has no file."""
-    return code.co_filename.startswith(_OURS) or (
-        code.co_filename == "<string>" and code.co_name == "__init__"
-    )
+    """Whether a frame is the language's own."""
+    if code.co_filename.startswith(_OURS):
+        return True
+    # A constructor written by `dataclass` has no file.
+    return code.co_filename == "<string>" and code.co_name == "__init__"
 
 
 def declares(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function of the language: a call that does not bind becomes a GraphError that knows
+    """Wrap a function of the language: a call that does not bind becomes a GraphError, which knows
     other systems' names.
     """
     signature = inspect.signature(function)
@@ -59,7 +58,9 @@ def declares(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def constructs(kind: type[C]) -> type[C]:
-    """The same for a dataclass of the language: `Model(trainabel=True)` names the nearest field."""
+    """Do the same for a dataclass of the language: for `Model(trainabel=True)`, the error names the
+    nearest field.
+    """
     signature, construct = inspect.signature(kind), kind.__init__
 
     @functools.wraps(construct)
@@ -71,81 +72,91 @@ def constructs(kind: type[C]) -> type[C]:
     return kind
 
 
-def refused(where: str, problem: str, fix: str) -> GraphError:
-    """The GraphError for a call that makes no sense, at the user's line."""
+def call_error(where: str, problem: str, fix: str) -> GraphError:
+    """Make the GraphError for a call that makes no sense, at the user's line."""
     return GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
 
 
-def require(where: str, name: str, value: object, *, fits: bool, expected: str, fix: str) -> None:
+def require(
+    where: str, name: str, argument: object, *, fits: bool, expected: str, fix: str
+) -> None:
     """Raise GraphError if an argument does not fit: `expected <name> to be <expected>, found
-    <value>`.
+    <argument>`.
     """
     if not fits:
-        raise refused(where, f"expected {name} to be {expected}, found {value!r:.60}", fix)
+        raise call_error(where, f"expected {name} to be {expected}, found {argument!r:.60}", fix)
 
 
 def refuse_unknown(
     name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Raise GraphError if the arguments do not fit the signature."""
-    known = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for key, given in kwargs.items():
-        if key not in known:
-            raise GraphError(_unknown(name, key, given, known))
+    parameters = signature.parameters.values()
+    known_names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    for keyword, argument in kwargs.items():
+        if keyword not in known_names:
+            raise _unknown_parameter(name, keyword, argument, known_names)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        fix = f"{name}({_usage(signature)})"
         # Python 3.12 and later say the kind of a missing argument, too.
         problem = str(error).replace("required keyword-only argument", "required argument")
-        fault = Fault(rule="call", where=name, problem=problem, fix=fix, origin=call_site())
-        raise GraphError(fault) from None
+        raise call_error(name, problem, f"{name}({_usage(signature)})") from None
 
 
 def signature_of(fn: Any, what: str, like: str) -> inspect.Signature:
-    """The signature of a user's function, annotations evaluated. like: an example of one.
+    """Read the signature of a user's function, annotations evaluated. like: an example of one.
 
     Raises GraphError for anything but a function, for an annotation that is not found, and for
     `*args` and `**kwargs`, whose content is unknown.
     """
     name = getattr(fn, "__name__", repr(fn))
     if not callable(fn) or not hasattr(fn, "__qualname__") or isinstance(fn, type):
-        raise refused(what, f"expected a function, found {type(fn).__name__} {fn!r:.60}", like)
+        raise call_error(what, f"expected a function, found {type(fn).__name__} {fn!r:.60}", like)
+    where = f"{what} {name}"
     try:
         signature = inspect.signature(fn, eval_str=True)
     except NameError as error:
+        problem = f"its annotations name {error.name!r}, which is not found"
         fix = f"import {error.name} in the file of {name}, or define it above"
-        raise refused(
-            f"{what} {name}", f"its annotations name {error.name!r}, which is not found", fix
-        ) from None
+        raise call_error(where, problem, fix) from None
     except (TypeError, ValueError, SyntaxError) as error:
-        raise refused(f"{what} {name}", f"its signature cannot be read: {error}", like) from None
+        raise call_error(where, f"its signature cannot be read: {error}", like) from None
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise refused(
-                f"{what} {name}",
-                f"expected parameters that have a name each, found {parameter}",
-                like,
-            )
+            problem = f"expected parameters that have a name each, found {parameter}"
+            raise call_error(where, problem, like)
     return signature
+
+
+_USAGES = {
+    inspect.Parameter.KEYWORD_ONLY: "{}=...",
+    inspect.Parameter.VAR_POSITIONAL: "{}, ...",
+}
+"""How a message writes a parameter; others by their name alone."""
 
 
 def _usage(signature: inspect.Signature) -> str:
     """`model, rows, loss=..., lr=...`: the parameters without a default."""
-    needed = [p for p in signature.parameters.values() if p.default is p.empty]
-    marks = {inspect.Parameter.KEYWORD_ONLY: "{}=...", inspect.Parameter.VAR_POSITIONAL: "{}, ..."}
-    return ", ".join(
-        marks.get(p.kind, "{}").format(p.name) for p in needed if p.kind is not p.VAR_KEYWORD
-    )
+    usages: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+            usages.append(_USAGES.get(parameter.kind, "{}").format(parameter.name))
+    return ", ".join(usages)
 
 
-def _unknown(name: str, key: str, given: Any, known: list[str]) -> Fault:
-    there = Known(options=known) if name == "RunOptions" else Known(parameters=known)
-    if (peer := peer_name(key, there)) is not None:
-        problem = f"unknown parameter {key!r} ({peer.system}'s name)"
-        fix = peer.told(there, given, flag=False)
+def _unknown_parameter(
+    name: str, keyword: str, argument: Any, known_names: list[str]
+) -> GraphError:
+    # A run's options have peer names of their own.
+    if name == "RunOptions":
+        known = Known(options=known_names)
     else:
-        near = nearest(key, known)
-        problem = f"unknown parameter {key!r}"
-        fix = f"{near}={given!r}" if near else f"one of: {', '.join(known)}"
-    return Fault(rule="call", where=name, problem=problem, fix=fix, origin=call_site())
+        known = Known(parameters=known_names)
+    problem = f"unknown parameter {keyword!r}"
+    if (peer := peer_name(keyword, known)) is not None:
+        fix = peer.told(known, argument, flag=False)
+        return call_error(name, f"{problem} ({peer.system}'s name)", fix)
+    near = nearest(keyword, known_names)
+    fix = f"{near}={argument!r}" if near else f"one of: {', '.join(known_names)}"
+    return call_error(name, problem, fix)

@@ -13,7 +13,7 @@ from typing import TypeVar, overload
 
 import pyarrow as pa
 
-from dataflow.dialect import spoken, with_dialects
+from dataflow.dialect import find_dialect_uses, with_dialects
 from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, GraphWarning
 from dataflow.graph import Graph, Phase
@@ -51,7 +51,9 @@ class TrainSize:
     @property
     def name(self) -> str:
         """The train node, and the term of its loss whose own rows these are."""
-        return self.train if self.row_set == ROWS else f"{self.train}, {self.row_set}"
+        if self.row_set == ROWS:
+            return self.train
+        return f"{self.train}, {self.row_set}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +70,19 @@ class SourceSize:
         """`64 prompts x 8 = 512 completions a Step, 4 updates of 128`."""
         if self.prompts is None:
             return "to the end, for evaluation"
-        return (
-            "; ".join(self._line(t) for t in self.trains)
-            or f"{counted(self.prompts, 'prompt')} a Step"
-        )
+        prompts = counted(self.prompts, "prompt")
+        if not self.trains:
+            return f"{prompts} a Step"
+        return "; ".join(_describe_train(size, prompts) for size in self.trains)
 
-    def _line(self, size: TrainSize) -> str:
-        prompts, rows = counted(self.prompts or 0, "prompt"), counted(size.rows, "completion")
-        grouped = (
-            f"{prompts} x {size.group} = {rows}" if size.group > 1 else counted(size.rows, "row")
-        )
-        limit = "" if size.full else "at most "
-        return (
-            f"{limit}{grouped} a Step, {counted(size.updates, 'update')} of {size.rows_an_update:,}"
-            f" ({size.name})"
-        )
+
+def _describe_train(size: TrainSize, prompts: str) -> str:
+    rows = counted(size.rows, "row")
+    if size.group > 1:
+        rows = f"{prompts} x {size.group} = {counted(size.rows, 'completion')}"
+    limit = "" if size.full else "at most "
+    updates = counted(size.updates, "update")
+    return f"{limit}{rows} a Step, {updates} of {size.rows_an_update:,} ({size.name})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,10 +91,10 @@ class CheckedGraph(Displayed):
 
     lag: for nodes that read a trained Model, how many versions they may lag. bound: for train
     nodes, the greatest lag of any row that they train. policies: for train nodes, whose rows they
-    train and how old, in words. sizes: by source. columns: (node, output) ->
-    name -> type of one row's value, including dataset columns of ancestors. dialects: the peer
-    whose conventions a node, or `node.label` for a term of a loss, follows; the graph has them
-    written out. warnings: what looks wrong. notes: what is not read.
+    train and how old, in words. sizes: by source. columns: (node, output) -> name -> type of one
+    row's value, including dataset columns of ancestors. dialects: by node, or `node.label` for a
+    term of a loss, the peer whose conventions it follows; the graph has them written out.
+    warnings: what looks wrong. notes: what is not read.
     """
 
     graph: Graph
@@ -122,13 +122,13 @@ class CheckedGraph(Displayed):
         """A few lines for a person: sizes, staleness, where streaming ends, dialects, notes,
         warnings.
         """
-        return "\n".join(_described(self))
+        return "\n".join(_graph_lines(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckedProgram(Displayed):
-    """A Program of which every phase passed every rule, and all of them together. Made by `check`
-    only. own: warnings of what the phases are to each other.
+    """A Program that passed every rule, each phase alone and all of them together. Made by `check`
+    only. own: warnings about how the phases follow each other.
     """
 
     program: Program
@@ -150,16 +150,16 @@ class CheckedProgram(Displayed):
         warnings: list[GraphWarning] = []
         pairs = zip(numbered_phases(self.program), self.phases, strict=True)
         for (number, phase), checked in pairs:
-            warnings += [of_phase(number, phase, warning) for warning in checked.warnings]
+            warnings += [add_phase_label(number, phase, warning) for warning in checked.warnings]
         return (*warnings, *self.own)
 
     def describe(self) -> str:
         """Each phase's heading and few lines, then the warnings."""
-        return "\n".join(_described_program(self))
+        return "\n".join(_program_lines(self))
 
 
 AnyChecked = CheckedGraph | CheckedProgram
-"""What `check` makes of either."""
+"""What `check` returns for a Graph or a Program."""
 
 
 @overload
@@ -167,11 +167,11 @@ def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
 @overload
 def check(graph: Program, columns_of: ColumnReader | None = None) -> CheckedProgram: ...
 def check(graph: AnyGraph, columns_of: ColumnReader | None = None) -> AnyChecked:
-    """Prove what the design calls a checked graph, or that of each phase of a Program. Reads only
-    headers of data files, no weights, no torch.
+    """Apply every rule to a Graph, or to each phase of a Program. Reads only headers of data files,
+    no weights, no torch.
 
     columns_of: returns the columns of a source's data, instead of the reader that its operator
-    names. Raises GraphError with every fault, ordered by source line; by phase.
+    names. Raises GraphError with every fault, ordered by source line; of a Program, by phase first.
     """
     if isinstance(graph, Graph):
         return _check_phases(graph, columns_of)[0]
@@ -181,49 +181,64 @@ def check(graph: AnyGraph, columns_of: ColumnReader | None = None) -> AnyChecked
 
 
 def _check_phases(
-    graph: AnyGraph, columns_of: ColumnReader | None, known: Iterable[Fault] = ()
+    graph: AnyGraph, columns_of: ColumnReader | None, known_faults: Iterable[Fault] = ()
 ) -> tuple[CheckedGraph, ...]:
     """Apply every rule to every phase. Raises GraphError with the known faults and all others."""
-    faults = list(known)
+    faults = list(known_faults)
     phases: list[CheckedGraph] = []
     for (number, phase), carried in zip(numbered_phases(graph), graph.begins, strict=True):
         context = context_of(with_dialects(phase.graph), columns_of, carried)
-        faults += [of_phase(number, phase, fault) for fault in _faults(context)]
+        faults += [add_phase_label(number, phase, fault) for fault in _find_faults(context)]
+        # The facts of a graph that broke a rule may not be computable.
         if not faults:
-            phases.append(_checked(context))
+            phases.append(_make_checked(context))
     if faults:
         raise GraphError(faults)
     return tuple(phases)
 
 
-def _faults(context: Context) -> list[Fault]:
-    faults = [fault for rule in RULES for fault in rule(context)]
-    return sorted(dict.fromkeys(faults), key=_line)
+def _find_faults(context: Context) -> list[Fault]:
+    faults: list[Fault] = []
+    for rule in RULES:
+        faults += rule(context)
+    return sorted(dict.fromkeys(faults), key=_source_line)
+
+
+def _find_warnings(context: Context) -> list[GraphWarning]:
+    warnings: list[GraphWarning] = []
+    for rule in WARNINGS:
+        warnings += rule(context)
+    return sorted(warnings, key=_source_line)
 
 
 F1 = TypeVar("F1", bound=Fault)
 
 
-def of_phase(number: int, phase: Phase, fault: F1) -> F1:
-    """The same, with its phase before its place: two phases may be made by one line. Of a graph
-    alone (0) as it is.
+def add_phase_label(number: int, phase: Phase, fault: F1) -> F1:
+    """Return the fault with its phase before its place: two phases may be made by one line. The
+    fault of a graph alone (number 0) stays as it is.
     """
     if number == 0:
         return fault
     return replace(fault, where=f"{phase_label(number, phase)}, {fault.where}")
 
 
-def _described_program(checked: CheckedProgram) -> Iterator[str]:
+def _program_lines(checked: CheckedProgram) -> Iterator[str]:
     program = checked.program
     for number, phase in enumerate(checked.phases, start=1):
         yield program.title(number)
-        yield from (f"  {line}" for line in _described(replace(phase, warnings=())))
+        # Warnings of all phases come last.
+        yield from (f"  {line}" for line in _graph_lines(replace(phase, warnings=())))
         yield from (f"  {line}" for line in beginnings(program, number))
     yield from (f"warning: {warning}" for warning in checked.warnings)
 
 
-def _checked(context: Context) -> CheckedGraph:
+def _make_checked(context: Context) -> CheckedGraph:
     graph = context.graph
+    columns: dict[tuple[str, int], Columns] = {}
+    for node in graph.nodes:
+        for port in node.ports:
+            columns[node.name, port.index] = _find_columns(context, port)
     return CheckedGraph(
         graph=graph,
         domains=context.domains,
@@ -231,71 +246,84 @@ def _checked(context: Context) -> CheckedGraph:
         lag=lags(context),
         bound=bounds(context),
         policies=policies(context),
-        sizes={s.name: _size(context, s) for s in context.sources},
-        columns={(n.name, p.index): _columns(context, p) for n in graph.nodes for p in n.ports},
-        dialects={use.where: use.dialect for use in spoken(graph)},
-        warnings=tuple(sorted((w for rule in WARNINGS for w in rule(context)), key=_line)),
+        sizes={source.name: _size_source(context, source) for source in context.sources},
+        columns=columns,
+        dialects={use.where: use.dialect for use in find_dialect_uses(graph)},
+        warnings=tuple(_find_warnings(context)),
         notes=tuple(unused_settings.notes(context)),
     )
 
 
-def _line(fault: Fault) -> tuple[bool, str, int]:
-    origin = fault.origin
-    return (origin is None, origin.file if origin else "", origin.line if origin else 0)
+def _source_line(fault: Fault) -> tuple[bool, str, int]:
+    """The key by which faults are sorted; those without a line come last."""
+    if fault.origin is None:
+        return (True, "", 0)
+    return (False, fault.origin.file, fault.origin.line)
 
 
-def _columns(context: Context, port: Port) -> Columns:
-    own = {column.name: column.whole.type for column in port.schema.columns.values()}
-    data = context.dataset(port)
-    if port.node.operator.work == "source":  # a prompt may be text or messages: ask the file
-        own |= {
-            name: kind
-            for name, kind in data.items()
-            if name in own and not port.schema.columns[name].axis
-        }
-    return own | {name: kind for name, kind in data.items() if name not in own}
+def _find_columns(context: Context, port: Port) -> Columns:
+    declared = port.schema.columns
+    columns = {column.name: column.whole.type for column in declared.values()}
+    is_source = port.node.operator.work == "source"
+    for name, file_type in context.dataset(port).items():
+        if name not in declared:
+            columns[name] = file_type
+        elif is_source and not declared[name].axis:
+            columns[name] = file_type  # a prompt may be text or messages: the file says which
+    return columns
 
 
-def _size(context: Context, source: Node) -> SourceSize:
+def _size_source(context: Context, source: Node) -> SourceSize:
     prompts = source.params.get("batch")
-    trains = [n for n in context.fed[id(source)] if n.operator.work == "train"]
-    sizes = (
-        _train_size(node, domain, prompts, name)
-        for node in trains
-        for name, port in row_sets(node).items()
-        if prompts is not None
-        and (domain := context.domains.of(port)) is not None
-        and domain.source is source
-    )
+    sizes: list[TrainSize] = []
+    if prompts is not None:
+        trains = [n for n in context.fed[id(source)] if n.operator.work == "train"]
+        for train in trains:
+            sizes += _size_row_sets(context, source, train, prompts)
     return SourceSize(source=source.name, prompts=prompts, trains=tuple(sizes))
 
 
-def _train_size(node: Node, domain: Domain, prompts: int, row_set: str) -> TrainSize:
-    rows, parts = prompts * domain.group_size, node.params["minibatches"]
+def _size_row_sets(
+    context: Context, source: Node, train: Node, prompts: int
+) -> Iterator[TrainSize]:
+    """The sizes of those row sets of a train node that come from this source."""
+    for row_set, port in row_sets(train).items():
+        domain = context.domains.of(port)
+        if domain is not None and domain.source is source:
+            yield _size_train(train, domain, prompts, row_set)
+
+
+def _size_train(train: Node, domain: Domain, prompts: int, row_set: str) -> TrainSize:
+    rows = prompts * domain.group_size
+    minibatches = train.params["minibatches"]
     return TrainSize(
-        train=node.name,
+        train=train.name,
         row_set=row_set,
         group=domain.group_size,
         rows=rows,
-        updates=node.params["epochs"] * parts,
-        rows_an_update=rows // parts,
-        full=_full(domain),
+        updates=train.params["epochs"] * minibatches,
+        rows_an_update=rows // minibatches,
+        full=_is_full(domain),
     )
 
 
-def _full(domain: Domain) -> bool:
-    return all(d.node.params.get("refill") and d.keeps != "rows" for d in domain.selections())
+def _is_full(domain: Domain) -> bool:
+    """Whether no selection leaves a Step with fewer rows. With `refill` another prompt takes the
+    place of a removed one; nothing takes that of a single row.
+    """
+    selections = domain.selections()
+    return all(d.node.params.get("refill") and d.keeps != "rows" for d in selections)
 
 
-def _described(checked: CheckedGraph) -> Iterator[str]:
+def _graph_lines(checked: CheckedGraph) -> Iterator[str]:
     graph = checked.graph
     yield f"{graph.name}: {counted(len(graph.nodes), 'node')}, every rule holds"
     for name, size in checked.sizes.items():
         yield f"  {name}: {size.describe()}"
     for name, policy in checked.policies.items():
         yield f"  {name}: {policy}"
-    yield from _streaming_ends(checked)
-    for use in spoken(graph):
+    yield from _streaming_end_lines(checked)
+    for use in find_dialect_uses(graph):
         yield f"  {use.where}: as {use.dialect} does it"
         yield from (f"    {text}" for text in use.unanswered())
     for note in checked.notes:
@@ -304,9 +332,9 @@ def _described(checked: CheckedGraph) -> Iterator[str]:
         yield f"  warning: {warning}"
 
 
-def _streaming_ends(checked: CheckedGraph) -> Iterator[str]:
+def _streaming_end_lines(checked: CheckedGraph) -> Iterator[str]:
     """The nodes that are below the cut for a reason of their own, with that reason."""
     for node in checked.graph.nodes:
-        why = checked.regions.why.get(node.name, "")
-        if node.operator.work != "train" and ("batch scope" in why or "at lag 0" in why):
-            yield f"  {node.name}: after the cut, {why}"
+        reason = checked.regions.why.get(node.name, "")
+        if node.operator.work != "train" and ("batch scope" in reason or "at lag 0" in reason):
+            yield f"  {node.name}: after the cut, {reason}"

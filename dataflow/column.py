@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from dataflow.calls import declares, refused, require
+from dataflow.calls import call_error, declares, require
 
 Axis = Literal["P", "T", "K"]
 """P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
@@ -26,7 +26,7 @@ class Column:
     a number (a vector for each element). distribution: of recorded log-probs, in words; it travels
     as metadata of the Arrow field. absent: the value in rows of a schema without the column, where
     one follows from what that schema is. instead_of: the column that its readers take where it is
-    missing. least, most: of each value, which is refused elsewhere where an operator returns it.
+    missing. least, most: the bounds of each value; an operator that returns others is refused.
     """
 
     name: str = ""
@@ -61,8 +61,8 @@ class Column:
     def _field(self, kind: pa.DataType, *, nullable: bool) -> pa.Field:
         if self.axis is None:
             return pa.field(self.name, kind, nullable, self.metadata)
-        items = pa.large_list(pa.field("item", kind, nullable=nullable))
-        return pa.field(self.name, items, nullable=False, metadata=self.metadata)
+        list_type = pa.large_list(pa.field("item", kind, nullable=nullable))
+        return pa.field(self.name, list_type, nullable=False, metadata=self.metadata)
 
 
 @declares
@@ -93,59 +93,31 @@ def column(
 
     least, most: the bounds of its values; an operator that returns others is refused by row.
     """
+    where = "column"
+    is_type = isinstance(type, pa.DataType)
+    require(where, "type", type, fits=is_type, expected="a type of Arrow", fix="pa.float32()")
     require(
-        "column",
-        "type",
-        type,
-        fits=isinstance(type, pa.DataType),
-        expected="a type of Arrow",
-        fix="pa.float32()",
-    )
-    require(
-        "column",
+        where,
         "axis",
         axis,
         fits=axis in (None, "P", "T", "K"),
         expected="'P', 'T', 'K' or None",
         fix="axis='T'",
     )
-    numbers = isinstance(type, pa.DataType) and (
-        pa.types.is_integer(type) or pa.types.is_floating(type)
-    )
+    _require_number(type, "absent", absent, fix="absent=0.0")
     require(
-        "column",
-        "absent",
-        absent,
-        fits=absent is None or (numbers and isinstance(absent, (int, float))),
-        expected="a number, of a column of numbers",
-        fix="absent=0.0",
-    )
-    require(
-        "column",
+        where,
         "instead_of",
         instead_of,
         fits=isinstance(instead_of, str),
         expected="the name of a column",
         fix='instead_of="reward"',
     )
-    for name, bound in (("least", least), ("most", most)):
-        require(
-            "column",
-            name,
-            bound,
-            fits=bound is None or (numbers and isinstance(bound, (int, float))),
-            expected="a number, of a column of numbers",
-            fix=f"{name}=0",
-        )
+    _require_number(type, "least", least, fix="least=0")
+    _require_number(type, "most", most, fix="most=0")
     for name, flag in (("nullable", nullable), ("device", device)):
-        require(
-            "column",
-            name,
-            flag,
-            fits=isinstance(flag, bool),
-            expected="True or False",
-            fix=f"{name}=True",
-        )
+        fits = isinstance(flag, bool)
+        require(where, name, flag, fits=fits, expected="True or False", fix=f"{name}=True")
     if device:
         _require_tensor(type, nullable)
     return Column(
@@ -162,24 +134,34 @@ def column(
     )
 
 
-_TENSORS = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")
+_TENSOR_TYPES = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")
 """Arrow's names for the types that tensors have, too, and that can be indexed on any device."""
+
+
+def _require_number(kind: pa.DataType, name: str, number: object, *, fix: str) -> None:
+    """Raises GraphError for anything but None or, in a column of numbers, a number."""
+    is_numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    require(
+        "column",
+        name,
+        number,
+        fits=number is None or (is_numeric and isinstance(number, (int, float))),
+        expected="a number, of a column of numbers",
+        fix=fix,
+    )
 
 
 def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
     """Raises GraphError if values of this type cannot be a tensor."""
-    number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    where = f"column({kind}, device=True)"
     if nullable:
-        problem, fix = (
-            "expected values, found nullable=True: no tensor has nulls",
-            "nullable=False, with nan or a mask",
-        )
-    elif str(number) not in _TENSORS:
+        problem = "expected values, found nullable=True: no tensor has nulls"
+        raise call_error(where, problem, "nullable=False, with nan or a mask")
+    number_type = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    if str(number_type) not in _TENSOR_TYPES:
         problem = (
             f"expected a number, or a fixed-size list of one, found {kind}, which no tensor of"
             " torch is"
         )
         fix = "pa.float32(), or pa.list_(pa.float32(), 64) for 64 numbers each"
-    else:
-        return
-    raise refused(f"column({kind}, device=True)", problem, fix)
+        raise call_error(where, problem, fix)

@@ -33,7 +33,7 @@ class Gap:
     where: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def matters(self, params: Mapping[str, Any]) -> bool:
-        """Whether a use with these parameters meets it."""
+        """Whether it concerns a use with these parameters."""
         return all(params.get(name) in values for name, values in self.where)
 
 
@@ -46,7 +46,7 @@ class Convention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class DialectUse:
     """The dialect of one node, or of one term of a train node's loss.
 
     where: the node's name, followed by `.label` for a term. what: the operator's or loss's name.
@@ -61,10 +61,16 @@ class Spoken:
     @property
     def says(self) -> str:
         """`unbiased deviation + 1e-4`; empty if nothing is declared (a user's own)."""
-        return dict(self.conventions).get(self.dialect, Convention()).says
+        return self._convention.says
+
+    @property
+    def _convention(self) -> Convention:
+        return dict(self.conventions).get(self.dialect, Convention())
 
     def unanswered(self) -> Iterator[str]:
-        """`openrlhf has no groups of one: 0, as trl`: what this use meets."""
-        for gap in dict(self.conventions).get(self.dialect, Convention()).gaps:
+        """Yield a line for each gap that concerns this use: `openrlhf has no groups of one: 0, as
+        trl`.
+        """
+        for gap in self._convention.gaps:
             if gap.matters(self.params):
                 yield f"{self.dialect} has no {gap.lacks}: {gap.instead}"

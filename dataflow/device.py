@@ -23,14 +23,17 @@ _OFFSET_BYTES = 8
 """Of an offset of a large list."""
 
 
-def declared(schemas: Iterable[type[Schema]]) -> dict[str, Column]:
-    """The device columns that these schemas declare."""
-    return {c.name: c for schema in schemas for c in schema.columns.values() if c.device}
+def declared_device_columns(schemas: Iterable[type[Schema]]) -> dict[str, Column]:
+    """The device columns that these schemas declare, by name."""
+    columns: dict[str, Column] = {}
+    for schema in schemas:
+        columns |= {column.name: column for column in schema.columns.values() if column.device}
+    return columns
 
 
-def is_tensor(data: Any) -> bool:
+def is_tensor(thing: Any) -> bool:
     """Whether this is a torch tensor, judged without torch."""
-    return hasattr(data, "index_select") and hasattr(data, "detach")
+    return hasattr(thing, "index_select") and hasattr(thing, "detach")
 
 
 def dtype_of(column: Column) -> str:
@@ -44,63 +47,69 @@ def shape_of(column: Column) -> tuple[int, ...]:
     return (column.type.list_size,) if pa.types.is_fixed_size_list(column.type) else ()
 
 
-def as_declared(column: Column, data: Any, rows: int) -> Ragged:
-    """The data given for a device column with this many rows, as Ragged; without an axis each
-    length is 1.
+def as_declared_column(column: Column, values: Any, rows: int) -> Ragged:
+    """Return the values given for a device column with this many rows as Ragged; without an axis
+    each length is 1.
 
     The tensor is detached, not copied, and must not be changed afterwards. Raises DataError if it
     is not a tensor, has another dtype or shape, or its offsets do not end with its values.
     """
-    given = data if isinstance(data, Ragged) else Ragged(data, np.arange(rows + 1))
+    ragged = values if isinstance(values, Ragged) else Ragged(values, np.arange(rows + 1))
     where = f"column {column.name!r}, declared device"
-    if not is_tensor(given.values):
+    if not is_tensor(ragged.values):
         raise DataError(
-            f"{where}: expected a torch tensor, found {type(given.values).__name__}. Fix:"
+            f"{where}: expected a torch tensor, found {type(ragged.values).__name__}. Fix:"
             " torch.from_numpy(values), or the column without device=True."
         )
-    if isinstance(data, Ragged) != (column.axis is not None):
-        wanted = "Ragged(tensor, offsets)" if column.axis is not None else "one tensor for all rows"
-        raise DataError(f"{where}: expected {wanted}, found {type(data).__name__}. Fix: {wanted}.")
-    require(where, column, given)
-    return Ragged(given.values.detach().contiguous(), np.asarray(given.offsets, dtype=np.int64))
+    if isinstance(values, Ragged) != (column.axis is not None):
+        form = "Ragged(tensor, offsets)" if column.axis is not None else "one tensor for all rows"
+        raise DataError(f"{where}: expected {form}, found {type(values).__name__}. Fix: {form}.")
+    require_declared_tensor(where, column, ragged)
+    offsets = np.asarray(ragged.offsets, dtype=np.int64)
+    return Ragged(ragged.values.detach().contiguous(), offsets)
 
 
-def require(where: str, column: Column, given: Ragged) -> None:
+def require_declared_tensor(where: str, column: Column, ragged: Ragged) -> None:
     """Raises DataError unless a tensor has its column's dtype and shape, and its offsets end with
     it.
     """
-    found, shape = given.values, shape_of(column)
-    expected, dtype = f"torch.{dtype_of(column)}", str(found.dtype)
-    if dtype != expected:
+    tensor, offsets = ragged.values, ragged.offsets
+    expected_dtype, dtype = f"torch.{dtype_of(column)}", str(tensor.dtype)
+    if dtype != expected_dtype:
         raise DataError(
-            f"{where}: expected {expected}, found {dtype}. Fix: .to({expected}), or the type"
-            " declared."
+            f"{where}: expected {expected_dtype}, found {dtype}. Fix: .to({expected_dtype}), or the"
+            " type declared."
         )
-    if tuple(found.shape[1:]) != shape or not found.dim():
-        wanted = ", ".join(["values", *map(str, shape)])
+    shape = shape_of(column)
+    if tuple(tensor.shape[1:]) != shape or not tensor.dim():
+        expected_shape = ", ".join(["values", *map(str, shape)])
         raise DataError(
-            f"{where}: expected the shape [{wanted}], found {list(found.shape)}. Fix: .reshape(-1,"
-            " ...)."
+            f"{where}: expected the shape [{expected_shape}], found {list(tensor.shape)}. Fix:"
+            " .reshape(-1, ...)."
         )
-    if column.axis is None and len(found) != len(given):
+    if column.axis is None and len(tensor) != len(ragged):
         raise DataError(
-            f"{where}: expected a value for each of {len(given)} rows, found {len(found)}. Fix: one"
-            " a row."
+            f"{where}: expected a value for each of {len(ragged)} rows, found {len(tensor)}. Fix:"
+            " one a row."
         )
-    if len(found) != given.offsets[-1] or given.offsets[0] or (np.diff(given.offsets) < 0).any():
+    descends = (np.diff(offsets) < 0).any()
+    if len(tensor) != offsets[-1] or offsets[0] or descends:
         raise DataError(
-            f"{where}: expected offsets that ascend from 0 to its {len(found)} values, found"
-            f" {given.offsets[0]} to {given.offsets[-1]}. Fix: Ragged(values, offsets) with row i"
+            f"{where}: expected offsets that ascend from 0 to its {len(tensor)} values, found"
+            f" {offsets[0]} to {offsets[-1]}. Fix: Ragged(values, offsets) with row i"
             " at values[offsets[i]:offsets[i + 1]]."
         )
 
 
-def lengths_array(given: Ragged, column: Column) -> pa.Array:
-    """A device column in the record batch: a list of nulls with each row's length, or one null."""
+def lengths_array(ragged: Ragged, column: Column) -> pa.Array:
+    """What a record batch has of a device column: a list of nulls of each row's length, or without
+    an axis one null a row.
+    """
     if column.axis is None:
-        return pa.nulls(len(given))
-    offsets, nothing = pa.array(given.offsets, pa.int64()), pa.nulls(int(given.offsets[-1]))
-    return pa.LargeListArray.from_arrays(offsets, nothing, type=column.arrow.type)
+        return pa.nulls(len(ragged))
+    offsets = pa.array(ragged.offsets, pa.int64())
+    nulls = pa.nulls(int(ragged.offsets[-1]))
+    return pa.LargeListArray.from_arrays(offsets, nulls, type=column.arrow.type)
 
 
 def offsets_of(array: pa.Array) -> np.ndarray:
@@ -113,58 +122,63 @@ def offsets_of(array: pa.Array) -> np.ndarray:
         offsets = np.frombuffer(buffer, dtype=np.int64, count=len(array) + 1, offset=start)
     else:
         offsets = array.offsets.to_numpy()
+    # Those of a slice are offsets into the whole array's values.
     return offsets - offsets[0] if len(offsets) and offsets[0] else offsets
 
 
-def taken(column: Ragged, rows: np.ndarray) -> Ragged:
-    """These rows, in this order: a view if they are adjacent, else gathered on the device. Raises
-    DataError for a row that is not there.
+def take_tensor_rows(column: Ragged, rows: np.ndarray) -> Ragged:
+    """Take these rows, in this order: a view if they are adjacent, else gathered on the device.
+    Raises DataError for a row that is not there.
     """
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(column):
-        raise DataError(
-            f"expected rows below {len(column)}, found {int(rows.min())} to {int(rows.max())}"
-        )
+    if not len(rows):
+        return Ragged(column.values[0:0], np.zeros(1, dtype=np.int64))
+    lowest, highest = int(rows.min()), int(rows.max())
+    if lowest < 0 or highest >= len(column):
+        raise DataError(f"expected rows below {len(column)}, found {lowest} to {highest}")
     starts, counts = column.offsets[:-1][rows], column.lengths[rows]
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    if not len(rows) or (np.diff(rows) == 1).all():
-        first = int(starts[0]) if len(rows) else 0
+    if (np.diff(rows) == 1).all():
+        first = int(starts[0])
         return Ragged(column.values[first : first + int(offsets[-1])], offsets)
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
     return Ragged(column.values[index], offsets)
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """The tensors of one column, concatenated on the first one's device."""
+def join_tensors(parts: Sequence[Any]) -> Any:
+    """Concatenate the tensors of one column, on the first one's device."""
     if len(parts) == 1:
         return parts[0]
-    found = parts[0].new_empty((sum(len(p) for p in parts), *parts[0].shape[1:]))
-    at = 0
+    total = sum(len(part) for part in parts)
+    joined = parts[0].new_empty((total, *parts[0].shape[1:]))
+    start = 0
     for part in parts:
-        found[at : at + len(part)] = part
-        at += len(part)
-    return found
+        # The others may be on another device: an assignment copies from there, torch.cat does not.
+        joined[start : start + len(part)] = part
+        start += len(part)
+    return joined
 
 
-def whole_array(given: Ragged, column_type: pa.DataType) -> pa.Array:
-    """The column as Arrow with its values, copied to the host. column_type: its type in the record
-    batch.
+def whole_array(ragged: Ragged, column_type: pa.DataType) -> pa.Array:
+    """Copy a device column with its values to the host, as Arrow. column_type: its type in the
+    record batch.
     """
-    host = given.values.cpu().numpy()
+    host = ragged.values.cpu().numpy()
     values = pa.array(host.reshape(-1))
     if host.ndim > 1:
         values = pa.FixedSizeListArray.from_arrays(values, host.shape[1])
-    if pa.types.is_null(column_type):
+    if pa.types.is_null(column_type):  # without an axis: a value a row
         return values
     kind = pa.large_list(pa.field("item", values.type, nullable=False))
-    return pa.LargeListArray.from_arrays(pa.array(given.offsets, pa.int64()), values, type=kind)
+    return pa.LargeListArray.from_arrays(pa.array(ragged.offsets, pa.int64()), values, type=kind)
 
 
-def first_not_finite(given: Ragged) -> int | None:
+def first_not_finite(ragged: Ragged) -> int | None:
     """The first row of a device column with a non-finite value; None if there is none."""
-    if not given.values.is_floating_point():
+    if not ragged.values.is_floating_point():
         return None
-    wrong = ~given.values.isfinite()
-    if not bool(wrong.any()):
+    is_wrong = ~ragged.values.isfinite()
+    if not bool(is_wrong.any()):
         return None
-    at = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
-    return int(np.searchsorted(given.offsets, at, side="right")) - 1
+    is_wrong_element = is_wrong.reshape(len(is_wrong), -1).any(1)
+    index = int(is_wrong_element.nonzero()[0])
+    return int(np.searchsorted(ragged.offsets, index, side="right")) - 1

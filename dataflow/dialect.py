@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dataflow.convention import Spoken
+from dataflow.convention import DialectUse
 from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node
@@ -19,18 +19,18 @@ PARAMETER = "dialect"
 
 
 def with_dialects(graph: Graph) -> Graph:
-    """The graph with the dialect of every node and term written out; the same if all are.
+    """Write out the dialect of every node and term; the same Graph if all are.
 
     What names one keeps it. Operators and losses without such a parameter have no conventions.
     """
-    return graph.map(lambda node: _named(node, graph.dialect))
+    return graph.map(lambda node: _name_dialect(node, graph.dialect))
 
 
-def spoken(graph: Graph) -> Iterator[Spoken]:
-    """The dialect of each node and each term that has one, in the order of the graph."""
+def find_dialect_uses(graph: Graph) -> Iterator[DialectUse]:
+    """Find the dialect of each node and each term that has one, in the order of the graph."""
     for node in graph.nodes:
         if (dialect := node.params.get(PARAMETER)) is not None:
-            yield Spoken(
+            yield DialectUse(
                 where=node.name,
                 what=node.operator.name,
                 dialect=dialect,
@@ -38,10 +38,12 @@ def spoken(graph: Graph) -> Iterator[Spoken]:
                 conventions=tuple(node.operator.conventions.items()),
             )
         loss = node.params.get("loss")
-        for term in loss.terms if isinstance(loss, Loss) else ():
+        if not isinstance(loss, Loss):
+            continue
+        for term in loss.terms:
             params = dict(term.params)
             if (dialect := params.get(PARAMETER)) is not None:
-                yield Spoken(
+                yield DialectUse(
                     where=f"{node.name}.{term.label}",
                     what=term.function.name,
                     dialect=dialect,
@@ -50,19 +52,20 @@ def spoken(graph: Graph) -> Iterator[Spoken]:
                 )
 
 
-def _named(node: Node, dialect: str) -> Node:
-    changed = {}
+def _name_dialect(node: Node, dialect: str) -> Node:
+    changes = {}
     if PARAMETER in node.params and node.params[PARAMETER] is None:
-        changed[PARAMETER] = dialect
+        changes[PARAMETER] = dialect
     if isinstance(loss := node.params.get("loss"), Loss):
-        terms = tuple(_term(term, dialect) for term in loss.terms)
+        terms = tuple(_name_term_dialect(term, dialect) for term in loss.terms)
+        # The same Loss if nothing changes: then the node stays the same, too.
         if any(new is not old for new, old in zip(terms, loss.terms, strict=True)):
-            changed["loss"] = Loss(terms)
-    return node.changed(params=node.params | changed) if changed else node
+            changes["loss"] = Loss(terms)
+    return node.changed(params=node.params | changes) if changes else node
 
 
-def _term(term: LossTerm, dialect: str) -> LossTerm:
+def _name_term_dialect(term: LossTerm, dialect: str) -> LossTerm:
     if (PARAMETER, None) not in term.params:
         return term
-    params = tuple((k, dialect if k == PARAMETER else value) for k, value in term.params)
-    return replace(term, params=params)
+    params = dict(term.params) | {PARAMETER: dialect}
+    return replace(term, params=tuple(params.items()))

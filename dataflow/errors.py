@@ -23,14 +23,16 @@ class DataflowError(Exception):
         return printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it is: a constructor of its own takes other arguments than the text."""
-        return _restored, (type(self), self.args, self.__dict__)
+        """Pickle the text and the fields: a subclass may have a constructor of other arguments,
+        which Exception's own pickling would call with the text.
+        """
+        return _restore_error, (type(self), self.args, self.__dict__)
 
 
-def _restored(
-    kind: type[DataflowError], text: tuple[Any, ...], fields: dict[str, Any]
+def _restore_error(
+    kind: type[DataflowError], args: tuple[Any, ...], fields: dict[str, Any]
 ) -> DataflowError:
-    error = kind.__new__(kind, *text)
+    error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
 
@@ -42,8 +44,11 @@ class GraphError(DataflowError, ValueError):
     """
 
     def __init__(self, faults: Sequence[Fault] | Fault) -> None:
-        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        if isinstance(faults, Fault):
+            faults = (faults,)
+        self.faults: tuple[Fault, ...] = tuple(faults)
+        lines = [str(fault) for fault in self.faults]
+        super().__init__("\n".join(lines))
 
 
 class PlanError(DataflowError, ValueError):
@@ -59,8 +64,8 @@ class KernelError(DataflowError, RuntimeError):
 
 
 class ProcessLost(KernelError):
-    """A process that a kernel has started, and cannot go on without, has ended by itself. Its
-    Worker ends with it, and begins again as any Worker that was lost.
+    """A process that a kernel has started and cannot do without has ended by itself. Its Worker
+    ends with it, and begins again as any Worker that was lost.
     """
 
 
@@ -104,8 +109,8 @@ class Fault:
     origin: Origin | None = None
 
     def __str__(self) -> str:
-        place = f"{self.origin} {self.where}" if self.origin else self.where
-        return f"{place}: {self.problem}. Fix: {self.fix}."
+        text = f"{self.where}: {self.problem}. Fix: {self.fix}."
+        return f"{self.origin} {text}" if self.origin else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +129,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None if none is close."""
     import difflib  # here: few processes have such an error
 
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 def nearest_or_all(name: str, known: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Graphs: the nodes reachable from their sinks, rewrites of them, and how long one runs.
 
-Owns: reachability, order, look-up by name, the two rewrites `replace` and `extend`, which return
-the same object for what did not change, and a phase: a graph with its end. Does not own: any rule
-about valid graphs (check.py), several phases (program.py); a Graph may be wrong.
+Owns: reachability, order, look-up by name, the rewrites, which return the same object for what did
+not change, and a phase: a graph with its end. Does not own: any rule about valid graphs (check.py),
+several phases (program.py); a Graph may be wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dataflow.calls import call_site, constructs, refused, require
+from dataflow.calls import call_error, call_site, constructs, require
 from dataflow.carried_weights import Carried
 from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.display import Displayed
@@ -33,11 +33,12 @@ _METRIC = text(like="eval/exact_match")
 class Graph(Displayed):
     """An algorithm. `nodes` are in the order in which they can run, inputs before users.
 
-    dialect: the peer whose conventions all operators and losses follow that have some and name no
-    other (`dialect=` of theirs is None). It changes no algorithm: neither clip nor baseline.
+    dialect: the peer whose conventions are followed by every operator and loss that has some and
+    names no other dialect (its own `dialect=` is None). It changes no algorithm: neither clip nor
+    baseline.
     """
 
-    __slots__ = ("_named", "dialect", "digest", "name", "nodes", "origin", "sinks")
+    __slots__ = ("_nodes_by_name", "dialect", "digest", "name", "nodes", "origin", "sinks")
     _page = "dataflow.draw.pages:graph_page"
 
     def __init__(
@@ -59,8 +60,8 @@ class Graph(Displayed):
         for sink in sinks:
             _require_sink(self, sink)
         self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
-        # The first of a name; a name that is no text is what the check refuses.
-        self._named = {n.name: n for n in reversed(self.nodes) if isinstance(n.name, str)}
+        # Reversed, so that the first node of a name wins; the check refuses the others.
+        self._nodes_by_name = {n.name: n for n in reversed(self.nodes) if isinstance(n.name, str)}
         self.digest = _digest(self)
 
     def __eq__(self, other: object) -> bool:
@@ -73,61 +74,46 @@ class Graph(Displayed):
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
 
     def node(self, name: str) -> Node:
-        """The node of that name. Raises GraphError that lists the names."""
-        found = self._named.get(name) if isinstance(name, str) else None
-        if found is None:
-            raise GraphError(self._unknown("node", name))
-        return found
+        """Return the node of that name. Raises GraphError that lists the names."""
+        # Something else than text may not be hashable, and would fail in the look-up.
+        node = self._nodes_by_name.get(name) if isinstance(name, str) else None
+        if node is None:
+            raise GraphError(self._unknown(f"node {name!r}", name))
+        return node
 
     def port(self, name: str, schema: type[S], index: int = 0) -> Port[S]:
-        """The output of a node, checked against the schema that the caller expects."""
+        """Return an output of a node. Raises GraphError if it has another schema than the caller
+        expects.
+        """
         node = self.node(name)
+        where = f"port {name!r}"
         if not node.schemas:
-            problem, fix = f"{node.operator.name} has no output", "name a node that is no sink"
-            raise GraphError(
-                Fault(
-                    rule="port",
-                    where=f"port {name!r}",
-                    problem=problem,
-                    fix=fix,
-                    origin=call_site(),
-                )
-            )
-        fits = isinstance(schema, type) and issubclass(schema, Schema)
+            problem = f"{node.operator.name} has no output"
+            raise _port_error(where, problem, "name a node that is no sink")
         require(
-            f"port {name!r}",
+            where,
             "schema",
             schema,
-            fits=fits,
+            fits=isinstance(schema, type) and issubclass(schema, Schema),
             expected="a Schema",
             fix=f"g.port({name!r}, Rollout)",
         )
-        if not issubclass(node.schemas[index], schema):
-            problem = f"expected {schema.__name__}, found {node.schemas[index].__name__}"
-            fix = f"g.port({name!r}, {node.schemas[index].__name__})"
-            raise GraphError(
-                Fault(
-                    rule="port",
-                    where=f"port {name!r}",
-                    problem=problem,
-                    fix=fix,
-                    origin=call_site(),
-                )
-            )
+        actual_schema = node.schemas[index]
+        if not issubclass(actual_schema, schema):
+            problem = f"expected {schema.__name__}, found {actual_schema.__name__}"
+            raise _port_error(where, problem, f"g.port({name!r}, {actual_schema.__name__})")
         return Port(node, index)
 
     @property
     def states(self) -> tuple[State, ...]:
         """Every State that a node reads or writes, and those that they follow, in order of use."""
-        found: dict[State, None] = {}
+        states: dict[State, None] = {}
         for node in self.nodes:
             for state in node.states.values():
-                line = [state]
-                while (leader := getattr(line[-1], "follows", None)) is not None:
-                    line.append(leader)
-                for known in reversed(line):
-                    found.setdefault(known)
-        return tuple(found)
+                # A leader comes before its follower.
+                for leader in reversed(_list_leaders(state)):
+                    states.setdefault(leader)
+        return tuple(states)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -145,105 +131,117 @@ class Graph(Displayed):
         return ({},)
 
     def with_graphs(self, graphs: Sequence[Graph]) -> Graph:
-        """The one graph in the place of its own, as `Program.with_graphs`."""
+        """Return the one graph given, as `Program.with_graphs` replaces each of its own."""
         (graph,) = graphs
         return graph
 
     def users(self, node: Node) -> tuple[Node, ...]:
         """The nodes with an input from this one."""
-        return tuple(n for n in self.nodes if any(p.node is node for p in n.inputs.values()))
+        return tuple(user for user in self.nodes if _reads(user, node))
 
     def replace(self, **ports: Port[Any] | tuple[Port[Any], ...]) -> Graph:
-        """Everything that read node `name` reads the given port instead; the same Graph if nothing
-        changed.
+        """Let everything that read node `name` read the port given for it instead. Returns the same
+        Graph if nothing changed.
 
         A node with several outputs takes a tuple of ports. The new ports may use nodes of this
         graph, even the replaced one: what they use is left unchanged. Raises GraphError for an
         unknown node.
         """
-        given: dict[str, tuple[Port[Any], ...]] = {}
-        for name, value in ports.items():
+        ports_by_node: dict[str, tuple[Port[Any], ...]] = {}
+        for name, port_or_ports in ports.items():
             if not any(n.name == name for n in self.nodes):
                 raise GraphError(self._unknown("replace", name))
-            given[name] = value if isinstance(value, tuple) else (value,)
-            _require_outputs(self.node(name), given[name])
-        return self._rewritten(given)
+            if isinstance(port_or_ports, tuple):
+                ports_by_node[name] = port_or_ports
+            else:
+                ports_by_node[name] = (port_or_ports,)
+            _require_outputs(self.node(name), ports_by_node[name])
+        return self._replace_ports(ports_by_node)
 
     def extend(self, *sinks: Node) -> Graph:
-        """The graph with further sinks, run after its own; the same Graph if none are given."""
-        return self._like(self.name, (*self.sinks, *sinks)) if sinks else self
+        """Return the graph with further sinks, run after its own; without any, the same Graph."""
+        if not sinks:
+            return self
+        return self._with_name_and_sinks(self.name, (*self.sinks, *sinks))
 
     def renamed(self, name: str) -> Graph:
-        """The same graph under another name."""
-        return self if name == self.name else self._like(name, self.sinks)
+        """Return the same graph under another name."""
+        if name == self.name:
+            return self
+        return self._with_name_and_sinks(name, self.sinks)
 
     def in_dialect(self, dialect: Dialect) -> Graph:
-        """The same graph with another peer's conventions, except where a node names its own."""
+        """Return the same graph with another peer's conventions; a node's own dialect stays."""
         if dialect == self.dialect:
             return self
         return Graph(self.name, *self.sinks, dialect=dialect, origin=self.origin)
 
-    def _like(self, name: str, sinks: tuple[Node, ...]) -> Graph:
+    def _with_name_and_sinks(self, name: str, sinks: tuple[Node, ...]) -> Graph:
         return Graph(name, *sinks, dialect=self.dialect, origin=self.origin)
 
     def map(self, change: Callable[[Node], Node]) -> Graph:
-        """Every node as `change` returns it, on its inputs' new versions; the same Graph if nothing
-        changed.
+        """Rebuild every node as `change` returns it, on its inputs' new versions. Returns the same
+        Graph if nothing changed.
         """
-        new: dict[int, Node] = {}
-
-        def port(old: Port[Any]) -> Port[Any]:
-            node = new[id(old.node)]
-            return old if node is old.node else Port(node, old.index)
-
+        new_nodes: dict[int, Node] = {}
         for node in self.nodes:
-            states = {k: _moved(s, new) for k, s in node.states.items()}
+            states = _update_states(node, new_nodes)
             changed = change(node)
-            inputs = {k: port(p) for k, p in changed.inputs.items()}
-            new[id(node)] = changed.rebuilt(inputs, states if changed is node else None)
-        return self._with_sinks(new)
+            inputs = {name: _update_port(p, new_nodes) for name, p in changed.inputs.items()}
+            # A node that `change` has made anew has the States that it was given there.
+            new_states = states if changed is node else None
+            new_nodes[id(node)] = changed.rebuilt(inputs, new_states)
+        return self._with_new_sinks(new_nodes)
 
     def remade(self, make: Callable[[Node, Inputs, States], Node]) -> Graph:
-        """Every node as `make` returns it for the new versions of its inputs and States; the same
-        Graph if nothing changed. Unlike in `map`, what is above a node is known when it is made.
+        """Make every node anew: `make` gets it with the new versions of its inputs and States.
+        Returns the same Graph if nothing changed. Unlike in `map`, what is above a node is known
+        when it is made.
         """
-        new: dict[int, Node] = {}
+        new_nodes: dict[int, Node] = {}
         for node in self.nodes:
-            states = {k: _moved(s, new) for k, s in node.states.items()}
-            inputs = {k: Port(new[id(p.node)], p.index) for k, p in node.inputs.items()}
-            new[id(node)] = make(node, inputs, states)
-        return self._with_sinks(new)
+            states = _update_states(node, new_nodes)
+            inputs = {k: Port(new_nodes[id(p.node)], p.index) for k, p in node.inputs.items()}
+            new_nodes[id(node)] = make(node, inputs, states)
+        return self._with_new_sinks(new_nodes)
 
-    def _rewritten(self, given: Mapping[str, tuple[Port[Any], ...]]) -> Graph:
-        kept = {id(n) for n in _reach([p.node for new in given.values() for p in new])}
-        new: dict[int, Node] = {}
+    def _replace_ports(self, ports_by_node: Mapping[str, tuple[Port[Any], ...]]) -> Graph:
+        roots: list[Node] = []
+        for ports in ports_by_node.values():
+            roots += [port.node for port in ports]
+        # What the new ports use stays as it is, even where it reads a node that is replaced.
+        new_nodes = {id(node): node for node in _reach(roots)}
 
-        def port(old: Port[Any]) -> Port[Any]:
-            if old.node.name in given:
-                return given[old.node.name][old.index]
-            node = new.get(id(old.node), old.node)
-            return old if node is old.node else Port(node, old.index)
+        def update(old: Port[Any]) -> Port[Any]:
+            if old.node.name in ports_by_node:
+                return ports_by_node[old.node.name][old.index]
+            return _update_port(old, new_nodes)
 
         for node in self.nodes:
-            if id(node) in kept:
+            if id(node) in new_nodes:
                 continue
-            states = {k: _moved(s, new) for k, s in node.states.items()}
-            new[id(node)] = node.rebuilt({k: port(p) for k, p in node.inputs.items()}, states)
-        return self._with_sinks(new)
+            states = _update_states(node, new_nodes)
+            inputs = {name: update(port) for name, port in node.inputs.items()}
+            new_nodes[id(node)] = node.rebuilt(inputs, states)
+        return self._with_new_sinks(new_nodes)
 
-    def _with_sinks(self, new: Mapping[int, Node]) -> Graph:
-        """The graph of the sinks' new versions; this one if they did not change."""
-        sinks = tuple(new.get(id(s), s) for s in self.sinks)
-        same = all(a is b for a, b in zip(sinks, self.sinks, strict=True))
-        return self if same else self._like(self.name, sinks)
+    def _with_new_sinks(self, new_nodes: Mapping[int, Node]) -> Graph:
+        """Return the graph of the sinks' new versions; this one if they did not change."""
+        sinks = tuple(new_nodes.get(id(s), s) for s in self.sinks)
+        if all(new is old for new, old in zip(sinks, self.sinks, strict=True)):
+            return self
+        return self._with_name_and_sinks(self.name, sinks)
 
-    def _unknown(self, what: str, name: str) -> Fault:
-        known = sorted(n.name for n in self.nodes)
-        near = nearest(str(name), known)
-        fix = f"{near!r}" if near else "one of these names"
-        where = f"{what} {name!r}" if what == "node" else what
-        problem = f"no node {name!r}; nodes: {', '.join(known)}"
-        return Fault(rule="name", where=where, problem=problem, fix=fix, origin=call_site())
+    def _unknown(self, where: str, name: str) -> Fault:
+        names = sorted(node.name for node in self.nodes)
+        near = nearest(str(name), names)
+        return Fault(
+            rule="name",
+            where=where,
+            problem=f"no node {name!r}; nodes: {', '.join(names)}",
+            fix=f"{near!r}" if near else "one of these names",
+            origin=call_site(),
+        )
 
 
 @constructs
@@ -256,24 +254,27 @@ class Threshold:
     at_most: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        where, fix = "Threshold", 'Threshold("eval/exact_match", at_least=0.5)'
+        where = "Threshold"
+        fix = 'Threshold("eval/exact_match", at_least=0.5)'
         fits = _METRIC.accepts(self.metric) and bool(self.metric)
         require(where, "metric", self.metric, fits=fits, expected="a metric's name", fix=fix)
-        for name, value in (("at_least", self.at_least), ("at_most", self.at_most)):
-            fits = _BOUND.accepts(value)
-            require(where, name, value, fits=fits, expected=_BOUND.expected(value), fix=fix)
+        for name, bound in (("at_least", self.at_least), ("at_most", self.at_most)):
+            fits = _BOUND.accepts(bound)
+            require(where, name, bound, fits=fits, expected=_BOUND.expected(bound), fix=fix)
         if (self.at_least is None) == (self.at_most is None):
-            raise refused(where, "expected one of at_least and at_most", fix)
+            raise call_error(where, "expected one of at_least and at_most", fix)
 
     def __str__(self) -> str:
-        low = self.at_least is not None
-        return f"{self.metric} {'>=' if low else '<='} {self.at_least if low else self.at_most}"
+        if self.at_least is not None:
+            return f"{self.metric} >= {self.at_least}"
+        return f"{self.metric} <= {self.at_most}"
 
     def reached(self, metrics: Mapping[str, float | None]) -> bool:
         """Whether a Step's metrics meet it; not where the metric is absent or not a number."""
         latest = metrics.get(self.metric)
         if latest is None:
             return False
+        # Every comparison with NaN is False, so that NaN reaches nothing.
         if self.at_least is not None:
             return latest >= self.at_least
         return self.at_most is not None and latest <= self.at_most
@@ -284,7 +285,7 @@ class Threshold:
 class Phase:
     """One graph of a Program, and how long it runs.
 
-    steps: of this phase, by which its schedules, start= and every= count; None: one pass over its
+    steps: of this phase; its schedules, start= and every= count by them. None: one pass over its
     data. until: ends it earlier. optimizers: names of Models whose optimizer goes on where their
     last training in an earlier phase ended; all others begin anew, since moments of another loss
     are seldom wanted.
@@ -300,82 +301,115 @@ class Phase:
     def __post_init__(self) -> None:
         if self.origin is None:
             object.__setattr__(self, "origin", call_site())
-        where, graph, until = "Phase", self.graph, self.until
+        where = "Phase"
+        graph = self.graph
         fits = isinstance(graph, Graph)
         require(where, "graph", graph, fits=fits, expected="a Graph", fix="Phase(sft(...), 200)")
-        fits, expected = _STEPS.accepts(self.steps), _STEPS.expected()
-        require(where, "steps", self.steps, fits=fits, expected=expected, fix="steps=1000")
-        fits, fix = (
-            until is None or isinstance(until, Threshold),
-            'until=Threshold("eval/x", at_least=0.5)',
-        )
+        steps = self.steps
+        fits = _STEPS.accepts(steps)
+        require(where, "steps", steps, fits=fits, expected=_STEPS.expected(), fix="steps=1000")
+        until = self.until
+        fits = until is None or isinstance(until, Threshold)
+        fix = 'until=Threshold("eval/x", at_least=0.5)'
         require(where, "until", until, fits=fits, expected="a Threshold or None", fix=fix)
-        named = self.optimizers
-        fits = isinstance(named, tuple | list) and all(isinstance(n, str) and n for n in named)
-        expected, fix = "names of Models", 'optimizers=("policy",)'
-        require(where, "optimizers", named, fits=fits, expected=expected, fix=fix)
-        object.__setattr__(self, "optimizers", tuple(named))
+        names = self.optimizers
+        fits = isinstance(names, tuple | list) and all(isinstance(n, str) and n for n in names)
+        fix = 'optimizers=("policy",)'
+        require(where, "optimizers", names, fits=fits, expected="names of Models", fix=fix)
+        object.__setattr__(self, "optimizers", tuple(names))
 
     @property
     def length(self) -> str:
         """`200 Steps, or until eval/exact_match >= 0.5`."""
-        steps = "1 Step" if self.steps == 1 else f"{self.steps:,} Steps" if self.steps else ""
-        return (steps or "one pass over its data") + (f", or until {self.until}" * bool(self.until))
+        if self.until:
+            return f"{self._steps_in_words}, or until {self.until}"
+        return self._steps_in_words
+
+    @property
+    def _steps_in_words(self) -> str:
+        if not self.steps:
+            return "one pass over its data"
+        return "1 Step" if self.steps == 1 else f"{self.steps:,} Steps"
 
 
-def _moved(state: State, new: Mapping[int, Node]) -> State:
-    """A Buffer on the new version of its writer, if that was rebuilt."""
-    if (
-        isinstance(state, Buffer)
-        and id(state.writer) in new
-        and new[id(state.writer)] is not state.writer
-    ):
-        return Buffer(state.name, writer=new[id(state.writer)])
-    return state
+def _reads(user: Node, node: Node) -> bool:
+    return any(port.node is node for port in user.inputs.values())
+
+
+def _port_error(where: str, problem: str, fix: str) -> GraphError:
+    fault = Fault(rule="port", where=where, problem=problem, fix=fix, origin=call_site())
+    return GraphError(fault)
+
+
+def _list_leaders(state: State) -> list[State]:
+    """The State, the one that it follows, the one that this follows, and so on."""
+    states = [state]
+    while (leader := getattr(states[-1], "follows", None)) is not None:
+        states.append(leader)
+    return states
+
+
+def _update_port(old: Port[Any], new_nodes: Mapping[int, Node]) -> Port[Any]:
+    """The port on the new version of its node; the same Port if that did not change."""
+    node = new_nodes[id(old.node)]  # inputs come before their users, so that it is there
+    if node is old.node:
+        return old
+    return Port(node, old.index)
+
+
+def _update_states(node: Node, new_nodes: Mapping[int, Node]) -> dict[str, State]:
+    return {name: _update_buffer(state, new_nodes) for name, state in node.states.items()}
+
+
+def _update_buffer(state: State, new_nodes: Mapping[int, Node]) -> State:
+    """A Buffer on the new version of its writer, if that was rebuilt; other States as they are."""
+    if not isinstance(state, Buffer):
+        return state
+    writer = new_nodes.get(id(state.writer), state.writer)
+    if writer is state.writer:
+        return state
+    return Buffer(state.name, writer=writer)
 
 
 def _reach(roots: Any) -> Iterator[Node]:
-    """The nodes reachable from the roots, each after its inputs; iterative, for any depth."""
-    done: set[int] = set()
+    """Yield the nodes reachable from the roots, each after its inputs."""
+    # A stack of our own: a long chain of nodes would be too deep for Python's.
+    visited: set[int] = set()
     stack: list[tuple[Node, Iterator[Node]]] = []
     for root in roots:
-        if id(root) in done:
+        if id(root) in visited:
             continue
-        done.add(id(root))
+        visited.add(id(root))
         stack.append((root, iter(root.parents)))
         while stack:
             node, parents = stack[-1]
-            parent = next((p for p in parents if id(p) not in done), None)
+            parent = next((p for p in parents if id(p) not in visited), None)
             if parent is None:
                 stack.pop()
                 yield node
             else:
-                done.add(id(parent))
+                visited.add(id(parent))
                 stack.append((parent, iter(parent.parents)))
 
 
 def _require_sink(graph: Graph, sink: object) -> None:
     if isinstance(sink, Node):
         return
-    found = (
-        f"a Port of {sink.node.name!r}"
-        if isinstance(sink, Port)
-        else f"{type(sink).__name__} {sink!r:.60}"
+    if isinstance(sink, Port):
+        description = f"a Port of {sink.node.name!r}"
+    else:
+        description = f"{type(sink).__name__} {sink!r:.60}"
+    fault = Fault(
+        rule="call",
+        where=f"Graph {graph.name!r}",
+        problem=f"expected sinks, found {description}",
+        fix=(
+            "give what train(...), evaluate(...) or record(...) returned; what sinks do not reach"
+            " is not in the graph"
+        ),
+        origin=graph.origin,
     )
-    fix = (
-        "give what train(...), evaluate(...) or record(...) returned; what sinks do not reach is"
-        " not in the graph"
-    )
-    problem = f"expected sinks, found {found}"
-    raise GraphError(
-        Fault(
-            rule="call",
-            where=f"Graph {graph.name!r}",
-            problem=problem,
-            fix=fix,
-            origin=graph.origin,
-        )
-    )
+    raise GraphError(fault)
 
 
 def _require_dialect(graph: Graph, dialect: object) -> None:
@@ -391,39 +425,25 @@ def _require_dialect(graph: Graph, dialect: object) -> None:
 
 
 def _require_outputs(node: Node, ports: tuple[Port[Any], ...]) -> None:
+    where = f"replace {node.name!r}"
     for port in ports:
         if not isinstance(port, Port):
-            problem = (
-                f"expected the output of an operator, found {type(port).__name__} {port!r:.60}"
-            )
-            fault = Fault(
-                rule="call",
-                where=f"replace {node.name!r}",
-                problem=problem,
-                fix="pass a Port",
-                origin=call_site(),
-            )
-            raise GraphError(fault)
+            port_type = type(port).__name__
+            problem = f"expected the output of an operator, found {port_type} {port!r:.60}"
+            raise call_error(where, problem, "pass a Port")
     if len(ports) != len(node.schemas):
         problem = f"it has {len(node.schemas)} outputs, found {len(ports)} in their place"
         fix = (
             "replace a node by as many ports as it has outputs (sinks cannot be replaced: build the"
             " Graph anew)"
         )
-        raise GraphError(
-            Fault(
-                rule="call",
-                where=f"replace {node.name!r}",
-                problem=problem,
-                fix=fix,
-                origin=call_site(),
-            )
-        )
+        raise call_error(where, problem, fix)
 
 
 def _digest(graph: Graph) -> str:
-    h = hashlib.blake2b(graph.name.encode(errors="surrogatepass"), digest_size=16)
-    h.update(f"|{graph.dialect}|".encode())
+    # surrogatepass: UTF-8 alone refuses a name with a lone surrogate.
+    digest = hashlib.blake2b(graph.name.encode(errors="surrogatepass"), digest_size=16)
+    digest.update(f"|{graph.dialect}|".encode())
     for sink in graph.sinks:
-        h.update(sink.digest.encode())
-    return h.hexdigest()
+        digest.update(sink.digest.encode())
+    return digest.hexdigest()

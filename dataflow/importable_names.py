@@ -30,7 +30,9 @@ def can_have_name(thing: Any) -> bool:
     """Whether module:qualname can be a name in other processes: one at the top level of a module.
     That is all that a decorator can ask, as what it decorates has its name only afterwards.
     """
-    qualname, module = getattr(thing, "__qualname__", "<>"), getattr(thing, "__module__", None)
+    module = getattr(thing, "__module__", None)
+    qualname = getattr(thing, "__qualname__", "<>")
+    # Python writes `<locals>` and `<lambda>` where no name leads.
     return "<" not in qualname and module not in (None, MAIN)
 
 
@@ -39,29 +41,31 @@ def declared_path(function: Callable[..., Any]) -> str:
     can be no name.
     """
     path = f"{function.__module__}:{function.__qualname__}"
-    return path if can_have_name(function) else f"{path}@{id(function):x}"
+    if can_have_name(function):
+        return path
+    return f"{path}@{id(function):x}"
 
 
-def found_by_name(thing: Any) -> bool:
+def is_importable_by_name(thing: Any) -> bool:
     """Whether an import of module:qualname in another process gives this very function or class.
     Of a stand-in: whether it did for the original.
     """
-    standin = standins.has_name(thing)
-    if standin is not None:
-        return standin
+    original_has_name = standins.has_name(thing)
+    if original_has_name is not None:
+        return original_has_name
     return can_have_name(thing) and is_where_named(thing)
 
 
 def is_where_named(thing: Any) -> bool:
     """Whether the name leads to it in this process, where a script's own names count, too."""
-    named = at_name(thing.__module__, thing.__qualname__)
+    named = find_at_name(thing.__module__, thing.__qualname__)
     if isinstance(named, Declaration) and not isinstance(thing, Declaration):
         named = named.fn
     return _is_same(named, thing)
 
 
-def at_name(module: str, qualname: str) -> Any:
-    """What an imported module has at a name; None if there is nothing. Imports nothing."""
+def find_at_name(module: str, qualname: str) -> Any:
+    """Look up what an imported module has at a name; None if nothing. Imports nothing."""
     place: Any = sys.modules.get(module)
     for part in qualname.split("."):
         place = getattr(place, part, None)
@@ -69,12 +73,10 @@ def at_name(module: str, qualname: str) -> Any:
 
 
 def _is_same(named: Any, thing: Any) -> bool:
-    """A classmethod is bound anew whenever it is asked for."""
     if named is thing:
         return True
+    # A classmethod is bound anew whenever it is looked up: compare the class and the function.
     owner = getattr(thing, "__self__", None)
-    return (
-        isinstance(owner, type)
-        and getattr(named, "__self__", None) is owner
-        and getattr(named, "__func__", None) is getattr(thing, "__func__", thing)
-    )
+    if not isinstance(owner, type) or getattr(named, "__self__", None) is not owner:
+        return False
+    return getattr(named, "__func__", None) is getattr(thing, "__func__", thing)

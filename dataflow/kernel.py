@@ -43,11 +43,11 @@ Worker's process are shown by the process of the run, too.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one node is split. All ones in one process; `threads`: of each rank's kernel.
+    """How one node is split; all numbers are 1 in one process.
 
     data: shares of a Step's rows. tensor: ranks that have the same share, and a part of each matrix
     of attention and MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank number d * tensor + t is
-    part t of share d.
+    part t of share d. threads: of each rank's kernel.
     """
 
     replicas: int = 1
@@ -86,7 +86,7 @@ class KernelNode:
     """What a kernel knows of its node: a Node without ports and source lines.
 
     reads: for each input, the columns in its batch, as the plan decided. returns: the output
-    columns that are read; a kernel may leave out the others.
+    columns that somebody reads; a kernel may leave out the others.
     """
 
     name: str
@@ -169,9 +169,12 @@ class Assignment:
 
     def rows_of(self, row_set: str) -> AssignedRows | None:
         """The rows of a set, by the input that has them; None for one that has none."""
-        own = AssignedRows(keys=self.keys, mine=self.mine, total=self.total)
-        found = own if row_set == "rows" else self.others.get(row_set)
-        return found if found is not None and found.count else None
+        if row_set == "rows":
+            rows = AssignedRows(keys=self.keys, mine=self.mine, total=self.total)
+        else:
+            rows = self.others.get(row_set)
+        # `others` may have a set without a row in this Step.
+        return rows if rows is not None and rows.count else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +215,12 @@ class Session(Protocol):
         ...
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
-        """Add to a metric of the current Step; shown is sum(value * count) / sum(count)."""
+        """Add to a metric of the current Step, which shows sum(value * count) / sum(count)."""
         ...
 
     def computed(self, elsewhere: ProcessorTime) -> None:
-        """Count what other processes computed for this node's rows; the engine counts what its own
-        thread does.
+        """Count what other processes computed for this node's rows; what the kernel's own thread
+        does, the engine counts.
         """
         ...
 
@@ -229,13 +232,15 @@ class Session(Protocol):
         ...
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
-        """A Model's module: made by `make`, or that of the kernel with which the plan shares it."""
+        """Return a Model's module: made by `make`, or, where the plan lets kernels share one, made
+        by the first of them.
+        """
         ...
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
-        """`count` numbers of this dtype, [count], in memory that other Workers read: a column built
-        there is not copied when its batch is yielded. For large columns (below about 64 KiB a copy
-        is as cheap):
+        """Allocate `count` numbers of this dtype, [count], in memory that other Workers read: a
+        column built there is not copied when its batch is yielded. For large columns (below about
+        64 KiB a copy is as cheap):
 
             values = session.allocate(tokens, np.float32)
             ...
@@ -285,8 +290,9 @@ class Interruptible(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Called from another thread while `run` is active: yield soon, an empty batch if no row is
-        finished. The engine then calls `load` and continues the iterator; rows keep their tokens.
+        """Make `run` yield soon, an empty batch if no row is finished; called from another thread
+        while it is active. The engine then calls `load` and continues the iterator; rows keep their
+        tokens.
         """
         ...
 
@@ -309,7 +315,7 @@ class TrainKernel(Kernel, Protocol):
     """The only writer of a Model."""
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """All updates of one Step; returns its metrics."""
+        """Do all updates of one Step; returns its metrics."""
         ...
 
     def pieces(self) -> Iterable[Piece]:
@@ -360,9 +366,9 @@ class Probeable(ABC):
 
     @abstractmethod
     def probe(self, ids: Ragged) -> np.ndarray:
-        """float32: for each token of these rows but a row's first, its log-prob at temperature 1
-        given those before it; with a scalar head the value before it. Changes nothing; all ranks
-        must call.
+        """Compute, as float32, for each token of these rows but a row's first, its log-prob at
+        temperature 1 given those before it; with a scalar head the value before it. Changes
+        nothing; all ranks must call.
         """
         ...
 
@@ -371,7 +377,7 @@ class EvaluateKernel(Kernel, Protocol):
     """A sink that measures all rows of an evaluation."""
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """Its metrics; the score is the one whose name ends in /reward."""
+        """Measure the rows; returns metrics. The score is the one whose name ends in /reward."""
         ...
 
 

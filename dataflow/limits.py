@@ -22,17 +22,19 @@ _WORDS = {
 }
 
 LARGEST = 2**63 - 1
-"""What a column, a file or a kernel can hold of a whole number."""
+"""The largest whole number that a column, a file or a kernel can hold."""
 
-_SMALLEST32, _LARGEST32 = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
-"""What float32 holds in full precision, besides 0: kernels compute with that."""
+_SMALLEST32 = 2.0**-126
+_LARGEST32 = (2.0 - 2.0**-23) * 2.0**127
+"""Between them float32 holds a number in full precision: kernels compute with that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The values that a parameter takes. `above`: low itself is excluded. optional: also None.
-    pair: also two values. filled: no empty text. kind `texts`: any number of texts, none of them
-    empty; `value`: an object of class `of`.
+    """The values that a parameter takes.
+
+    kind `texts`: any number of texts, none of them empty; `value`: an object of class `of`. above:
+    low itself is excluded. optional: also None. pair: also two values. filled: no empty text.
     """
 
     kind: Literal["whole", "number", "flag", "text", "texts", "choice", "value"]
@@ -47,89 +49,115 @@ class Limit:
     like: Any = None
     """A usual value, named in the fix."""
 
-    def accepts(self, value: Any) -> bool:
+    def accepts(self, candidate: Any) -> bool:
         """Whether the parameter takes this value; a Schedule, whether it takes all its values."""
-        if isinstance(value, Schedule):
-            return self._accepts_schedule(value)
-        if self.pair and isinstance(value, tuple):
+        if isinstance(candidate, Schedule):
+            return self._accepts_schedule(candidate)
+        if self.pair and isinstance(candidate, tuple):
             single = replace(self, pair=False)
-            return len(value) == 2 and all(map(single.accepts, value))
-        return (value is None and self.optional) or self._fits(value)
+            return len(candidate) == 2 and all(map(single.accepts, candidate))
+        return (candidate is None and self.optional) or self._fits(candidate)
 
-    def _accepts_schedule(self, value: Schedule) -> bool:
-        ends = self._fits(value.start) and (self._fits(value.stop) or value.stop == self.low)
-        return ends and value.steps >= 0 and value.warmup >= 0
+    def _accepts_schedule(self, schedule: Schedule) -> bool:
+        if not self._fits(schedule.start):
+            return False
+        # It may end on a low that is excluded elsewhere: a learning rate falls to 0.
+        if not self._fits(schedule.stop) and schedule.stop != self.low:
+            return False
+        return schedule.steps >= 0 and schedule.warmup >= 0
 
-    def expected(self, found: Any = None) -> str:
-        """`a whole number >= 1`, as in "expected a whole number >= 1". found: the value, if any."""
-        if isinstance(found, int) and abs(found) > LARGEST:
+    def expected(self, candidate: Any = None) -> str:
+        """`a whole number >= 1`, as in "expected a whole number >= 1". candidate: the value that is
+        refused, if there is one: it may only be too precise.
+        """
+        if isinstance(candidate, int) and abs(candidate) > LARGEST:
             return f"{self.expected()}, of 64 bits"
-        if _is_lost_in_float32(found):
+        if _is_lost_in_float32(candidate):
             return f"{self.expected()}, also in float32"
         if self.kind == "choice":
             return " or ".join(map(repr, self.choices))
-        word = f"{self.like!r}" if self.kind == "value" else _WORDS[self.kind]
-        bounds = self._bounds()
-        also = " or a pair of them" if self.pair else " that is not empty" if self.filled else ""
-        return f"{word}{f' {bounds}' if bounds else ''}{also}{' or None' if self.optional else ''}"
+        words = repr(self.like) if self.kind == "value" else _WORDS[self.kind]
+        if bounds := self._bounds():
+            words += f" {bounds}"
+        if self.pair:
+            words += " or a pair of them"
+        elif self.filled:
+            words += " that is not empty"
+        if self.optional:
+            words += " or None"
+        return words
 
-    def suggestion(self, value: Any) -> Any:
-        """The nearest value that is accepted."""
+    def suggestion(self, candidate: Any) -> Any:
+        """The accepted value that is nearest to this one."""
         if self.kind == "choice":
-            return nearest(str(value), self.choices) or self.choices[0]
+            return nearest(str(candidate), self.choices) or self.choices[0]
         return self.like
 
-    def _fits(self, value: Any) -> bool:
+    def _fits(self, candidate: Any) -> bool:
         if self.kind == "choice":
-            return isinstance(value, str) and value in self.choices
+            return isinstance(candidate, str) and candidate in self.choices
         if self.kind == "flag":
-            return isinstance(value, bool)
+            return isinstance(candidate, bool)
         if self.kind == "text":
-            return isinstance(value, str) and bool(value or not self.filled)
+            return isinstance(candidate, str) and bool(candidate or not self.filled)
         if self.kind == "value":
-            return self.of is not None and isinstance(value, self.of)
+            return self.of is not None and isinstance(candidate, self.of)
         if self.kind == "texts":
-            return isinstance(value, (tuple, list)) and all(isinstance(v, str) and v for v in value)
-        return self._fits_number(value)
+            return _are_filled_texts(candidate)
+        return self._fits_number(candidate)
 
-    def _fits_number(self, value: Any) -> bool:
+    def _fits_number(self, candidate: Any) -> bool:
         kinds = int if self.kind == "whole" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds):
+        # A bool is an int to Python, but not to a user.
+        if isinstance(candidate, bool) or not isinstance(candidate, kinds):
             return False
-        if isinstance(value, int):
-            return abs(value) <= LARGEST and self._within(value)
-        return _fits_float32(value) and self._within(value)
+        if isinstance(candidate, int):
+            return abs(candidate) <= LARGEST and self._is_within(candidate)
+        return _fits_float32(candidate) and self._is_within(candidate)
 
-    def _within(self, value: float) -> bool:
-        high_enough = self.low is None or (value > self.low if self.above else value >= self.low)
-        return high_enough and (self.high is None or value <= self.high)
+    def _is_within(self, candidate: float) -> bool:
+        if self.high is not None and not candidate <= self.high:
+            return False
+        if self.low is None:
+            return True
+        return candidate > self.low if self.above else candidate >= self.low
 
     def _bounds(self) -> str:
         if self.low is None:
             return ""
         if self.high is None:
-            return f"{'>' if self.above else '>='} {self.low:g}"
-        return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+            comparison = ">" if self.above else ">="
+            return f"{comparison} {self.low:g}"
+        bracket = "(" if self.above else "["
+        return f"in {bracket}{self.low:g}, {self.high:g}]"
 
 
-def _fits_float32(value: float) -> bool:
+def _are_filled_texts(candidate: Any) -> bool:
+    if not isinstance(candidate, (tuple, list)):
+        return False
+    return all(isinstance(text, str) and text for text in candidate)
+
+
+def _fits_float32(candidate: float) -> bool:
     """Whether it is the same number there, but for rounding: not inf for a large one, or 0 for a
     small one. Numbers below the smallest normal one are 0 on devices that flush them.
     """
-    return value == 0 or _SMALLEST32 <= abs(value) <= _LARGEST32
+    return candidate == 0 or _SMALLEST32 <= abs(candidate) <= _LARGEST32
 
 
-def _is_lost_in_float32(value: Any) -> bool:
+def _is_lost_in_float32(candidate: Any) -> bool:
     """Whether it has a finite number that does not fit."""
-    if isinstance(value, Schedule):
-        return _is_lost_in_float32((value.start, value.stop))
-    if isinstance(value, tuple):
-        return any(map(_is_lost_in_float32, value))
-    return isinstance(value, float) and math.isfinite(value) and not _fits_float32(value)
+    if isinstance(candidate, Schedule):
+        return _is_lost_in_float32((candidate.start, candidate.stop))
+    if isinstance(candidate, tuple):
+        return any(map(_is_lost_in_float32, candidate))
+    if not isinstance(candidate, float) or not math.isfinite(candidate):
+        return False
+    return not _fits_float32(candidate)
 
 
 def whole(low: int, *, like: int, optional: bool = False) -> Limit:
-    """A whole number from `low` on."""
+    """Accept a whole number from `low` on."""
     return Limit(kind="whole", low=low, like=like, optional=optional)
 
 
@@ -142,34 +170,34 @@ def number(
     optional: bool = False,
     pair: bool = False,
 ) -> Limit:
-    """A finite number from `low` (without it, if above) to `high`."""
+    """Accept a finite number from `low` (without it, if above) to `high`."""
     return Limit(
         kind="number", low=low, high=high, above=above, like=like, optional=optional, pair=pair
     )
 
 
 def flag() -> Limit:
-    """True or False."""
+    """Accept True or False."""
     return Limit(kind="flag", like=True)
 
 
 def text(*, like: str, optional: bool = False, filled: bool = False) -> Limit:
-    """Any text; filled: but the empty one."""
+    """Accept any text; filled: any but the empty one."""
     return Limit(kind="text", like=like, optional=optional, filled=filled)
 
 
 def texts(*, like: str) -> Limit:
-    """Texts, none of them empty."""
+    """Accept any number of texts, none of them empty."""
     return Limit(kind="texts", like=like)
 
 
 def choice(*names: str) -> Limit:
-    """One of these words."""
+    """Accept one of these words."""
     return Limit(kind="choice", choices=names)
 
 
-def value(of: type[Any], *, like: Any, optional: bool = False) -> Limit:
-    """An object of this class, which its own constructor has checked. like: shown as what is
+def instance(of: type[Any], *, like: Any, optional: bool = False) -> Limit:
+    """Accept an object of this class, which its own constructor has checked. like: shown as what is
     expected, and as the fix.
     """
     return Limit(kind="value", of=of, like=like, optional=optional)

@@ -11,8 +11,9 @@ backward.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import (
     Any,
     Concatenate,
@@ -27,9 +28,8 @@ from typing import (
 
 import pyarrow as pa
 
-from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
+from dataflow.calls import call_error, declares, refuse_unknown, require, signature_of
 from dataflow.convention import Convention
-from dataflow.errors import Fault, GraphError
 from dataflow.importable_names import Declaration, declared_path
 from dataflow.limits import Limit, choice, flag
 from dataflow.loss_inputs import Now as Now
@@ -73,15 +73,15 @@ def loss_function(
     """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...]
     are ports.
 
-    A port with a default of None is optional. path: of the declaration, beside which the function
-    stands that users call; by default the function's own. Raises GraphError for a parameter without
-    a usable annotation.
+    A port with a default of None is optional. path: of the declaration, if users call another
+    function, which stands beside it; by default the function's own. Raises GraphError for a
+    parameter without a usable annotation.
     """
-    values = _after_now(fn)
-    if any(value.name == ROWS for value in values):
+    parameters = _parameters_after_now(fn)
+    if any(parameter.name == ROWS for parameter in parameters):
         problem = f"expected another name than {ROWS!r}, with which a term is given rows of its own"
-        raise refused(f"loss {fn.__name__}.{ROWS}", problem, "another name for it")
-    ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
+        raise call_error(f"loss {fn.__name__}.{ROWS}", problem, "another name for it")
+    ports = tuple(_declare_port(fn, p) for p in parameters if p.kind is not p.KEYWORD_ONLY)
     _require_ids(f"loss {fn.__name__}", ports, ids)
     return LossFunction(
         path=path or declared_path(fn),
@@ -90,7 +90,7 @@ def loss_function(
         head=head,
         entropy=entropy,
         ports=ports,
-        parameters=tuple(p.name for p in values if p.kind is p.KEYWORD_ONLY),
+        parameters=tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY),
         zero=tuple((zero or {}).items()),
         only_with=tuple((only_with or {}).items()),
         limits=tuple((limits or {}).items()),
@@ -107,67 +107,76 @@ def loss_function(
 
 def _require_ids(where: str, ports: Sequence[Input], ids: object) -> None:
     """Raises GraphError unless ids are none, or a port and its token column of lists of ids."""
-    known = {
-        (port.name, column.name)
-        for port in ports
-        for column in port.schema.columns.values()
-        if column.axis == "T" and _lists_of_ids(column.type)
-    }
-    if ids != () and (not isinstance(ids, tuple) or ids not in known):
-        expected = "a port and its column of lists of token ids"
-        fix = (
-            f"ids={min(known)}"
-            if known
-            else 'teacher: Tensors[TopLogprobs], ids=("teacher", "top_ids")'
-        )
-        require(where, "ids", ids, fits=False, expected=expected, fix=fix)
+    if ids == ():
+        return
+    id_columns = set(_find_id_columns(ports))
+    # What is no tuple may not be hashable, and would fail in the look-up.
+    if isinstance(ids, tuple) and ids in id_columns:
+        return
+    fix = 'teacher: Tensors[TopLogprobs], ids=("teacher", "top_ids")'
+    if id_columns:
+        fix = f"ids={min(id_columns)}"
+    expected = "a port and its column of lists of token ids"
+    require(where, "ids", ids, fits=False, expected=expected, fix=fix)
 
 
-def _lists_of_ids(kind: pa.DataType) -> bool:
-    lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
-    return lists and pa.types.is_integer(kind.value_type)
+def _find_id_columns(ports: Sequence[Input]) -> Iterator[tuple[str, str]]:
+    for port in ports:
+        for column in port.schema.columns.values():
+            if column.axis == "T" and _is_list_of_ids(column.type):
+                yield port.name, column.name
 
 
-def _after_now(fn: Callable[..., Terms]) -> list[inspect.Parameter]:
+def _is_list_of_ids(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_integer(kind.value_type)
+
+
+def _parameters_after_now(fn: Callable[..., Terms]) -> list[inspect.Parameter]:
     """The parameters after the first, which is Now. Raises GraphError if a loss has no Now or does
     not return Terms.
     """
     signature = signature_of(fn, "loss", _LIKE)
     where = f"loss {fn.__name__}"
-    first, *values = signature.parameters.values() or (None,)
-    if (
-        first is None
-        or first.kind is first.KEYWORD_ONLY
-        or first.annotation not in (Now, first.empty)
-    ):
-        raise refused(where, f"expected Now as its first parameter, found {first or 'none'}", _LIKE)
-    if signature.return_annotation not in (Terms, signature.empty):
-        shown = getattr(signature.return_annotation, "__name__", signature.return_annotation)
-        fix = "Terms(loss), unreduced: train takes the mean"
-        raise refused(where, f"expected it to return Terms, found {shown}", fix)
-    return values
+    parameters = list(signature.parameters.values())
+    if not parameters or not _is_now(parameters[0]):
+        first = parameters[0] if parameters else "none"
+        problem = f"expected Now as its first parameter, found {first}"
+        raise call_error(where, problem, _LIKE)
+    returned = signature.return_annotation
+    if returned not in (Terms, signature.empty):
+        problem = f"expected it to return Terms, found {getattr(returned, '__name__', returned)}"
+        raise call_error(where, problem, "Terms(loss), unreduced: train takes the mean")
+    return parameters[1:]
 
 
-def _port(fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
-    kinds = [
-        a
-        for a in (parameter.annotation, *get_args(parameter.annotation))
-        if get_origin(a) is Tensors
-    ]
-    of = get_args(kinds[0])[:1] if kinds else ()
-    if not (of and isinstance(of[0], type) and issubclass(of[0], Schema)):
-        where = f"loss {fn.__name__}.{parameter.name}"
-        problem = f"expected an annotation Tensors[Schema], found {_shown(parameter)}"
-        fix = "annotate ports as Tensors[Advantage] and put parameters after *"
-        raise GraphError(
-            Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site())
+def _is_now(parameter: inspect.Parameter) -> bool:
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        return False
+    return parameter.annotation in (Now, parameter.empty)
+
+
+def _declare_port(fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
+    schema = _schema_of(parameter.annotation)
+    if schema is None:
+        annotation = "none"
+        if parameter.annotation is not parameter.empty:
+            annotation = str(parameter.annotation)
+        raise call_error(
+            f"loss {fn.__name__}.{parameter.name}",
+            f"expected an annotation Tensors[Schema], found {annotation}",
+            "annotate ports as Tensors[Advantage] and put parameters after *",
         )
-    optional = parameter.default is None
-    return Input(name=parameter.name, schema=of[0], optional=optional)
+    return Input(name=parameter.name, schema=schema, optional=parameter.default is None)
 
 
-def _shown(parameter: inspect.Parameter) -> str:
-    return "none" if parameter.annotation is parameter.empty else str(parameter.annotation)
+def _schema_of(annotation: Any) -> type[Schema] | None:
+    """The Schema in `Tensors[Schema]` or `Tensors[Schema] | None`; None in anything else."""
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) is Tensors:
+            (schema,) = get_args(part)
+            return schema if isinstance(schema, type) and issubclass(schema, Schema) else None
+    return None
 
 
 _LIKE = "def f(now: Now, advantage: Tensors[Advantage], *, clip: float = 0.2) -> Terms"
@@ -186,19 +195,19 @@ class LossDeclaration(Declaration, Generic[Q]):
     @overload
     def __call__(self, *args: Any, rows: Port[Completion], **kwargs: Any) -> Loss: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Loss:
-        """rows: those of the term, if they are not the train node's."""
+        """Make a loss of one term. rows: those of the term, if they are not the train node's."""
         rows = kwargs.pop(ROWS, None)
         refuse_unknown(self.function.name, self._signature, args, kwargs)
-        given = self._signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        ports = {i.name: given.arguments[i.name] for i in self.function.ports}
-        params = {p: given.arguments[p] for p in self.function.parameters}
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        ports = {port.name: bound.arguments[port.name] for port in self.function.ports}
+        params = {name: bound.arguments[name] for name in self.function.parameters}
         return make_loss(self.function, ports, params, rows=rows)
 
 
 class _LossDecorator:
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = options
+    def __init__(self, declare: Callable[[Callable[..., Terms]], LossFunction]) -> None:
+        self._declare = declare
 
     @overload
     def __call__(
@@ -215,13 +224,14 @@ class _LossDecorator:
     @overload
     def __call__(self, fn: Callable[Concatenate[Now, P], Terms]) -> LossDeclaration[P]: ...
     def __call__(self, fn: Callable[..., Terms]) -> Any:
-        function, signature = loss_function(fn, **self._options), inspect.signature(fn)
-        return LossDeclaration(
-            function, signature.replace(parameters=list(signature.parameters.values())[1:])
-        )
+        function = self._declare(fn)
+        signature = inspect.signature(fn)
+        # A user calls it with ports and parameters; train gives it Now.
+        _, *parameters = signature.parameters.values()
+        return LossDeclaration(function, signature.replace(parameters=parameters))
 
 
-_OPTIONS = {
+_LIMITS = {
     "scope": choice("token", "sequence", "group"),
     "head": choice("lm", "scalar"),
     "entropy": flag(),
@@ -261,7 +271,24 @@ def loss(
         "on_policy": on_policy,
         "scores": scores,
     }
-    for name, limit in _OPTIONS.items():
-        given, fix = options[name], f"{name}={limit.suggestion(options[name])!r}"
-        require("loss", name, given, fits=limit.accepts(given), expected=limit.expected(), fix=fix)
-    return _LossDecorator(options | {"ids": ids})
+    for name, limit in _LIMITS.items():
+        option = options[name]
+        require(
+            "loss",
+            name,
+            option,
+            fits=limit.accepts(option),
+            expected=limit.expected(),
+            fix=f"{name}={limit.suggestion(option)!r}",
+        )
+    declare = functools.partial(
+        loss_function,
+        scope=scope,
+        head=head,
+        entropy=entropy,
+        supervised=supervised,
+        on_policy=on_policy,
+        scores=scores,
+        ids=ids,
+    )
+    return _LossDecorator(declare)

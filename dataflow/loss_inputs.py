@@ -66,11 +66,11 @@ class Now:
         return self.sampler_logprobs - self.sampler_mass
 
     def row_sum(self, tokens: Tensor) -> Tensor:
-        """[tokens] -> [rows], masked."""
+        """Sum over each row's tokens that the model wrote, [tokens] -> [rows]."""
         return tokens.new_zeros(self.rows).index_add(0, self.row, tokens * self.mask)
 
     def group_sum(self, rows: Tensor) -> Tensor:
-        """[rows] -> [groups]."""
+        """Sum over each group's rows, [rows] -> [groups]."""
         return rows.new_zeros(self.groups).index_add(0, self.row_group, rows)
 
 
@@ -85,14 +85,12 @@ class Tensors(Generic[S]):
         self.columns = columns
 
     def __getitem__(self, name: str) -> Tensor:
-        """Raises KernelError that names the columns and the line that asks."""
+        """Return a column. Raises KernelError that names the columns and the line that asks."""
         if name not in self.columns:
+            columns = ", ".join(self.columns) or "none"
+            problem = f"expected a column of the port, found {name!r}; there are: {columns}"
             near = nearest(name, self.columns)
-            fix, there = (
-                near or "one of these, or a schema with that column",
-                ", ".join(self.columns) or "none",
-            )
-            problem = f"expected a column of the port, found {name!r}; there are: {there}"
+            fix = near or "one of these, or a schema with that column"
             raise KernelError(f"{call_site()}: {problem}. Fix: {fix}.")
         return self.columns[name]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dataflow.calls import call_site, refused, require
+from dataflow.calls import call_error, call_site, require
 from dataflow.convention import Convention
-from dataflow.errors import Fault, GraphError, Origin
+from dataflow.errors import Origin
 from dataflow.limits import Limit
 from dataflow.model import Number
 from dataflow.node import Node, Port
@@ -31,9 +31,9 @@ of the name of an input with a term's own rows.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
-    """A declared loss; `fn` returns Terms (loss_inputs.py). `zero`: port -> parameter; the port is
-    not read if that is a constant 0. `only_with`: port -> parameter; it is not read if that is
-    None.
+    """A declared loss; `fn` returns Terms (loss_inputs.py). zero: port -> parameter; the port is
+    not read if the parameter is a constant 0. only_with: port -> parameter; the port is not read if
+    the parameter is None.
     """
 
     path: str
@@ -66,7 +66,7 @@ class LossFunction:
     fn: Callable[..., Any] = field(repr=False)
 
     def takes_number(self, name: str) -> bool:
-        """Whether a parameter is a number, and so may be a schedule: train evaluates that before
+        """Whether a parameter is a number, and so may be a schedule, which train evaluates before
         the call.
         """
         annotation = inspect.signature(self.fn).parameters[name].annotation
@@ -99,9 +99,10 @@ class LossTerm:
         return dict(self.params).get(self.function.correction) is not None
 
     def recorded(self, inputs: Collection[str]) -> bool:
-        """Whether it reads what the sampler recorded. inputs: names of a train node's."""
-        alone = self.function.recorded and f"{self.label}.old" not in inputs
-        return alone or self.corrected
+        """Whether it reads what the sampler recorded. inputs: the names of its train node's."""
+        # With `old` as an input, a loss does not fall back on the recorded log-probs.
+        falls_back = self.function.recorded and f"{self.label}.old" not in inputs
+        return falls_back or self.corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +114,21 @@ class Loss:
     def __add__(self, other: Loss) -> Loss:
         if not isinstance(other, Loss):
             problem = f"expected a Loss on both sides, found {type(other).__name__} {other!r:.60}"
-            raise refused(
-                "loss + ...", problem, "clipped_policy_loss(advantage) + 0.01 * entropy_loss()"
-            )
+            fix = "clipped_policy_loss(advantage) + 0.01 * entropy_loss()"
+            raise call_error("loss + ...", problem, fix)
         return Loss(self.terms + other.terms)
 
     def __mul__(self, factor: float) -> Loss:
-        fits = isinstance(factor, (int, float)) and not isinstance(factor, bool)
         require(
             "... * loss",
             "the factor",
             factor,
-            fits=fits,
+            fits=isinstance(factor, (int, float)) and not isinstance(factor, bool),
             expected="a number",
             fix="0.01 * entropy_loss()",
         )
-        return Loss(tuple(replace(t, weight=_times(t.weight, factor)) for t in self.terms))
+        terms = [_scale_term(term, factor) for term in self.terms]
+        return Loss(tuple(terms))
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -137,8 +137,10 @@ class Loss:
     def supervised(self) -> bool:
         """Whether rows are only imitated: all terms are supervised or read the model alone."""
         functions = [term.function for term in self.terms]
-        rest = [f for f in functions if not f.supervised]
-        return len(rest) < len(functions) and not any(f.ports or f.recorded for f in rest)
+        others = [function for function in functions if not function.supervised]
+        if len(others) == len(functions):
+            return False
+        return not any(function.ports or function.recorded for function in others)
 
     @property
     def row_sets(self) -> tuple[str, ...]:
@@ -155,60 +157,78 @@ class Loss:
         return next((term.on for term in self.terms if term.label == label), ROWS)
 
     def bound(self) -> tuple[Loss, dict[str, Port[Any]]]:
-        """The loss without its ports, and those ports by input name `label.port`; labels become
-        unique. A term's own rows are the input `label.rows`, one for all terms with these rows.
+        """Separate the loss from its ports: returns the loss without them, and the ports by input
+        name `label.port`; labels become unique. A term's own rows are the input `label.rows`, one
+        for all terms with these rows.
         """
-        terms, inputs, seen = [], {}, {}
+        terms: list[LossTerm] = []
+        inputs: dict[str, Port[Any]] = {}
+        counts: dict[str, int] = {}
         row_sets: dict[Port[Any], str] = {}
         for term in self.terms:
             name = term.function.name
-            seen[name] = seen.get(name, 0) + 1
-            label = name if seen[name] == 1 else f"{name}_{seen[name]}"
-            on = ROWS
+            counts[name] = counts.get(name, 0) + 1
+            label = name if counts[name] == 1 else f"{name}_{counts[name]}"
+            row_set = ROWS
             if term.rows is not None:
-                on = row_sets.setdefault(term.rows, f"{label}.{ROWS}")
-                inputs[on] = term.rows
-            terms.append(replace(term, label=label, ports=(), rows=None, on=on))
-            inputs |= {f"{label}.{port}": value for port, value in term.ports}
+                row_set = row_sets.setdefault(term.rows, f"{label}.{ROWS}")
+                inputs[row_set] = term.rows
+            terms.append(replace(term, label=label, ports=(), rows=None, on=row_set))
+            for port_name, port in term.ports:
+                inputs[f"{label}.{port_name}"] = port
         return Loss(tuple(terms)), inputs
 
 
-def unbound(node: Node) -> Loss:
-    """The loss of a train node as it was given to it: each term with its ports and rows."""
-    return Loss(tuple(_unbound(term, node) for term in node.params["loss"].terms))
+def unbind_loss(node: Node) -> Loss:
+    """Return the loss of a train node as it was given to it: each term with its ports and rows."""
+    bound: Loss = node.params["loss"]
+    terms = [_unbind_term(term, node) for term in bound.terms]
+    return Loss(tuple(terms))
 
 
-def _unbound(term: LossTerm, node: Node) -> LossTerm:
-    inputs = [(key.partition("."), port) for key, port in node.inputs.items()]
-    ports = tuple((n, port) for (label, _, n), port in inputs if label == term.label and n != ROWS)
+def _unbind_term(term: LossTerm, node: Node) -> LossTerm:
+    ports: list[tuple[str, Port[Any]]] = []
+    for key, port in node.inputs.items():
+        label, _, name = key.partition(".")
+        # An input without a label is the node's own; `label.rows` is no port of the loss.
+        if label == term.label and name not in ("", ROWS):
+            ports.append((name, port))
     rows = None if term.on == ROWS else node.inputs[term.on]
-    return replace(term, label="", on=ROWS, ports=tuple(p for p in ports if p[0]), rows=rows)
+    return replace(term, label="", on=ROWS, ports=tuple(ports), rows=rows)
 
 
 def row_sets(node: Node) -> dict[str, Port[Any]]:
     """The rows of a train node by the input that has them, its own first; none of other nodes."""
     loss = node.params.get("loss")
-    names = loss.row_sets if isinstance(loss, Loss) else ()
-    return {name: node.inputs[name] for name in names if name in node.inputs}
+    if not isinstance(loss, Loss):
+        return {}
+    return {name: node.inputs[name] for name in loss.row_sets if name in node.inputs}
 
 
 def input_of(node: Node, key: str) -> tuple[Input, LossTerm | None]:
     """What an input of a node is declared as, and the term of its loss that reads it, if any."""
-    loss = node.params.get("loss")
     label, _, name = key.partition(".")
-    term = (
-        next((t for t in loss.terms if t.label == label), None) if isinstance(loss, Loss) else None
-    )
+    term = _find_term(node, label)
     if term is None or not name:
         return node.operator.input(key), None
     ports = node.operator.inputs if name == ROWS else term.function.ports
-    return next(i for i in ports if i.name == name), term
+    return next(port for port in ports if port.name == name), term
 
 
-def _times(weight: Number, factor: float) -> Number:
+def _find_term(node: Node, label: str) -> LossTerm | None:
+    loss = node.params.get("loss")
+    if not isinstance(loss, Loss):
+        return None
+    return next((term for term in loss.terms if term.label == label), None)
+
+
+def _scale_term(term: LossTerm, factor: float) -> LossTerm:
+    weight = term.weight
     if isinstance(weight, (int, float)):
-        return weight * factor
-    return replace(weight, start=weight.start * factor, stop=weight.stop * factor)
+        return replace(term, weight=weight * factor)
+    # A schedule: it is linear in its ends, so that scaling these scales every value.
+    scaled = replace(weight, start=weight.start * factor, stop=weight.stop * factor)
+    return replace(term, weight=scaled)
 
 
 def make_loss(
@@ -218,32 +238,30 @@ def make_loss(
     *,
     rows: Port[Completion] | None = None,
 ) -> Loss:
-    """One term of weight 1; ports that are None are left out. rows: those of the term, if they are
-    not the train node's.
+    """Make a loss of one term of weight 1; ports that are None are left out. rows: those of the
+    term, if they are not the train node's. Raises GraphError for a port that is none.
     """
-    origin = call_site()
-    given = {name: port for name, port in ports.items() if port is not None}
-    for name, port in (given if rows is None else given | {ROWS: rows}).items():
-        if not isinstance(port, Port):
-            schemas = {i.name: i.schema.__name__ for i in function.ports}
-            want = schemas.get(name, "Completion")
-            problem = (
-                f"expected Port[{want}], the output of an operator, found {type(port).__name__}"
-                f" {port!r:.60}"
-            )
-            fix = f"pass what an operator returned as {name}"
-            where = f"{function.name}.{name}"
-            raise GraphError(
-                Fault(rule="call", where=where, problem=problem, fix=fix, origin=origin)
-            )
-    return Loss(
-        (
-            LossTerm(
-                function=function,
-                params=tuple(params.items()),
-                ports=tuple(given.items()),
-                rows=rows,
-                origin=origin,
-            ),
-        )
+    connected_ports = {name: port for name, port in ports.items() if port is not None}
+    for name, port in connected_ports.items():
+        _require_port(function, name, port)
+    if rows is not None:
+        _require_port(function, ROWS, rows)
+    term = LossTerm(
+        function=function,
+        params=tuple(params.items()),
+        ports=tuple(connected_ports.items()),
+        rows=rows,
+        origin=call_site(),
     )
+    return Loss((term,))
+
+
+def _require_port(function: LossFunction, name: str, port: object) -> None:
+    if isinstance(port, Port):
+        return
+    schemas = {declared.name: declared.schema.__name__ for declared in function.ports}
+    # `rows` is in no declaration: every loss takes it.
+    expected = f"Port[{schemas.get(name, 'Completion')}], the output of an operator"
+    problem = f"expected {expected}, found {type(port).__name__} {port!r:.60}"
+    fix = f"pass what an operator returned as {name}"
+    raise call_error(f"{function.name}.{name}", problem, fix)

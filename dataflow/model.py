@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVarTuple
 
-from dataflow.calls import call_site, constructs, refused, require
+from dataflow.calls import call_error, call_site, constructs, require
 from dataflow.errors import Origin
 from dataflow.limits import choice, flag, number, text, whole
 from dataflow.schedule import Number as Number
@@ -86,7 +86,7 @@ class Model:
             problem = (
                 "a follower is written by its leader, and trainable=True gives it a second writer"
             )
-            raise refused(where, problem, "trainable=False, or no follows=")
+            raise call_error(where, problem, "trainable=False, or no follows=")
         if self.every == 0:
             _require_copy(where, self)
 
@@ -100,10 +100,10 @@ def _require_copy(where: str, model: Model) -> None:
     """Refuse every=0 without a leader, or with a rate: nothing ever moves."""
     if model.follows is None:
         problem = "every=0 keeps a copy of the Model that it follows, and it follows none"
-        raise refused(where, problem, "follows=policy, or no every=")
+        raise call_error(where, problem, "follows=policy, or no every=")
     if model.rate != 1.0:
         problem = f"every=0 never moves it, so that rate={model.rate:g} would mean nothing"
-        raise refused(where, problem, "every=1, or no rate=")
+        raise call_error(where, problem, "every=1, or no rate=")
 
 
 _BASE = 'Model("policy", "path/to/model")'

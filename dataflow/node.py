@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from dataflow.errors import Fault, GraphError, Origin
-from dataflow.importable_names import found_by_name
+from dataflow.importable_names import is_importable_by_name
 from dataflow.model import Buffer, Model, State, Table
 from dataflow.operator import Operator, call_site
 from dataflow.schema import Schema
@@ -230,4 +230,4 @@ def _content_of_fields(value: Any) -> str:
 
 def _name(value: Any) -> str:
     name = f"{getattr(value, '__module__', '?')}:{value.__qualname__}"
-    return name if found_by_name(value) else f"{name}@{id(value):x}"
+    return name if is_importable_by_name(value) else f"{name}@{id(value):x}"

@@ -16,7 +16,7 @@ from typing import Any
 
 from dataflow.graph import Inputs
 from dataflow.loss import Loss, LossFunction, LossTerm
-from dataflow.loss_terms import ROWS, unbound
+from dataflow.loss_terms import ROWS, unbind_loss
 from dataflow.node import Node, Port
 from dataflow.operator import Operator
 
@@ -59,7 +59,7 @@ def _derived(node: Node) -> dict[str, Any]:
     if fns := node.params.get("fns"):
         found["fn"] = fns[0] if len(fns) == 1 else fns
     if isinstance(node.params.get("loss"), Loss):
-        found["loss"] = unbound(node)
+        found["loss"] = unbind_loss(node)
     return found
 
 
@@ -99,4 +99,4 @@ def remade_term(node: Node, term: LossTerm, changes: dict[str, Any], weight: Any
 
 def _pairs(node: Node) -> list[tuple[LossTerm, LossTerm]]:
     """Each term of a train node's loss as it was given, and as the node has it."""
-    return list(zip(unbound(node).terms, node.params["loss"].terms, strict=True))
+    return list(zip(unbind_loss(node).terms, node.params["loss"].terms, strict=True))

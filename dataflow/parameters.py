@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dataflow.limits import number
-from dataflow.literals import Accepted
+from dataflow.literals import AcceptedValues
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, Model, Table
 from dataflow.node import Node, Port
@@ -40,7 +40,7 @@ class NodeParameter:
 
     name: str
     value: Any
-    accepted: Accepted
+    accepted: AcceptedValues
     about: str = ""
 
     @property
@@ -56,7 +56,7 @@ def parameters_of(node: Node) -> Iterator[NodeParameter]:
     about = inspect.getdoc(function or node.operator.function) or ""
     for name, value in values.items():
         if _kind(node, name, value, hints.get(name)) is None:
-            accepted = Accepted(
+            accepted = AcceptedValues(
                 limit=node.operator.limits.get(name),
                 hint=hints.get(name, _like(value)),
                 schedulable=name in node.operator.schedulable,
@@ -156,13 +156,13 @@ def _of_term(term: LossTerm) -> Iterator[NodeParameter]:
         if _mentions(hints.get(name), collections.abc.Callable) or _is_function(value):
             continue
         number_like = term.function.takes_number(name)
-        accepted = Accepted(
+        accepted = AcceptedValues(
             limit=limits.get(name), hint=hints.get(name, _like(value)), schedulable=number_like
         )
         path = f"{term.label}.{name}"
         yield NodeParameter(name=path, value=value, accepted=accepted, about=described(about, name))
     if "weight" not in values:
-        accepted = Accepted(limit=_WEIGHT, schedulable=True)
+        accepted = AcceptedValues(limit=_WEIGHT, schedulable=True)
         about = "the term's factor in the sum"
         path = f"{term.label}.weight"
         yield NodeParameter(name=path, value=term.weight, accepted=accepted, about=about)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dataflow.calls import call_site, refused, require
+from dataflow.calls import call_error, call_site, require
 from dataflow.carried_weights import Carried
 from dataflow.convention import Dialect
 from dataflow.display import Displayed
@@ -47,7 +47,7 @@ class Program(Displayed):
         """Raises GraphError for anything but phases."""
         self.origin = origin or call_site()
         if not phases:
-            raise refused("Program", "expected at least one phase, found none", _PAIR)
+            raise call_error("Program", "expected at least one phase, found none", _PAIR)
         self.phases = tuple(map(_phase, phases))
         fits = name is None or (isinstance(name, str) and bool(name))
         require("Program", "name", name, fits=fits, expected="text or None", fix='name="demo"')
@@ -115,7 +115,7 @@ def _phase(given: Any) -> Phase:
     if isinstance(given, tuple) and len(given) == 2:
         return Phase(*given)
     found = f"{type(given).__name__} {given!r:.60}"
-    raise refused("Program", f"expected a Phase, or a graph and its steps, found {found}", _PAIR)
+    raise call_error("Program", f"expected a Phase, or a graph and its steps, found {found}", _PAIR)
 
 
 class Lineage:

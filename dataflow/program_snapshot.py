@@ -15,7 +15,7 @@ from typing import Any
 
 from dataflow.errors import Fault, GraphError
 from dataflow.graph import Graph, Phase, Threshold
-from dataflow.json_values import unread
+from dataflow.json_values import snapshot_error
 from dataflow.program import AnyGraph, Program
 from dataflow.snapshot import (
     digest_of,
@@ -93,11 +93,11 @@ def read(text: str, where: str = "snapshot", *, imports: bool = True) -> AnyGrap
 def _require_program(document: dict[str, Any], where: str) -> None:
     found = document.get("format")
     if not isinstance(found, int):
-        raise unread("expected a Program with its format number, found none", _FIX, where)
+        raise snapshot_error("expected a Program with its format number, found none", _FIX, where)
     if found > PROGRAM_FORMAT:
         fix = "read it with the dataflow-rl that wrote it, or a newer one"
         problem = f"it has format {found}, and this version reads up to {PROGRAM_FORMAT}"
-        raise unread(problem, fix, where)
+        raise snapshot_error(problem, fix, where)
     needed(document, where, name=str, phases=list)
 
 

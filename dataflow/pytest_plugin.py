@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dataflow.import_order import packages_hidden
+from dataflow.import_order import describe_replaced_packages
 from dataflow.testing import Contract
 
 
@@ -28,7 +28,7 @@ def pytest_pycollect_makeitem(
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """pytest puts a test's folder first on the path, which may have a package of our name."""
-    told = packages_hidden() if terminalreporter.stats.get("error") else None
+    told = describe_replaced_packages() if terminalreporter.stats.get("error") else None
     if told:
         terminalreporter.write_line(told)
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from dataflow.calls import refused
+from dataflow.calls import call_error
 from dataflow.column import Axis as Axis
 from dataflow.column import Column as Column
 from dataflow.column import column as column
@@ -42,7 +42,7 @@ class Schema:
         for name, kind in vars(cls).items():
             if isinstance(kind, pa.DataType):
                 problem = f"expected {name} to be a column, found the type {kind}"
-                raise refused(f"schema {cls.__name__}", problem, f"{name} = column(...)")
+                raise call_error(f"schema {cls.__name__}", problem, f"{name} = column(...)")
         columns = _inherited([b for b in cls.__bases__ if issubclass(b, Schema)])
         for base in cls.__mro__[1:]:
             for name, there in getattr(base, "columns", {}).items():
@@ -141,7 +141,7 @@ def _require_one_form(schema: str, base: str, there: Column, here: Column) -> No
         fix = f"nullable=False, or another name than {here.name!r}"
     else:
         return
-    raise refused(f"schema {schema}", problem, fix)
+    raise call_error(f"schema {schema}", problem, fix)
 
 
 def _narrows(here: pa.DataType, there: pa.DataType) -> bool:

@@ -23,9 +23,9 @@ from types import ModuleType
 from typing import Any
 
 from dataflow.declarations import strangers
-from dataflow.import_order import import_path, located
-from dataflow.importable_names import MAIN, Declaration, at_name
-from dataflow.json_values import LOST, place_of
+from dataflow.import_order import find_module, import_path
+from dataflow.importable_names import MAIN, Declaration, find_at_name
+from dataflow.json_values import LOST, place_entry
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import written
 from dataflow.schema import Schema
@@ -55,7 +55,7 @@ def script() -> Script:
     path = Path(file).resolve()
     spec: ModuleSpec | None = main.__spec__
     name = spec.name if spec is not None else path.stem
-    found = located(name) if "." in name else PathFinder.find_spec(name, import_path())
+    found = find_module(name) if "." in name else PathFinder.find_spec(name, import_path())
     if found is None or found.origin is None or Path(found.origin).resolve() != path:
         return Script(why=f"defined in {path.name}, which is not what `import {name}` finds")
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -167,11 +167,11 @@ class _Renaming:
             return ""
         if (f"{path} {at}" if at else path) in self._strangers:
             return ""
-        there = at_name(MAIN, name)
+        there = find_at_name(MAIN, name)
         if isinstance(there, Declaration):
             there = there.fn
         function = inspect.isfunction(there)
-        same = function and (not at or place_of(there).get("at") == at)
+        same = function and (not at or place_entry(there).get("at") == at)
         schema = not at and isinstance(there, type) and issubclass(there, Schema)
         return f"{self._of.module}:{name}" if same or schema else ""
 

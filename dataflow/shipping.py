@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from dataflow.errors import RunError
-from dataflow.import_order import import_path, installed
+from dataflow.import_order import import_path, is_installed
 
 _SHIPPING = threading.Lock()
 """Which modules go by value is a setting of cloudpickle for the whole process."""
@@ -63,7 +63,7 @@ def _loaded_by_path(module: ModuleType, folders: Sequence[str]) -> bool:
         name == "__main__"
         or not isinstance(file, str)
         or not file.endswith(".py")
-        or installed(file)
+        or is_installed(file)
     ):
         return False
     tail = name.replace(".", os.sep)

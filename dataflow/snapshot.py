@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dataflow.convention import DIALECTS
-from dataflow.declarations import Declared, declarations
+from dataflow.declarations import DeclaredParts, declarations
 from dataflow.dialect import with_dialects
 from dataflow.errors import Fault, GraphError, Origin
 from dataflow.graph import Graph
@@ -32,9 +32,9 @@ from dataflow.json_values import (
     Plain,
     decode,
     encode,
-    own,
-    unread,
-    written_operator,
+    encode_operator,
+    is_own_module,
+    snapshot_error,
 )
 from dataflow.model import Buffer, Model, State, Table
 from dataflow.node import Node
@@ -95,10 +95,12 @@ def graph_of(document: Any, where: str, *, imports: bool) -> Graph:
         if faults:
             raise GraphError(faults)
         return _Reader(
-            document, Imported() if imports else Declared(document.get("declared") or {})
+            document, Imported() if imports else DeclaredParts(document.get("declared") or {})
         ).graph()
     except RecursionError:
-        raise unread("expected a graph, found JSON that is nested too deep", _FIX, where) from None
+        raise snapshot_error(
+            "expected a graph, found JSON that is nested too deep", _FIX, where
+        ) from None
 
 
 def modules(text: str) -> tuple[str, ...]:
@@ -110,7 +112,9 @@ def modules_of(document: Any) -> tuple[str, ...]:
     """The same, of what `graph_document` made."""
     _require_document(document, "snapshot")
     paths = {path for path in _paths(document["nodes"]) if ":" in path}
-    return tuple(sorted({m for m in (path.partition(":")[0] for path in paths) if not own(m)}))
+    return tuple(
+        sorted({m for m in (path.partition(":")[0] for path in paths) if not is_own_module(m)})
+    )
 
 
 def _paths(entry: Any) -> Iterator[str]:
@@ -177,7 +181,7 @@ class _Writer:
         where = f"node {node.name!r}"
         return {
             "name": node.name,
-            "operator": written_operator(node.operator),
+            "operator": encode_operator(node.operator),
             "origin": origin_document(node.origin),
             "states": {key: self.states[state] for key, state in node.states.items()},
             "inputs": {
@@ -196,12 +200,12 @@ def parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise unread(f"expected JSON, found {error}", _FIX, where) from None
+        raise snapshot_error(f"expected JSON, found {error}", _FIX, where) from None
     except (
         RecursionError,
         ValueError,
     ) as error:  # nested too deep; a number of thousands of digits
-        raise unread(
+        raise snapshot_error(
             f"expected a graph, found JSON that cannot be read: {error}", _FIX, where
         ) from None
 
@@ -210,16 +214,20 @@ def _require_document(document: Any, where: str) -> None:
     """Raise GraphError unless it has a graph's keys and a known format."""
     if isinstance(document, dict) and "phases" in document:
         problem = "expected one graph, found a Program of several"
-        raise unread(problem, "a command that takes Programs", where)
+        raise snapshot_error(problem, "a command that takes Programs", where)
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, int) or not {"nodes", "states", "sinks", "name"} <= document.keys():
-        raise unread("expected a graph with its format number, found other JSON", _FIX, where)
+        raise snapshot_error(
+            "expected a graph with its format number, found other JSON", _FIX, where
+        )
     if found > FORMAT:
         fix = "read it with the dataflow-rl that wrote it, or a newer one"
-        raise unread(f"it has format {found}, and this version reads up to {FORMAT}", fix, where)
+        raise snapshot_error(
+            f"it has format {found}, and this version reads up to {FORMAT}", fix, where
+        )
     for key, kind in (("nodes", list), ("states", list), ("sinks", list), ("name", str)):
         if not isinstance(document[key], kind):
-            raise unread(
+            raise snapshot_error(
                 f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}", _FIX, where
             )
 
@@ -257,14 +265,18 @@ def needed(entry: Any, where: str, **kinds: type | tuple[type, ...]) -> Mapping[
     for key, kind in kinds.items():
         if not isinstance(entry, dict) or key not in entry or not isinstance(entry[key], kind):
             found = repr(entry.get(key, "nothing")) if isinstance(entry, dict) else repr(entry)
-            raise unread(f"expected an entry with its {key}, found {found:.60}", _FIX, where)
+            raise snapshot_error(
+                f"expected an entry with its {key}, found {found:.60}", _FIX, where
+            )
     return entry
 
 
 def _at(number: Any, there: list[Any], where: str) -> Any:
     """The element with this number among those read so far. Raises GraphError."""
     if type(number) is not int or not 0 <= number < len(there):
-        raise unread(f"expected a number below {len(there)}, found {number!r:.60}", _FIX, where)
+        raise snapshot_error(
+            f"expected a number below {len(there)}, found {number!r:.60}", _FIX, where
+        )
     return there[number]
 
 
@@ -285,7 +297,7 @@ class _Reader:
         dialect = self.document.get("dialect", "trl")
         if dialect not in DIALECTS:
             expected = f"expected a dialect of {', '.join(DIALECTS)}"
-            raise unread(f"{expected}, found {dialect!r:.60}", _FIX, "dialect")
+            raise snapshot_error(f"{expected}, found {dialect!r:.60}", _FIX, "dialect")
         origin = read_origin(self.document.get("origin"))
         return Graph(self.document["name"], *sinks, dialect=dialect, origin=origin)
 
@@ -297,7 +309,7 @@ class _Reader:
         )
         schemas = tuple(decode(schema, where, self.parts) for schema in entry["schemas"])
         if not all(isinstance(schema, type) and hasattr(schema, "columns") for schema in schemas):
-            raise unread(f"expected schemas, found {schemas!r:.60}", _FIX, where)
+            raise snapshot_error(f"expected schemas, found {schemas!r:.60}", _FIX, where)
         return Node(
             self.parts.operator(entry["operator"], where),
             entry["name"],
@@ -312,7 +324,7 @@ class _Reader:
 
     def _port(self, place: Any, where: str) -> Any:
         if not isinstance(place, list) or len(place) != 2:
-            raise unread(
+            raise snapshot_error(
                 f"expected a node's number and its output's, found {place!r:.60}", _FIX, where
             )
         return _at(place[1], list(_at(place[0], self.nodes, where).ports), where)
@@ -320,7 +332,7 @@ class _Reader:
     def _state(self, number: Any) -> State:
         entry = _at(number, self.document["states"], "states")
         if number in self.making:
-            raise unread("it follows itself", _FIX, f"state {number}")
+            raise snapshot_error("it follows itself", _FIX, f"state {number}")
         if number not in self.states:
             self.making.add(number)
             self.states[number] = self._made(
@@ -333,7 +345,7 @@ class _Reader:
         where = f"{fields['kind']} {fields['name']!r:.60}"
         kind = _KINDS.get(fields.pop("kind"))
         if kind is None:
-            raise unread(f"expected a kind of {', '.join(_KINDS)}", _FIX, where)
+            raise snapshot_error(f"expected a kind of {', '.join(_KINDS)}", _FIX, where)
         own: dict[str, Any] = (
             {"origin": read_origin(fields.pop("origin"))} if "origin" in fields else {}
         )

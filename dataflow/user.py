@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
-from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
+from dataflow.calls import call_error, call_site, declares, refuse_unknown, require, signature_of
 from dataflow.convention import Convention
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.importable_names import Declaration, declared_path
@@ -178,7 +178,7 @@ class _OperatorDecorator:
             if port not in names:
                 near = nearest(port, names)
                 problem = f"reads names {port!r}, which is no port of it; ports: {', '.join(names)}"
-                raise refused(
+                raise call_error(
                     f"operator {fn.__name__}", problem, f'reads={{"{near or names[0]}": [...]}}'
                 )
         _require_parents(fn, names, self._parent)
@@ -361,7 +361,7 @@ def _require_parents(fn: Callable[..., Any], ports: Sequence[str], parents: Sequ
             problem = (
                 f"expected parent= to name ports after the first, found {name!r}, which {found}"
             )
-            raise refused(
+            raise call_error(
                 f"operator {fn.__name__}",
                 problem,
                 f"one of: {others}" if others else "leave parent= out",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from dataflow.calls import refused
+from dataflow.calls import call_error
 from dataflow.node import Node, Port
 from dataflow.operator import Concat, Input, Operator, declares
 from dataflow.schema import Schema, common_schema
@@ -43,7 +43,7 @@ def concat(*parts: Port[A], name: str = "concat") -> Port[A]:
     """
     if len(parts) < 2:
         found = f"found {len(parts) or 'none'}"
-        raise refused("concat", f"expected two ports or more, {found}", "concat(a, b)")
+        raise call_error("concat", f"expected two ports or more, {found}", "concat(a, b)")
     schema = common_schema([port.schema for port in parts if isinstance(port, Port)] or [Schema])
     inputs = {f"part{i}": port for i, port in enumerate(parts)}
     return Node(CONCAT, name, inputs=inputs, schemas=(schema,)).port()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from dataflow.calls import declares, refused, require
+from dataflow.calls import call_error, declares, require
 from dataflow.limits import choice, number
 from dataflow.model import Number
 
@@ -71,5 +71,5 @@ def importance(
     bounds = [bound for bound in (below, above) if isinstance(bound, (int, float))]
     if len(bounds) == 2 and bounds[0] >= bounds[1]:
         problem = f"expected below < above, found below={below} and above={above}"
-        raise refused("importance", problem, "below=0.5, above=2.0")
+        raise call_error("importance", problem, "below=0.5, above=2.0")
     return Importance(level=level, above=above, below=below, over=over)

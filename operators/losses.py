@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dataflow.calls import refused
+from dataflow.calls import call_error
 from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.limits import choice, number
 from dataflow.loss import Loss, loss_function, make_loss
@@ -153,7 +153,7 @@ def value_loss(
     before the Step or those of a Model that follows it. Without clip `old` is not read.
     """
     if clip is not None and old is None:
-        raise refused(
+        raise call_error(
             "value_loss",
             f"clip={clip} needs old=, none given",
             "old=values(critic, rollout), or clip=None",

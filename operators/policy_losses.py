@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dataflow.calls import refused
+from dataflow.calls import call_error
 from dataflow.convention import DIALECT_LIMIT, Dialect
-from dataflow.limits import choice, number, value
+from dataflow.limits import choice, instance, number
 from dataflow.loss import Loss, loss_function, make_loss
 from dataflow.model import Number
 from dataflow.node import Port
@@ -33,7 +33,7 @@ _DUAL = number(1.0, above=True, optional=True, like=3.0)
 
 KIND = choice("k1", "k2", "k3")
 
-_CORRECTION = value(Importance, like=Importance(), optional=True)
+_CORRECTION = instance(Importance, like=Importance(), optional=True)
 
 CLIPPED_POLICY = loss_function(
     policy.clipped_policy,
@@ -71,7 +71,7 @@ DECOUPLED_POLICY = loss_function(
     limits={
         "clip": _CLIP,
         "dual_clip": _DUAL,
-        "correction": value(Importance, like=policy.AREAL),
+        "correction": instance(Importance, like=policy.AREAL),
         "dialect": DIALECT_LIMIT,
     },
     conventions=dialects.DECOUPLED_CONVENTIONS,
@@ -139,7 +139,7 @@ def clipped_policy_loss(
     name = "clipped_policy_loss"
     if reference is None and beta != 0.0:
         fix = 'reference=logprobs(Model("reference", base), rollout), or beta=0.0'
-        raise refused(name, f"beta={beta} needs reference=, none given", fix)
+        raise call_error(name, f"beta={beta} needs reference=, none given", fix)
     _require_old(name, old, correction)
     params = {"clip": clip, "level": level, "beta": beta, "kl": kl, "dual_clip": dual_clip}
     return make_loss(
@@ -167,7 +167,7 @@ def policy_gradient_loss(
     _require_old(name, old, correction)
     if old is not None and correction is None:
         problem = "old= is read by a correction, none given"
-        raise refused(name, problem, f"correction={Importance()}, or leave old= out")
+        raise call_error(name, problem, f"correction={Importance()}, or leave old= out")
     ports = {"advantage": advantage, "old": old}
     return make_loss(POLICY_GRADIENT, ports, {"correction": correction}, rows=rows)
 
@@ -213,7 +213,7 @@ def clipped_weight_loss(
     name = "clipped_weight_loss"
     if cap is not None and clip is not None:
         problem = f"expected cap= or clip=, found cap={cap} and clip={clip}"
-        raise refused(name, problem, f"cap={cap}")
+        raise call_error(name, problem, f"cap={cap}")
     _require_old(name, old, correction)
     bounds = {"cap": 5.0 if cap is None and clip is None else cap, "clip": clip}
     ports = {"advantage": advantage, "old": old}
@@ -250,4 +250,4 @@ def _require_old(name: str, old: object, correction: object) -> None:
             f"correction={correction!r:.60} needs old=, none given: without it a ratio starts from"
             " the sampler's own log-probs, and nothing is left to correct"
         )
-        raise refused(name, problem, 'old=logprobs(policy, rollout, name="old")')
+        raise call_error(name, problem, 'old=logprobs(policy, rollout, name="old")')

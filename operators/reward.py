@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from dataflow.calls import declares, refused, require
+from dataflow.calls import call_error, declares, require
 from dataflow.limits import choice, number, text
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same
@@ -165,9 +165,9 @@ def _require_steps(fn: StepRewardFn) -> None:
         found = f"{type(fn).__name__} {fn!r:.60}"
         several = isinstance(fn, Sequence) and not isinstance(fn, str)
         also = "add(step_reward(f, rows), step_reward(g, rows, name=...))" if several else fix
-        raise refused("step_reward", f"expected a function, found {found}", also)
+        raise call_error("step_reward", f"expected a function, found {found}", also)
     if not wants(fn).takes(STEPS):
-        raise refused(
+        raise call_error(
             "step_reward",
             f"expected a function that takes `steps`, found {', '.join(wants(fn).names)}",
             fix,
@@ -188,7 +188,7 @@ def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None, scope: 
     if bad or not fns:
         found = f"{type(bad[0]).__name__} {bad[0]!r:.60}" if bad else "none"
         fix = "reward(fn, rollout), the function itself"
-        raise refused("reward", f"expected a function or a list of them, found {found}", fix)
+        raise call_error("reward", f"expected a function or a list of them, found {found}", fix)
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
     require(
         "reward", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from dataflow.calls import refused
+from dataflow.calls import call_error
 from dataflow.limits import flag, number, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Subset, call_site, declares, refuse_unknown
@@ -189,7 +189,7 @@ def select(*ports: Any, **options: Any) -> Any:
     """
     refuse_unknown("select", _SIGNATURE, (), options)
     if not ports:
-        raise refused("select", "expected ports, found none", "select(rollout, where=keep)")
+        raise call_error("select", "expected ports, found none", "select(rollout, where=keep)")
     where, name = options["where"], options.get("name", "select")
     params = {
         "refill": options.get("refill", False),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dataflow.calls import refused, require
+from dataflow.calls import call_error, require
 from dataflow.limits import number
 
 _WEIGHT = number(like=1.0)
@@ -28,4 +28,6 @@ def require_weights(where: str, weights: object, count: int, what: str) -> None:
     )
     assert isinstance(weights, Sequence)
     if len(weights) != count:
-        raise refused(where, f"{count} {what}s with {len(weights)} weights", f"one weight a {what}")
+        raise call_error(
+            where, f"{count} {what}s with {len(weights)} weights", f"one weight a {what}"
+        )

@@ -186,7 +186,7 @@ def measured(made: Path) -> Iterator[TriedArchitecture]:
         found["tensor parallel"] = [next(whole) for _ in both]
         config = AutoConfig.from_pretrained(both[0])
         yield TriedArchitecture(
-            name=name, config=config, found=found, refused=why.found if why else ""
+            name=name, config=config, found=found, refused=why.reason if why else ""
         )
 
 

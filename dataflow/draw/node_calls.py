@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from dataflow.dialect import PARAMETER
-from dataflow.json_values import own
+from dataflow.json_values import is_own_module
 from dataflow.loss import Loss, LossTerm
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.model import Buffer, Schedule
@@ -102,7 +102,7 @@ def declared_defaults(
     then every parameter is shown.
     """
     module = path.partition(":")[0]
-    if own(module):
+    if is_own_module(module):
         function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
         return None

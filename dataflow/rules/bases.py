@@ -177,7 +177,7 @@ def _configuration(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
         )
     elif (why := refusal(config)) is not None:
         yield (
-            f"{folder / CONFIG}: expected an architecture that works here, found {why.found}",
+            f"{folder / CONFIG}: expected an architecture that works here, found {why.reason}",
             why.fix,
         )
     dtype = config.get("dtype", config.get("torch_dtype"))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
-from dataflow.import_order import hidden_in, import_path
+from dataflow.import_order import describe_hidden_modules, import_path
 from dataflow.safe_text import printable
 from dataflow.storage import CANNOT
 from dataflow.width import folded, screen_width
@@ -93,7 +93,7 @@ def _tell_hidden() -> None:
         here = os.getcwd()
     except OSError:  # it was removed
         return
-    notice = hidden_in(here)
+    notice = describe_hidden_modules(here)
     if notice:
         _say(notice)
 

@@ -19,7 +19,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dataflow.errors import GraphError
-from dataflow.literals import Accepted
+from dataflow.literals import AcceptedValues
 
 Groups = tuple[tuple[str, ...], ...]
 FUNCTION = "MODULE:FUNCTION"
@@ -133,7 +133,7 @@ def _texts(form: str, like: str) -> PrimitiveConstructorSpec[Any]:
 
 def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
     """Reads what a parameter takes that may be a schedule of the Step. hint: its annotation."""
-    accepted = Accepted(hint=hint, schedulable=True)
+    accepted = AcceptedValues(hint=hint, schedulable=True)
 
     def read(words: list[str]) -> Any:
         try:

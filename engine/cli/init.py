@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from dataflow.import_order import located
+from dataflow.import_order import find_module
 from engine.cli.screen import say
 from engine.cli.target import UsageError
 
@@ -68,7 +68,7 @@ def _checked(name: str, given: str) -> str:
         expected = "expected a name of letters, digits and _ that Python can import"
         raise UsageError(_WHERE, f"{expected}, found {given!r}", f"dataflow init {fix}")
     for module in (name, f"{name}_reward", f"{name}_files"):
-        found = located(module)
+        found = find_module(module)
         if found is not None and found.origin is not None:  # None: a folder without modules
             problem = f"Python has a module {module!r} already ({found.origin})"
             raise UsageError(_WHERE, problem, f"dataflow init my_{name}")

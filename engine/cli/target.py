@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from dataflow.errors import DataflowError, nearest
-from dataflow.import_order import import_from, located
+from dataflow.import_order import find_module, import_from
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import named_modules, read
 from dataflow.safe_text import one_line
@@ -134,7 +134,7 @@ def import_named(path: Path, folders: Sequence[str]) -> None:
     with reading(path):
         names = named_modules(read_document(path))
     for name in names:
-        if located(name) is not None:
+        if find_module(name) is not None:
             with _users_own(f"{path}, which imports {name!r}"):
                 importlib.import_module(name)
 
@@ -176,7 +176,7 @@ def _file_of(place: str) -> str:
     """The file of a module, or the file itself; empty if there is none."""
     if not place or place.endswith(".py"):
         return place
-    spec = located(place, (str(Path.cwd()),))
+    spec = find_module(place, (str(Path.cwd()),))
     return (spec and spec.origin) or ""
 
 
@@ -278,7 +278,7 @@ def _file_module(path: Path) -> ModuleType:
         folder, name = folder.parent, f"{folder.name}.{name}"
     import_from([str(folder)])
     importlib.invalidate_caches()
-    spec = located(name)
+    spec = find_module(name)
     origin = spec.origin if spec else None
     if origin is None or Path(origin).resolve() != path:  # refused before the other is imported
         place = origin or "a folder, or built in"

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dataflow.errors import DataflowError, RunError
-from dataflow.import_order import import_path, located
-from dataflow.json_values import unread
+from dataflow.import_order import find_module, import_path
+from dataflow.json_values import snapshot_error
 from dataflow.program_snapshot import named_modules
 from engine.plan.options import RunOptions, decode_options
 
@@ -34,7 +34,7 @@ def reading(what: Path | str) -> Iterator[None]:
         raise
     except _IMPOSSIBLE as error:
         problem = f"it is not as a run writes it: {type(error).__name__}: {error!s:.200}"
-        raise unread(problem, "name the module:function that made it", str(what)) from error
+        raise snapshot_error(problem, "name the module:function that made it", str(what)) from error
 
 
 def read_document(path: Path) -> str:
@@ -47,7 +47,7 @@ def read_document(path: Path) -> str:
         else:
             what = "a graph"
         problem = f"expected {what}, found what cannot be read: {error}"
-        raise unread(problem, f"give a run's {path.name}", str(path)) from None
+        raise snapshot_error(problem, f"give a run's {path.name}", str(path)) from None
 
 
 def kept_options(folder: Path) -> tuple[RunOptions, tuple[str, ...]]:
@@ -75,7 +75,7 @@ def list_imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
 
 
 def _place(name: str, folders: Sequence[str]) -> str:
-    spec = located(name, folders)
+    spec = find_module(name, folders)
     if spec is None:
         return "nowhere: it is not found"
     return spec.origin or ", ".join(spec.submodule_search_locations or ()) or "Python itself"

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TypeVar
 
 from dataflow.carried_weights import Carried
-from dataflow.check import CheckedGraph, CheckedProgram, of_phase
+from dataflow.check import CheckedGraph, CheckedProgram, add_phase_label
 from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, PlanError
 from dataflow.program import Lineage, Program
@@ -117,7 +117,7 @@ def make_program_plan(
         except PlanError as error:
             raise PlanError(f"{program.label(number)}: {error}") from error
         written = program.phases[number - 1]
-        warnings = tuple(of_phase(number, written, warning) for warning in plan.warnings)
+        warnings = tuple(add_phase_label(number, written, warning) for warning in plan.warnings)
         plans.append(replace(plan, warnings=warnings))
         assert plan.program is not None
         left.append(lineage.end(number, plan.program))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dataflow.batch import Ragged
-from dataflow.device import taken
+from dataflow.device import take_tensor_rows
 from dataflow.errors import RunError
 from dataflow.kernel import Piece
 from engine.channels.contract import BlockRequest
@@ -86,7 +86,7 @@ def expected(requests: Sequence[BlockRequest]) -> list[Tensor]:
             continue
         kept = columns(request.block)
         rows = np.arange(ROWS) if request.rows is None else request.rows
-        tensors += [taken(kept[name], rows).values for name in request.columns]
+        tensors += [take_tensor_rows(kept[name], rows).values for name in request.columns]
     return tensors
 
 

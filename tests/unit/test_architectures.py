@@ -30,7 +30,7 @@ def test_each_decoder_of_transformers_is_tested_or_refused_with_a_reason() -> No
     for model_type in DECODERS:
         why = refusal({"model_type": model_type})
         reason = f"{model_type!r}: {REFUSED.get(model_type, UNTESTED)}"
-        assert (why and why.found) == (None if model_type in TESTED else reason)
+        assert (why and why.reason) == (None if model_type in TESTED else reason)
 
 
 def test_the_table_has_no_name_that_transformers_has_not() -> None:
@@ -68,7 +68,7 @@ def test_the_kernels_refuse_what_the_check_refuses_in_the_same_words(
     why = refusal(json.loads((base / "config.json").read_text()))
     with pytest.raises(KernelError) as caught:
         load_model(Model("policy", str(base)), "cpu")
-    assert why.found in str(caught.value)
+    assert why.reason in str(caught.value)
     assert why.fix in str(caught.value)
 
 
@@ -95,7 +95,7 @@ def test_the_page_of_models_is_what_its_script_writes(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_setting_that_changes_the_attention_is_refused(settings: dict, told: str) -> None:
     why = refusal({"model_type": "qwen2"} | settings)
-    assert told in why.found
+    assert told in why.reason
 
 
 @pytest.mark.parametrize("settings", [

@@ -10,7 +10,7 @@ import pytest
 
 from dataflow.check import check
 from dataflow.convention import DIALECTS
-from dataflow.dialect import spoken, with_dialects
+from dataflow.dialect import find_dialect_uses, with_dialects
 from dataflow.diff import diff
 from dataflow.draw import draw
 from dataflow.errors import GraphError
@@ -82,7 +82,9 @@ def test_rewrites_keep_the_graphs_dialect_and_new_nodes_follow_it() -> None:
     second = trained(rollout, bent(advantage), name="again")
     edited = graph.replace(advantage=other).extend(second).renamed("h").map(lambda node: node)
     assert (edited.dialect, edited.name) == ("verl", "h")
-    assert {use.where: use.dialect for use in spoken(with_dialects(edited))}["again.bent"] == "verl"
+    assert {use.where: use.dialect for use in find_dialect_uses(with_dialects(edited))}[
+        "again.bent"
+    ] == "verl"
     assert graph.in_dialect("verl") is graph
     assert dialects(graph.in_dialect("nemo_rl")) == dialects(made("nemo_rl"))
 

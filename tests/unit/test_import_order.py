@@ -13,12 +13,12 @@ import numpy
 import pytest
 
 from dataflow.import_order import (
-    hidden_in,
+    describe_hidden_modules,
+    describe_replaced_packages,
+    find_module,
     import_path,
-    installed,
     interpreter,
-    located,
-    packages_hidden,
+    is_installed,
 )
 from dataflow.shipping import shipped
 from tests.kit.processes import ROOT
@@ -62,12 +62,12 @@ def test_a_module_is_located_without_running_its_package(
     (package / "__init__.py").write_text("raise SystemExit('ran')\n")
     (package / "inner.py").write_text("")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    spec = located("loud_package.inner")
+    spec = find_module("loud_package.inner")
     assert spec.origin == str(package / "inner.py")
     assert "loud_package" not in sys.modules
-    assert located("loud_package.nothing") is None
-    assert located("no_such_package.inner") is None
-    assert located("operators.kernels.torch.train") is not None
+    assert find_module("loud_package.nothing") is None
+    assert find_module("no_such_package.inner") is None
+    assert find_module("operators.kernels.torch.train") is not None
 
 
 def test_a_module_with_two_names_is_shipped_once(
@@ -85,11 +85,11 @@ def test_a_module_with_two_names_is_shipped_once(
 
 
 def test_packages_of_an_environment_below_are_installed_ones(tmp_path: Path) -> None:
-    assert installed(os.__file__)
-    assert installed(numpy.__file__)
-    assert installed("/usr/lib/python3/dist-packages/torch/__init__.py")
-    assert not installed(str(tmp_path / "my_script.py"))
-    assert not installed(str(ROOT / "graphs/grpo.py"))
+    assert is_installed(os.__file__)
+    assert is_installed(numpy.__file__)
+    assert is_installed("/usr/lib/python3/dist-packages/torch/__init__.py")
+    assert not is_installed(str(tmp_path / "my_script.py"))
+    assert not is_installed(str(ROOT / "graphs/grpo.py"))
 
 
 def _with_packages(folder: Path) -> Path:
@@ -118,8 +118,8 @@ def test_folders_that_targets_cannot_import_are_named(tmp_path: Path) -> None:
     told = f"dataflow: {both} are hidden by dataflow-rl's packages of that name (in {ROOT})."
     code = "import engine.start, sys; sys.exit(engine.start.main())"
     assert _said(folder, "-P", "-c", code, "--version") == [f"{told} Fix: give them other names."]
-    assert hidden_in(str(ROOT)) is None
-    assert hidden_in(str(ROOT / "docs")) is None
+    assert describe_hidden_modules(str(ROOT)) is None
+    assert describe_hidden_modules(str(ROOT / "docs")) is None
 
 
 @pytest.mark.long
@@ -129,4 +129,4 @@ def test_folders_in_place_of_ours_are_named(tmp_path: Path, command: list[str]) 
     place = f"{folder / 'operators'} is imported in place of dataflow-rl's package of that name"
     told = f"dataflow: {place} (in {ROOT}). Fix: give it another name."
     assert set(_said(folder, *command)) == {told}
-    assert packages_hidden() is None
+    assert describe_replaced_packages() is None

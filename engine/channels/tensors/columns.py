@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataflow.batch import Ragged
-from dataflow.device import taken
+from dataflow.device import take_tensor_rows
 from dataflow.errors import DataError, RunError
 
 if TYPE_CHECKING:
@@ -52,6 +52,6 @@ class ColumnStore:
         if rows is None:
             return [column.values for column in wanted]
         try:
-            return [taken(column, rows).values for column in wanted]
+            return [take_tensor_rows(column, rows).values for column in wanted]
         except DataError as error:
             raise RunError(f"block {block}: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any
 
 import dataflow
 from dataflow.graph import Graph
-from dataflow.import_order import installed
+from dataflow.import_order import is_installed
 from dataflow.loss import LossFunction
 from dataflow.scripts import MAIN, guards
 from engine.keep.checkpoint.content_digests import CONTENT, Files, code_content, code_digest
@@ -127,7 +127,7 @@ def _is_users(module: ModuleType) -> bool:
     if module.__name__ == MAIN or not isinstance(file, str) or not file.endswith(".py"):
         return False
     resolved = str(Path(file).resolve())
-    return not installed(file) and not installed(resolved) and not resolved.startswith(_OURS)
+    return not is_installed(file) and not is_installed(resolved) and not resolved.startswith(_OURS)
 
 
 def _stands_alone(definition: Any, module: ModuleType | None) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from dataflow.device import declared
+from dataflow.device import declared_device_columns
 from dataflow.errors import nearest_or_all
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedEdge
@@ -56,7 +56,7 @@ def check_device_columns(draft: Draft) -> Iterator[str]:
             yield from _check_makers(draft, edge)
     schemas = {node.name: node.schemas for node in draft.graph.nodes}
     for fetch in list_fetches(draft.recorded):
-        device_columns = declared(schemas[fetch.producer])
+        device_columns = declared_device_columns(schemas[fetch.producer])
         for name in fetch.columns:
             if name in device_columns:
                 problem = f"{fetch.producer}: {name!r} is recorded of each Step, from the host"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from dataflow.dialect import spoken
+from dataflow.dialect import find_dialect_uses
 from dataflow.program import beginnings
 from dataflow.safe_text import one_line, printable
 from dataflow.width import folded
@@ -90,7 +90,7 @@ def _section(title: str, lines: Iterable[Line], width: int) -> list[str]:
 
 
 def _dialect_lines(plan: Plan) -> Iterator[Line]:
-    for use in spoken(planned_graph(plan)):
+    for use in find_dialect_uses(planned_graph(plan)):
         text = f"{use.where}: {use.what} as {use.dialect} does it (dialect={use.dialect!r})"
         if use.says:
             text = f"{text}: {use.says}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from dataflow.device import declared
+from dataflow.device import declared_device_columns
 from dataflow.loss import LossTerm
 from dataflow.loss_terms import ROWS
 from dataflow.model import Model
@@ -89,7 +89,9 @@ class _Cost:
         self.model_costs = {m.name: model_cost(m.base, m.head) for m in draft.graph_models}
         shapes = {name: cost.shape for name, cost in self.model_costs.items()}
         self._lengths = all_lengths(draft.graph, shapes)
-        self._on_device = {name: declared(node.schemas) for name, node in self._nodes.items()}
+        self._on_device = {
+            name: declared_device_columns(node.schemas) for name, node in self._nodes.items()
+        }
         self._column_bytes = {name: self._size_columns(n) for name, n in self._nodes.items()}
         self._owners = frozenset(_find_owners(draft))
         self._routes = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import takewhile
 
 from dataflow.errors import PlanError, nearest_or_all
-from dataflow.import_order import located
+from dataflow.import_order import find_module
 from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator
@@ -199,4 +199,4 @@ def _machine_of(draft: Draft, node: PlannedNode) -> Cluster:
 
 @cache
 def _is_installed(module: str) -> bool:
-    return located(module) is not None
+    return find_module(module) is not None

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dataflow.device import declared
+from dataflow.device import declared_device_columns
 from engine.plan.cluster import Host
 from engine.plan.draft import Draft
 from engine.plan.passes.devices import count_inner_ranks
@@ -148,7 +148,9 @@ class _HostGroups:
 
 def _find_device_column_groups(draft: Draft) -> Iterator[tuple[str, ...]]:
     """Workers that make device columns, with those that read them, and the recorder."""
-    device_columns = {node.name: declared(node.schemas).keys() for node in draft.graph.nodes}
+    device_columns = {
+        node.name: declared_device_columns(node.schemas).keys() for node in draft.graph.nodes
+    }
     for node in draft.nodes:
         for fetch in list_fetches(node.inputs):
             if device_columns[fetch.producer].isdisjoint(fetch.columns):

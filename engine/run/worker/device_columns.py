@@ -22,7 +22,14 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Ragged
-from dataflow.device import declared, dtype_of, lengths_array, offsets_of, require, shape_of
+from dataflow.device import (
+    declared_device_columns,
+    dtype_of,
+    lengths_array,
+    offsets_of,
+    require_declared_tensor,
+    shape_of,
+)
 from dataflow.errors import CheckpointError, DataError, KernelError
 from dataflow.schema import Column
 from engine.channels.contract import BlockRequest
@@ -48,7 +55,7 @@ class DeviceColumns:
         self._place = plan.place
         self._pairs = pairs
         self._store = ColumnStore() if pairs is None else pairs.columns
-        of_nodes = {node.name: declared(node.schemas) for node in plan.program.nodes}
+        of_nodes = {node.name: declared_device_columns(node.schemas) for node in plan.program.nodes}
         self._declared = {name: columns for name, columns in of_nodes.items() if columns}
 
     def require(self, node: str, batch: Batch) -> None:
@@ -59,7 +66,7 @@ class DeviceColumns:
                 where = f"{self._place(node)}: column {name!r}"
                 raise KernelError(f"{where} is declared device, and is no tensor. Fix: {fix}.")
             try:
-                require(f"column {name!r}", column, batch.tensor(name))
+                require_declared_tensor(f"column {name!r}", column, batch.tensor(name))
             except DataError as error:
                 raise KernelError(f"{self._place(node)}: {error}") from error
 
@@ -196,7 +203,7 @@ def _from_host(where: str, column: Column, array: pa.Array) -> Ragged:
     try:
         numbers = values.to_numpy(zero_copy_only=False).reshape(-1, *shape_of(column)).copy()
         restored = Ragged(torch.from_numpy(numbers).to(_own_device()), offsets)
-        require(where, column, restored)
+        require_declared_tensor(where, column, restored)
     except (TypeError, ValueError) as error:  # DataError is one
         expected = f"expected {column.whole.type}: {error}"
         raise CheckpointError(f"{where}: {expected} Fix: an earlier checkpoint.") from error

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dataflow.arrays import any_true, steps_between
 from dataflow.batch import Batch, Keys, Ragged
-from dataflow.device import offsets_of, taken
+from dataflow.device import offsets_of, take_tensor_rows
 from engine.channels.contract import BlockRequest, Pull
 from engine.protocol.grouping import grouped
 from engine.protocol.refs import Gather
@@ -96,7 +96,8 @@ def _ordered(
     place[np.argsort(gather.block, kind="stable")] = np.arange(len(place))
     lengths = {name: offsets_of(joined.column(name)) for name in device}
     moved = {
-        name: taken(Ragged(values, lengths[name]), place).values for name, values in device.items()
+        name: take_tensor_rows(Ragged(values, lengths[name]), place).values
+        for name, values in device.items()
     }
     return AssembledRows(joined.take(pa.array(place)), moved)
 

@@ -139,7 +139,7 @@ def _read_config(where: str, base: str) -> Any:
         if refused is None:
             return AutoConfig.from_pretrained(base, trust_remote_code=False)
     raise KernelError(
-        f"{where}: expected an architecture that works here at {base}, found {refused.found}. Fix:"
+        f"{where}: expected an architecture that works here at {base}, found {refused.reason}. Fix:"
         f" {refused.fix}."
     )
 
