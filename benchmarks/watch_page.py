@@ -23,7 +23,7 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, sync_playwright
 
 from benchmarks.report import SideResult
-from dataflow.program_snapshot import written
+from dataflow.program_snapshot import write_snapshot
 from engine.keep.flow.records import EdgeFlow, Flow, ReplicaFlow, WorkerFlow
 from engine.keep.flow.segments import LiveSegments
 from engine.keep.run_folder import RunFolder
@@ -72,7 +72,7 @@ def _run(path: Path, nodes: int) -> tuple[Path, list[str]]:
     work = dict.fromkeys(names, "host") | {names[-1]: "train"}
     workers = {name: [_worker(i)] for i, name in enumerate(names)}
     run = watched_run(path, steps=0, samples=0, events=False, plan=plan_of(work, workers))
-    (run / "graph.json").write_text(written(graph))
+    (run / "graph.json").write_text(write_snapshot(graph))
     return run, names
 
 

@@ -155,7 +155,7 @@ def _unknown_parameter(
         known = Known(parameters=known_names)
     problem = f"unknown parameter {keyword!r}"
     if (peer := peer_name(keyword, known)) is not None:
-        fix = peer.told(known, argument, flag=False)
+        fix = peer.write_fix(known, argument, flag=False)
         return call_error(name, f"{problem} ({peer.system}'s name)", fix)
     near = nearest(keyword, known_names)
     fix = f"{near}={argument!r}" if near else f"one of: {', '.join(known_names)}"

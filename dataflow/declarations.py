@@ -277,7 +277,7 @@ class DeclaredParts:
             if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
                 problem = f"expected a record at {path}, found {kind!r:.60}"
                 raise snapshot_error(problem, _ANEW, where)
-            return standins.made(kind, fields, where)
+            return standins.make_instance(kind, fields, where)
         # Names of the file become attributes of a class: no dunder method may be among them.
         if not all(name.isidentifier() and not name.startswith("__") for name in fields):
             problem = f"expected the fields of {path}, found {', '.join(fields)!r:.60}"

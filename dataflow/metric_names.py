@@ -43,8 +43,10 @@ def is_metric_name(name: str) -> bool:
     """Whether it has parts of letters, digits and `_.:<>-` separated by slashes, the first in lower
     case (later ones may be a user's function, node or column).
     """
+    if name == "step":  # a row's own Step, no metric
+        return False
     first, *others = name.split("/")
-    return name != "step" and _FIRST.fullmatch(first) is not None and all(map(is_part, others))
+    return _FIRST.fullmatch(first) is not None and all(map(is_part, others))
 
 
 def is_part(text: str) -> bool:
@@ -52,16 +54,17 @@ def is_part(text: str) -> bool:
     return _PART.fullmatch(text) is not None
 
 
-def repaired_part(text: str) -> str:
-    """The nearest text that can stand between the slashes of a name."""
+def repair_part(text: str) -> str:
+    """Make the nearest text that can stand between the slashes of a name."""
     return re.sub(r"[^A-Za-z0-9_.:<>-]+", "_", text.strip()) or "value"
 
 
-def repaired_name(name: str) -> str:
-    """The nearest name that a metric can have."""
-    parts = [part for part in name.strip().lower().split("/") if part.strip()]
-    fixed = "/".join(map(repaired_part, parts))
-    return fixed if is_metric_name(fixed) else "user/value"
+def repair_name(name: str) -> str:
+    """Make the nearest name that a metric can have."""
+    lower = name.strip().lower()
+    parts = [repair_part(part) for part in lower.split("/") if part.strip()]
+    repaired = "/".join(parts)
+    return repaired if is_metric_name(repaired) else "user/value"
 
 
 def is_of_the_engine(name: str) -> bool:

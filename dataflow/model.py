@@ -59,28 +59,14 @@ class Model:
             object.__setattr__(self, "origin", call_site())
         where = f"Model {self.name!r:.60}"
         for name, limit in _LIMITS.items():
-            value = getattr(self, name)
-            fix = f"{name}={limit.suggestion(value)!r}"
-            require(
-                where,
-                name,
-                value,
-                fits=limit.accepts(value),
-                expected=limit.expected(value),
-                fix=fix,
-            )
-        require(
-            where,
-            "base",
-            self.base,
-            fits=bool(self.base),
-            expected="a model directory or name",
-            fix=_BASE,
-        )
-        fits, fix = (
-            self.follows is None or isinstance(self.follows, Model),
-            "follows=policy, the Model itself",
-        )
+            argument = getattr(self, name)
+            fits, expected = limit.accepts(argument), limit.expected(argument)
+            fix = f"{name}={limit.suggestion(argument)!r}"
+            require(where, name, argument, fits=fits, expected=expected, fix=fix)
+        has_base, expected = bool(self.base), "a model directory or name"
+        require(where, "base", self.base, fits=has_base, expected=expected, fix=_BASE)
+        fits = self.follows is None or isinstance(self.follows, Model)
+        fix = "follows=policy, the Model itself"
         require(where, "follows", self.follows, fits=fits, expected="a Model or None", fix=fix)
         if self.follows is not None and self.trainable:
             problem = (
@@ -128,24 +114,12 @@ class Buffer(Generic[*Ts]):
     """The store Node, through which the graph reaches the Buffer."""
 
     def __post_init__(self) -> None:
-        require(
-            "Buffer",
-            "name",
-            self.name,
-            fits=isinstance(self.name, str),
-            expected="text",
-            fix='Buffer("old", ...)',
-        )
+        fits, fix = isinstance(self.name, str), 'Buffer("old", ...)'
+        require("Buffer", "name", self.name, fits=fits, expected="text", fix=fix)
         # A Node, whose module needs this one.
         fits = hasattr(self.writer, "operator") and hasattr(self.writer, "digest")
-        require(
-            "Buffer",
-            "writer",
-            self.writer,
-            fits=fits,
-            expected="the store node",
-            fix="writer=store(...)",
-        )
+        expected, fix = "the store node", "writer=store(...)"
+        require("Buffer", "writer", self.writer, fits=fits, expected=expected, fix=fix)
 
 
 @constructs
@@ -158,15 +132,9 @@ class Table:
 
     def __post_init__(self) -> None:
         for name, like in (("name", "success"), ("key", "prompt")):
-            value = getattr(self, name)
-            require(
-                "Table",
-                name,
-                value,
-                fits=isinstance(value, str),
-                expected="text",
-                fix=f'{name}="{like}"',
-            )
+            argument = getattr(self, name)
+            fits, fix = isinstance(argument, str), f'{name}="{like}"'
+            require("Table", name, argument, fits=fits, expected="text", fix=fix)
 
 
 State = Model | Buffer[Any] | Table

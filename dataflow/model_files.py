@@ -64,58 +64,63 @@ def folder_of(base: str) -> Path | None:
     The cache is laid out as huggingface_hub documents it ("Manage huggingface_hub cache-system").
     """
     local = Path(base).expanduser()
-    if local.is_dir() or is_path(base):
-        return local if local.is_dir() else None
-    cached = _cache() / f"models--{base.replace('/', '--')}"
+    if local.is_dir():
+        return local
+    if is_path(base):
+        return None
+    cached = _find_cache() / f"models--{base.replace('/', '--')}"
     main = cached / "refs" / "main"
-    snapshot = (
-        cached / "snapshots" / main.read_text(encoding="ascii").strip() if main.is_file() else None
-    )
-    return snapshot if snapshot is not None and snapshot.is_dir() else None
+    if not main.is_file():
+        return None
+    commit = main.read_text(encoding="ascii").strip()
+    snapshot = cached / "snapshots" / commit
+    return snapshot if snapshot.is_dir() else None
 
 
 def near_directory(missing: Path) -> str:
-    """The fix for a directory that does not exist."""
+    """The fix for a directory that does not exist: the one beside it with the nearest name."""
     parent = missing.parent
-    known = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-    close = nearest(missing.name, known)
+    siblings: list[str] = []
+    if parent.is_dir():
+        siblings = [path.name for path in parent.iterdir() if path.is_dir()]
+    close = nearest(missing.name, siblings)
     return f"{parent / close}" if close else "give an existing directory or a hub name (owner/name)"
 
 
-def _cache() -> Path:
-    home = (
-        os.environ.get("HF_HOME")
-        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    )
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+def _find_cache() -> Path:
+    """The hub's cache, found through the environment as huggingface_hub finds it."""
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = os.environ.get("HF_HOME") or cache_home / "huggingface"
+    hub = os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"
+    return Path(hub).expanduser()
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; cached as long as the file does not change."""
+    """Read a JSON object; cached as long as the file does not change."""
     stat = path.stat()
-    return _object(path, stat.st_mtime_ns, stat.st_size)
+    return _read_unchanged_object(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=64)
-def _object(path: Path, modified: int, size: int) -> dict[str, Any]:
-    return parsed(path, path.read_bytes())
+def _read_unchanged_object(path: Path, modified: int, size: int) -> dict[str, Any]:
+    """modified, size: what tells a changed file from the one that is cached."""
+    return parse_object(path, path.read_bytes())
 
 
-def parsed(path: Path, data: bytes) -> dict[str, Any]:
-    """A JSON object from the bytes of a file."""
+def parse_object(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse a JSON object from the bytes of a file."""
     try:
-        found = json.loads(data)
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON, found: {error}. Fix: {AGAIN}.") from error
-    if not isinstance(found, dict):
-        raise DataError(
-            f"{path}: expected a JSON object, found {type(found).__name__}. Fix: {AGAIN}."
-        )
-    return found
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        raise DataError(f"{path}: expected a JSON object, found {kind}. Fix: {AGAIN}.")
+    return document
 
 
 def maybe_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty if there is no such file."""
+    """Read a JSON object; empty if there is no such file."""
     return read_object(path) if path.is_file() else {}
 
 
@@ -123,29 +128,30 @@ def maybe_object(path: Path) -> dict[str, Any]:
 
 
 def stored_weights(folder: Path) -> Mapping[str, StoredTensor] | None:
-    """Every tensor of the files that transformers would load, from their headers; None if these are
-    pickles. Raises DataError if there are no weights, or a file is cut short, damaged or missing.
+    """Read every tensor of the files that transformers would load, from their headers; None if
+    these are pickles. Raises DataError if there are no weights, or a file is cut short, damaged or
+    missing.
     """
     if (folder / SAFETENSORS).is_file():
         return header(folder / SAFETENSORS)
     index = folder / f"{SAFETENSORS}{INDEX}"
     if index.is_file():
-        return _sharded(index)
+        return _read_shards(index)
     if any((folder / name).is_file() for name in (BIN, f"{BIN}{INDEX}")):
         return None
-    found = listing(folder)
     raise DataError(
-        f"{folder}: expected weights ({SAFETENSORS}), found {found}. Fix: a complete model"
-        " directory."
+        f"{folder}: expected weights ({SAFETENSORS}), found {listing(folder)}. Fix: a complete"
+        " model directory."
     )
 
 
 def listing(folder: Path) -> str:
     """The first names in a folder, for a message."""
-    return ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "an empty directory"
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:8]) or "an empty directory"
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _read_weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor, from an index of sharded weights."""
     shards = read_object(index).get("weight_map")
     if isinstance(shards, dict) and shards and all(isinstance(s, str) for s in shards.values()):
@@ -155,36 +161,43 @@ def _weight_map(index: Path) -> dict[str, str]:
     )
 
 
-def _sharded(index: Path) -> dict[str, StoredTensor]:
-    shards = _weight_map(index)
-    gone = sorted({s for s in shards.values() if not (index.parent / s).is_file()})
-    if gone:
+def _read_shards(index: Path) -> dict[str, StoredTensor]:
+    """Read the headers of all files that an index names."""
+    shard_of = _read_weight_map(index)
+    shards = list(dict.fromkeys(shard_of.values()))
+    missing = sorted(shard for shard in shards if not (index.parent / shard).is_file())
+    if missing:
+        count = len(missing)
         raise DataError(
-            f"{index}: expected the file {gone[0]}, found none ({len(gone)} missing). Fix: {AGAIN}."
+            f"{index}: expected the file {missing[0]}, found none ({count} missing). Fix: {AGAIN}."
         )
-    tensors = {shard: header(index.parent / shard) for shard in dict.fromkeys(shards.values())}
-    for name, shard in shards.items():
-        if name not in tensors[shard]:
+    headers = {shard: header(index.parent / shard) for shard in shards}
+    tensors: dict[str, StoredTensor] = {}
+    for name, shard in shard_of.items():
+        if name not in headers[shard]:
             raise DataError(
                 f"{index}: expected {name} in {shard}, found no such tensor. Fix: {AGAIN}."
             )
-    return {name: tensors[shard][name] for name, shard in shards.items()}
+        tensors[name] = headers[shard][name]
+    return tensors
 
 
 def header(path: Path) -> Mapping[str, StoredTensor]:
-    """The tensors of a safetensors file; cached as long as the file does not change.
+    """Read the tensors of a safetensors file; cached as long as the file does not change.
 
     8 bytes little-endian length, a JSON header, then the tensors' bytes, without holes (safetensors
     README, "Format").
     """
     stat = path.stat()
-    return _header(path, stat.st_mtime_ns, stat.st_size)
+    return _read_unchanged_header(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=256)
-def _header(path: Path, modified: int, size: int) -> Mapping[str, StoredTensor]:
+def _read_unchanged_header(path: Path, modified: int, size: int) -> Mapping[str, StoredTensor]:
+    """modified, size: what tells a changed file from the one that is cached."""
     with path.open("rb") as file:
         start = file.read(8)
+        # A shorter file has no length, and 0 is refused below.
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if start == _POINTER[:8] and (start + file.read(15)) == _POINTER:
             raise DataError(
@@ -193,24 +206,32 @@ def _header(path: Path, modified: int, size: int) -> Mapping[str, StoredTensor]:
         if not 2 <= length <= min(_LARGEST_HEADER, size):
             raise DataError(f"{path}: expected a safetensors file, found no header. Fix: {AGAIN}.")
         file.seek(8)
-        entries = parsed(path, file.read(length))
+        entries = parse_object(path, file.read(length))
     entries.pop("__metadata__", None)
-    ends = [_checked(path, name, entry) for name, entry in entries.items()]
-    whole = 8 + length + max(ends, default=0)
-    if whole != size:
-        raise DataError(f"{path}: expected {whole:,} bytes, found {size:,}. Fix: {AGAIN}.")
-    return {n: StoredTensor(dtype=e["dtype"], shape=tuple(e["shape"])) for n, e in entries.items()}
+    ends = [_require_entry(path, name, entry) for name, entry in entries.items()]
+    expected_size = 8 + length + max(ends, default=0)
+    if expected_size != size:
+        raise DataError(f"{path}: expected {expected_size:,} bytes, found {size:,}. Fix: {AGAIN}.")
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in entries.items():
+        tensors[name] = StoredTensor(dtype=entry["dtype"], shape=tuple(entry["shape"]))
+    return tensors
 
 
-def _checked(path: Path, name: str, entry: Any) -> int:
-    """Where the tensor's bytes end, relative to the end of the header."""
+def _require_entry(path: Path, name: str, entry: Any) -> int:
+    """Where the tensor's bytes end, relative to the end of the header. Raises DataError for an
+    entry that does not say, or contradicts itself.
+    """
     try:
-        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        size = prod(shape) * _BYTES[kind] if kind in _BYTES else end - begin
-        right = 0 <= begin <= end and end - begin == size
+        kind, shape = entry["dtype"], entry["shape"]
+        begin, end = entry["data_offsets"]
+        size = end - begin
+        if kind in _BYTES:
+            size = prod(shape) * _BYTES[kind]
+        is_sound = 0 <= begin <= end and end - begin == size
     except (TypeError, KeyError, ValueError):
-        right = False
-    if not right:
+        is_sound = False
+    if not is_sound:
         raise DataError(
             f"{path}: expected a type, a shape and a place for {name!r}, found {entry!r:.80}. Fix:"
             f" {AGAIN}."
@@ -222,7 +243,7 @@ def _checked(path: Path, name: str, entry: Any) -> int:
 
 
 def token_ids(file: Path) -> Mapping[str, int]:
-    """Token -> id in a tokenizer.json, including added tokens."""
+    """Token -> id in a tokenizer.json, including added tokens. Raises DataError."""
     content = read_object(file)
     inner = content.get("model")
     vocabulary = inner.get("vocab", {}) if isinstance(inner, dict) else {}
@@ -230,17 +251,17 @@ def token_ids(file: Path) -> Mapping[str, int]:
     try:
         if isinstance(vocabulary, list):  # Unigram: [[token, score], ...] in the order of ids
             vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
-        found = {**vocabulary, **{one["content"]: one["id"] for one in added}}
+        added_ids = {token["content"]: token["id"] for token in added}
+        ids = {**vocabulary, **added_ids}
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(
             f"{file}: expected tokens with their ids, found {error!r}. Fix: {AGAIN}."
         ) from error
-    odd = next((token for token, one in found.items() if type(one) is not int), None)
-    if odd is not None:
-        raise DataError(
-            f"{file}: expected an id for token {odd!r:.40}, found {found[odd]!r:.40}. Fix: {AGAIN}."
-        )
-    return found
+    for token, token_id in ids.items():
+        if type(token_id) is not int:
+            problem = f"expected an id for token {token!r:.40}, found {token_id!r:.40}"
+            raise DataError(f"{file}: {problem}. Fix: {AGAIN}.")
+    return ids
 
 
 def placeholder_ids(file: Path) -> frozenset[int]:
@@ -248,47 +269,60 @@ def placeholder_ids(file: Path) -> frozenset[int]:
     their embedding.
     """
     added = read_object(file).get("added_tokens") or []
-    return frozenset(one["id"] for one in added if one.get("special"))
+    return frozenset(token["id"] for token in added if token.get("special"))
 
 
 def end_ids(folder: Path) -> frozenset[int] | None:
     """Ids that end an answer, by generation_config.json and the tokenizer's files; None if these do
     not say. Raises DataError if generation_config.json has something other than ids.
     """
-    given = maybe_object(folder / GENERATION).get("eos_token_id")
-    ends = ends_of(given, folder / GENERATION)
+    eos_token_id = maybe_object(folder / GENERATION).get("eos_token_id")
+    ends = ends_of(eos_token_id, folder / GENERATION)
     if ends:
         return ends
-    settings = maybe_object(folder / TOKENIZER_CONFIG) | maybe_object(
-        folder / "special_tokens_map.json"
-    )
+    settings = maybe_object(folder / TOKENIZER_CONFIG)
+    settings = settings | maybe_object(folder / "special_tokens_map.json")
     if "eos_token" not in settings:
         return None  # the tokenizer's class may have a default
-    token = settings.get("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
+    token = settings["eos_token"]
+    if isinstance(token, dict):
+        token = token.get("content")
     if token is None:
         return frozenset()
     file = folder / TOKENIZER
-    known = token_ids(file).get(token) if file.is_file() and isinstance(token, str) else None
-    return None if known is None else frozenset({known})
+    if not file.is_file() or not isinstance(token, str):
+        return None
+    token_id = token_ids(file).get(token)
+    return None if token_id is None else frozenset({token_id})
 
 
-def ends_of(given: Any, where: Path | str) -> frozenset[int]:
-    """eos_token_id as generation_config.json writes it: an id, a list of them, or none."""
-    ends = given if isinstance(given, list) else [] if given is None else [given]
-    if not all(isinstance(end, int) and not isinstance(end, bool) and end >= 0 for end in ends):
+def ends_of(eos_token_id: Any, where: Path | str) -> frozenset[int]:
+    """Read eos_token_id as generation_config.json writes it: an id, a list of them, or none."""
+    if isinstance(eos_token_id, list):
+        ends = eos_token_id
+    elif eos_token_id is None:
+        ends = []
+    else:
+        ends = [eos_token_id]
+    if not all(map(_is_token_id, ends)):
         raise DataError(
-            f"{where}: expected eos_token_id to be token ids, found {given!r:.60}. Fix:"
+            f"{where}: expected eos_token_id to be token ids, found {eos_token_id!r:.60}. Fix:"
             " eos_token_id: 2."
         )
     return frozenset(ends)
+
+
+def _is_token_id(end: Any) -> bool:
+    return isinstance(end, int) and not isinstance(end, bool) and end >= 0
 
 
 def has_template(folder: Path) -> bool:
     """Whether the tokenizer has a chat template."""
     files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
     settings = maybe_object(folder / TOKENIZER_CONFIG)
-    return bool(settings.get("chat_template")) or any((folder / name).exists() for name in files)
+    if settings.get("chat_template"):
+        return True
+    return any((folder / name).exists() for name in files)
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -317,38 +351,50 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     `dynamic_rope_update`).
     """
     text = config.get("text_config")
-    config = {**config, **text} if isinstance(text, dict) else config
-    found = [config[key] for key in _LIMITS if type(config.get(key)) is int and config[key] > 0]
-    if not found:
+    if isinstance(text, dict):
+        config = {**config, **text}
+    limits = [config.get(key) for key in _LIMITS]
+    known_limits = [limit for limit in limits if type(limit) is int and limit > 0]
+    if not known_limits:
         return None
-    each = rotary_of(config)
-    return min(_stretched(min(found), kind, fields, config) for kind, fields in each)
+    limit = min(known_limits)
+    return min(_stretch(limit, kind, scaling, config) for kind, scaling in rotary_of(config))
 
 
 def rotary_of(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The kinds of rotary positions with their settings: one for all layers, or one for each kind
     of layer. Phi-3's `su` and `yarn` are what transformers calls longrope.
     """
-    given = config.get("rope_parameters") or config.get("rope_scaling")
-    given = given if isinstance(given, Mapping) else {}
-    each = [one for one in given.values() if isinstance(one, Mapping)] or [given]
-    phi3 = config.get("model_type") == "phi3"
-    kinds = [str(one.get("rope_type", one.get("type", "default"))) for one in each]
-    named = ["longrope" if phi3 and kind in ("su", "yarn") else kind for kind in kinds]
-    return list(zip(named, each, strict=True))
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        rope = {}
+    # Settings of settings are those of the kinds of layers.
+    scalings = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]
+    is_phi3 = config.get("model_type") == "phi3"
+    kinds: list[str] = []
+    for scaling in scalings:
+        kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+        if is_phi3 and kind in ("su", "yarn"):
+            kind = "longrope"
+        kinds.append(kind)
+    return list(zip(kinds, scalings, strict=True))
 
 
-def _stretched(
+def _stretch(
     positions: int, kind: str, scaling: Mapping[str, Any], config: Mapping[str, Any]
 ) -> int:
     """The positions with a rotary scaling."""
     factor, key = scaling.get("factor"), "original_max_position_embeddings"
-    before = scaling.get(key, config.get(key))
     if kind == "longrope":
-        return before if type(before) is int and before > 0 else positions
+        original = scaling.get(key, config.get(key))
+        if type(original) is int and original > 0:
+            return original
+        return positions
     if kind not in ("yarn", "linear") or not isinstance(factor, (int, float)):
         return positions
     if not 1 <= factor < math.inf:
         return positions
-    start = scaling.get(key) if kind == "yarn" else None
-    return int((start if type(start) is int else positions) * factor)
+    original = scaling.get(key)
+    if kind == "yarn" and type(original) is int:
+        return int(original * factor)
+    return int(positions * factor)

@@ -60,55 +60,67 @@ class PeerName:
     @property
     def options(self) -> list[str]:
         """Names of options of a run."""
-        given = (each for each in self.ours if each.startswith("--"))
-        return [each.removeprefix("--").replace("-", "_") for each in given]
+        flags = (each for each in self.ours if each.startswith("--"))
+        return [flag.removeprefix("--").replace("-", "_") for flag in flags]
 
-    def here(self, known: Known) -> str | None:
+    def find_ours(self, known: Known) -> str | None:
         """The name of ours that can be given in this place."""
-        fits = [name for name in self.parameters if name in known.parameters]
-        fits += [name for name in self.options if name in known.options]
-        return fits[0] if fits else None
+        for name in self.parameters:
+            if name in known.parameters:
+                return name
+        return next((name for name in self.options if name in known.options), None)
 
-    def told(self, known: Known, given: Any, *, flag: bool) -> str:
-        """The fix of an error about this name, in a call or among flags."""
-        here = self.here(known)
-        if here is not None and (self.mark == "=" or not self.note):
-            return f"--{here.replace('_', '-')}" if flag else f"{here}={given!r}"
-        if here is not None and not flag and f"{here}=" in self.note:
+    def write_fix(self, known: Known, argument: Any, *, flag: bool) -> str:
+        """Write the fix of an error about this name, in a call with this argument or among flags
+        (flag).
+        """
+        name = self.find_ours(known)
+        note = f" ({self.note})" if self.note else ""
+        if name is None:
+            return self._write_fix_elsewhere(note, flag=flag)
+        as_flag = f"--{name.replace('_', '-')}"
+        if self.mark == "=" or not self.note:
+            return as_flag if flag else f"{name}={argument!r}"
+        if not flag and f"{name}=" in self.note:
             return self.note
+        return f"{as_flag}{note}" if flag else f"{name}={note}"
+
+    def _write_fix_elsewhere(self, note: str, *, flag: bool) -> str:
+        """The fix where nothing can be given in this place."""
         if not self.ours:
             return f"leave it out: {self.note}"
-        shown = ", ".join(_in_python(each) if not flag else each for each in self.ours)
-        if here is not None:
-            shown = f"--{here.replace('_', '-')}" if flag else f"{here}="
-        where = "" if here is not None or not flag or shown.startswith("--") else " in the graph"
-        return f"{shown}{where}{f' ({self.note})' if self.note else ''}"
+        if not flag:
+            return f"{', '.join(map(_in_python, self.ours))}{note}"
+        names = ", ".join(self.ours)
+        where = "" if names.startswith("--") else " in the graph"
+        return f"{names}{where}{note}"
 
 
 def _in_python(ours: str) -> str:
+    """A name of ours as it is given in Python: an option of a run is one of RunOptions."""
     if not ours.startswith("--"):
         return ours
     return f"RunOptions({ours.removeprefix('--').replace('-', '_')}=)"
 
 
 @functools.cache
-def table(stem: str) -> tuple[PeerName, ...]:
-    """The names of one of SYSTEMS, in the order of its file."""
-    found: list[PeerName] = []
+def read_peer_names(stem: str) -> tuple[PeerName, ...]:
+    """Read the names of one of SYSTEMS, in the order of its file."""
+    peer_names: list[PeerName] = []
     section = ""
     for line in (_FOLDER / f"{stem}.txt").read_text().splitlines():
         if line.startswith("## "):
             section = line.removeprefix("## ")
         elif line and not line.startswith("#"):
-            found += _read(line, SYSTEMS[stem] or section, section)
-    return tuple(found)
+            peer_names += _read_line(line, SYSTEMS[stem] or section, section)
+    return tuple(peer_names)
 
 
-def _read(line: str, system: str, section: str) -> Iterator[PeerName]:
-    matched = _LINE.fullmatch(line)
-    if matched is None:
+def _read_line(line: str, system: str, section: str) -> Iterator[PeerName]:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise ValueError(f"expected `names = ours | note`, found {line!r}")
-    names, mark, rest = matched.groups()
+    names, mark, rest = match.groups()
     ours, _, note = rest.partition(" | ")
     if mark == "-":
         ours, note = "", rest
@@ -127,16 +139,17 @@ _NOTHING = Known()
 
 
 @functools.cache
-def _by_name() -> dict[str, tuple[PeerName, ...]]:
-    found: dict[str, tuple[PeerName, ...]] = {}
+def _peers_by_name() -> dict[str, tuple[PeerName, ...]]:
+    """The peers' names by themselves, and by their last parts."""
+    peers: dict[str, tuple[PeerName, ...]] = {}
     for stem in SYSTEMS:
-        for peer in table(stem):
-            for key in dict.fromkeys((peer.name, _last(peer.name))):
-                found[key] = (*found.get(key, ()), peer)
-    return found
+        for peer in read_peer_names(stem):
+            for key in dict.fromkeys((peer.name, _last_part(peer.name))):
+                peers[key] = (*peers.get(key, ()), peer)
+    return peers
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     """The last part of a dotted name; of `x.*` all of it."""
     return name if name.endswith("*") else name.rpartition(".")[2]
 
@@ -146,10 +159,15 @@ def peer_name(name: str, known: Known = _NOTHING) -> PeerName | None:
     several do, the one with a name in `known`. None for a name of ours, for a stranger's, and
     for a last part of one word (`path`, `size`) that means nothing here.
     """
-    names = _by_name()
-    starts = [f"{name[: at.start()]}.*" for at in reversed(list(re.finditer(r"\.", name)))]
-    found = next((names[key] for key in (name, *starts, _last(name)) if key in names), ())
-    ours = [peer for peer in found if name not in (*peer.parameters, *peer.options)]
-    if (fits := next((p for p in ours if p.here(known)), None)) is not None:
-        return fits
-    return next((p for p in ours if p.name in (name, *starts) or "_" in name), None)
+    peers_by_name = _peers_by_name()
+    dots = [i for i, mark in enumerate(name) if mark == "."]
+    starts = [f"{name[:dot]}.*" for dot in reversed(dots)]
+    keys = (name, *starts, _last_part(name))
+    matches = next((peers_by_name[key] for key in keys if key in peers_by_name), ())
+    # A name that means the same here needs no translation.
+    peers = [peer for peer in matches if name not in (*peer.parameters, *peer.options)]
+    for peer in peers:
+        if peer.find_ours(known):
+            return peer
+    # A last part of one word, such as `size`, says too little to be taken for a peer's.
+    return next((peer for peer in peers if peer.name in keys[:-1] or "_" in name), None)

@@ -51,14 +51,7 @@ class Node:
         self.origin = origin or call_site()
         if not isinstance(name, str):
             problem = f"expected name to be text, found {type(name).__name__} {name!r:.60}"
-            fault = Fault(
-                rule="call",
-                where=operator.name,
-                problem=problem,
-                fix=f'name="{operator.name}"',
-                origin=self.origin,
-            )
-            raise GraphError(fault)
+            raise self._call_error(operator.name, problem, f'name="{operator.name}"')
         for key, port in self.inputs.items():
             _require_port(self, key, port)
         for param, state in self.states.items():
@@ -88,16 +81,18 @@ class Node:
         """The nodes that this one needs: those of its inputs, then the writers of Buffers that it
         reads.
         """
-        writers = [s.writer for s in self.states.values() if isinstance(s, Buffer)]
-        return (*(port.node for port in self.inputs.values()), *writers)
+        producers = [port.node for port in self.inputs.values()]
+        writers = [state.writer for state in self.states.values() if isinstance(state, Buffer)]
+        return (*producers, *writers)
 
     def rebuilt(
         self, inputs: Mapping[str, Port[Any]], states: Mapping[str, State] | None = None
     ) -> Node:
         """This node on other inputs; the same object if nothing changed."""
         new_states = self.states if states is None else dict(states)
-        same_inputs = all(port.node is self.inputs[key].node for key, port in inputs.items())
-        if same_inputs and dict(inputs) == self.inputs and new_states == self.states:
+        # Equal nodes may differ in their origins, so that the same inputs are the same objects.
+        has_same_nodes = all(port.node is self.inputs[key].node for key, port in inputs.items())
+        if has_same_nodes and dict(inputs) == self.inputs and new_states == self.states:
             return self
         return Node(
             self.operator,
@@ -111,11 +106,16 @@ class Node:
 
     def changed(self, **fields: Any) -> Node:
         """This node with other inputs, params, states, schemas or name."""
-        given: dict[str, Any] = {
-            k: getattr(self, k) for k in ("states", "inputs", "params", "schemas", "origin")
-        }
+        names = ("states", "inputs", "params", "schemas", "origin")
+        present_fields: dict[str, Any] = {name: getattr(self, name) for name in names}
+        operator = fields.pop("operator", self.operator)
         name = fields.pop("name", self.name)
-        return Node(fields.pop("operator", self.operator), name, **(given | fields))
+        return Node(operator, name, **(present_fields | fields))
+
+    def _call_error(self, where: str, problem: str, fix: str) -> GraphError:
+        """The error of a call that makes no such node, at its line."""
+        fault = Fault(rule="call", where=where, problem=problem, fix=fix, origin=self.origin)
+        return GraphError(fault)
 
 
 class Port(Generic[S_co]):
@@ -152,31 +152,22 @@ class Port(Generic[S_co]):
 
 def _require_port(node: Node, key: str, port: object) -> None:
     if not isinstance(port, Port):
-        schema = (
-            node.operator.input(key).schema.__name__ if _declares(node.operator, key) else "Schema"
+        schema = "Schema"
+        if _declares(node.operator, key):
+            schema = node.operator.input(key).schema.__name__
+        problem = (
+            f"expected Port[{schema}], the output of an operator, found"
+            f" {type(port).__name__} {port!r:.60}"
         )
-        raise GraphError(
-            Fault(
-                rule="call",
-                where=f"{node.operator.name}.{key}",
-                problem=(
-                    f"expected Port[{schema}], the output of an operator, found"
-                    f" {type(port).__name__} {port!r:.60}"
-                ),
-                fix=f"pass what an operator returned as {key}",
-                origin=node.origin,
-            )
-        )
+        fix = f"pass what an operator returned as {key}"
+        raise node._call_error(f"{node.operator.name}.{key}", problem, fix)
 
 
 def _require_state(node: Node, param: str, state: object) -> None:
     if not isinstance(state, (Model, Buffer, Table)):
-        where = f"{node.operator.name}.{param}"
         problem = f"expected a Model, found {type(state).__name__} {state!r:.60}"
         fix = f'Model("{param}", "path/to/model")'
-        raise GraphError(
-            Fault(rule="call", where=where, problem=problem, fix=fix, origin=node.origin)
-        )
+        raise node._call_error(f"{node.operator.name}.{param}", problem, fix)
 
 
 def _declares(operator: Operator, key: str) -> bool:
@@ -184,21 +175,20 @@ def _declares(operator: Operator, key: str) -> bool:
 
 
 def _digest(node: Node) -> str:
-    h = hashlib.blake2b(digest_size=16)
-    h.update(
-        f"{node.operator.path}|{node.name}|{[s.__name__ for s in node.schemas]}".encode(
-            errors="surrogatepass"
-        )
-    )
-    for part in (node.operator.function, node.states, node.params):
-        h.update(content(part).encode(errors="surrogatepass"))
+    schemas = [schema.__name__ for schema in node.schemas]
+    texts = [f"{node.operator.path}|{node.name}|{schemas}"]
+    texts += map(content, (node.operator.function, node.states, node.params))
     for key, port in node.inputs.items():
-        h.update(f"{key}={port.node.digest}.{port.index};".encode(errors="surrogatepass"))
-    return h.hexdigest()
+        texts.append(f"{key}={port.node.digest}.{port.index};")
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        # A name from a broken encoding has halves of characters.
+        digest.update(text.encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def content(value: Any) -> str:
-    """A text that is equal for two values exactly if they mean the same.
+    """Write a text that is equal for two values exactly if they mean the same.
 
     Functions and classes count by module:qualname if that leads to them; all others by identity,
     since two of them can share a name and differ.
@@ -206,13 +196,14 @@ def content(value: Any) -> str:
     if isinstance(value, Node):
         return f"node:{value.digest}"
     if isinstance(value, type):
-        return f"type:{_name(value)}"
+        return f"type:{_name_of(value)}"
     if callable(value) and hasattr(value, "__qualname__"):
-        return _name(value)
+        return _name_of(value)
     if dataclasses.is_dataclass(value):
         return _content_of_fields(value)
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{k}:{content(v)}' for k, v in value.items())}}}"
+        parts = [f"{key}:{content(part)}" for key, part in value.items()]
+        return f"{{{','.join(parts)}}}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(content, value))}]"
     if isinstance(value, _BY_VALUE):
@@ -223,11 +214,13 @@ def content(value: Any) -> str:
 _BY_VALUE = (pa.DataType, type(None), bool, int, float, str)
 
 
-def _content_of_fields(value: Any) -> str:
-    fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare]
-    return f"{type(value).__qualname__}({','.join(f'{k}={content(v)}' for k, v in fields)})"
+def _content_of_fields(record: Any) -> str:
+    names = [field.name for field in dataclasses.fields(record) if field.compare]
+    parts = [f"{name}={content(getattr(record, name))}" for name in names]
+    return f"{type(record).__qualname__}({','.join(parts)})"
 
 
-def _name(value: Any) -> str:
-    name = f"{getattr(value, '__module__', '?')}:{value.__qualname__}"
-    return name if is_importable_by_name(value) else f"{name}@{id(value):x}"
+def _name_of(thing: Any) -> str:
+    """Of a function or a class: where it is found, or its identity if it is not found there."""
+    name = f"{getattr(thing, '__module__', '?')}:{thing.__qualname__}"
+    return name if is_importable_by_name(thing) else f"{name}@{id(thing):x}"

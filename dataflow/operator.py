@@ -274,16 +274,20 @@ class Operator:
 
     def input(self, name: str) -> Input:
         """The declared input of that name (numbered ones are the variadic's)."""
-        for known in self.inputs:
-            if known.name == name:
-                return known
+        for declared in self.inputs:
+            if declared.name == name:
+                return declared
         if self.variadic is None:
             raise KeyError(name)
         return self.variadic
 
 
-def listed(params: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """A parameter that names columns: one, several, or none if the operator has no such."""
-    found = params.get(name, ()) if name else ()
-    many = found if isinstance(found, (list, tuple)) else (found,)
-    return tuple(each for each in many if isinstance(each, str))
+def list_columns(params: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """List the columns that a parameter names: one, several, or none if the operator has no such
+    parameter. name: the parameter's; may be empty.
+    """
+    if not name:
+        return ()
+    param = params.get(name, ())
+    names = param if isinstance(param, (list, tuple)) else (param,)
+    return tuple(each for each in names if isinstance(each, str))

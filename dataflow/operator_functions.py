@@ -28,75 +28,83 @@ def function_of(declared: Operator | LossFunction) -> Callable[..., Any] | None:
     module, _, attribute = declared.path.partition(":")
     if not module.startswith("operators."):
         return None
-    there = importlib.import_module(module)
-    ours = getattr(there, attribute, None)
-    if not isinstance(ours, type(declared)) or ours.name != declared.name:
+    declaring_module = importlib.import_module(module)
+    declaration = getattr(declaring_module, attribute, None)
+    if not isinstance(declaration, type(declared)) or declaration.name != declared.name:
         return None
-    return getattr(there, declared.name)
+    return getattr(declaring_module, declared.name)
 
 
-def arguments(node: Node, inputs: Inputs) -> tuple[list[Port[Any]], dict[str, Any]]:
+def call_arguments(node: Node, inputs: Inputs) -> tuple[list[Port[Any]], dict[str, Any]]:
     """The arguments, by position and by name, of the call that makes this node on these inputs."""
     function = function_of(node.operator)
     if function is None:
         return [], dict(node.params)
-    taken = inspect.signature(function).parameters.values()
-    declared = {i.name for i in node.operator.inputs}
-    named = {key: port for key, port in inputs.items() if key in declared}
-    known = {**node.states, **named, **node.params, **_derived(node), "name": node.name}
-    if any(p.kind is p.VAR_KEYWORD for p in taken):
-        given = {**named, **node.params, "name": node.name}
+    parameters = inspect.signature(function).parameters.values()
+    declared = {declared_input.name for declared_input in node.operator.inputs}
+    named_inputs = {name: port for name, port in inputs.items() if name in declared}
+    variadic_inputs = [port for name, port in inputs.items() if name not in declared]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        keywords = {**named_inputs, **node.params, "name": node.name}
     else:
-        given = {p.name: known[p.name] for p in taken if p.name in known}
-    if any(p.kind is p.VAR_POSITIONAL for p in taken):
-        return [port for key, port in inputs.items() if key not in declared], given
-    return [], given
+        known = {**node.states, **named_inputs, **node.params, **_derived(node), "name": node.name}
+        keywords = {p.name: known[p.name] for p in parameters if p.name in known}
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return variadic_inputs, keywords
+    return [], keywords
 
 
 def _derived(node: Node) -> dict[str, Any]:
     """Arguments that a node keeps in another form."""
-    found: dict[str, Any] = {"scope": "group" if node.operator.scope == "group" else "row"}
+    derived: dict[str, Any] = {"scope": "group" if node.operator.scope == "group" else "row"}
     if fns := node.params.get("fns"):
-        found["fn"] = fns[0] if len(fns) == 1 else fns
+        derived["fn"] = fns[0] if len(fns) == 1 else fns
     if isinstance(node.params.get("loss"), Loss):
-        found["loss"] = unbind_loss(node)
-    return found
+        derived["loss"] = unbind_loss(node)
+    return derived
 
 
-def remade(node: Node, inputs: Inputs, changes: dict[str, Any]) -> Node:
-    """The node that its declaring function makes with other arguments, or on other inputs; raises
-    the GraphError of that call. What only the node has (the columns that a function reads) stays.
+def remake_node(node: Node, inputs: Inputs, changes: dict[str, Any]) -> Node:
+    """Call the node's declaring function with other arguments, or on other inputs; raises the
+    GraphError of that call. What only the node has (the columns that a function reads) stays.
     """
     function = function_of(node.operator)
     if function is None:
         return node.changed(inputs=inputs, params=node.params | changes)
-    unnamed, named = arguments(node.changed(inputs=inputs), inputs)
-    made = _node(function(*unnamed, **(named | changes)))
-    kept = {k: v for k, v in node.params.items() if k in made.params and k not in named}
+    positional, named = call_arguments(node.changed(inputs=inputs), inputs)
+    remade = _node_behind(function(*positional, **(named | changes)))
+    params = dict(remade.params)
+    for name, param in node.params.items():
+        if name in remade.params and name not in named:
+            params[name] = param
     return node.changed(
-        operator=made.operator, inputs=inputs, params=made.params | kept, schemas=made.schemas
+        operator=remade.operator, inputs=inputs, params=params, schemas=remade.schemas
     )
 
 
-def _node(made: Any) -> Node:
-    """The node behind what a declaring function returned."""
-    first = made[0] if isinstance(made, tuple) else made
+def _node_behind(output: Any) -> Node:
+    """The node behind what a declaring function returned: itself, its port, or several of them."""
+    first = output[0] if isinstance(output, tuple) else output
     return first.node if isinstance(first, Port) else first
 
 
-def remade_term(node: Node, term: LossTerm, changes: dict[str, Any], weight: Any) -> LossTerm:
-    """A term of a train node's loss, with other parameters or another weight; raises the GraphError
-    of the loss's function.
+def remake_term(node: Node, term: LossTerm, changes: dict[str, Any], weight: Any) -> LossTerm:
+    """Make a term of a train node's loss anew, with other parameters or another weight; raises the
+    GraphError of the loss's function.
     """
     params, function = dict(term.params) | changes, function_of(term.function)
     if function is None or not changes:
         return replace(term, params=tuple(params.items()), weight=weight)
-    (given,) = [t for t, old in _pairs(node) if old is term]
-    rows = {} if given.rows is None else {ROWS: given.rows}
-    (made,) = function(**dict(given.ports), **params, **rows).terms
-    return replace(term, function=made.function, params=made.params, weight=weight)
+    user_term = _find_user_term(node, term)
+    rows = {} if user_term.rows is None else {ROWS: user_term.rows}
+    (remade,) = function(**(dict(user_term.ports) | params | rows)).terms
+    return replace(term, function=remade.function, params=remade.params, weight=weight)
 
 
-def _pairs(node: Node) -> list[tuple[LossTerm, LossTerm]]:
-    """Each term of a train node's loss as it was given, and as the node has it."""
-    return list(zip(unbind_loss(node).terms, node.params["loss"].terms, strict=True))
+def _find_user_term(node: Node, term: LossTerm) -> LossTerm:
+    """A term of a train node's loss as the user made it, with ports instead of names of inputs."""
+    bound_terms = node.params["loss"].terms
+    for user_term, bound_term in zip(unbind_loss(node).terms, bound_terms, strict=True):
+        if bound_term is term:
+            return user_term
+    raise AssertionError("it is a term of this node")

@@ -18,7 +18,7 @@ from dataflow.literals import AcceptedValues
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, Model, Table
 from dataflow.node import Node, Port
-from dataflow.operator_functions import arguments, function_of
+from dataflow.operator_functions import call_arguments, function_of
 
 _WEIGHT = number(like=1.0)
 _FILE = "edit the graph's file"
@@ -52,89 +52,109 @@ class NodeParameter:
 def parameters_of(node: Node) -> Iterator[NodeParameter]:
     """Those of the node, in the order of its function, then those of the terms of its loss."""
     function = function_of(node.operator)
-    hints, values = _hints(function or node.operator.function), _values(node, function)
+    hints = _hints(function or node.operator.function)
     about = inspect.getdoc(function or node.operator.function) or ""
-    for name, value in values.items():
-        if _kind(node, name, value, hints.get(name)) is None:
+    for name, argument in _list_arguments(node, function).items():
+        if _find_kind(node, name, argument, hints.get(name)) is None:
             accepted = AcceptedValues(
                 limit=node.operator.limits.get(name),
-                hint=hints.get(name, _like(value)),
+                hint=hints.get(name, _likely_hint(argument)),
                 schedulable=name in node.operator.schedulable,
             )
             yield NodeParameter(
-                name=name, value=value, accepted=accepted, about=described(about, name)
+                name=name, value=argument, accepted=accepted, about=find_description(about, name)
             )
-    loss = node.params.get("loss")
-    for term in loss.terms if isinstance(loss, Loss) else ():
-        yield from _of_term(term)
+    for term in _loss_terms(node):
+        yield from _parameters_of_term(term)
 
 
-def unsettable(node: Node) -> dict[str, tuple[str, str]]:
+def find_unsettable(node: Node) -> dict[str, tuple[str, str]]:
     """Name -> what it is instead of a value, and what to do, for all else that the node has."""
     function = function_of(node.operator)
     hints = _hints(function or node.operator.function)
-    values = {**dict.fromkeys(node.inputs), **node.states, **_values(node, function), "name": ""}
-    kinds = {name: _kind(node, name, value, hints.get(name)) for name, value in values.items()}
-    found = {name: _REFUSED[kind] for name, kind in kinds.items() if kind is not None}
+    arguments = {**dict.fromkeys(node.inputs), **node.states}
+    arguments |= {**_list_arguments(node, function), "name": ""}
+    refusals: dict[str, tuple[str, str]] = {}
+    for name in node.params:
+        if name not in arguments:
+            refusals[name] = ("what follows from other arguments", _FILE)
+    for name, argument in arguments.items():
+        kind = _find_kind(node, name, argument, hints.get(name))
+        if kind is not None:
+            refusals[name] = _REFUSED[kind]
     if "fns" in node.params:
-        found |= dict.fromkeys(("fn", "fns"), _REFUSED["function"])
-    derived = [name for name in node.params if name not in values]
-    follows = ("what follows from other arguments", _FILE)
-    loss = node.params.get("loss")
-    for term in loss.terms if isinstance(loss, Loss) else ():
+        refusals |= dict.fromkeys(("fn", "fns"), _REFUSED["function"])
+    for term in _loss_terms(node):
         ports = [f"{term.label}.{port.name}" for port in term.function.ports]
-        found |= dict.fromkeys([*ports, f"{term.label}.rows"], _REFUSED["port"])
-        found[term.label] = _REFUSED["loss"]
-    return dict.fromkeys(derived, follows) | found
+        refusals |= dict.fromkeys([*ports, f"{term.label}.rows"], _REFUSED["port"])
+        refusals[term.label] = _REFUSED["loss"]
+    return refusals
 
 
-def _values(node: Node, function: Callable[..., Any] | None) -> dict[str, Any]:
-    """Name -> value of every argument by name of the call that makes the node."""
-    given = arguments(node, node.inputs)[1]
+def _loss_terms(node: Node) -> tuple[LossTerm, ...]:
+    loss = node.params.get("loss")
+    return loss.terms if isinstance(loss, Loss) else ()
+
+
+def _list_arguments(node: Node, function: Callable[..., Any] | None) -> dict[str, Any]:
+    """Name -> argument of every parameter of the call that makes the node, defaults included."""
+    _, keywords = call_arguments(node, node.inputs)
     if function is None:
-        return given
-    named = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in named):
-        return given
-    return {
-        p.name: given.get(p.name, None if p.default is p.empty else p.default)
-        for p in named
-        if p.kind is not p.VAR_POSITIONAL
-    }
+        return keywords
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return keywords
+    arguments: dict[str, Any] = {}
+    for p in parameters:
+        if p.kind is not p.VAR_POSITIONAL:
+            default = None if p.default is p.empty else p.default
+            arguments[p.name] = keywords.get(p.name, default)
+    return arguments
 
 
-def _kind(node: Node, name: str, value: Any, hint: Any) -> str | None:
-    """What an argument is, if it is no value that text can give."""
-    built_in = function_of(node.operator) is not None
-    if name in node.inputs or isinstance(value, Port) or _mentions(hint, Port):
+def _find_kind(node: Node, name: str, argument: Any, hint: Any) -> str | None:
+    """What an argument is, if it is no value that text can give: a key of _REFUSED."""
+    is_built_in = function_of(node.operator) is not None
+    if name in node.inputs or isinstance(argument, Port) or _mentions(hint, Port):
         return "port"
-    if name in node.states or isinstance(value, Model) or _mentions(hint, Model, Buffer, Table):
+    if name in node.states or isinstance(argument, Model):
         return "state"
-    if name == "name" and built_in:
+    if _mentions(hint, Model, Buffer, Table):
+        return "state"
+    # A user's own operator may have a parameter of that name.
+    if name == "name" and is_built_in:
         return "name"
-    if isinstance(value, Loss):
+    if isinstance(argument, Loss):
         return "loss"
-    if _mentions(hint, collections.abc.Callable) or _is_function(value):
+    if _mentions(hint, collections.abc.Callable) or _has_function(argument):
         return "function"
     return None
 
 
-def _is_function(value: Any) -> bool:
-    several = value if isinstance(value, (list, tuple)) else (value,)
-    return any(callable(each) and not isinstance(each, type) for each in several)
+def _has_function(argument: Any) -> bool:
+    """Whether it is a function, or a list with one."""
+    elements = argument if isinstance(argument, (list, tuple)) else (argument,)
+    return any(callable(each) and not isinstance(each, type) for each in elements)
 
 
 def _mentions(hint: Any, *kinds: Any) -> bool:
     """Whether an annotation has one of these classes anywhere."""
-    inside = get_args(hint)
-    parts = [p for part in inside for p in (part if isinstance(part, list) else [part])]
-    return hint in kinds or get_origin(hint) in kinds or any(_mentions(p, *kinds) for p in parts)
+    if hint in kinds or get_origin(hint) in kinds:
+        return True
+    for part in get_args(hint):
+        # Of a Callable the parameters are a list of annotations.
+        parts = part if isinstance(part, list) else [part]
+        if any(_mentions(inner, *kinds) for inner in parts):
+            return True
+    return False
 
 
-def _like(value: Any) -> Any:
+def _likely_hint(argument: Any) -> Any:
     """The annotation of a parameter without one: numbers stay numbers."""
-    kind = type(value)
-    return kind if kind in (bool, float) else int | float if kind is int else Any
+    kind = type(argument)
+    if kind in (bool, float):
+        return kind
+    return int | float if kind is int else Any
 
 
 def _hints(function: Callable[..., Any] | None) -> Mapping[str, Any]:
@@ -147,39 +167,43 @@ def _hints(function: Callable[..., Any] | None) -> Mapping[str, Any]:
         return {}
 
 
-def _of_term(term: LossTerm) -> Iterator[NodeParameter]:
+def _parameters_of_term(term: LossTerm) -> Iterator[NodeParameter]:
     function = function_of(term.function)
     hints, limits = _hints(function or term.function.fn), dict(term.function.limits)
     about = inspect.getdoc(function or term.function.fn) or ""
-    values = dict(term.params)
-    for name, value in values.items():
-        if _mentions(hints.get(name), collections.abc.Callable) or _is_function(value):
+    arguments = dict(term.params)
+    for name, argument in arguments.items():
+        if _mentions(hints.get(name), collections.abc.Callable) or _has_function(argument):
             continue
-        number_like = term.function.takes_number(name)
         accepted = AcceptedValues(
-            limit=limits.get(name), hint=hints.get(name, _like(value)), schedulable=number_like
+            limit=limits.get(name),
+            hint=hints.get(name, _likely_hint(argument)),
+            schedulable=term.function.takes_number(name),
         )
-        path = f"{term.label}.{name}"
-        yield NodeParameter(name=path, value=value, accepted=accepted, about=described(about, name))
-    if "weight" not in values:
+        path, description = f"{term.label}.{name}", find_description(about, name)
+        yield NodeParameter(name=path, value=argument, accepted=accepted, about=description)
+    if "weight" not in arguments:
         accepted = AcceptedValues(limit=_WEIGHT, schedulable=True)
         about = "the term's factor in the sum"
         path = f"{term.label}.weight"
         yield NodeParameter(name=path, value=term.weight, accepted=accepted, about=about)
 
 
-def described(doc: str, name: str) -> str:
-    """What a docstring says of a parameter: from `name: ` to the end of its first sentence, or to
-    the list of values behind it; all of the list where that is all.
+def find_description(doc: str, name: str) -> str:
+    """Find what a docstring says of a parameter: from `name: ` to the end of its first sentence, or
+    to the list of values behind it; all of the list where that is all.
     """
     words = " ".join(doc.split())
-    found = re.search(rf"(?:^|[.;] |, ){name}(?:, \w+)*: (.+)", words)
-    if found is None:
+    match = re.search(rf"(?:^|[.;] |, ){name}(?:, \w+)*: (.+)", words)
+    if match is None:
         return ""
-    depth, text = 0, found.group(1)
-    ends = (". ",) if text.startswith("`") else (". ", "; ", ": `")
-    for i, mark in enumerate(text):
+    description = match.group(1)
+    is_list = description.startswith("`")
+    ends = (". ",) if is_list else (". ", "; ", ": `")
+    depth = 0
+    for i, mark in enumerate(description):
+        # What is in parentheses ends nothing.
         depth += (mark == "(") - (mark == ")")
-        if not depth and f"{text[i:]} ".startswith(ends):
-            return text[:i]
-    return text
+        if not depth and f"{description[i:]} ".startswith(ends):
+            return description[:i]
+    return description

@@ -33,25 +33,29 @@ def row_positions(graph: Graph) -> dict[str, Positions]:
 
     Models whose files are not on this machine, or give no positions, do not count.
     """
-    found: dict[str, Positions] = {}
-    for maker, reader in _readers(graph):
-        for model in _models(reader):
-            limit = limit_of(model)
-            if limit is not None and (maker.name not in found or limit < found[maker.name].limit):
-                found[maker.name] = Positions(limit=limit, model=model.name, node=reader)
-    return found
+    least: dict[str, Positions] = {}
+    for maker, reader in _list_readers(graph):
+        for state in reader.states.values():
+            limit = _read_limit(state) if isinstance(state, Model) else None
+            if limit is None:
+                continue
+            if maker.name not in least or limit < least[maker.name].limit:
+                least[maker.name] = Positions(limit=limit, model=state.name, node=reader)
+    return least
 
 
-def limit_of(model: Model) -> int | None:
+def _read_limit(model: Model) -> int | None:
     """The positions of a Model if its files are here and give them; None for an unreadable file."""
     folder = folder_of(model.base)
+    if folder is None:
+        return None
     try:
-        return positions_of(maybe_object(folder / CONFIG)) if folder is not None else None
+        return positions_of(maybe_object(folder / CONFIG))
     except (DataError, OSError):
         return None
 
 
-def _readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
+def _list_readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """(maker, reader) of token ids: a generation reads its own rows, a train node those that it
     trains.
     """
@@ -59,11 +63,7 @@ def _readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
         if node.operator.traits.generates:
             yield node, node
         elif node.operator.work in ("forward", "train") and not node.operator.reads_text:
-            first = [p for p in node.inputs.values() if p.schema.vocabulary][:1]
-            for rows in row_sets(node).values() or first:
+            token_inputs = [port for port in node.inputs.values() if port.schema.vocabulary]
+            for rows in row_sets(node).values() or token_inputs[:1]:
                 for maker in writers(rows):
                     yield maker, node
-
-
-def _models(node: Node) -> list[Model]:
-    return [s for s in node.states.values() if isinstance(s, Model)]

@@ -40,16 +40,16 @@ class ProcessorTime(msgspec.Struct, frozen=True):
 
 def of_thread() -> ProcessorTime:
     """Of this thread."""
-    return ProcessorTime(time.thread_time(), _own.queued())
+    return ProcessorTime(time.thread_time(), _thread_file.queued())
 
 
 def of_process() -> ProcessorTime:
     """Of this process's threads, and what the processes that it started and that have ended
     computed.
     """
-    times = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    computed = sum(used.ru_utime + used.ru_stime for used in times)
-    return ProcessorTime(computed, _queued(_TASKS.glob("*/schedstat")))
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    computed = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return ProcessorTime(computed, _sum_queued(_TASKS.glob("*/schedstat")))
 
 
 class _OpenFile:
@@ -79,13 +79,15 @@ class _ThreadFile(threading.local):
             self.file = _OpenFile()
         if self.file.number < 0:
             return 0.0
-        return int(os.pread(self.file.number, 128, 0).split()[1]) / _SECOND
+        numbers = os.pread(self.file.number, 128, 0).split()
+        return int(numbers[1]) / _SECOND
 
 
-_own = _ThreadFile()
+_thread_file = _ThreadFile()
 
 
-def _queued(files: Iterable[Path]) -> float:
+def _sum_queued(files: Iterable[Path]) -> float:
+    """Seconds, of all of these schedstat files."""
     total = 0
     for file in files:
         try:

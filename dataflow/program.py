@@ -24,7 +24,7 @@ from dataflow.display import Displayed
 from dataflow.errors import Origin
 from dataflow.graph import Graph, Phase
 from dataflow.model import Model
-from dataflow.regions import trained_models
+from dataflow.regions import find_trained_models
 
 _PAIR = "Program((sft(...), 200), (grpo(...), 1000))"
 
@@ -48,11 +48,11 @@ class Program(Displayed):
         self.origin = origin or call_site()
         if not phases:
             raise call_error("Program", "expected at least one phase, found none", _PAIR)
-        self.phases = tuple(map(_phase, phases))
+        self.phases = tuple(map(_require_phase, phases))
         fits = name is None or (isinstance(name, str) and bool(name))
         require("Program", "name", name, fits=fits, expected="text or None", fix='name="demo"')
         self.name = name or "-".join(phase.graph.name for phase in self.phases)
-        self.begins: tuple[Mapping[str, Carried], ...] = tuple(_begins(self.phases))
+        self.begins: tuple[Mapping[str, Carried], ...] = tuple(_find_beginnings(self.phases))
         """For each phase, the Models that do not begin with their base."""
         self.digest = _digest(self)
 
@@ -109,13 +109,16 @@ def numbered_name(number: int, name: str) -> str:
     return f"{number}/{name}" if number else name
 
 
-def _phase(given: Any) -> Phase:
-    if isinstance(given, Phase):
-        return given
-    if isinstance(given, tuple) and len(given) == 2:
-        return Phase(*given)
-    found = f"{type(given).__name__} {given!r:.60}"
-    raise call_error("Program", f"expected a Phase, or a graph and its steps, found {found}", _PAIR)
+def _require_phase(phase: Any) -> Phase:
+    """A Phase, or a pair of graph and steps, as a Phase. Raises GraphError."""
+    if isinstance(phase, Phase):
+        return phase
+    if isinstance(phase, tuple) and len(phase) == 2:
+        graph, steps = phase
+        return Phase(graph, steps)
+    argument = f"{type(phase).__name__} {phase!r:.60}"
+    problem = f"expected a Phase, or a graph and its steps, found {argument}"
+    raise call_error("Program", problem, _PAIR)
 
 
 class Lineage:
@@ -134,17 +137,24 @@ class Lineage:
         """
         self._began = {}
         for model in models_of(graph):
-            leader = model.copies or (model.follows if model.name not in self._last else None)
-            known = self._last.get(model.name)
-            self._began[model.name] = self._began.get(leader.name) if leader else known
+            leader = model.copies
+            if leader is None and model.name not in self._last:
+                leader = model.follows
+            # Leaders stand before those that follow them.
+            if leader is not None:
+                self._began[model.name] = self._began.get(leader.name)
+            else:
+                self._began[model.name] = self._last.get(model.name)
         return {name: carried for name, carried in self._began.items() if carried is not None}
 
     def end(self, number: int, graph: Graph) -> dict[str, Carried]:
         """After that phase: what every Model has that is not at its base. graph: what has run of
         it.
         """
-        used = {s.name for node in graph.nodes for s in node.states.values()}
-        for name in trained_models(graph) & used:
+        used_names: set[str] = set()
+        for node in graph.nodes:
+            used_names.update(state.name for state in node.states.values())
+        for name in find_trained_models(graph) & used_names:
             self._began[name] = Carried(phase=number, model=name)
         self._last |= self._began
         return {name: carried for name, carried in self._last.items() if carried is not None}
@@ -160,20 +170,23 @@ def beginnings(program: Program, number: int) -> Iterator[str]:
     phase = program.phases[number - 1]
     for name, carried in program.begins[number - 1].items():
         whose = "its weights" if carried.model == name else f"those of {carried.model!r}"
-        optimizer = ", and its optimizer goes on" if name in phase.optimizers else ""
-        yield f"{name}: begins with {whose} after phase {carried.phase}{optimizer}"
+        line = f"{name}: begins with {whose} after phase {carried.phase}"
+        if name in phase.optimizers:
+            line += ", and its optimizer goes on"
+        yield line
 
 
-def _begins(phases: tuple[Phase, ...]) -> Iterator[dict[str, Carried]]:
+def _find_beginnings(phases: tuple[Phase, ...]) -> Iterator[dict[str, Carried]]:
+    """For each phase, the Models that do not begin with their base."""
     lineage = Lineage()
-    for at, phase in enumerate(phases, start=1):
+    for number, phase in enumerate(phases, start=1):
         yield lineage.begin(phase.graph)
-        lineage.end(at, phase.graph)
+        lineage.end(number, phase.graph)
 
 
 def _digest(program: Program) -> str:
-    h = hashlib.blake2b(program.name.encode(errors="surrogatepass"), digest_size=16)
+    digest = hashlib.blake2b(program.name.encode(errors="surrogatepass"), digest_size=16)
     for phase in program.phases:
         parts = (phase.graph.digest, phase.steps, phase.until, phase.optimizers)
-        h.update(repr(parts).encode())
-    return h.hexdigest()
+        digest.update(repr(parts).encode())
+    return digest.hexdigest()

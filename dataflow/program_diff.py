@@ -64,33 +64,37 @@ class ProgramDifference:
 
 
 def compare(a: AnyGraph, b: AnyGraph) -> Difference | ProgramDifference:
-    """What turns a into b. A graph is compared with a Program as one phase without an end."""
+    """Find what turns a into b. A graph is compared with a Program as one phase without an end."""
     if isinstance(a, Graph) and isinstance(b, Graph):  # two graphs alone have no headings
         return diff(a, b)
     pairs = enumerate(zip_longest(a.phases, b.phases), start=1)
-    phases = tuple(_compared(number, old, new) for number, (old, new) in pairs)
+    phases = tuple(_compare_phases(number, old, new) for number, (old, new) in pairs)
     return ProgramDifference(before=a.name, after=b.name, phases=phases)
 
 
-def _compared(number: int, old: Phase | None, new: Phase | None) -> PhaseDifference:
-    if old is None or new is None:
-        phase, kind = (new, "+") if old is None else (old, "-")
-        assert phase is not None
-        summary = one_line(f"phase {number}: {phase.graph.name}, {phase.length}")
-        return PhaseDifference(number=number, kind=kind, summary=summary)
-    changes = tuple(_changes(old, new))
-    graph = diff(old.graph, new.graph)
-    return PhaseDifference(number=number, kind="~", summary="", changes=changes, graph=graph)
+def _compare_phases(number: int, old: Phase | None, new: Phase | None) -> PhaseDifference:
+    if old is not None and new is not None:
+        changes = tuple(_find_changes(old, new))
+        graph = diff(old.graph, new.graph)
+        return PhaseDifference(number=number, kind="~", summary="", changes=changes, graph=graph)
+    if old is None:
+        phase, kind = new, "+"
+    else:
+        phase, kind = old, "-"
+    assert phase is not None, "one side has it"
+    summary = one_line(f"phase {number}: {phase.graph.name}, {phase.length}")
+    return PhaseDifference(number=number, kind=kind, summary=summary)
 
 
-def _changes(old: Phase, new: Phase) -> Iterator[Change]:
-    for what in ("steps", "until", "optimizers"):
-        was, now = getattr(old, what), getattr(new, what)
-        if was != now:
-            yield Change(what=what, before=_shown(was), after=_shown(now))
+def _find_changes(old: Phase, new: Phase) -> Iterator[Change]:
+    """What differs of two phases besides their graphs."""
+    for field in ("steps", "until", "optimizers"):
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            yield Change(what=field, before=_write(before), after=_write(after))
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    return "" if value is None else str(value)
+def _write(setting: Any) -> str:
+    if isinstance(setting, tuple):
+        return ", ".join(setting)
+    return "" if setting is None else str(setting)

@@ -70,14 +70,17 @@ def with_json_values(column: pa.Array) -> list[Any]:
     if not has_json_values(kind):
         return rows
     if _has_json_items(kind):
-        return [None if row is None else [_parsed(text) for text in row] for row in rows]
-    texts, keys = _json_names(kind), _key_names(kind)
-    objects = rows if pa.types.is_struct(kind) else chain.from_iterable(filter(None, rows))
+        return [_parse_all(texts) for texts in rows]
+    json_names, key_names = _json_names(kind), _key_names(kind)
+    if not pa.types.is_struct(kind):
+        objects = chain.from_iterable(filter(None, rows))
+    else:
+        objects = rows
     for each in filter(None, objects):
-        for name in keys:
+        for name in key_names:
             if each[name] is None:
                 del each[name]
-            elif name in texts:
+            elif name in json_names:
                 each[name] = json.loads(each[name])
     return rows
 
@@ -102,32 +105,40 @@ def messages_of(column: pa.Array) -> list[list[Message]]:
     null that stands in JSON stays; in Parquet it cannot be told from a field of other rows, and is
     left out.
     """
-    parsed = _json_names(column.type)
+    json_names = _json_names(column.type)
     always = {field.name: None for field in _fields(column.type) if field.name in _ALWAYS}
-    rows = with_json_values(column)
-    return [[always | _without_nulls(message, parsed) for message in row] for row in rows]
+    conversations: list[list[Message]] = []
+    for row in with_json_values(column):
+        messages = [always | _without_nulls(message, json_names) for message in row]
+        conversations.append(messages)
+    return conversations
 
 
-def _without_nulls(message: Message, parsed: frozenset[str]) -> Message:
-    """A template must see only the fields that the message has."""
-    shown: Message = {}
-    for name, value in message.items():
-        if value is not None:
-            shown[name] = value if name in parsed else _without_inner_nulls(value)
-    return shown
+def _without_nulls(message: Message, json_names: frozenset[str]) -> Message:
+    """A template must see only the fields that the message has. json_names: the fields whose values
+    were written as JSON, in which a null means one.
+    """
+    present: Message = {}
+    for name, field in message.items():
+        if field is not None:
+            present[name] = field if name in json_names else _without_inner_nulls(field)
+    return present
 
 
-def _without_inner_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        present = {name: inner for name, inner in value.items() if inner is not None}
+def _without_inner_nulls(part: Any) -> Any:
+    if isinstance(part, dict):
+        present = {name: inner for name, inner in part.items() if inner is not None}
         return {name: _without_inner_nulls(inner) for name, inner in present.items()}
-    if isinstance(value, list):
-        return [_without_inner_nulls(inner) for inner in value]
-    return value
+    if isinstance(part, list):
+        return [_without_inner_nulls(inner) for inner in part]
+    return part
 
 
-def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+def _parse_all(texts: list[str | None] | None) -> list[Any] | None:
+    """A null, of a row or of a value, stays one."""
+    if texts is None:
+        return None
+    return [None if text is None else json.loads(text) for text in texts]
 
 
 def _json_names(kind: pa.DataType) -> frozenset[str]:

@@ -21,16 +21,18 @@ def pytest_pycollect_makeitem(
     """`test_mine = contract(mine)` is `test_mine::row_order` and so on."""
     if not isinstance(obj, Contract) or not name.startswith("test"):
         return None
-    found: Any = ContractTests.from_parent(collector, name=name)
-    found.contract = obj
-    return found
+    tests: Any = ContractTests.from_parent(collector, name=name)
+    tests.contract = obj
+    return tests
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """pytest puts a test's folder first on the path, which may have a package of our name."""
-    told = describe_replaced_packages() if terminalreporter.stats.get("error") else None
-    if told:
-        terminalreporter.write_line(told)
+    if not terminalreporter.stats.get("error"):
+        return
+    line = describe_replaced_packages()
+    if line:
+        terminalreporter.write_line(line)
 
 
 class ContractTests(pytest.Collector):

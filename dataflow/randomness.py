@@ -18,10 +18,11 @@ from dataflow.batch import Keys
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _mix(bits: np.ndarray) -> np.ndarray:
+    """splitmix64's last step, uint64; overflow is meant."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
 
 
 def stream_seed(seed: int, name: str) -> np.uint64:
@@ -33,10 +34,10 @@ def stream_seed(seed: int, name: str) -> np.uint64:
 def row_seeds(seed: int, name: str, keys: Keys) -> np.ndarray:
     """uint64 [rows]: one stream per row, for this node in this run."""
     with np.errstate(over="ignore"):
-        x = np.full(len(keys), stream_seed(seed, name), dtype=np.uint64)
+        seeds = np.full(len(keys), stream_seed(seed, name), dtype=np.uint64)
         for part in (keys.position, keys.sample, keys.attempt):
-            x = _mix(x + _GOLDEN * (part.astype(np.uint64) + np.uint64(1)))
-    return x
+            seeds = _mix(seeds + _GOLDEN * (part.astype(np.uint64) + np.uint64(1)))
+    return seeds
 
 
 def uniform(seeds: np.ndarray, position: np.ndarray | int) -> np.ndarray:
@@ -44,6 +45,7 @@ def uniform(seeds: np.ndarray, position: np.ndarray | int) -> np.ndarray:
     per row).
     """
     with np.errstate(over="ignore"):
-        where = np.asarray(position, dtype=np.uint64) + np.uint64(1)
-        bits = _mix(seeds + _GOLDEN * where)
+        counter = np.asarray(position, dtype=np.uint64) + np.uint64(1)
+        bits = _mix(seeds + _GOLDEN * counter)
+    # A float64 holds 53 bits.
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

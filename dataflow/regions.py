@@ -34,72 +34,78 @@ class Regions:
 
 def regions(graph: Graph) -> Regions:
     """Derive the regions. A node needed by both evaluation and training is in training's region."""
-    trained = trained_models(graph)
-    training = _above(graph, [s for s in graph.sinks if s.operator.work != "evaluate"])
+    trained = find_trained_models(graph)
+    training_sinks = [sink for sink in graph.sinks if sink.operator.work != "evaluate"]
+    training = _find_above(training_sinks)
     of: dict[str, Region] = {}
     why: dict[str, str] = {}
     for node in graph.nodes:
         if id(node) not in training:
             of[node.name] = "evaluation"
             continue
-        reason = _below_cut(node, of, trained)
+        # A node's parents stand before it in the graph, so that their regions are known.
+        reason = _why_below_cut(node, of, trained)
         of[node.name] = "step" if reason else "stream"
         if reason:
             why[node.name] = reason
-    return Regions(of=of, why=why, cut=_crossing(graph, of))
+    return Regions(of=of, why=why, cut=_find_cut(graph, of))
 
 
-def _crossing(graph: Graph, of: dict[str, Region]) -> tuple[Port, ...]:
+def _find_cut(graph: Graph, of: dict[str, Region]) -> tuple[Port, ...]:
     """The ports of the stream region that the step region reads, each once."""
-    found: dict[tuple[int, int], Port] = {}
+    cut: dict[tuple[int, int], Port] = {}
     for node in graph.nodes:
-        for port in node.inputs.values() if of[node.name] == "step" else ():
+        if of[node.name] != "step":
+            continue
+        for port in node.inputs.values():
             if of[port.node.name] == "stream":
-                found.setdefault((id(port.node), port.index), port)
-    return tuple(found.values())
+                cut.setdefault((id(port.node), port.index), port)
+    return tuple(cut.values())
 
 
-def trained_models(graph: Graph) -> set[str]:
+def find_trained_models(graph: Graph) -> set[str]:
     """Names of the Models that change during a run: those that are trained, and their followers."""
-    written = {
-        s.name
-        for n in graph.nodes
-        for p, s in n.states.items()
-        if p in n.operator.writes and isinstance(s, Model)
-    }
-    models = [s for s in graph.states if isinstance(s, Model)]
-    return written | {m.name for m in models if any(at.name in written for at in moved_by(m))}
+    written: set[str] = set()
+    for node in graph.nodes:
+        for param, state in node.states.items():
+            if param in node.operator.writes and isinstance(state, Model):
+                written.add(state.name)
+    followers: set[str] = set()
+    for state in graph.states:
+        if isinstance(state, Model) and any(m.name in written for m in moved_by(state)):
+            followers.add(state.name)
+    return written | followers
 
 
 def moved_by(model: Model) -> Iterator[Model]:
     """The Models whose changes reach this one: its leaders, up to a copy that stays as it is."""
-    for at in (model, *leaders(model)):
-        if at.follows is None or at.copies is not None:
+    for follower in (model, *leaders(model)):
+        if follower.follows is None or follower.copies is not None:
             return
-        yield at.follows
+        yield follower.follows
 
 
 def leaders(model: Model) -> Iterator[Model]:
     """The Model that this one follows, the one that that Model follows, and so on."""
-    at = model.follows
-    while at is not None:
-        yield at
-        at = at.follows
+    leader = model.follows
+    while leader is not None:
+        yield leader
+        leader = leader.follows
 
 
-def _above(graph: Graph, sinks: list[Node]) -> set[int]:
+def _find_above(sinks: list[Node]) -> set[int]:
     """Ids of the nodes that these sinks need, including the sinks."""
-    found: set[int] = set()
+    ids: set[int] = set()
     stack = list(sinks)
     while stack:
         node = stack.pop()
-        if id(node) not in found:
-            found.add(id(node))
+        if id(node) not in ids:
+            ids.add(id(node))
             stack.extend(node.parents)
-    return found
+    return ids
 
 
-def _below_cut(node: Node, of: dict[str, Region], trained: set[str]) -> str:
+def _why_below_cut(node: Node, of: dict[str, Region], trained: set[str]) -> str:
     """Why a node belongs to the step region; empty if it does not."""
     if node.operator.work in ("train", "record", "store"):
         return "it is a sink of the Step"

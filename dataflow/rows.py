@@ -7,7 +7,7 @@ columns; the generations that wrote a port's tokens. Does not own: the rules tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,58 +45,80 @@ class Domain:
     """Rows for each prompt before selections; their samples are below this number."""
 
     def __post_init__(self) -> None:
-        # Derived from the parent's, so that a long line is neither recursive nor quadratic.
-        pairs, loose = (self.kind == "subset" and self.keeps == k for k in ("pairs", "rows"))
-        above = self.parent
-        size = 2 if pairs else self.factor * (above.group_size if above else 1)
-        ragged = self.node if loose else above.ragged if above and not pairs else None
+        # All are derived from the parent's, so that a long line is neither recursive nor quadratic.
+        source, width = self.node, self.factor
+        if self.parent is not None:
+            source, width = self.parent.source, self.factor * self.parent.width
+        object.__setattr__(self, "source", source)
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "group_size", self._derive_group_size())
+        object.__setattr__(self, "ragged", self._derive_ragged())
+        object.__setattr__(self, "paired", self._derive_paired())
+
+    def _derive_group_size(self) -> int:
         if self.kind == "concat":
-            size = sum(part.group_size for part in self.parts)
-            ragged = next((part.ragged for part in self.parts if part.ragged is not None), None)
-        object.__setattr__(self, "source", above.source if above else self.node)
-        object.__setattr__(self, "group_size", size)
-        object.__setattr__(self, "ragged", ragged)
-        object.__setattr__(self, "width", self.factor * (above.width if above else 1))
-        made = above is None and self.node.operator.keeps == "pairs"
-        stay = self.kind == "subset" and self.keeps == "groups" and above and above.paired
-        object.__setattr__(self, "paired", bool(made or pairs or stay))
+            return sum(part.group_size for part in self.parts)
+        if self.kind == "subset" and self.keeps == "pairs":
+            return 2
+        if self.parent is None:
+            return self.factor
+        return self.factor * self.parent.group_size
+
+    def _derive_ragged(self) -> Node | None:
+        if self.kind == "concat":
+            ragged_parts = (part.ragged for part in self.parts)
+            return next((ragged for ragged in ragged_parts if ragged is not None), None)
+        if self.kind == "subset" and self.keeps == "rows":
+            return self.node
+        if self.kind == "subset" and self.keeps == "pairs":
+            return None  # two rows of each group are whole groups again
+        return self.parent.ragged if self.parent else None
+
+    def _derive_paired(self) -> bool:
+        if self.parent is None:
+            return self.node.operator.keeps == "pairs"
+        if self.kind != "subset":
+            return False
+        return self.keeps == "pairs" or (self.keeps == "groups" and self.parent.paired)
 
     def ancestors(self) -> Iterator[Domain]:
         """This domain, then its parent, and so on to the source."""
-        at: Domain | None = self
-        while at is not None:
-            yield at
-            at = at.parent
+        domain: Domain | None = self
+        while domain is not None:
+            yield domain
+            domain = domain.parent
 
     def descends_from(self, other: Domain) -> bool:
         """Whether each row here has one ancestor there."""
-        return any(d is other for d in self.ancestors())
+        return any(domain is other for domain in self.ancestors())
 
     def selections(self) -> Iterator[Domain]:
         """Every selection that took rows from these, or from a part of them."""
-        for at in self.ancestors():
-            if at.kind == "subset":
-                yield at
-            for part in at.parts:
+        for domain in self.ancestors():
+            if domain.kind == "subset":
+                yield domain
+            for part in domain.parts:
                 yield from part.selections()
 
     @property
     def unselected(self) -> Domain:
         """These rows before any selection: as a source, a generation or `concat` made them."""
-        return next(d for d in self.ancestors() if d.kind != "subset")
+        return next(domain for domain in self.ancestors() if domain.kind != "subset")
 
     def describe(self) -> str:
         """`prompts x16, kept by 'select' (line 9)`, the form used in messages."""
         steps: list[str] = []
-        for at in self.ancestors():
-            steps.append(at._step())
-            if at.kind == "concat":  # its parts say where they come from
+        for domain in self.ancestors():
+            steps.append(domain._describe_step())
+            if domain.kind == "concat":  # its parts say where they come from
                 break
         return "".join(reversed(steps))
 
-    def _step(self) -> str:
+    def _describe_step(self) -> str:
+        """What this domain adds to the description of its parent."""
         if self.kind == "concat":
-            return f"({' + '.join(part._as_part() for part in self.parts)})"
+            parts = [part._describe_as_part() for part in self.parts]
+            return f"({' + '.join(parts)})"
         if self.parent is None:
             return self.node.name
         if self.kind == "expand":
@@ -104,11 +126,11 @@ class Domain:
         line = f" (line {self.node.origin.line})" if self.node.origin else ""
         return f", kept by {self.node.name!r}{line}"
 
-    def _as_part(self) -> str:
+    def _describe_as_part(self) -> str:
         """`prompts x4 of 'rollout'`: parts of a concat may differ in who made them alone."""
-        made = self.unselected
-        by = f" of {made.node.name!r}" if made.kind == "expand" else ""
-        return f"{self.describe()}{by}"
+        origin = self.unselected
+        maker = f" of {origin.node.name!r}" if origin.kind == "expand" else ""
+        return f"{self.describe()}{maker}"
 
 
 class Domains:
@@ -121,9 +143,9 @@ class Domains:
         self._concats: dict[tuple[int, ...], Domain] = {}
         """By the parts: the same parts in the same order are the same rows."""
         for node in graph.nodes:
-            made = self._derive(node)
-            if made is not None:
-                self._of[id(node)] = made
+            domain = self._derive(node)
+            if domain is not None:
+                self._of[id(node)] = domain
 
     def of(self, port: Port) -> Domain | None:
         """The rows of a port."""
@@ -142,31 +164,38 @@ class Domains:
         if isinstance(rows, Nothing):
             return self._of_input(node, next(iter(node.inputs), ""))
         if isinstance(rows, Concat):
-            return self._concat(node)
+            return self._derive_concat(node)
         parent = self._of_input(node, rows.of)
         if parent is None or isinstance(rows, Same):
             return parent
         if isinstance(rows, Subset):
-            return Domain(node=node, kind="subset", parent=parent, keeps=_kept(node, rows, parent))
+            keeps = _derive_keeps(node, rows, parent)
+            return Domain(node=node, kind="subset", parent=parent, keeps=keeps)
         assert isinstance(rows, Expand)
         return Domain(node=node, kind="expand", parent=parent, factor=_samples(node, rows))
 
-    def _concat(self, node: Node) -> Domain | None:
+    def _derive_concat(self, node: Node) -> Domain | None:
         """None where the inputs come from several sources, or from one without a row a position."""
-        found = [self.of(port) for port in node.inputs.values()]
-        known = [domain for domain in found if domain is not None]
-        if not known or len(known) < len(found):
+        parts: list[Domain] = []
+        for port in node.inputs.values():
+            domain = self.of(port)
+            if domain is None:
+                return None
+            if domain.kind == "concat":
+                parts += domain.parts  # concat(concat(a, b), c) has the rows of concat(a, b, c)
+            else:
+                parts.append(domain)
+        if not parts:
             return None
-        # concat(concat(a, b), c) has the rows of concat(a, b, c).
-        parts = tuple(p for d in known for p in (d.parts if d.kind == "concat" else (d,)))
         key = tuple(map(id, parts))
         if key not in self._concats:
-            above = _above_all(parts)
-            if above is None:
+            parent = _find_single_ancestor(parts)
+            if parent is None:
                 return None
             width = sum(part.width for part in parts)
-            made = Domain(node=node, kind="concat", parent=above, factor=width, parts=parts)
-            self._concats[key] = made
+            self._concats[key] = Domain(
+                node=node, kind="concat", parent=parent, factor=width, parts=tuple(parts)
+            )
         return self._concats[key]
 
     def _of_input(self, node: Node, name: str) -> Domain | None:
@@ -174,17 +203,20 @@ class Domains:
         return self.of(port) if port is not None else None
 
 
-def _kept(node: Node, rows: Subset, parent: Domain) -> Keeps:
+def _derive_keeps(node: Node, rows: Subset, parent: Domain) -> Keeps:
     """What a selection leaves of a group of `parent`."""
     keeps = node.inputs[rows.of].node.operator.keeps or "rows"
-    # A group of one row, such as a prompt before its answers, stays whole or goes.
-    return "groups" if keeps == "rows" and parent.group_size == 1 else keeps
+    if keeps == "rows" and parent.group_size == 1:
+        return "groups"  # one row, such as a prompt before its answers, stays whole or goes
+    return keeps
 
 
-def _above_all(parts: tuple[Domain, ...]) -> Domain | None:
+def _find_single_ancestor(parts: Sequence[Domain]) -> Domain | None:
     """The nearest ancestor of all parts with one row a prompt: only these keep their samples."""
-    single = (d for d in parts[0].ancestors() if d.width == 1)
-    return next((d for d in single if all(p.descends_from(d) for p in parts)), None)
+    for domain in parts[0].ancestors():
+        if domain.width == 1 and all(part.descends_from(domain) for part in parts):
+            return domain
+    return None
 
 
 def _samples(node: Node, rows: Expand) -> int:
@@ -193,7 +225,7 @@ def _samples(node: Node, rows: Expand) -> int:
     return n if isinstance(n, int) and n > 1 else 1
 
 
-def physical(port: Port[Any]) -> Port[Any]:
+def physical_port(port: Port[Any]) -> Port[Any]:
     """The port that has the columns: a select moves no rows."""
     while not port.node.operator.traits.moves_rows:
         port = port.node.inputs[f"port{port.index}"]
@@ -202,11 +234,11 @@ def physical(port: Port[Any]) -> Port[Any]:
 
 def makers(port: Port[Any]) -> Iterator[Node]:
     """The nodes that computed a port's columns: through selections, and each part of a `concat`."""
-    left = [port]
-    while left:
-        node = physical(left.pop()).node
+    stack = [port]
+    while stack:
+        node = physical_port(stack.pop()).node
         if isinstance(node.operator.rows, Concat):
-            left += reversed(node.inputs.values())
+            stack += reversed(node.inputs.values())  # the first one is popped first
         else:
             yield node
 
@@ -220,19 +252,20 @@ def writers(port: Port[Any]) -> tuple[Node, ...]:
     """The generations and sources that wrote a port's tokens, in the order of its operators'
     inputs. An operator that makes token ids makes them from its inputs that have some.
     """
-    found: dict[int, Node] = {}
-    seen: set[int] = set()
-    left = [port]
-    while left:
-        node = physical(left.pop()).node
-        if id(node) in seen:
+    nodes: list[Node] = []
+    visited: set[int] = set()
+    stack = [port]
+    while stack:
+        node = physical_port(stack.pop()).node
+        if id(node) in visited:
             continue
-        seen.add(id(node))
+        visited.add(id(node))
         if node.operator.traits.writes_tokens:
-            found[id(node)] = node
+            nodes.append(node)
         else:
-            left += reversed([p for p in node.inputs.values() if p.schema.vocabulary])
-    return tuple(found.values())
+            token_inputs = [p for p in node.inputs.values() if p.schema.vocabulary]
+            stack += reversed(token_inputs)  # the first one is popped first
+    return tuple(nodes)
 
 
 def reader_of(graph: Graph, maker: Node) -> Node | None:
@@ -242,9 +275,9 @@ def reader_of(graph: Graph, maker: Node) -> Node | None:
     for node in graph.nodes:
         if node.operator.work not in ("forward", "train") or node.operator.reads_text:
             continue
-        read = (port for port in node.inputs.values() if port.schema.vocabulary)
-        if any(writer is maker for port in read for writer in writers(port)):
-            return node
+        for port in node.inputs.values():
+            if port.schema.vocabulary and any(writer is maker for writer in writers(port)):
+                return node
     return None
 
 
@@ -252,14 +285,15 @@ def row_line(port: Port[Any], domains: Domains) -> Iterator[Port[Any]]:
     """The port, the one that its rows are of or come from, and so on to the source; no selects. The
     rows of a concat come from the nearest port above all of its inputs.
     """
-    at: Port[Any] | None = port
-    while at is not None:
-        if at.node.operator.traits.moves_rows:
-            yield at
-        at = _above(at, domains)
+    current: Port[Any] | None = port
+    while current is not None:
+        if current.node.operator.traits.moves_rows:
+            yield current
+        current = _port_above(current, domains)
 
 
-def _above(port: Port[Any], domains: Domains) -> Port[Any] | None:
+def _port_above(port: Port[Any], domains: Domains) -> Port[Any] | None:
+    """The port that a port's rows are of or come from; None for a source's."""
     node = port.node
     if not node.operator.traits.moves_rows:
         return node.inputs[f"port{port.index}"]
@@ -267,21 +301,29 @@ def _above(port: Port[Any], domains: Domains) -> Port[Any] | None:
     if isinstance(rows, Reduce):
         return node.inputs.get(rows.to)
     if isinstance(rows, Concat):
-        return _above_inputs(port, domains)
-    return node.inputs.get(rows.of) if isinstance(rows, (Same, Expand)) else None
+        return _port_above_inputs(port, domains)
+    if isinstance(rows, (Same, Expand)):
+        return node.inputs.get(rows.of)
+    return None
 
 
-def _above_inputs(port: Port[Any], domains: Domains) -> Port[Any] | None:
+def _port_above_inputs(port: Port[Any], domains: Domains) -> Port[Any] | None:
+    """The nearest port above all inputs of a concat from whose rows all of its rows come."""
+    own_domain = domains.of(port)
+    if own_domain is None:
+        return None
     lines = [list(row_line(part, domains)) for part in port.node.inputs.values()]
-    mine = domains.of(port)
     for above in lines[0]:
         domain = domains.of(above)
-        known = mine is not None and domain is not None and mine.descends_from(domain)
-        if known and all(above in line for line in lines[1:]):
+        is_ancestor = domain is not None and own_domain.descends_from(domain)
+        if is_ancestor and all(above in line for line in lines[1:]):
             return above
     return None
 
 
 def nearest_prompt(port: Port[Any], domains: Domains) -> Node | None:
     """The node with the prompts of a port's rows: the nearest, as a judge's are not its task's."""
-    return next((p.node for p in row_line(port, domains) if issubclass(p.schema, Prompt)), None)
+    for above in row_line(port, domains):
+        if issubclass(above.schema, Prompt):
+            return above.node
+    return None

@@ -27,7 +27,12 @@ def printable(text: str, *, keep: str = "\n\t") -> str:
     """The text with every control character as its code: `\\x1b`, `\\u202e`. keep: characters that
     stay; empty if the text must be one line.
     """
-    return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else _code(ord(found[0])), text)
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        return character if character in keep else _code(ord(character))
+
+    return _CONTROLS.sub(escape, text)
 
 
 def one_line(text: str) -> str:
@@ -38,7 +43,9 @@ def one_line(text: str) -> str:
 def _code(point: int) -> str:
     if point < 0x100:
         return f"\\x{point:02x}"
-    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+    if point < 0x10000:
+        return f"\\u{point:04x}"
+    return f"\\U{point:08x}"
 
 
 def shown_bytes(count: int) -> str:
@@ -48,13 +55,15 @@ def shown_bytes(count: int) -> str:
         if round(abs(size)) < 1024:  # as it would be shown
             break
         size, unit = size / 1024, larger
-    whole = unit == "B" or round(abs(size), 1) >= 100
-    return f"{size:.0f} {unit}" if whole else f"{size:.1f} {unit}"
+    # No decimal where three digits stand before it, as they would be shown.
+    if unit == "B" or round(abs(size), 1) >= 100:
+        return f"{size:.0f} {unit}"
+    return f"{size:.1f} {unit}"
 
 
-def shown_number(value: float, digits: int = 3) -> str:
+def shown_number(number: float, digits: int = 3) -> str:
     """`0.31`, `12.5`, `3,210`, `1.2e-06`: so many digits, and all of the whole part."""
-    short = f"{value:.{digits}g}"
-    if math.isfinite(value) and abs(float(short)) >= 10**digits:
-        return f"{value:,.0f}"
+    short = f"{number:.{digits}g}"
+    if math.isfinite(number) and abs(float(short)) >= 10**digits:
+        return f"{number:,.0f}"  # `short` would have an exponent
     return short

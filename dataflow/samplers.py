@@ -16,7 +16,7 @@ from typing import Any
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
 from dataflow.operator import Concat
-from dataflow.rows import Domain, Domains, physical
+from dataflow.rows import Domain, Domains, physical_port
 
 BySample = tuple[tuple[Node, ...], ...]
 """For each sample of a prompt, the generations that wrote its tokens, in the inputs' order; none
@@ -34,39 +34,44 @@ class Samplers:
     def __init__(self, graph: Graph, domains: Domains) -> None:
         self._domains = domains
         self._of: dict[int, BySample] = {}
+        # A node's parents stand before it in the graph, so that their samplers are known.
         for node in graph.nodes:
             if any(schema.vocabulary for schema in node.schemas):
                 self._of[id(node)] = self._derive(node)
 
     def of(self, port: Port[Any]) -> BySample:
         """Empty for rows without token ids, and for those that cannot be derived."""
-        return self._of.get(id(physical(port).node), ())
+        return self._of.get(id(physical_port(port).node), ())
 
     def temperatures(self, port: Port[Any]) -> tuple[float, ...] | None:
         """Of each sample; 1 where nothing was sampled. None if a row has two samplers, or one
         whose temperature is no number.
         """
-        found = [_one(makers) for makers in self.of(port)]
-        known = [temperature for temperature in found if temperature is not None]
-        return tuple(known) if found and len(known) == len(found) else None
+        temperatures: list[float] = []
+        for makers in self.of(port):
+            temperature = _shared_temperature(makers)
+            if temperature is None:
+                return None
+            temperatures.append(temperature)
+        return tuple(temperatures) or None
 
     def all_at(self, port: Port[Any], temperature: object) -> bool:
         """Whether every row counts as sampled at this temperature."""
-        found = self.temperatures(port)
-        return found is not None and all(each == temperature for each in found)
+        temperatures = self.temperatures(port)
+        return temperatures is not None and all(each == temperature for each in temperatures)
 
     def most_tokens(self, port: Port[Any]) -> float | None:
         """The most tokens of a prompt's rows, of which a Step has as many as their group size;
         None if some have no sampler, or several.
         """
-        domain, made = self._domains.of(port), self.of(port)
-        longest = [makers[0].params["max_tokens"] for makers in made if len(makers) == 1]
-        if domain is None or not made or len(longest) < len(made):
+        domain, samples = self._domains.of(port), self.of(port)
+        longest = [makers[0].params["max_tokens"] for makers in samples if len(makers) == 1]
+        if domain is None or not samples or len(longest) < len(samples):
             return None
-        return _most(domain, longest)
+        return _sum_longest(domain, longest)
 
     def group_size(self, port: Port[Any]) -> int:
-        """Most rows of a prompt."""
+        """The most rows of a prompt."""
         domain = self._domains.of(port)
         return domain.group_size if domain is not None else 0
 
@@ -75,54 +80,72 @@ class Samplers:
         if domain is None or domain.width > MOST_SAMPLES:
             return ()
         if isinstance(node.operator.rows, Concat):
-            return tuple(sample for part in node.inputs.values() for sample in self.of(part))
+            samples: list[tuple[Node, ...]] = []
+            for part in node.inputs.values():
+                samples += self.of(part)
+            return tuple(samples)
+        if node.operator.traits.generates:
+            return ((node,),) * domain.width
         if node.operator.traits.writes_tokens:
-            return ((node,) if node.operator.traits.generates else (),) * domain.width
-        above = [self.of(port) for port in node.inputs.values() if port.schema.vocabulary]
-        return _merged([_wide(one, domain.width) for one in above if one], domain.width)
+            return ((),) * domain.width
+        inputs = [self.of(port) for port in node.inputs.values() if port.schema.vocabulary]
+        wide_inputs = [_widen(samples, domain.width) for samples in inputs if samples]
+        return _merge(wide_inputs, domain.width)
 
 
-def _wide(above: BySample, width: int) -> BySample:
-    """Those of rows that are read by key: each has width / len(above) descendants."""
-    each = width // len(above)
-    return above if each == 1 else tuple(one for one in above for _ in range(each))
+def _widen(samples: BySample, width: int) -> BySample:
+    """Repeat those of rows that are read by key: each has width / len(samples) descendants."""
+    descendants = width // len(samples)
+    if descendants == 1:
+        return samples
+    wide: list[tuple[Node, ...]] = []
+    for makers in samples:
+        wide += [makers] * descendants
+    return tuple(wide)
 
 
-def _merged(above: list[BySample], width: int) -> BySample:
-    if len(above) == 1:
-        return above[0]
-    fit = [one for one in above if len(one) == width]
-    return tuple(
-        tuple(dict.fromkeys(maker for one in fit for maker in one[at])) for at in range(width)
-    )
+def _merge(inputs: list[BySample], width: int) -> BySample:
+    """The samplers of rows whose tokens come from several inputs: of each sample, those of all."""
+    if len(inputs) == 1:
+        return inputs[0]
+    merged: list[dict[Node, None]] = [{} for _ in range(width)]
+    for samples in inputs:
+        if len(samples) == width:
+            for merged_makers, makers in zip(merged, samples, strict=True):
+                merged_makers |= dict.fromkeys(makers)
+    return tuple(map(tuple, merged))
 
 
-def _one(makers: tuple[Node, ...]) -> float | None:
+def _shared_temperature(makers: tuple[Node, ...]) -> float | None:
+    """Of one sample; 1 where nothing was sampled, None where it has several samplers."""
     if not makers:
         return 1.0
-    return temperature_of(makers[0].params.get("temperature")) if len(makers) == 1 else None
+    if len(makers) == 1:
+        return temperature_of(makers[0].params.get("temperature"))
+    return None
 
 
 def temperature_of(temperature: Any) -> float | None:
     """The temperature of recorded log-probs: greedy rows have those of 1. None if it is none."""
-    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
-    return float(temperature) or 1.0 if number else None
+    if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
+        return None
+    return float(temperature) or 1.0
 
 
-def _most(domain: Domain, longest: list[int]) -> float:
-    """longest: of each sample of these rows."""
+def _sum_longest(domain: Domain, longest: list[int]) -> float:
+    """Sum the most tokens of each row of a prompt. longest: of each sample of these rows."""
     if domain.kind == "subset" and domain.parent is not None and domain.keeps != "pairs":
-        return _most(domain.parent, longest)
+        return _sum_longest(domain.parent, longest)
     if domain.kind != "concat":
         return domain.group_size * max(longest)
     total, begin = 0.0, 0
     for part in domain.parts:
-        total += _most(part, longest[begin : begin + part.width])
+        total += _sum_longest(part, longest[begin : begin + part.width])
         begin += part.width
     return total
 
 
 def unless_equal(numbers: Iterable[float]) -> float | tuple[float, ...]:
     """One number if all are the same, else all of them."""
-    found = tuple(numbers)
-    return found[0] if len(set(found)) == 1 else found
+    every = tuple(numbers)
+    return every[0] if len(set(every)) == 1 else every

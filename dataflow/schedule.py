@@ -29,35 +29,43 @@ class Schedule:
 
     def __repr__(self) -> str:
         """The call that makes it."""
-        body = f"{self.kind}({self.start!r}, {self.stop!r}, {self.steps})"
-        body = repr(self.start) if self.kind == "constant" else body
-        return f"warmup({self.warmup}, {body})" if self.warmup else body
+        if self.kind == "constant":
+            call = repr(self.start)
+        else:
+            call = f"{self.kind}({self.start!r}, {self.stop!r}, {self.steps})"
+        return f"warmup({self.warmup}, {call})" if self.warmup else call
 
     def at(self, step: int) -> float:
         """The value at a Step >= 1."""
         if step <= self.warmup:
             return self.start * step / self.warmup
-        done = min(1.0, (step - self.warmup - 1) / max(1, self.steps - 1)) if self.steps else 1.0
+        if self.kind == "constant":
+            return self.start
+        progress = 1.0
+        if self.steps:
+            # The first Step is at `start`, and Step `steps` at `stop`.
+            progress = min(1.0, (step - self.warmup - 1) / max(1, self.steps - 1))
         if self.kind == "cosine":
-            done = (1.0 - math.cos(math.pi * done)) / 2.0
-        return (
-            self.start if self.kind == "constant" else self.start + (self.stop - self.start) * done
-        )
+            progress = (1.0 - math.cos(math.pi * progress)) / 2.0
+        return self.start + (self.stop - self.start) * progress
 
 
 Number = float | Schedule
 """For a parameter marked schedulable."""
 
 
-def _to_zero(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+def _default_stop(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
     """A decay of which `stop` may be left out, by name or between the other two; it is then 0."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Schedule:
         if len(args) == 2 and not kwargs:
-            return function(args[0], 0.0, args[1])
-        ends = len(args) > 1 or "stop" in kwargs or "steps" not in kwargs
-        return function(*args, **kwargs if ends else {"stop": 0.0, **kwargs})
+            start, steps = args
+            return function(start, 0.0, steps)
+        # Without steps= it is for `function` to say what is missing.
+        if len(args) <= 1 and "stop" not in kwargs and "steps" in kwargs:
+            return function(*args, **{"stop": 0.0, **kwargs})
+        return function(*args, **kwargs)
 
     return call
 
@@ -68,7 +76,7 @@ def linear(start: float, steps: int, /) -> Schedule: ...
 def linear(start: float, stop: float = 0.0, *, steps: int) -> Schedule: ...
 @overload
 def linear(start: float, stop: float, steps: int) -> Schedule: ...
-@_to_zero
+@_default_stop
 @declares
 def linear(start: float, stop: float, steps: int) -> Schedule:
     """From start at Step 1 to stop at Step `steps`, then constant. `linear(1e-6, 100)` goes to 0 in
@@ -84,7 +92,7 @@ def cosine(start: float, steps: int, /) -> Schedule: ...
 def cosine(start: float, stop: float = 0.0, *, steps: int) -> Schedule: ...
 @overload
 def cosine(start: float, stop: float, steps: int) -> Schedule: ...
-@_to_zero
+@_default_stop
 @declares
 def cosine(start: float, stop: float, steps: int) -> Schedule:
     """Half a cosine from start at Step 1 to stop at Step `steps`, then constant. `cosine(1e-6,
@@ -113,10 +121,14 @@ def value_at(number: Number, step: int) -> float:
 
 def _require(where: str, steps: object, **numbers: object) -> None:
     """Raise GraphError for anything but a whole number of Steps and finite numbers."""
-    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
-    require(where, "steps", steps, fits=whole, expected="a whole number >= 0", fix="steps=1000")
-    for name, value in numbers.items():
-        fits = (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        )
-        require(where, name, value, fits=fits, expected="a finite number", fix=f"{name}=0.1")
+    fits = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+    require(where, "steps", steps, fits=fits, expected="a whole number >= 0", fix="steps=1000")
+    for name, number in numbers.items():
+        fits, fix = _is_finite(number), f"{name}=0.1"
+        require(where, name, number, fits=fits, expected="a finite number", fix=fix)
+
+
+def _is_finite(number: object) -> bool:
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
+        return False
+    return math.isfinite(number)

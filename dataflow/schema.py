@@ -38,25 +38,28 @@ class Schema:
     """The columns that they also record where its tokens are looked at (`--samples full`)."""
 
     def __init_subclass__(cls) -> None:
-        own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
-        for name, kind in vars(cls).items():
-            if isinstance(kind, pa.DataType):
-                problem = f"expected {name} to be a column, found the type {kind}"
+        own_columns: dict[str, Column] = {}
+        for name, attribute in vars(cls).items():
+            if isinstance(attribute, Column):
+                own_columns[name] = replace(attribute, name=name)
+            elif isinstance(attribute, pa.DataType):
+                problem = f"expected {name} to be a column, found the type {attribute}"
                 raise call_error(f"schema {cls.__name__}", problem, f"{name} = column(...)")
-        columns = _inherited([b for b in cls.__bases__ if issubclass(b, Schema)])
+        inherited = _inherited_columns([b for b in cls.__bases__ if issubclass(b, Schema)])
         for base in cls.__mro__[1:]:
-            for name, there in getattr(base, "columns", {}).items():
-                _require_one_form(cls.__name__, base.__name__, there, own.get(name, columns[name]))
-        cls.columns = {
-            **columns,
-            **{name: _bounded(c, columns.get(name)) for name, c in own.items()},
-        }
+            # Readers of any base look for a column where that base has it, not the nearest one.
+            for name, base_column in getattr(base, "columns", {}).items():
+                new_column = own_columns.get(name, inherited[name])
+                _require_one_form(cls.__name__, base.__name__, base_column, new_column)
+        cls.columns = dict(inherited)
+        for name, own_column in own_columns.items():
+            cls.columns[name] = _with_bounds(own_column, inherited.get(name))
 
     @classmethod
     def describe(cls) -> str:
         """`Advantage (advantage: float per completion token)`, the form used in messages."""
-        shown = ", ".join(f"{c.name}: {_kind(c)}" for c in cls.columns.values())
-        return f"{cls.__name__} ({shown})" if shown else cls.__name__
+        columns = ", ".join(f"{each.name}: {_form(each)}" for each in cls.columns.values())
+        return f"{cls.__name__} ({columns})" if columns else cls.__name__
 
 
 def common_schema(schemas: Sequence[type[Schema]]) -> type[Schema]:
@@ -65,89 +68,103 @@ def common_schema(schemas: Sequence[type[Schema]]) -> type[Schema]:
     Rollout and Completion: Completion. Rollout and TruncatedRollout: TruncatedRollout, as nothing
     truncated a Rollout. Schema itself, without columns, if they have nothing in common.
     """
-    known = dict.fromkeys(base for s in schemas for base in s.__mro__ if issubclass(base, Schema))
-    fit = [each for each in known if all(_becomes(s, each) for s in schemas)]
-    return next(s for s in fit if not any(other is not s and issubclass(other, s) for other in fit))
+    candidates: dict[type[Schema], None] = {}
+    for schema in schemas:
+        candidates |= dict.fromkeys(b for b in schema.__mro__ if issubclass(b, Schema))
+    common = [each for each in candidates if all(_becomes(schema, each) for schema in schemas)]
+    return next(each for each in common if not _has_subclass(each, common))
+
+
+def _has_subclass(schema: type[Schema], others: Sequence[type[Schema]]) -> bool:
+    return any(other is not schema and issubclass(other, schema) for other in others)
 
 
 def _becomes(schema: type[Schema], other: type[Schema]) -> bool:
     """Whether rows of a schema have every column of the other, but for those with a value where
     they are absent.
     """
-    bases = (base for base in other.__mro__ if issubclass(base, Schema))
-    return all(
-        issubclass(schema, base)
-        or all(c.absent is not None for c in vars(base).values() if isinstance(c, Column))
-        for base in bases
-    )
+    for base in other.__mro__:
+        if not issubclass(base, Schema) or issubclass(schema, base):
+            continue
+        added_columns = [each for each in vars(base).values() if isinstance(each, Column)]
+        if any(each.absent is None for each in added_columns):
+            return False
+    return True
 
 
-def _bounded(here: Column, there: Column | None) -> Column:
+def _with_bounds(new: Column, inherited: Column | None) -> Column:
     """A column that is declared again, within the bounds of its base unless it names its own."""
-    if there is None or here.name == "prompt":  # text in one schema, ids in another
-        return here
-    least = there.least if here.least is None else here.least
-    most = there.most if here.most is None else here.most
-    return replace(here, least=least, most=most)
+    if inherited is None or new.name == "prompt":  # text in one schema, ids in another
+        return new
+    if new.least is None:
+        new = replace(new, least=inherited.least)
+    if new.most is None:
+        new = replace(new, most=inherited.most)
+    return new
 
 
-def _inherited(bases: list[type[Schema]]) -> dict[str, Column]:
+def _inherited_columns(bases: list[type[Schema]]) -> dict[str, Column]:
     """The columns of several schemas; of two with one name the first."""
     columns: dict[str, Column] = {}
     for base in reversed(bases):
-        columns = {**base.columns, **{k: v for k, v in columns.items() if k not in base.columns}}
+        # A base's own columns stand before those of the bases behind it.
+        others = {name: each for name, each in columns.items() if name not in base.columns}
+        columns = base.columns | others
     return columns
 
 
-def _kind(col: Column) -> str:
+def _form(col: Column) -> str:
+    """`float per completion token`, the form used in messages."""
     per = {"P": "prompt token", "T": "completion token", "K": "turn", None: "row"}[col.axis]
-    return f"{_word(col.type)} per {per}{' on its device' if col.device else ''}"
+    place = " on its device" if col.device else ""
+    return f"{_type_word(col.type)} per {per}{place}"
 
 
-def _word(kind: pa.DataType) -> str:
+def _type_word(kind: pa.DataType) -> str:
     if pa.types.is_fixed_size_list(kind):
-        return f"{kind.list_size} {_word(kind.value_type)}s"
+        return f"{kind.list_size} {_type_word(kind.value_type)}s"
     if pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
-        return f"{_word(kind.value_type)}s"
+        return f"{_type_word(kind.value_type)}s"
     if pa.types.is_floating(kind):
         return "float"
-    return "int" if pa.types.is_integer(kind) else "text" if pa.types.is_string(kind) else str(kind)
+    if pa.types.is_integer(kind):
+        return "int"
+    return "text" if pa.types.is_string(kind) else str(kind)
 
 
-def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
+def _require_one_form(schema: str, base: str, base_column: Column, new: Column) -> None:
     """Raises GraphError for a column, declared again or inherited from another schema, whose place
     or type is not what readers of this base expect. A prompt may be text, messages or token ids,
     and a list of any length one of a fixed length.
     """
-    if here.device != there.device:
-        place, other = ("a device", "the host") if here.device else ("the host", "a device")
+    has_same_form = new.axis == base_column.axis and _narrows(new.type, base_column.type)
+    if new.device != base_column.device:
+        place, other = ("a device", "the host") if new.device else ("the host", "a device")
         problem = (
-            f"has {here.name!r} on {place}, and {base}, which it extends, on {other}, where its"
+            f"has {new.name!r} on {place}, and {base}, which it extends, on {other}, where its"
             " readers look"
         )
-        fix = f"another name, or device={there.device}"
-    elif here.name != "prompt" and not (
-        here.axis == there.axis and _narrows(here.type, there.type)
-    ):
+        fix = f"another name, or device={base_column.device}"
+    elif new.name != "prompt" and not has_same_form:
+        base_form = _form(base_column)
+        problem = f"has {new.name!r} as {_form(new)}, and {base}, which it extends, as {base_form}"
+        fix = f"another name for one of the two columns {new.name!r}"
+    elif new.nullable and not base_column.nullable:
         problem = (
-            f"has {here.name!r} as {_kind(here)}, and {base}, which it extends, as {_kind(there)}"
+            f"has {new.name!r} with nulls, and the readers of {base}, which it extends, expect none"
         )
-        fix = f"another name for one of the two columns {here.name!r}"
-    elif here.nullable and not there.nullable:
-        problem = (
-            f"has {here.name!r} with nulls, and the readers of {base}, which it extends, expect"
-            " none"
-        )
-        fix = f"nullable=False, or another name than {here.name!r}"
+        fix = f"nullable=False, or another name than {new.name!r}"
     else:
         return
     raise call_error(f"schema {schema}", problem, fix)
 
 
-def _narrows(here: pa.DataType, there: pa.DataType) -> bool:
+def _narrows(kind: pa.DataType, other: pa.DataType) -> bool:
     """Whether all values of the one type are values of the other."""
-    fixed = pa.types.is_fixed_size_list(here) and pa.types.is_list(there)
-    return here == there or (fixed and here.value_type == there.value_type)
+    if kind == other:
+        return True
+    is_fixed = pa.types.is_fixed_size_list(kind) and pa.types.is_list(other)
+    return is_fixed and kind.value_type == other.value_type
 
 
 MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())])

@@ -27,11 +27,13 @@ from dataflow.import_order import find_module, import_path
 from dataflow.importable_names import MAIN, Declaration, find_at_name
 from dataflow.json_values import LOST, place_entry
 from dataflow.program import AnyGraph
-from dataflow.program_snapshot import written
+from dataflow.program_snapshot import write_snapshot
 from dataflow.schema import Schema
 
 _KINDS = {"<lambda>": "a lambda", "<locals>": "defined within another function"}
 _FIX = "a def at the top level of a file of its own; or graph= of resume and rerun in Python"
+_GUARD_TESTS = ("__name__ == '__main__'", "'__main__' == __name__")
+"""As ast.unparse writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +57,14 @@ def script() -> Script:
     path = Path(file).resolve()
     spec: ModuleSpec | None = main.__spec__
     name = spec.name if spec is not None else path.stem
-    found = find_module(name) if "." in name else PathFinder.find_spec(name, import_path())
-    if found is None or found.origin is None or Path(found.origin).resolve() != path:
+    if "." in name:
+        imported = find_module(name)
+    else:
+        imported = PathFinder.find_spec(name, import_path())
+    if imported is None or imported.origin is None or Path(imported.origin).resolve() != path:
         return Script(why=f"defined in {path.name}, which is not what `import {name}` finds")
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    line = _line(main)
+    line = _running_line(main)
     # An import of the script leaves out what is guarded.
     if not any(line in lines for lines in guards(text)):
         start = 'if __name__ == "__main__":'
@@ -67,68 +72,76 @@ def script() -> Script:
     return Script(module=name, unbound=frozenset(bound_under_guards(text, line)))
 
 
-def _line(main: ModuleType) -> int:
+def _running_line(main: ModuleType) -> int:
     """The line of the script that runs now; 0 if none does."""
     frame = sys._getframe()
-    while frame is not None and not (
-        frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"
-    ):
+    while frame is not None:
+        if frame.f_globals is vars(main) and frame.f_code.co_name == "<module>":
+            return frame.f_lineno
         frame = frame.f_back
-    return 0 if frame is None else frame.f_lineno
+    return 0
 
 
 def guards(text: str) -> Iterator[range]:
     """The lines of each `if __name__ == "__main__":` at the top level of a source text."""
-    for each in _guards(text):
-        last = each.orelse[0].lineno - 1 if each.orelse else each.end_lineno
-        yield range(each.lineno, (last or each.lineno) + 1)
+    for guard in _find_guards(text):
+        last = guard.orelse[0].lineno - 1 if guard.orelse else guard.end_lineno
+        yield range(guard.lineno, (last or guard.lineno) + 1)
 
 
 def bound_under_guards(text: str, until: int) -> Iterator[str]:
     """The names that a source text gives to something under `if __name__ == "__main__":`, up to a
     line.
     """
-    parts = (part for guard in _guards(text) for part in guard.body if part.lineno < until)
-    for part in parts:
-        for each in ast.walk(part):
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                yield each.name
-            elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                yield each.id
-            elif isinstance(each, ast.alias):
-                yield (each.asname or each.name).partition(".")[0]
+    for guard in _find_guards(text):
+        for statement in guard.body:
+            if statement.lineno < until:
+                yield from _bound_names(statement)
 
 
-def _guards(text: str) -> Iterator[ast.If]:
+def _bound_names(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement, or one in it, defines, assigns or imports."""
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]
+
+
+def _find_guards(text: str) -> Iterator[ast.If]:
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError):
         return
-    for each in body:
-        if isinstance(each, ast.If) and ast.unparse(each.test) in (
-            "__name__ == '__main__'",
-            "'__main__' == __name__",
-        ):
-            yield each
+    for statement in body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) in _GUARD_TESTS:
+            yield statement
 
 
-def kept(source: AnyGraph) -> tuple[str, Script, str]:
-    """The text of a snapshot, with names that other processes find, as far as there are any. Also
+def write_importable_snapshot(source: AnyGraph) -> tuple[str, Script, str]:
+    """Write a snapshot's text, with names that other processes find, as far as there are any. Also
     returns the script, and one line about what they do not find; empty if that is nothing.
     """
-    text = written(source)
+    text = write_snapshot(source)
     if f'"{LOST}"' not in text:
         return text, Script(), ""
-    document, of = json.loads(text), script()
-    if of.module:
-        document = _Renaming(of, _strangers(source)).named(document)
-    lost = list(_lost(document, ""))
-    again = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    return again, of, _notice(lost, of) if lost else ""
+    document = json.loads(text)
+    this_script = script()
+    if this_script.module:
+        document = _Renaming(this_script, _find_strangers(source)).rename(document)
+    lost_parts = list(_find_lost(document, ""))
+    importable_text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    notice = _describe_lost(lost_parts, this_script) if lost_parts else ""
+    return importable_text, this_script, notice
 
 
-def _strangers(source: AnyGraph) -> set[str]:
-    return {key for phase in source.phases for key in strangers(phase.graph)}
+def _find_strangers(source: AnyGraph) -> set[str]:
+    keys: set[str] = set()
+    for phase in source.phases:
+        keys.update(strangers(phase.graph))
+    return keys
 
 
 class _Renaming:
@@ -136,70 +149,85 @@ class _Renaming:
     a name of the script's, to which that does not lead.
     """
 
-    def __init__(self, of: Script, strangers: set[str]) -> None:
-        self._of = of
+    def __init__(self, this_script: Script, strangers: set[str]) -> None:
+        self._script = this_script
         self._strangers = strangers
 
-    def named(self, value: Any, key: str = "") -> Any:
-        """A part of the document; key: its own in the object around it."""
-        if isinstance(value, list):
-            return [self.named(each, key) for each in value]
-        if isinstance(value, str):
-            return self._path(value) or value
-        if not isinstance(value, dict):
-            return value
-        if LOST in value:
-            path = self._path(value[LOST], str(value.get("at", "")))
-            kind = "class" if "at" not in value else "function"
-            return value if not path else path if key == "operator" else {kind: path}
-        named: dict[str, Any] = {}
-        for name, each in value.items():
-            known = self._path(name.partition(" ")[0], name.partition(" ")[2])
-            named[known or name] = self.named(each, name)
-        return named
+    def rename(self, part: Any, key: str = "") -> Any:
+        """The same part of the document; key: its own in the object around it."""
+        if isinstance(part, list):
+            return [self.rename(element, key) for element in part]
+        if isinstance(part, str):
+            return self._find_path(part) or part
+        if not isinstance(part, dict):
+            return part
+        if LOST in part:
+            return self._rename_lost(part, key)
+        renamed: dict[str, Any] = {}
+        for name, inner in part.items():
+            # A key of `declared` is a path, with a place behind it where two have one path.
+            path, _, at = name.partition(" ")
+            renamed[self._find_path(path, at) or name] = self.rename(inner, name)
+        return renamed
 
-    def _path(self, path: str, at: str = "") -> str:
+    def _rename_lost(self, part: dict[str, Any], key: str) -> Any:
+        path = self._find_path(part[LOST], str(part.get("at", "")))
+        if not path:
+            return part
+        if key == "operator":
+            return path
+        kind = "class" if "at" not in part else "function"
+        return {kind: path}
+
+    def _find_path(self, path: str, at: str = "") -> str:
         """The path of what `__main__:name` names, if that is a function, operator, loss or schema
         at the script's top level, and the one meant; else nothing.
         """
-        of, _, name = path.partition("@")[0].partition(":")
-        if of != MAIN or not name or "<" in name or name.partition(".")[0] in self._of.unbound:
+        module, _, name = path.partition("@")[0].partition(":")
+        if module != MAIN or not name or "<" in name:
             return ""
-        if (f"{path} {at}" if at else path) in self._strangers:
+        if name.partition(".")[0] in self._script.unbound:
             return ""
-        there = find_at_name(MAIN, name)
-        if isinstance(there, Declaration):
-            there = there.fn
-        function = inspect.isfunction(there)
-        same = function and (not at or place_entry(there).get("at") == at)
-        schema = not at and isinstance(there, type) and issubclass(there, Schema)
-        return f"{self._of.module}:{name}" if same or schema else ""
+        # As declarations.py writes them.
+        key = f"{path} {at}" if at else path
+        if key in self._strangers:
+            return ""
+        thing = find_at_name(MAIN, name)
+        if isinstance(thing, Declaration):
+            thing = thing.fn
+        is_function = inspect.isfunction(thing)
+        is_same = is_function and (not at or place_entry(thing).get("at") == at)
+        is_schema = not at and isinstance(thing, type) and issubclass(thing, Schema)
+        return f"{self._script.module}:{name}" if is_same or is_schema else ""
 
 
-def _lost(value: Any, node: str) -> Iterator[tuple[str, str, str]]:
+def _find_lost(part: Any, node: str) -> Iterator[tuple[str, str, str]]:
     """(node, path, place) of what is there only by a name that no other process finds."""
-    if isinstance(value, dict):
-        if LOST in value:
-            yield node, str(value[LOST]), str(value.get("at", ""))
-        for key, each in value.items():
-            for number, part in enumerate(each if key == "nodes" else ()):
-                yield from _lost(part, str(part.get("name", number)))
-            if key not in ("nodes", "declared"):
-                yield from _lost(each, node)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _lost(each, node)
+    if isinstance(part, dict):
+        if LOST in part:
+            yield node, str(part[LOST]), str(part.get("at", ""))
+        for key, inner in part.items():
+            if key == "nodes":
+                for number, entry in enumerate(inner):
+                    yield from _find_lost(entry, str(entry.get("name", number)))
+            elif key != "declared":
+                yield from _find_lost(inner, node)
+    elif isinstance(part, list):
+        for element in part:
+            yield from _find_lost(element, node)
 
 
-def _notice(lost: list[tuple[str, str, str]], of: Script) -> str:
-    node, path, at = lost[0]
+def _describe_lost(lost_parts: list[tuple[str, str, str]], this_script: Script) -> str:
+    """The line about the first of them."""
+    node, path, at = lost_parts[0]
     module, _, name = path.rpartition(":")
-    why = next((told for mark, told in _KINDS.items() if mark in name), "")
+    why = next((reason for mark, reason in _KINDS.items() if mark in name), "")
     if not why and module == MAIN:
-        why = of.why or "which an import of the script does not find by that name"
+        why = this_script.why or "which an import of the script does not find by that name"
     elif not why and at:
         why = "whose name leads to another function"
     place = f" ({at.rsplit('/', 1)[-1]})" if at else ""
     what = f"node {node!r} has {name!r}{place}, {why or 'which has no name of its own'}"
-    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    others = len(lost_parts) - 1
+    more = f" (and {others} more)" if others else ""
     return f"`dataflow resume` will not be able to go on with this run: {what}{more}. Fix: {_FIX}."

@@ -11,17 +11,17 @@ term's label; in a Program `PHASE/NODE.PARAM`, by the phase's number or name, wh
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.graph import Graph, Inputs, Phase, States
-from dataflow.loss import Loss
+from dataflow.loss import Loss, LossTerm
 from dataflow.names import Known, peer_name
 from dataflow.node import Node
-from dataflow.operator_functions import remade, remade_term
-from dataflow.parameters import NodeParameter, parameters_of, unsettable
+from dataflow.operator_functions import remake_node, remake_term
+from dataflow.parameters import NodeParameter, find_unsettable, parameters_of
 from dataflow.program import AnyGraph, Program, numbered_name, numbered_phases
 
 Source = TypeVar("Source", Graph, Program, AnyGraph)
@@ -41,7 +41,7 @@ class SettableNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """One text, taken apart. phase: its number."""
+    """One text, taken apart. phase: its number; name: of the parameter."""
 
     text: str
     phase: int
@@ -66,18 +66,19 @@ def edited(
     """
     settings_by_path: dict[tuple[int, str, str], _Setting] = {}
     for text in settings:
-        setting = _read(source, text, flags)
+        setting = _read_setting(source, text, flags)
         if setting.path in settings_by_path:
-            raise refused(text, f"{setting.node}.{setting.name} is set twice", "leave one out")
+            problem = f"{setting.node}.{setting.name} is set twice"
+            raise _setting_error(text, problem, "leave one out")
         settings_by_path[setting.path] = setting
     graphs: list[Graph] = []
-    changed = False
+    is_changed = False
     for number, phase in numbered_phases(source):
         phase_settings = [each for each in settings_by_path.values() if each.phase == number]
-        graph = _edited(phase.graph, phase_settings)
-        changed = changed or graph is not phase.graph
+        graph = _edit_graph(phase.graph, phase_settings)
+        is_changed = is_changed or graph is not phase.graph
         graphs.append(graph)
-    return source.with_graphs(graphs) if changed else source
+    return source.with_graphs(graphs) if is_changed else source
 
 
 def settable(source: AnyGraph) -> list[SettableNode]:
@@ -85,56 +86,70 @@ def settable(source: AnyGraph) -> list[SettableNode]:
     nodes: list[SettableNode] = []
     for number, phase in numbered_phases(source):
         for node in phase.graph.nodes:
-            name, parameters = numbered_name(number, node.name), tuple(parameters_of(node))
-            nodes.append(
-                SettableNode(name=name, operator=node.operator.name, parameters=parameters)
+            settable_node = SettableNode(
+                name=numbered_name(number, node.name),
+                operator=node.operator.name,
+                parameters=tuple(parameters_of(node)),
             )
+            nodes.append(settable_node)
     return nodes
 
 
-def refused(text: str, problem: str, fix: str) -> GraphError:
-    """The error of a setting."""
-    return GraphError(
-        Fault(rule="setting", where=f"setting {text!r:.80}", problem=problem, fix=fix)
-    )
+def _setting_error(text: str, problem: str, fix: str) -> GraphError:
+    where = f"setting {text!r:.80}"
+    return GraphError(Fault(rule="setting", where=where, problem=problem, fix=fix))
 
 
-def _read(source: AnyGraph, text: str, flags: Mapping[str, str]) -> _Setting:
-    """A text as a setting of a parameter that may be set. Raises GraphError."""
-    number, node, name = _place(source, text)
-    path, words = numbered_name(number, f"{node.name}.{name}"), text.partition("=")[2]
-    known = {parameter.name: parameter for parameter in parameters_of(node)}
-    if path in flags and (name in known or name in unsettable(node)):
-        same = name in known and flags[path] == name.rpartition(".")[2]
-        problem = f"{path} is given by the graph function's own parameter {flags[path]}"
-        raise refused(text, problem, _flag(flags[path], words if same else ""))
-    if name not in known:
-        raise _unknown(text, node, name, list(known))
+# --- reading a text -------------------------------------------------------------------------------
+
+
+def _read_setting(source: AnyGraph, text: str, flags: Mapping[str, str]) -> _Setting:
+    """Read a text as a setting of a parameter that may be set. Raises GraphError."""
+    start, equals, words = text.partition("=")
+    if not equals or "." not in start:
+        raise _setting_error(text, "expected NODE.PARAM=VALUE", _complete(source, start, words))
+    number, node, name = _find_place(source, text, start.strip())
+    parameters = {parameter.name: parameter for parameter in parameters_of(node)}
+    path = numbered_name(number, f"{node.name}.{name}")
+    if path in flags and (name in parameters or name in find_unsettable(node)):
+        raise _flag_error(text, path, flags[path], words, is_value=name in parameters)
+    if name not in parameters:
+        raise _unknown_error(text, words, node, name, list(parameters))
+    accepted = parameters[name].accepted
     try:
-        value = known[name].accepted.read(words)
+        value = accepted.read(words)
     except GraphError as error:
-        raise _inside([text], error) from error
+        raise _settings_error([text], error) from error
     except ValueError as error:
-        like = known[name].accepted.fix(words)
-        fix = f"{text.partition('=')[0]}={like}" if like else "a value of that kind"
-        raise refused(text, f"for {name} {error}", fix) from None
+        like = accepted.fix(words)
+        fix = f"{start}={like}" if like else "a value of that kind"
+        raise _setting_error(text, f"for {name} {error}", fix) from None
     return _Setting(text=text, phase=number, node=node.name, name=name, value=value)
 
 
-def _flag(name: str, words: str) -> str:
+def _flag_error(text: str, path: str, flag: str, words: str, *, is_value: bool) -> GraphError:
+    """The error of a setting for which the graph's own function has a flag. is_value: whether the
+    path is of a parameter that text can give.
+    """
+    problem = f"{path} is given by the graph function's own parameter {flag}"
+    # A flag of another name may take another kind of value.
+    is_same = is_value and flag == path.rpartition(".")[2]
+    return _setting_error(text, problem, _write_flag(flag, words if is_same else ""))
+
+
+def _write_flag(name: str, words: str) -> str:
     """`--max-tokens 64`, `--no-shuffle`: a flag that gives a parameter this value."""
     dashed = name.replace("_", "-")
-    if words.lower() in ("true", "false"):
-        return f"--{dashed}" if words.lower() == "true" else f"--no-{dashed}"
+    if words.lower() == "true":
+        return f"--{dashed}"
+    if words.lower() == "false":
+        return f"--no-{dashed}"
     return f"--{dashed} {shlex.quote(words)}" if words else f"--{dashed}"
 
 
-def _place(source: AnyGraph, text: str) -> tuple[int, Node, str]:
-    """The phase's number, the node and the parameter's name of a text. Raises GraphError."""
-    path, equals, _ = text.partition("=")
-    if not equals or "." not in path:
-        raise refused(text, "expected NODE.PARAM=VALUE", _completed(source, path, text))
-    phases, rest = _phases(source, path.strip())
+def _find_place(source: AnyGraph, text: str, path: str) -> tuple[int, Node, str]:
+    """The phase's number, the node and the parameter's name of a text's path. Raises GraphError."""
+    phases, rest = _choose_phases(source, path)
     nodes = [(number, node) for number, phase in phases for node in phase.graph.nodes]
     matches = [(number, node) for number, node in nodes if rest.startswith(f"{node.name}.")]
     if not matches:
@@ -142,18 +157,19 @@ def _place(source: AnyGraph, text: str) -> tuple[int, Node, str]:
         name, _, param = rest.partition(".")
         near = nearest(name, names)
         fix = f"{near}.{param}=..." if near else f"one of {', '.join(names)}"
-        raise refused(text, f"no node {name!r}", fix)
+        raise _setting_error(text, f"no node {name!r}", fix)
+    # Names of nodes may have dots: `a.b.temperature` is of the node `a.b`, if there is one.
     longest = max(len(node.name) for _, node in matches)
     matches = [(number, node) for number, node in matches if len(node.name) == longest]
     if len({number for number, _ in matches}) > 1:
         fix = " or ".join(f"{numbered_name(number, rest)}=..." for number, _ in matches)
         numbers = ", ".join(str(number) for number, _ in matches)
-        raise refused(text, f"phases {numbers} have it", fix)
+        raise _setting_error(text, f"phases {numbers} have it", fix)
     number, node = matches[0]
     return number, node, rest[longest + 1 :]
 
 
-def _phases(source: AnyGraph, path: str) -> tuple[list[tuple[int, Phase]], str]:
+def _choose_phases(source: AnyGraph, path: str) -> tuple[list[tuple[int, Phase]], str]:
     """The numbered phases that a path may mean, and the path without a phase's number or name. The
     phase of a graph alone has neither.
     """
@@ -163,89 +179,111 @@ def _phases(source: AnyGraph, path: str) -> tuple[list[tuple[int, Phase]], str]:
     return (named, rest) if slash and named else (phases, path)
 
 
-def _completed(source: AnyGraph, path: str, text: str) -> str:
-    """The nearest text of the right form: a parameter that only one node has gets its node."""
-    value = text.partition("=")[2] or "..."
-    names = [
-        f"{node.name}.{parameter.name}"
-        for phase in source.phases
-        for node in phase.graph.nodes
-        for parameter in parameters_of(node)
-    ]
-    found = [name for name in names if name == path or name.rpartition(".")[2] == path]
-    return " or ".join(f"{name}={value}" for name in found[:3]) or "rollout.temperature=0.7"
+def _complete(source: AnyGraph, path: str, words: str) -> str:
+    """The nearest texts of the right form: a parameter's name alone gets the nodes that have it."""
+    known_paths = list(_list_paths(source))
+    likely_paths = [p for p in known_paths if path in (p, p.rpartition(".")[2])]
+    examples = [f"{likely_path}={words or '...'}" for likely_path in likely_paths[:3]]
+    return " or ".join(examples) or "rollout.temperature=0.7"
 
 
-def _unknown(text: str, node: Node, name: str, known: Sequence[str]) -> GraphError:
+def _list_paths(source: AnyGraph) -> Iterator[str]:
+    """NODE.PARAM of every parameter that may be set, without phases."""
+    for phase in source.phases:
+        for node in phase.graph.nodes:
+            for parameter in parameters_of(node):
+                yield f"{node.name}.{parameter.name}"
+
+
+def _unknown_error(
+    text: str, words: str, node: Node, name: str, known: Sequence[str]
+) -> GraphError:
     """The error for a name that is not one of the node's parameters, or may not be set."""
-    if name in (refusals := unsettable(node)):
-        what, fix = refusals[name]
-        return refused(text, f"{name} is {what}, which no text can give", fix)
-    last = [path.rpartition(".")[2] for path in known]
-    there, value = Known(parameters=last), text.partition("=")[2]
-    peer = peer_name(name.rpartition(".")[2], there)
+    unsettable = find_unsettable(node)
+    if name in unsettable:
+        what, fix = unsettable[name]
+        return _setting_error(text, f"{name} is {what}, which no text can give", fix)
+    known_here = Known(parameters=[path.rpartition(".")[2] for path in known])
+    likely_name: str | None = name.rpartition(".")[2]
     problem = f"{node.operator.name} {node.name!r} has no parameter {name!r}"
-    problem += f" ({peer.system}'s name)" if peer else ""
+    peer = peer_name(name.rpartition(".")[2], known_here)
+    if peer is not None:
+        problem += f" ({peer.system}'s name)"
+        likely_name = peer.find_ours(known_here)
     if not known:
-        return refused(text, f"{problem}; it has none that can be set", "another node's")
-    wanted = peer.here(there) if peer else name.rpartition(".")[2]
-    if peer is not None and wanted is None:
-        return refused(text, problem, peer.told(there, value, flag=False))
-    near = [path for path in known if path.rpartition(".")[2] == wanted]
-    near = near or [path for path in (nearest(name, known),) if path]
-    fixes = [f"{node.name}.{path}={value}" for path in near]
-    return refused(text, problem, " or ".join(fixes) or f"one of {', '.join(known)}")
+        return _setting_error(text, f"{problem}; it has none that can be set", "another node's")
+    if peer is not None and likely_name is None:
+        return _setting_error(text, problem, peer.write_fix(known_here, words, flag=False))
+    likely_paths = [path for path in known if path.rpartition(".")[2] == likely_name]
+    near = nearest(name, known)
+    if near and not likely_paths:
+        likely_paths = [near]
+    fixes = [f"{node.name}.{path}={words}" for path in likely_paths]
+    return _setting_error(text, problem, " or ".join(fixes) or f"one of {', '.join(known)}")
 
 
-def _edited(graph: Graph, settings: Sequence[_Setting]) -> Graph:
+# --- editing a graph ------------------------------------------------------------------------------
+
+
+def _edit_graph(graph: Graph, settings: Sequence[_Setting]) -> Graph:
     """The graph with these values. What follows from them in the nodes below (the columns of their
     outputs) is made anew.
     """
 
     def make(node: Node, inputs: Inputs, states: States) -> Node:
-        given = [s for s in settings if s.node == node.name]
-        moved = any(port.schema is not node.inputs[key].schema for key, port in inputs.items())
-        kept = node.rebuilt(inputs, states)
-        if given:
-            made = _with_settings(kept, given)
-        elif moved:
-            made = remade(kept, inputs, {})
+        node_settings = [setting for setting in settings if setting.node == node.name]
+        rebuilt_node = node.rebuilt(inputs, states)
+        if node_settings:
+            edited_node = _set_parameters(rebuilt_node, node_settings)
+        elif any(port.schema is not node.inputs[key].schema for key, port in inputs.items()):
+            edited_node = remake_node(rebuilt_node, inputs, {})
         else:
-            return kept
-        return node if made == node and kept is node else made
+            return rebuilt_node
+        # The same object, so that a graph in which nothing changes stays the same one, too.
+        return node if edited_node == node and rebuilt_node is node else edited_node
 
     return graph.remade(make)
 
 
-def _with_settings(node: Node, settings: Sequence[_Setting]) -> Node:
-    own = {s.name: s.value for s in settings if "." not in s.name or s.name in node.params}
+def _set_parameters(node: Node, settings: Sequence[_Setting]) -> Node:
+    params: dict[str, Any] = {}
+    term_params: dict[str, Any] = {}
+    for setting in settings:
+        if "." in setting.name and setting.name not in node.params:
+            term_params[setting.name] = setting.value
+        else:
+            params[setting.name] = setting.value
     try:
-        node = _with_terms(node, {s.name: s.value for s in settings if s.name not in own})
-        return remade(node, node.inputs, own) if own else node
+        node = _set_term_parameters(node, term_params)
+        if params:
+            node = remake_node(node, node.inputs, params)
+        return node
     except GraphError as error:
-        raise _inside([s.text for s in settings], error) from error
+        raise _settings_error([setting.text for setting in settings], error) from error
 
 
-def _with_terms(node: Node, values: Mapping[str, Any]) -> Node:
+def _set_term_parameters(node: Node, values: Mapping[str, Any]) -> Node:
+    """values: by `LOSS.PARAM`."""
     loss = node.params.get("loss")
     if not values or not isinstance(loss, Loss):
         return node
-    terms = []
+    terms: list[LossTerm] = []
     for term in loss.terms:
-        mine = {
-            k.removeprefix(f"{term.label}."): v
-            for k, v in values.items()
-            if k.rpartition(".")[0] == term.label
-        }
-        own = "weight" in dict(term.params)
-        weight = term.weight if own else mine.pop("weight", term.weight)
-        terms.append(
-            remade_term(node, term, mine, weight) if mine or weight is not term.weight else term
-        )
+        changes: dict[str, Any] = {}
+        for path, value in values.items():
+            label, _, name = path.rpartition(".")
+            if label == term.label:
+                changes[name] = value
+        weight = term.weight
+        if "weight" not in dict(term.params):  # else it is a parameter of that name
+            weight = changes.pop("weight", weight)
+        if changes or weight is not term.weight:
+            term = remake_term(node, term, changes, weight)
+        terms.append(term)
     return node.changed(params=node.params | {"loss": Loss(tuple(terms))})
 
 
-def _inside(texts: Sequence[str], error: GraphError) -> GraphError:
+def _settings_error(texts: Sequence[str], error: GraphError) -> GraphError:
     """What a function of the language refused, as the fault of the settings."""
     where = "setting " + ", ".join(f"{text!r:.80}" for text in texts)
     return GraphError(

@@ -31,6 +31,7 @@ def by_value() -> Iterator[None]:
     """Inside it, cloudpickle sends by value what came from files that an import of their name would
     not find.
     """
+    # Registrations are undone before the lock is given up.
     with _SHIPPING, contextlib.ExitStack() as after:
         folders = import_path()
         # A module can have two names: in a spawned process, __main__ is __mp_main__ too.
@@ -42,11 +43,11 @@ def by_value() -> Iterator[None]:
         yield
 
 
-def shipped(value: Any, what: str) -> bytes:
-    """A value with functions, as bytes. Raises RunError, naming `what`, if it cannot be sent."""
+def pickle_by_value(thing: Any, what: str) -> bytes:
+    """Pickle a thing that has functions. Raises RunError, naming `what`, if it cannot be sent."""
     with by_value():
         try:
-            return cloudpickle.dumps(value)
+            return cloudpickle.dumps(thing)
         except _REFUSALS as error:
             raise RunError(
                 f"{what}: cannot be sent to another process: {type(error).__name__}: {error}. "
@@ -59,19 +60,22 @@ def _loaded_by_path(module: ModuleType, folders: Sequence[str]) -> bool:
     user's graph file). folders: those that are imported from.
     """
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", "__main__")
-    if (
-        name == "__main__"
-        or not isinstance(file, str)
-        or not file.endswith(".py")
-        or is_installed(file)
-    ):
+    # cloudpickle sends what __main__ defines by value anyway.
+    if name == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
         return False
+    if is_installed(file):
+        return False
+    is_current = sys.modules.get(name) is module
+    return is_current and os.path.abspath(file) != _find_file(name, folders)
+
+
+def _find_file(name: str, folders: Sequence[str]) -> str:
+    """The file that an import of this name finds; empty if there is none."""
     tail = name.replace(".", os.sep)
-    places = (
-        os.path.join(root, tail + end)
-        for root in folders
-        for end in (f"{os.sep}__init__.py", ".py")
-    )
-    # The receiver looks in this order, too.
-    found = next((place for place in places if os.path.isfile(place)), "")
-    return sys.modules.get(name) is module and os.path.abspath(file) != found
+    for folder in folders:
+        # The receiver looks in this order, too: a package before a file.
+        for end in (f"{os.sep}__init__.py", ".py"):
+            place = os.path.join(folder, tail + end)
+            if os.path.isfile(place):
+                return place
+    return ""

@@ -18,15 +18,15 @@ from contextlib import contextmanager
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def ignored(number: int) -> bool:
+def is_ignored(number: int) -> bool:
     """Whether a signal was ignored when this process began, as SIGHUP under nohup; it stays so."""
     return signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def hold_back_signals() -> Iterator[None]:
     """Processes that this thread starts inside it get no stop signal before they call
-    `left_to_the_run`: signals wait until then.
+    `leave_signals_to_the_run`: signals wait until then.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -35,14 +35,14 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def left_to_the_run() -> None:
+def leave_signals_to_the_run() -> None:
     """In the main thread of a process that a run started: let stop signals, also waiting ones, do
     nothing.
 
     By a handler, since processes that the user's functions start would inherit an ignored signal.
     """
     for number in STOPS:
-        if not ignored(number):
+        if not is_ignored(number):
             signal.signal(number, _nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
@@ -53,9 +53,10 @@ def _nothing(number: int, frame: object) -> None:
 
 _resets: list[Callable[[], None]] = []
 _masks = threading.local()
+"""Each thread's mask before it forks: other threads may fork at the same time."""
 
 
-def in_forked_child(reset: Callable[[], None]) -> None:
+def call_in_forked_child(reset: Callable[[], None]) -> None:
     """Call this in every forked child, before a stop signal can reach it."""
     _resets.append(reset)
 
@@ -74,18 +75,17 @@ def _after_fork_in_child() -> None:
     _after_fork()
 
 
-def _ended_as_any() -> None:
+def _end_by_signals_again() -> None:
     """Let children that the user's function forks end by these signals, as a pool ends its children
     by SIGTERM.
     """
     for number in STOPS:
         if signal.getsignal(number) is _nothing:
-            signal.signal(
-                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            )
+            is_interrupt = number == signal.SIGINT  # for which Python has a handler of its own
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 
-in_forked_child(_ended_as_any)
+call_in_forked_child(_end_by_signals_again)
 os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
 )

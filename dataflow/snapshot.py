@@ -38,7 +38,7 @@ from dataflow.json_values import (
 )
 from dataflow.model import Buffer, Model, State, Table
 from dataflow.node import Node
-from dataflow.standins import made
+from dataflow.standins import make_instance
 
 __all__ = ["FORMAT", "decode", "encode", "fingerprint", "from_json", "modules", "to_json"]
 
@@ -48,7 +48,7 @@ _KINDS: dict[str, type[State]] = {"Model": Model, "Buffer": Buffer, "Table": Tab
 
 
 def to_json(graph: Graph) -> str:
-    """The graph as JSON text, two spaces deep, ending in a newline.
+    """Write the graph as JSON text, two spaces deep, ending in a newline.
 
     Raises GraphError, naming the node, for a parameter of a kind that has no written form.
     """
@@ -58,10 +58,11 @@ def to_json(graph: Graph) -> str:
 def graph_document(graph: Graph) -> dict[str, Any]:
     """What `to_json` writes, as values of JSON."""
     head = {"format": FORMAT, "dialect": graph.dialect}
-    return head | _document_of(graph) | {"declared": declarations(graph)}
+    return head | _content_document(graph) | {"declared": declarations(graph)}
 
 
-def _document_of(graph: Graph) -> dict[str, Any]:
+def _content_document(graph: Graph) -> dict[str, Any]:
+    """What every format has: the name, the origin, the States, the nodes and the sinks."""
     writer = _Writer(graph)
     return {
         "name": graph.name,
@@ -73,7 +74,7 @@ def _document_of(graph: Graph) -> dict[str, Any]:
 
 
 def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Graph:
-    """The graph again: equal to the one written, including origins. where: the text's name in
+    """Read the graph again: equal to the one written, including origins. where: the text's name in
     errors.
 
     imports: import the user's functions, operators, losses and schemas, so that the graph can run:
@@ -84,19 +85,22 @@ def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Gr
     Raises GraphError if the text is no snapshot, has a newer format, or names functions, classes or
     operators that are not found; all that no process can import at once, each with its node.
     """
-    return graph_of(parsed(text, where), where, imports=imports)
+    return graph_of(parse_json(text, where), where, imports=imports)
 
 
 def graph_of(document: Any, where: str, *, imports: bool) -> Graph:
     """The graph of what `graph_document` made. Raises as `from_json`."""
     _require_document(document, where)
     try:
-        faults = list(_unimportable(document)) if imports else []
-        if faults:
-            raise GraphError(faults)
-        return _Reader(
-            document, Imported() if imports else DeclaredParts(document.get("declared") or {})
-        ).graph()
+        if imports:
+            # Before anything is imported: all that no process can import is reported at once.
+            faults = list(_find_unimportable(document))
+            if faults:
+                raise GraphError(faults)
+            parts: Parts = Imported()
+        else:
+            parts = DeclaredParts(document.get("declared") or {})
+        return _Reader(document, parts).graph()
     except RecursionError:
         raise snapshot_error(
             "expected a graph, found JSON that is nested too deep", _FIX, where
@@ -105,28 +109,31 @@ def graph_of(document: Any, where: str, *, imports: bool) -> Graph:
 
 def modules(text: str) -> tuple[str, ...]:
     """The modules, sorted, that `from_json` imports besides this project's own."""
-    return modules_of(parsed(text, "snapshot"))
+    return modules_of(parse_json(text, "snapshot"))
 
 
 def modules_of(document: Any) -> tuple[str, ...]:
     """The same, of what `graph_document` made."""
     _require_document(document, "snapshot")
-    paths = {path for path in _paths(document["nodes"]) if ":" in path}
-    return tuple(
-        sorted({m for m in (path.partition(":")[0] for path in paths) if not is_own_module(m)})
-    )
+    names: set[str] = set()
+    for path in _list_paths(document["nodes"]):
+        module, colon, _ = path.partition(":")
+        if colon and not is_own_module(module):
+            names.add(module)
+    return tuple(sorted(names))
 
 
-def _paths(entry: Any) -> Iterator[str]:
+def _list_paths(entry: Any) -> Iterator[str]:
+    """The paths that an entry names, at any depth."""
     if isinstance(entry, dict):
-        for key, value in entry.items():
-            if key in ("operator", "function", "class", "record") and isinstance(value, str):
-                yield value
+        for key, part in entry.items():
+            if key in ("operator", "function", "class", "record") and isinstance(part, str):
+                yield part
             else:
-                yield from _paths(value)
+                yield from _list_paths(part)
     elif isinstance(entry, list):
-        for value in entry:
-            yield from _paths(value)
+        for part in entry:
+            yield from _list_paths(part)
 
 
 def fingerprint(graph: Graph) -> str:
@@ -136,78 +143,84 @@ def fingerprint(graph: Graph) -> str:
     Functions that no other process can import count by name, so for them it is weaker than
     `Graph.digest`.
     """
-    document = {
-        "format": 1,
-        **_document_of(with_dialects(graph)),
-    }  # the nodes' form is that of format 1, and so is the digest
+    # With a dialect at each node its form is that of format 1, and so is the digest.
+    document = {"format": 1, **_content_document(with_dialects(graph))}
     return digest_of(document)
 
 
 def digest_of(document: Any) -> str:
     """A digest of a document without its source lines."""
-    return hashlib.blake2b(json.dumps(_placeless(document)).encode(), digest_size=16).hexdigest()
+    text = json.dumps(_without_lines(document))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _placeless(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: _placeless(part)
-            for key, part in value.items()
-            if key not in ("origin", "file", "line", "conventions")
-        }
-    return [_placeless(part) for part in value] if isinstance(value, list) else value
+def _without_lines(entry: Any) -> Any:
+    """The same entry without source lines, and without what only describes a declaration."""
+    if isinstance(entry, dict):
+        left_out = ("origin", "file", "line", "conventions")
+        return {key: _without_lines(part) for key, part in entry.items() if key not in left_out}
+    if isinstance(entry, list):
+        return [_without_lines(part) for part in entry]
+    return entry
 
 
 def origin_document(origin: Origin | None) -> dict[str, Any] | None:
+    """An origin as it is written, which `read_origin` reads."""
     return None if origin is None else {"file": origin.file, "line": origin.line}
 
 
 class _Writer:
+    """Writes States and nodes, which refer to each other by their numbers."""
+
     def __init__(self, graph: Graph) -> None:
         self.numbers = {id(node): i for i, node in enumerate(graph.nodes)}
         self.states = {state: i for i, state in enumerate(graph.states)}
 
     def state(self, state: State) -> dict[str, Any]:
+        """One entry of `states`."""
         where = f"{type(state).__name__} {state.name!r}"
-        fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-        fields |= {"origin": Plain(origin_document(fields["origin"]))} if "origin" in fields else {}
+        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        if "origin" in fields:
+            fields["origin"] = Plain(origin_document(fields["origin"]))
         if isinstance(state, Buffer):
             fields["writer"] = Plain(self.numbers[id(state.writer)])
         elif fields.get("follows") is not None:
             fields["follows"] = Plain(self.states[fields["follows"]])
-        return {"kind": type(state).__name__, **{k: encode(v, where) for k, v in fields.items()}}
+        entry: dict[str, Any] = {"kind": type(state).__name__}
+        for name, field_value in fields.items():
+            entry[name] = encode(field_value, where)
+        return entry
 
     def node(self, node: Node) -> dict[str, Any]:
+        """One entry of `nodes`."""
         where = f"node {node.name!r}"
+        inputs: dict[str, list[int]] = {}
+        for name, port in node.inputs.items():
+            inputs[name] = [self.numbers[id(port.node)], port.index]
+        params: dict[str, Any] = {}
+        for name, param in node.params.items():
+            params[name] = encode(param, f"{where}, parameter {name!r}")
         return {
             "name": node.name,
             "operator": encode_operator(node.operator),
             "origin": origin_document(node.origin),
-            "states": {key: self.states[state] for key, state in node.states.items()},
-            "inputs": {
-                key: [self.numbers[id(port.node)], port.index] for key, port in node.inputs.items()
-            },
-            "params": {
-                key: encode(value, f"{where}, parameter {key!r}")
-                for key, value in node.params.items()
-            },
+            "states": {name: self.states[state] for name, state in node.states.items()},
+            "inputs": inputs,
+            "params": params,
             "schemas": [encode(schema, where) for schema in node.schemas],
         }
 
 
-def parsed(text: str, where: str) -> Any:
-    """The JSON of a text. Raises GraphError if it is none."""
+def parse_json(text: str, where: str) -> Any:
+    """Parse a snapshot's JSON. Raises GraphError if it is none."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise snapshot_error(f"expected JSON, found {error}", _FIX, where) from None
-    except (
-        RecursionError,
-        ValueError,
-    ) as error:  # nested too deep; a number of thousands of digits
-        raise snapshot_error(
-            f"expected a graph, found JSON that cannot be read: {error}", _FIX, where
-        ) from None
+    except (RecursionError, ValueError) as error:
+        # It is nested too deep, or has a number of thousands of digits.
+        problem = f"expected a graph, found JSON that cannot be read: {error}"
+        raise snapshot_error(problem, _FIX, where) from None
 
 
 def _require_document(document: Any, where: str) -> None:
@@ -215,73 +228,79 @@ def _require_document(document: Any, where: str) -> None:
     if isinstance(document, dict) and "phases" in document:
         problem = "expected one graph, found a Program of several"
         raise snapshot_error(problem, "a command that takes Programs", where)
-    found = document.get("format") if isinstance(document, dict) else None
-    if not isinstance(found, int) or not {"nodes", "states", "sinks", "name"} <= document.keys():
+    format_number = document.get("format") if isinstance(document, dict) else None
+    keys = {"nodes", "states", "sinks", "name"}
+    if not isinstance(format_number, int) or not keys <= document.keys():
         raise snapshot_error(
             "expected a graph with its format number, found other JSON", _FIX, where
         )
-    if found > FORMAT:
+    if format_number > FORMAT:
+        problem = f"it has format {format_number}, and this version reads up to {FORMAT}"
         fix = "read it with the dataflow-rl that wrote it, or a newer one"
-        raise snapshot_error(
-            f"it has format {found}, and this version reads up to {FORMAT}", fix, where
-        )
+        raise snapshot_error(problem, fix, where)
     for key, kind in (("nodes", list), ("states", list), ("sinks", list), ("name", str)):
         if not isinstance(document[key], kind):
-            raise snapshot_error(
-                f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}", _FIX, where
-            )
+            problem = f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}"
+            raise snapshot_error(problem, _FIX, where)
 
 
-def _unimportable(document: Mapping[str, Any]) -> Iterator[Fault]:
+def _find_unimportable(document: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for all that no process can import, node by node."""
     for entry in document["nodes"]:
-        needed(entry, "node", name=str)
-        yield from _lost(entry, entry.get("operator"), entry["name"])
+        require_keys(entry, "node", name=str)
+        yield from _find_lost(entry, entry.get("operator"), entry["name"])
 
 
-def _lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
-    """A fault for each function or class in a node's entry that is there only by name."""
+def _find_lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
+    """A fault for each function or class in a node's entry of which only the name was written.
+    operator: the entry of the node's operator.
+    """
     if isinstance(entry, dict):
         if LOST in entry:
-            path, at = str(entry[LOST]), str(entry.get("at", ""))
             what = "its operator" if entry is operator else "it holds"
-            place = f" ({at.rsplit('/', 1)[-1]})" if at else ""
-            problem = (
-                f"{what} {path.rpartition(':')[2]!r}{place}, which no other process can import"
-            )
-            fix = (
-                "a def or class at the top level of a module (a file that is not run as a script),"
-                " by its own name; or graph= of resume and rerun in Python"
-            )
-            yield Fault(rule="snapshot", where=f"node {name!r}", problem=problem, fix=fix)
-        for value in entry.values():
-            yield from _lost(value, operator, name)
+            yield _lost_fault(entry, what, name)
+        for part in entry.values():
+            yield from _find_lost(part, operator, name)
     elif isinstance(entry, list):
-        for value in entry:
-            yield from _lost(value, operator, name)
+        for part in entry:
+            yield from _find_lost(part, operator, name)
 
 
-def needed(entry: Any, where: str, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:
-    """An entry: an object with these keys, of these kinds. Raises GraphError."""
+def _lost_fault(entry: Mapping[str, Any], what: str, name: str) -> Fault:
+    qualname = str(entry[LOST]).rpartition(":")[2]
+    at = str(entry.get("at", ""))
+    place = f" ({at.rsplit('/', 1)[-1]})" if at else ""
+    problem = f"{what} {qualname!r}{place}, which no other process can import"
+    fix = (
+        "a def or class at the top level of a module (a file that is not run as a script),"
+        " by its own name; or graph= of resume and rerun in Python"
+    )
+    return Fault(rule="snapshot", where=f"node {name!r}", problem=problem, fix=fix)
+
+
+def require_keys(entry: Any, where: str, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:
+    """The entry itself, if it is an object with these keys, of these kinds. Raises GraphError."""
     for key, kind in kinds.items():
         if not isinstance(entry, dict) or key not in entry or not isinstance(entry[key], kind):
-            found = repr(entry.get(key, "nothing")) if isinstance(entry, dict) else repr(entry)
-            raise snapshot_error(
-                f"expected an entry with its {key}, found {found:.60}", _FIX, where
-            )
+            content = entry.get(key, "nothing") if isinstance(entry, dict) else entry
+            problem = f"expected an entry with its {key}, found {content!r:.60}"
+            raise snapshot_error(problem, _FIX, where)
     return entry
 
 
-def _at(number: Any, there: list[Any], where: str) -> Any:
+def _pick(number: Any, elements: list[Any], where: str) -> Any:
     """The element with this number among those read so far. Raises GraphError."""
-    if type(number) is not int or not 0 <= number < len(there):
+    if type(number) is not int or not 0 <= number < len(elements):
         raise snapshot_error(
-            f"expected a number below {len(there)}, found {number!r:.60}", _FIX, where
+            f"expected a number below {len(elements)}, found {number!r:.60}", _FIX, where
         )
-    return there[number]
+    return elements[number]
 
 
 class _Reader:
-    """Makes nodes in order; a State when a node first needs it, as a Buffer needs its writer."""
+    """Makes nodes in order; a State when a node first needs it, as a Buffer needs its writer.
+    making: the numbers of States that are being made, so that one that follows itself is refused.
+    """
 
     def __init__(self, document: Mapping[str, Any], parts: Parts) -> None:
         self.document = document
@@ -291,9 +310,10 @@ class _Reader:
         self.making: set[int] = set()
 
     def graph(self) -> Graph:
+        """Read all of the document."""
         for entry in self.document["nodes"]:
-            self.nodes.append(self._node(entry))
-        sinks = [_at(i, self.nodes, "sinks") for i in self.document["sinks"]]
+            self.nodes.append(self._read_node(entry))
+        sinks = [_pick(number, self.nodes, "sinks") for number in self.document["sinks"]]
         dialect = self.document.get("dialect", "trl")
         if dialect not in DIALECTS:
             expected = f"expected a dialect of {', '.join(DIALECTS)}"
@@ -301,64 +321,69 @@ class _Reader:
         origin = read_origin(self.document.get("origin"))
         return Graph(self.document["name"], *sinks, dialect=dialect, origin=origin)
 
-    def _node(self, entry: Any) -> Node:
-        needed(entry, "node", name=str)
+    def _read_node(self, entry: Any) -> Node:
+        require_keys(entry, "node", name=str)
         where = f"node {entry['name']!r:.60}"
-        needed(
+        require_keys(
             entry, where, operator=(str, dict), states=dict, inputs=dict, params=dict, schemas=list
         )
         schemas = tuple(decode(schema, where, self.parts) for schema in entry["schemas"])
         if not all(isinstance(schema, type) and hasattr(schema, "columns") for schema in schemas):
             raise snapshot_error(f"expected schemas, found {schemas!r:.60}", _FIX, where)
+        operator = self.parts.operator(entry["operator"], where)
+        states = {name: self._read_state(number) for name, number in entry["states"].items()}
+        inputs = {name: self._read_port(place, where) for name, place in entry["inputs"].items()}
+        params = self._decode_fields(entry["params"], where)
+        origin = read_origin(entry.get("origin"))
         return Node(
-            self.parts.operator(entry["operator"], where),
+            operator,
             entry["name"],
-            states={key: self._state(i) for key, i in entry["states"].items()},
-            inputs={key: self._port(place, where) for key, place in entry["inputs"].items()},
-            params={
-                key: decode(value, where, self.parts) for key, value in entry["params"].items()
-            },
+            states=states,
+            inputs=inputs,
+            params=params,
             schemas=schemas,
-            origin=read_origin(entry.get("origin")),
+            origin=origin,
         )
 
-    def _port(self, place: Any, where: str) -> Any:
+    def _read_port(self, place: Any, where: str) -> Any:
         if not isinstance(place, list) or len(place) != 2:
-            raise snapshot_error(
-                f"expected a node's number and its output's, found {place!r:.60}", _FIX, where
-            )
-        return _at(place[1], list(_at(place[0], self.nodes, where).ports), where)
+            problem = f"expected a node's number and its output's, found {place!r:.60}"
+            raise snapshot_error(problem, _FIX, where)
+        node: Node = _pick(place[0], self.nodes, where)
+        return _pick(place[1], list(node.ports), where)
 
-    def _state(self, number: Any) -> State:
-        entry = _at(number, self.document["states"], "states")
+    def _read_state(self, number: Any) -> State:
+        entry = _pick(number, self.document["states"], "states")
         if number in self.making:
             raise snapshot_error("it follows itself", _FIX, f"state {number}")
         if number not in self.states:
             self.making.add(number)
-            self.states[number] = self._made(
-                dict(needed(entry, f"state {number}", kind=str, name=str))
-            )
+            fields = dict(require_keys(entry, f"state {number}", kind=str, name=str))
+            self.states[number] = self._make_state(fields)
             self.making.discard(number)
         return self.states[number]
 
-    def _made(self, fields: dict[str, Any]) -> State:
+    def _make_state(self, fields: dict[str, Any]) -> State:
         where = f"{fields['kind']} {fields['name']!r:.60}"
         kind = _KINDS.get(fields.pop("kind"))
         if kind is None:
             raise snapshot_error(f"expected a kind of {', '.join(_KINDS)}", _FIX, where)
-        own: dict[str, Any] = (
-            {"origin": read_origin(fields.pop("origin"))} if "origin" in fields else {}
-        )
+        # These refer to other entries; only the rest are values.
+        references: dict[str, Any] = {}
+        if "origin" in fields:
+            references["origin"] = read_origin(fields.pop("origin"))
         if "writer" in fields:
-            own["writer"] = _at(fields.pop("writer"), self.nodes, where)
+            references["writer"] = _pick(fields.pop("writer"), self.nodes, where)
         if fields.get("follows") is not None:
-            own["follows"] = self._state(fields.pop("follows"))
-        return made(
-            kind,
-            {key: decode(value, where, self.parts) for key, value in fields.items()} | own,
-            where,
-        )
+            references["follows"] = self._read_state(fields.pop("follows"))
+        return make_instance(kind, self._decode_fields(fields, where) | references, where)
+
+    def _decode_fields(self, entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+        return {name: decode(part, where, self.parts) for name, part in entry.items()}
 
 
 def read_origin(entry: Any) -> Origin | None:
-    return None if entry is None else Origin(**needed(entry, "origin", file=str, line=int))
+    """The origin that `origin_document` wrote. Raises GraphError."""
+    if entry is None:
+        return None
+    return Origin(**require_keys(entry, "origin", file=str, line=int))

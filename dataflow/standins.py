@@ -59,16 +59,18 @@ class Standin:
 
 _functions: dict[Any, Standin] = {}
 _classes: dict[Any, type] = {}
-_lost: dict[type, bool] = {}
+"""Of every process one for each declaration, so that two readings of a graph are equal."""
+_is_lost: dict[type, bool] = {}
 """Every class that is a stand-in: whether no process can import the original."""
 
 
 def has_name(thing: Any) -> bool | None:
     """Whether the original of a stand-in can be imported; None for what is no stand-in."""
-    lost = thing.lost if isinstance(thing, Standin) else None
-    if isinstance(thing, type):
-        lost = _lost.get(thing)
-    return None if lost is None else not lost
+    if isinstance(thing, Standin):
+        return not thing.lost
+    if isinstance(thing, type) and thing in _is_lost:
+        return not _is_lost[thing]
+    return None
 
 
 def function(
@@ -94,8 +96,8 @@ def schema(
     if key not in _classes:
         for name in body:
             if not name.isidentifier() or name.startswith("__"):
-                raise GraphError(_unusable(path, f"expected names of columns, found {name!r:.60}"))
-        _classes[key] = _class(path, bases, dict(body), lost=lost)
+                raise _unusable(path, f"expected names of columns, found {name!r:.60}")
+        _classes[key] = _make_class(path, bases, body, lost=lost)
     return _classes[key]
 
 
@@ -103,7 +105,7 @@ def plain_class(path: str, *, lost: bool = False) -> type:
     """The stand-in of a class that is not a schema."""
     key = (path, lost)
     if key not in _classes:
-        _classes[key] = _class(path, (), {}, lost=lost)
+        _classes[key] = _make_class(path, (), {}, lost=lost)
     return _classes[key]
 
 
@@ -111,55 +113,59 @@ def record(path: str, fields: Mapping[str, Any], called: str = "") -> Any:
     """The stand-in of a frozen dataclass's instance. called: its name, if it is a function, too."""
     key = (path, tuple(fields), called)
     if key not in _classes:
-        body: dict[str, Any] = {"__name__": called, "__call__": Standin.__call__} if called else {}
-        module, _, qualname = path.partition(":")
-        body |= {"__module__": module, "__qualname__": qualname}
-        made = dataclasses.make_dataclass(
-            qualname.rpartition(".")[2], list(fields), frozen=True, namespace=body
-        )
-        made.__module__, made.__qualname__ = module, qualname
-        _classes[key], _lost[made] = made, False
+        _classes[key] = _make_record_class(path, fields, called)
     return _classes[key](**fields)
 
 
-def _class(path: str, bases: tuple[type, ...], body: dict[str, Any], *, lost: bool) -> type:
+def _make_record_class(path: str, fields: Mapping[str, Any], called: str) -> type:
+    """The class of `record`'s instances. Another that has other fields is another class."""
     module, _, qualname = path.partition(":")
-    made = type(
-        qualname.rpartition(".")[2], bases, {**body, "__module__": module, "__qualname__": qualname}
-    )
-    _lost[made] = lost
-    return made
+    body: dict[str, Any] = {"__module__": module, "__qualname__": qualname}
+    if called:
+        body |= {"__name__": called, "__call__": Standin.__call__}
+    name = qualname.rpartition(".")[2]
+    record_class = dataclasses.make_dataclass(name, list(fields), frozen=True, namespace=body)
+    # Since Python 3.12 make_dataclass names the module that calls it.
+    record_class.__module__, record_class.__qualname__ = module, qualname
+    _is_lost[record_class] = False
+    return record_class
 
 
-def _unusable(where: str, problem: str) -> Fault:
-    return Fault(
-        rule="snapshot", where=where, problem=problem, fix="give the graph.json that a run wrote"
-    )
+def _make_class(path: str, bases: tuple[type, ...], body: Mapping[str, Any], *, lost: bool) -> type:
+    module, _, qualname = path.partition(":")
+    name = qualname.rpartition(".")[2]
+    standin_class = type(name, bases, {**body, "__module__": module, "__qualname__": qualname})
+    _is_lost[standin_class] = lost
+    return standin_class
 
 
-def made(kind: type[Any], fields: Mapping[str, Any], where: str) -> Any:
-    """An instance of one of this project's own dataclasses. Raises GraphError if a field is
+def _unusable(where: str, problem: str) -> GraphError:
+    fix = "give the graph.json that a run wrote"
+    return GraphError(Fault(rule="snapshot", where=where, problem=problem, fix=fix))
+
+
+def make_instance(kind: type[Any], fields: Mapping[str, Any], where: str) -> Any:
+    """Make an instance of one of this project's own dataclasses. Raises GraphError if a field is
     unknown, missing or not of its declared type: a file may say anything.
     """
     hints = _hints(kind)
-    known = {f.name: f for f in dataclasses.fields(kind) if f.init}
-    for name, value in fields.items():
-        if name not in known:
-            raise GraphError(_unusable(where, f"{kind.__name__} has no field {name!r:.60}"))
-        if not fits(value, hints[name]):
-            found = (
-                f"expected {kind.__name__}.{name} to be {_said(hints[name])}, found {value!r:.60}"
-            )
-            raise GraphError(_unusable(where, found))
-    needed = [n for n, f in known.items() if _required(f) and n not in fields]
-    if needed:
-        raise GraphError(
-            _unusable(where, f"{kind.__name__} needs {', '.join(needed)}, which are not there")
-        )
+    known_fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    for name, field_value in fields.items():
+        if name not in known_fields:
+            raise _unusable(where, f"{kind.__name__} has no field {name!r:.60}")
+        if not fits(field_value, hints[name]):
+            expected = f"expected {kind.__name__}.{name} to be {_describe(hints[name])}"
+            raise _unusable(where, f"{expected}, found {field_value!r:.60}")
+    missing = [
+        name for name, field in known_fields.items() if _is_required(field) and name not in fields
+    ]
+    if missing:
+        problem = f"{kind.__name__} needs {', '.join(missing)}, which are not there"
+        raise _unusable(where, problem)
     return kind(**fields)
 
 
-def _required(field: dataclasses.Field[Any]) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -168,52 +174,58 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _said(hint: Any) -> str:
+def _describe(hint: Any) -> str:
+    """An annotation, as messages write it."""
     return str(getattr(hint, "__name__", hint)).replace("typing.", "").replace("dataflow.", "")
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type that an annotation names, including containers' contents."""
+def fits(thing: Any, hint: Any) -> bool:
+    """Whether a thing has the type that an annotation names, including containers' contents."""
     if hint is Any or isinstance(hint, TypeVar):
         return True
     origin, inside = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, part) for part in inside)
+        return any(fits(thing, part) for part in inside)
     if origin is Literal:
-        return any(type(value) is type(part) and value == part for part in inside)
+        # True == 1, and they are not the same literal.
+        return any(type(thing) is type(part) and thing == part for part in inside)
     if origin is not None:
-        return _fits_generic(value, origin, inside)
-    return _fits_plain(value, hint)
+        return _fits_generic(thing, origin, inside)
+    return _fits_plain(thing, hint)
 
 
-def _fits_plain(value: Any, hint: Any) -> bool:
+def _fits_plain(thing: Any, hint: Any) -> bool:
     if hint in (None, type(None)):
-        return value is None
-    if hint in (int, float):
-        numbers = (int, np.integer) if hint is int else (int, float, np.integer, np.floating)
-        return isinstance(value, numbers) and not isinstance(value, bool)
-    return callable(value) if hint is Callable else isinstance(value, hint)
+        return thing is None
+    if hint is int:
+        return isinstance(thing, (int, np.integer)) and not isinstance(thing, bool)
+    if hint is float:
+        numbers = (int, float, np.integer, np.floating)
+        return isinstance(thing, numbers) and not isinstance(thing, bool)
+    return callable(thing) if hint is Callable else isinstance(thing, hint)
 
 
-def _fits_generic(value: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
+def _fits_generic(thing: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
+    """origin, inside: as typing.get_origin and get_args take an annotation apart."""
     if origin is tuple:
-        return isinstance(value, tuple) and _fits_tuple(value, inside)
+        return isinstance(thing, tuple) and _fits_tuple(thing, inside)
     if origin is type:
-        return isinstance(value, type) and (inside[0] is Any or issubclass(value, inside[0]))
+        return isinstance(thing, type) and (inside[0] is Any or issubclass(thing, inside[0]))
     if origin is collections.abc.Callable:
-        return callable(value)
-    return isinstance(value, origin) and _fits_contents(value, origin, inside)
+        return callable(thing)
+    return isinstance(thing, origin) and _fits_contents(thing, origin, inside)
 
 
-def _fits_tuple(value: tuple[Any, ...], inside: tuple[Any, ...]) -> bool:
+def _fits_tuple(parts: tuple[Any, ...], inside: tuple[Any, ...]) -> bool:
     if len(inside) == 2 and inside[1] is Ellipsis:
-        return all(fits(part, inside[0]) for part in value)
-    return len(value) == len(inside) and all(map(fits, value, inside))
+        return all(fits(part, inside[0]) for part in parts)
+    return len(parts) == len(inside) and all(map(fits, parts, inside))
 
 
-def _fits_contents(value: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
+def _fits_contents(container: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
     if issubclass(origin, collections.abc.Mapping):
-        return all(fits(k, inside[0]) and fits(v, inside[1]) for k, v in value.items())
+        keys = all(fits(key, inside[0]) for key in container)
+        return keys and all(fits(part, inside[1]) for part in container.values())
     if issubclass(origin, collections.abc.Sequence):
-        return not isinstance(value, str) and all(fits(part, inside[0]) for part in value)
+        return not isinstance(container, str) and all(fits(part, inside[0]) for part in container)
     return True

@@ -69,18 +69,16 @@ def storage_error(what: str, path: Path, error: OSError, needed: int = 0) -> Sto
     """`runs/a/metrics.jsonl: step 3 could not be written: the disk is full (needs 1.2 KiB, 0 B
     free). Fix: ...`
     """
-    known = _FULL | _OTHERS
-    why, fix = known.get(
-        error.errno or 0, (error.strerror or str(error), "see what is wrong with that path")
-    )
-    sizes = [f"needs {shown_bytes(needed)}"] if needed else []
-    sizes += (
-        [f"{shown_bytes(free)} free"]
-        if error.errno in _FULL and (free := free_bytes(path)) is not None
-        else []
-    )
-    told = f" ({', '.join(sizes)})" if sizes else ""
-    return StorageError(f"{path}: {what} {CANNOT}: {why}{told}. Fix: {fix}.")
+    unknown = (error.strerror or str(error), "see what is wrong with that path")
+    why, fix = (_FULL | _OTHERS).get(error.errno or 0, unknown)
+    sizes: list[str] = []
+    if needed:
+        sizes.append(f"needs {shown_bytes(needed)}")
+    if error.errno in _FULL and (free := free_bytes(path)) is not None:
+        sizes.append(f"{shown_bytes(free)} free")
+    if sizes:
+        why += f" ({', '.join(sizes)})"
+    return StorageError(f"{path}: {what} {CANNOT}: {why}. Fix: {fix}.")
 
 
 def free_bytes(path: Path) -> int | None:
@@ -101,10 +99,10 @@ def replacing(
     Raises StorageError, and then nothing of the new file is left. The next call removes what a kill
     leaves (`.NAME.tmp`).
     """
-    temp = temporary(path)
+    temp = temporary_path(path)
     try:
         with writing(what, path, needed):
-            with _new(temp) as file:
+            with _open_new(temp) as file:
                 yield file
                 if durable:
                     file.flush()
@@ -120,26 +118,27 @@ def replacing(
 
 def replace_text(what: str, path: Path, text: str) -> None:
     """Replace a text file completely. Raises StorageError."""
-    data = text.encode()
-    with replacing(what, path, len(data)) as file:
-        file.write(data)
+    content = text.encode()
+    with replacing(what, path, len(content)) as file:
+        file.write(content)
 
 
-def write_where_asked(what: str, path: Path, text: str) -> None:
+def write_to_user_path(what: str, path: Path, text: str) -> None:
     """Write a text file to a user's path, which may be a pipe or a device. Raises StorageError."""
     with writing(what, path, len(text)):
+        # The file behind a link is replaced, not the link.
         target = path.resolve()
-        plain = not target.exists() or stat.S_ISREG(target.stat().st_mode)
-    if plain:
+        is_plain = not target.exists() or stat.S_ISREG(target.stat().st_mode)
+    if is_plain:
         replace_text(what, target, text)
         return
     with writing(what, path, len(text)):
         target.write_text(text, encoding="utf-8")
 
 
-def new_private(what: str, path: Path, text: str) -> None:
-    """A new file that only this user can read. Raises FileExistsError if there is one, StorageError
-    if it cannot be written, and then leaves none.
+def write_private_text(what: str, path: Path, text: str) -> None:
+    """Write a new file that only this user can read. Raises FileExistsError if there is one,
+    StorageError if it cannot be written, and then leaves none.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -155,13 +154,13 @@ def new_private(what: str, path: Path, text: str) -> None:
         raise
 
 
-def temporary(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Where a file's new content is written before it takes the file's name."""
     return path.with_name(f".{path.name}.tmp")
 
 
-def _new(path: Path) -> BinaryIO:
-    """A file that did not exist before: never through a link, never another's file."""
+def _open_new(path: Path) -> BinaryIO:
+    """Open a file that did not exist before: never through a link, never another's file."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return open(os.open(path, flags, 0o666), "wb")

@@ -48,7 +48,8 @@ class Verdict:
     def __str__(self) -> str:
         if self.outcome == "broken":
             return self.text
-        return f"{self.promise}: {self.outcome}{f': {self.text}' if self.text else ''}"
+        line = f"{self.promise}: {self.outcome}"
+        return f"{line}: {self.text}" if self.text else line
 
 
 class Contract(ABC):
@@ -78,7 +79,7 @@ def contract(
     ports: Mapping[str, type[Schema]] | None = None,
     **parameters: Any,
 ) -> Contract:
-    """What this operator or loss promises, to be tested on generated rows.
+    """Make a test of what this operator or loss promises, on generated rows.
 
     target: what a graph calls: an operator on columns or a loss, built in or your own, or a
     function of Ports that returns what one of them does. parameters: its own; others have their

@@ -37,24 +37,28 @@ class Misaligned:
         )
 
 
-def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned | None:
-    """The first difference between columns of one axis, None if there is none; all batches have the
-    same rows.
+def find_misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned | None:
+    """Find the first difference between columns of one axis, None if there is none; all batches
+    have the same rows.
     """
-    known: dict[Axis, tuple[str, np.ndarray]] = {}
+    # Of each axis the first column, with which all others are compared.
+    first_columns: dict[Axis, tuple[str, np.ndarray]] = {}
     for port, batch, schema in ports:
         for name in batch.names:
             column = schema.columns.get(name)
             if column is None or column.axis is None:
                 continue
             label = f"{port}.{name}" if port else name
-            compared = batch.offsets(name)
-            first, offsets = known.setdefault(column.axis, (label, compared))
-            if not same_array(offsets, compared):
-                lengths, others = steps_between(offsets), steps_between(compared)
-                row = int(np.argmax(lengths != others))
-                pair = (int(lengths[row]), int(others[row]))
+            offsets = batch.offsets(name)
+            first, first_offsets = first_columns.setdefault(column.axis, (label, offsets))
+            if not same_array(first_offsets, offsets):
+                first_lengths, lengths = steps_between(first_offsets), steps_between(offsets)
+                row = int(np.argmax(first_lengths != lengths))
                 return Misaligned(
-                    row=row, axis=column.axis, first=first, second=label, lengths=pair
+                    row=row,
+                    axis=column.axis,
+                    first=first,
+                    second=label,
+                    lengths=(int(first_lengths[row]), int(lengths[row])),
                 )
     return None

@@ -33,25 +33,29 @@ class TokenCounts:
         """
         if self.longest <= limit:
             return self
-        fitting = self.prompts[self.prompts <= limit]
-        cut = np.minimum(self.prompts, limit)
-        return replace(self, prompts=fitting if drops and len(fitting) else cut, longest=limit)
+        prompts = self.prompts[self.prompts <= limit]
+        if not drops or not len(prompts):
+            prompts = np.minimum(self.prompts, limit)
+        return replace(self, prompts=prompts, longest=limit)
 
     def __str__(self) -> str:
-        spans = _span(self.prompts)
+        spans, longest = _describe_lengths(self.prompts), ""
         if self.answers is not None:
-            spans += f", with answers of {_span(self.answers)}"
-        longer = f", and of its longest {self.longest:,}" if self.longest > self.prompts[-1] else ""
-        if self.answers is not None:
-            longer = f", and of its longest {self.longest_row:,} in all"
-        rows = f"{len(self.prompts):,} row{'s' * (len(self.prompts) != 1)} of {self.place}"
-        return f"{spans}, from {rows}{longer}"
+            spans += f", with answers of {_describe_lengths(self.answers)}"
+            longest = f", and of its longest {self.longest_row:,} in all"
+        elif self.longest > self.prompts[-1]:
+            longest = f", and of its longest {self.longest:,}"
+        count = len(self.prompts)
+        rows = f"{count:,} row" if count == 1 else f"{count:,} rows"
+        return f"{spans}, from {rows} of {self.place}{longest}"
 
 
-def _span(lengths: np.ndarray) -> str:
+def _describe_lengths(lengths: np.ndarray) -> str:
+    """lengths: ascending."""
     few, many = int(lengths[0]), int(lengths[-1])
-    mean = f", mean {lengths.mean():,.0f}"
-    return f"{few:,} to {many:,} tokens{mean}" if few != many else f"{few:,} tokens"
+    if few == many:
+        return f"{few:,} tokens"
+    return f"{few:,} to {many:,} tokens, mean {lengths.mean():,.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

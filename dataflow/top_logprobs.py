@@ -39,27 +39,27 @@ class TopLogprobs(Logprobs):
     @staticmethod
     def of(k: int) -> type[TopLogprobs]:
         """The schema of k tokens each."""
-        return _made(k)
+        return _make_schema(k)
 
 
 @functools.cache
-def _made(k: int) -> type[TopLogprobs]:
-    ids, logprobs = TopLogprobs.columns["top_ids"], TopLogprobs.columns["top_logprobs"]
+def _make_schema(k: int) -> type[TopLogprobs]:
+    ids_doc = TopLogprobs.columns["top_ids"].doc
+    logprobs_doc = TopLogprobs.columns["top_logprobs"].doc
+    id_lists, number_lists = pa.list_(pa.int32(), k), pa.list_(pa.float32(), k)
     body = {
         "__module__": __name__,
         "__doc__": f"TopLogprobs of {k} tokens each.",
         "k": k,
-        "top_ids": column(pa.list_(pa.int32(), k), "T", doc=ids.doc),
-        "top_logprobs": column(
-            pa.list_(pa.float32(), k), "T", doc=logprobs.doc, distribution=POLICY
-        ),
+        "top_ids": column(id_lists, "T", doc=ids_doc),
+        "top_logprobs": column(number_lists, "T", doc=logprobs_doc, distribution=POLICY),
     }
     return type(f"TopLogprobs{k}", (TopLogprobs,), body)
 
 
 def __getattr__(name: str) -> type[TopLogprobs]:
     """TopLogprobs8 and the like. Raises AttributeError for anything else."""
-    found = re.fullmatch(r"TopLogprobs([1-9]\d{0,8})", name)
-    if found is None or int(found[1]) > LARGEST:
+    match = re.fullmatch(r"TopLogprobs([1-9]\d{0,8})", name)
+    if match is None or int(match[1]) > LARGEST:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return TopLogprobs.of(int(found[1]))
+    return TopLogprobs.of(int(match[1]))

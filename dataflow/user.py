@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
-from dataflow.calls import call_error, call_site, declares, refuse_unknown, require, signature_of
+from dataflow.calls import call_error, declares, refuse_unknown, require, signature_of
 from dataflow.convention import Convention
-from dataflow.errors import Fault, GraphError, nearest
+from dataflow.errors import GraphError, nearest
 from dataflow.importable_names import Declaration, declared_path
 from dataflow.limits import Limit, choice
 from dataflow.node import Node, Port
@@ -60,19 +70,14 @@ class Columns(Generic[S_co]):
 
     def __getitem__(self, name: str) -> Any:
         if name in self.batch.device:
-            found = self.batch.tensor(name)
-            return (
-                found.values
-                if pa.types.is_null(self.batch.records.schema.field(name).type)
-                else found
-            )
+            tensor = self.batch.tensor(name)
+            # Arrow holds only the lengths of a device column; null where a row has one value.
+            is_flat = pa.types.is_null(self.batch.records.schema.field(name).type)
+            return tensor.values if is_flat else tensor
         kind = self.batch.array(name).type
-        is_list = pa.types.is_large_list(kind) or pa.types.is_list(kind)
-        return (
-            self.batch.ragged(name)
-            if is_list and not pa.types.is_struct(kind.value_type) and not has_json_values(kind)
-            else self.batch.flat(name)
-        )
+        if _is_token_column(kind):
+            return self.batch.ragged(name)
+        return self.batch.flat(name)
 
     @property
     def keys(self) -> Keys:
@@ -86,24 +91,32 @@ class Columns(Generic[S_co]):
 
     def set(self, **columns: Any) -> Columns[S_co]:
         """The same rows with these columns added; one of the same name is replaced."""
-        kept = {
-            name: self[name] if name in self.batch.device else self.batch.array(name)
-            for name in self.batch.names
-        }
-        return Columns(
-            Batch.make(self.batch.keys, kept | columns, self.schema), self.schema, keyed=self.keyed
-        )
+        all_columns: dict[str, Any] = {}
+        for name in self.batch.names:
+            on_device = name in self.batch.device
+            all_columns[name] = self[name] if on_device else self.batch.array(name)
+        all_columns |= columns
+        batch = Batch.make(self.batch.keys, all_columns, self.schema)
+        return Columns(batch, self.schema, keyed=self.keyed)
 
     @staticmethod
     def make(schema: type[S], *, like: Columns[Any] | None = None, **columns: Any) -> Columns[S]:
         """New columns on the rows of `like`, in order; without it, for tests, on rows at positions
         0, 1, ... An operator that returns those is refused: they are no rows of the run.
         """
-        rows = len(next(iter(columns.values()))) if like is None else len(like)
-        keys = Keys.of(range(rows)) if like is None else like.keys
-        return Columns(
-            Batch.make(keys, columns, schema), schema, keyed=like is not None and like.keyed
-        )
+        if like is None:
+            first_column = next(iter(columns.values()))
+            keys, keyed = Keys.of(range(len(first_column))), False
+        else:
+            keys, keyed = like.keys, like.keyed
+        return Columns(Batch.make(keys, columns, schema), schema, keyed=keyed)
+
+
+def _is_token_column(kind: pa.DataType) -> bool:
+    """Whether it has a list of plain values a row; those of structs and of JSON are objects."""
+    if not pa.types.is_large_list(kind) and not pa.types.is_list(kind):
+        return False
+    return not pa.types.is_struct(kind.value_type) and not has_json_values(kind)
 
 
 class OperatorDeclaration(Declaration, Generic[Q, R]):
@@ -128,11 +141,11 @@ class OperatorDeclaration(Declaration, Generic[Q, R]):
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
         refuse_unknown(self.operator.name, self._signature, args, kwargs)
-        given = self._signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        names = [i.name for i in self.operator.inputs]
-        params = {k: v for k, v in given.arguments.items() if k not in names}
-        inputs = {name: given.arguments[name] for name in names}
+        call = self._signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        input_names = [declared.name for declared in self.operator.inputs]
+        params = {name: arg for name, arg in call.arguments.items() if name not in input_names}
+        inputs = {name: call.arguments[name] for name in input_names}
         port: Any = Node(self.operator, self._name, inputs=inputs, params=params).port()
         return port
 
@@ -170,19 +183,13 @@ class _OperatorDecorator:
     def __call__(self, fn: Callable[..., Any]) -> Any:
         typed = signature_of(fn, "operator", _LIKE)
         positional = [p for p in typed.parameters.values() if p.kind is not p.KEYWORD_ONLY]
-        inputs = tuple(self._input(fn, p) for p in positional)
+        inputs = tuple(self._declare_input(fn, parameter) for parameter in positional)
         if not inputs:
-            raise _annotation(fn, "its first parameter", "no port at all")
-        names = [i.name for i in inputs]
-        for port in self._reads:
-            if port not in names:
-                near = nearest(port, names)
-                problem = f"reads names {port!r}, which is no port of it; ports: {', '.join(names)}"
-                raise call_error(
-                    f"operator {fn.__name__}", problem, f'reads={{"{near or names[0]}": [...]}}'
-                )
+            raise _annotation_error(fn, "its first parameter", "no port at all")
+        names = [declared.name for declared in inputs]
+        self._require_ports(fn, names)
         _require_parents(fn, names, self._parent)
-        made = _schema(fn, "the return value", typed.return_annotation)
+        output = _schema_of(fn, "the return value", typed.return_annotation)
         operator = Operator(
             path=declared_path(fn),
             name=fn.__name__,
@@ -190,32 +197,38 @@ class _OperatorDecorator:
             scope=self._scope,
             rows=Same(inputs[0].name),
             inputs=inputs,
-            outputs=(made,),
+            outputs=(output,),
             kernels={"host": HOST_KERNEL},
-            keeps=self._promised(fn, made),
+            keeps=self._choose_keeps(fn, output),
             function=fn,
         )
         return OperatorDeclaration(operator, inspect.signature(fn))
 
-    def _promised(self, fn: Callable[..., Any], made: type[Schema]) -> Keeps | None:
+    def _require_ports(self, fn: Callable[..., Any], names: Sequence[str]) -> None:
+        """Raises GraphError if `reads` names anything but a port of the operator."""
+        for port in self._reads:
+            if port not in names:
+                near = nearest(port, names) or names[0]
+                problem = f"reads names {port!r}, which is no port of it; ports: {', '.join(names)}"
+                raise call_error(f"operator {fn.__name__}", problem, f'reads={{"{near}": [...]}}')
+
+    def _choose_keeps(self, fn: Callable[..., Any], output: type[Schema]) -> Keeps | None:
         """What it keeps of a group: two rows for a Preference. Raises GraphError if keeps= cannot
         be verified.
         """
         keeps: Keeps | None = self._keeps
-        if issubclass(made, Preference):
+        if issubclass(output, Preference):
             keeps = keeps or "pairs"
         if keeps is None:
             return None
-        if keeps not in get_args(Keeps):
-            near = nearest(str(keeps), get_args(Keeps)) or "groups"
-            problem, fix = (
-                f"expected keeps= one of {', '.join(map(repr, get_args(Keeps)))}, found {keeps!r}",
-                f"keeps={near!r}",
-            )
-        elif not issubclass(made, Keep):
-            problem = (
-                f"expected no keeps= on what returns no Keep, found {keeps!r} on a {made.__name__}"
-            )
+        choices = get_args(Keeps)
+        if keeps not in choices:
+            near = nearest(str(keeps), choices) or "groups"
+            problem = f"expected keeps= one of {', '.join(map(repr, choices))}, found {keeps!r}"
+            fix = f"keeps={near!r}"
+        elif not issubclass(output, Keep):
+            kind = output.__name__
+            problem = f"expected no keeps= on what returns no Keep, found {keeps!r} on a {kind}"
             fix = "return Columns[Keep], or leave keeps= out"
         elif keeps != "rows" and self._scope == "row":
             problem = (
@@ -225,20 +238,14 @@ class _OperatorDecorator:
             fix = "@operator(scope='group')"
         else:
             return keeps
-        where = f"operator {fn.__name__}"
-        raise GraphError(
-            Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site())
-        )
+        raise call_error(f"operator {fn.__name__}", problem, fix)
 
-    def _input(self, fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
-        name, schema = parameter.name, _schema(fn, parameter.name, parameter.annotation)
+    def _declare_input(self, fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:
+        name = parameter.name
+        schema = _schema_of(fn, name, parameter.annotation)
+        rows: Literal["rows", "parent"] = "parent" if name in self._parent else "rows"
         ancestors = tuple(self._reads.get(name, ()))
-        return Input(
-            name=name,
-            schema=schema,
-            rows="parent" if name in self._parent else "rows",
-            ancestors=ancestors,
-        )
+        return Input(name=name, schema=schema, rows=rows, ancestors=ancestors)
 
 
 def column_operator(
@@ -264,30 +271,30 @@ def column_operator(
     conventions, repeats: as in Operator. kernel: module:Class of one that also reports metrics.
     """
     typed = inspect.signature(fn, eval_str=True)
-    inputs = []
-    for p in typed.parameters.values():
-        if p.kind is p.POSITIONAL_OR_KEYWORD:
-            reads = (columns or {}).get(p.name)
-            relation = "parent" if p.name in parent else "rows"
-            inputs.append(
-                Input(
-                    name=p.name,
-                    schema=_schema(fn, p.name, p.annotation),
-                    rows=relation,
-                    columns=reads,
-                )
+    inputs: list[Input] = []
+    for parameter in typed.parameters.values():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            declared = Input(
+                name=parameter.name,
+                schema=_schema_of(fn, parameter.name, parameter.annotation),
+                rows="parent" if parameter.name in parent else "rows",
+                columns=(columns or {}).get(parameter.name),
             )
-    first = inputs[0] if inputs else variadic
-    assert first is not None
+            inputs.append(declared)
+    if inputs:
+        first_name = inputs[0].name
+    else:
+        assert variadic is not None, "it has rows of an input"
+        first_name = f"{variadic.name}0"
     return Operator(
         path=path,
         name=name,
         work="host",
         scope=scope,
-        rows=Same(first.name if inputs else f"{first.name}0"),
+        rows=Same(first_name),
         inputs=tuple(inputs),
         variadic=variadic,
-        outputs=(_schema(fn, "the return value", typed.return_annotation),),
+        outputs=(_schema_of(fn, "the return value", typed.return_annotation),),
         kernels={"host": kernel},
         keeps=keeps,
         limits=limits or {},
@@ -321,69 +328,55 @@ def operator(
     are ancestors of the first port's, such as the turn before: each row sees its ancestor's
     columns.
     """
+    fits, expected = _SCOPE.accepts(scope), _SCOPE.expected()
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
-    require(
-        "operator", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix
-    )
-    given = {} if reads is None else reads
-    fits = isinstance(given, Mapping) and all(
-        isinstance(port, str) and _are_names(n) for port, n in given.items()
-    )
+    require("operator", "scope", scope, fits=fits, expected=expected, fix=fix)
+    columns_by_port = {} if reads is None else reads
     expected, fix = "lists of column names by port", 'reads={"rollout": ["answer"]}'
+    fits = _are_names_by_port(columns_by_port)
     require("operator", "reads", reads, fits=fits, expected=expected, fix=fix)
     parents = (parent,) if isinstance(parent, str) else parent
-    require(
-        "operator",
-        "parent",
-        parent,
-        fits=_are_names(parents),
-        expected="names of ports",
-        fix='parent="before"',
-    )
-    return _OperatorDecorator(scope, given, keeps, tuple(parents))
+    expected, fix = "names of ports", 'parent="before"'
+    require("operator", "parent", parent, fits=_are_names(parents), expected=expected, fix=fix)
+    return _OperatorDecorator(scope, columns_by_port, keeps, tuple(parents))
 
 
-def _are_names(value: object) -> bool:
+def _are_names_by_port(reads: object) -> bool:
+    if not isinstance(reads, Mapping):
+        return False
+    return all(isinstance(port, str) and _are_names(names) for port, names in reads.items())
+
+
+def _are_names(names: object) -> bool:
     """A string is not a list of names, though it is a sequence of strings."""
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and all(isinstance(name, str) for name in value)
-    )
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        return False
+    return all(isinstance(name, str) for name in names)
 
 
 def _require_parents(fn: Callable[..., Any], ports: Sequence[str], parents: Sequence[str]) -> None:
     """Raises GraphError for a parent that is not a port of the operator, or is its first."""
     for name in parents:
         if name not in ports[1:]:
-            found = "is its first port, whose rows it has" if name in ports else "is no port of it"
+            why = "is no port of it"
+            if name in ports:
+                why = "is its first port, whose rows it has"
+            problem = f"expected parent= to name ports after the first, found {name!r}, which {why}"
             others = ", ".join(ports[1:])
-            problem = (
-                f"expected parent= to name ports after the first, found {name!r}, which {found}"
-            )
-            raise call_error(
-                f"operator {fn.__name__}",
-                problem,
-                f"one of: {others}" if others else "leave parent= out",
-            )
+            fix = f"one of: {others}" if others else "leave parent= out"
+            raise call_error(f"operator {fn.__name__}", problem, fix)
 
 
-def _schema(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:
-    of = get_args(annotation)[:1] if get_origin(annotation) is Columns else ()
-    if not (of and isinstance(of[0], type) and issubclass(of[0], Schema)):
-        raise _annotation(
-            fn, what, "none" if annotation is inspect.Parameter.empty else str(annotation)
-        )
-    return of[0]
+def _schema_of(fn: Callable[..., Any], what: str, annotation: Any) -> type[Schema]:
+    """The Schema in an annotation Columns[Schema]. Raises GraphError for any other annotation."""
+    if get_origin(annotation) is Columns:
+        schema = get_args(annotation)[0]
+        if isinstance(schema, type) and issubclass(schema, Schema):
+            return schema
+    is_missing = annotation is inspect.Parameter.empty
+    raise _annotation_error(fn, what, "none" if is_missing else str(annotation))
 
 
-def _annotation(fn: Callable[..., Any], what: str, found: str) -> GraphError:
-    return GraphError(
-        Fault(
-            rule="call",
-            where=f"operator {fn.__name__}",
-            problem=f"expected {what} annotated Columns[Schema], found {found}",
-            fix=_LIKE,
-            origin=call_site(),
-        )
-    )
+def _annotation_error(fn: Callable[..., Any], what: str, annotation: str) -> GraphError:
+    problem = f"expected {what} annotated Columns[Schema], found {annotation}"
+    return call_error(f"operator {fn.__name__}", problem, _LIKE)

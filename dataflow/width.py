@@ -25,14 +25,16 @@ def screen_width(widest: int, stream: TextIO | None = None) -> int:
     COLUMNS says, else those of its terminal, at least NARROWEST and at most `widest`; `widest`
     where neither is known.
     """
-    told = os.environ.get("COLUMNS", "")
-    columns = int(told) if told.isdecimal() else 0
+    setting = os.environ.get("COLUMNS", "")
+    columns = int(setting) if setting.isdecimal() else 0
     if not columns:
-        columns = _of_terminal(sys.stdout if stream is None else stream)
-    return max(NARROWEST, min(widest, columns)) if columns else widest
+        columns = _terminal_width(sys.stdout if stream is None else stream)
+    if not columns:
+        return widest
+    return max(NARROWEST, min(widest, columns))
 
 
-def _of_terminal(stream: TextIO) -> int:
+def _terminal_width(stream: TextIO) -> int:
     """Columns of the terminal that a stream writes to; 0 where it writes to none."""
     if stream.isatty():
         with suppress(OSError):  # a stream that has no file of its own
@@ -40,38 +42,44 @@ def _of_terminal(stream: TextIO) -> int:
     return 0
 
 
-def folded(text: str, width: int) -> str:
-    """The text, every line that is longer than `width` folded between words, its later parts
-    indented a little more. Within a folded line columns stand two blanks apart. A word that is too
-    long, such as a path, stays whole.
+def fold_lines(text: str, width: int) -> str:
+    """Fold every line of a text that is longer than `width` between words, its later parts indented
+    a little more. Within a folded line columns stand two blanks apart. A word that is too long,
+    such as a path, stays whole.
     """
-    return "\n".join(part for line in text.split("\n") for part in _folded(line, width))
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+        else:
+            lines += _fold(line, width)
+    return "\n".join(lines)
 
 
-def _folded(line: str, width: int) -> list[str]:
-    if len(line) <= width:
-        return [line]
+def _fold(line: str, width: int) -> list[str]:
     words = line.lstrip(" ")
-    first = " " * min(len(line) - len(words), width // 2)
+    indent = " " * min(len(line) - len(words), width // 2)
     return textwrap.wrap(
         re.sub("   +", "  ", words),
         width,
-        initial_indent=first,
-        subsequent_indent=first + " " * _AFTER,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * _AFTER,
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
-def packed(parts: Iterable[str], width: int, *, indent: str = "") -> Iterator[str]:
-    """Lines of as many parts as fit side by side, two blanks between them; no part is broken.
+def pack_parts(parts: Iterable[str], width: int, *, indent: str = "") -> Iterator[str]:
+    """Make lines of as many parts as fit side by side, two blanks between them; no part is broken.
     indent: of every line but the first.
     """
     line = ""
     for part in parts:
-        longer = f"{line}  {part}" if line.strip() else f"{line}{part}"
-        if line.strip() and len(longer) > width:
+        if not line.strip():
+            line = f"{line}{part}"
+        elif len(longer := f"{line}  {part}") <= width:
+            line = longer
+        else:
             yield line
-            longer = f"{indent}{part}"
-        line = longer
+            line = f"{indent}{part}"
     yield line

@@ -19,7 +19,7 @@ from typing import Any
 
 from dataflow.calls import call_site, declares, require
 from dataflow.errors import Fault, GraphError
-from dataflow.metric_names import is_part, repaired_part
+from dataflow.metric_names import is_part, repair_part
 from dataflow.operator import EVERY_COLUMN
 from operators.tasks import text_of
 
@@ -127,7 +127,7 @@ def _fit_name(fn: Callable[..., Any]) -> str:
         f"expected a name of 1 to {_LONGEST} letters, digits or any of _.:<>-, which is part of its"
         f" metrics' names, found {name!r:.60}"
     )
-    fix = f"__name__ = {repaired_part(str(name))[:_LONGEST]!r}"
+    fix = f"__name__ = {repair_part(str(name))[:_LONGEST]!r}"
     raise _unfit(type(fn).__name__, problem, fix)
 
 

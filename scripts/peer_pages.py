@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from dataflow.names import SYSTEMS, PeerName, table  # noqa: E402
+from dataflow.names import SYSTEMS, PeerName, read_peer_names  # noqa: E402
 
 PAGES = {"from-trl.md": ("trl",), "from-verl.md": ("verl", "openrlhf")}
 """Page -> the tables of names on it."""
@@ -46,7 +46,7 @@ def page(name: str) -> str:
     systems = " or ".join(SYSTEMS[stem] for stem in PAGES[name])
     parts = [written + MARK + HEAD.format(systems=systems)]
     for stem in PAGES[name]:
-        for title, peers in groupby(table(stem), key=lambda peer: peer.section):
+        for title, peers in groupby(read_peer_names(stem), key=lambda peer: peer.section):
             parts.append(section(f"{SYSTEMS[stem]}: {title[0].lower()}{title[1:]}", peers))
     return "".join(parts)
 

@@ -26,7 +26,7 @@ from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import ProgramPicture
 from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
 from dataflow.safe_text import one_line
-from dataflow.width import folded
+from dataflow.width import fold_lines
 
 WIDTH = 118
 _PITCH, _CLOSE_PITCH = 4, 3
@@ -48,7 +48,7 @@ def draw_text(picture: Picture, width: int = WIDTH, overlay: Overlay | None = No
     """
     table = _Table(picture, width)
     if table.narrow:
-        lines = folded(picture.name, width).split("\n")
+        lines = fold_lines(picture.name, width).split("\n")
     else:
         lines = [_write_head(picture, table)]
     for region in REGIONS:
@@ -85,7 +85,7 @@ def draw_program_text(
         begins = "".join(f"    {line}\n" for line in phase.begins)
         head = f"{phase.title}\n{begins}"
         if width < WIDTH:
-            head = folded(head, width)
+            head = fold_lines(head, width)
         parts.append(f"{head}\n{draw_text(phase.picture, width, overlay)}")
     return "\n".join(parts)
 
@@ -275,7 +275,7 @@ def _list_states(picture: Picture, table: _Table) -> list[str]:
         uses = _describe_uses(picture, state)
         if table.narrow:
             line = f"    {state.name}  {facts}  {uses}"
-            whole = folded(line, table.screen)
+            whole = fold_lines(line, table.screen)
             lines += whole.replace(_JOINED, " ").split("\n")
             continue
         uses_lines = wrap(uses, max(_NARROWEST, table.screen - indent))
@@ -319,7 +319,7 @@ def _list_workers(picture: Picture, overlay: Overlay, width: int) -> list[str]:
         names = ", ".join(box.name for box in inside)
         place = f" {overlay.describe_place(inside[0])}".rstrip()
         line = f"    {title}:  {names}{place}"
-        lines += folded(line, width).split("\n")
+        lines += fold_lines(line, width).split("\n")
     return lines
 
 
@@ -330,7 +330,7 @@ def _list_notes(overlay: Overlay, width: int) -> list[str]:
     for name, shown_name in names.items():
         notes = ", ".join(overlay.notes_about(name))
         line = f"    {shown_name.ljust(name_width)}{notes}"
-        lines += folded(line, width).split("\n")
+        lines += fold_lines(line, width).split("\n")
     return lines
 
 

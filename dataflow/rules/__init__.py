@@ -10,51 +10,52 @@ from collections.abc import Callable, Iterator
 
 from dataflow.errors import Fault, GraphWarning
 from dataflow.rules import (
-    bases,
-    clocks,
-    columns,
-    concats,
     critics,
-    groups,
     held_out_data,
     hidden_columns,
     implausible_values,
-    lineage,
-    liveness,
     misspelt_columns,
-    names,
     off_policy,
-    parameters,
-    sampling_temperatures,
-    state,
     suspect_graphs,
-    training_temperature,
     unused_settings,
-    versions,
-    vocabulary,
-    whitening,
 )
+from dataflow.rules.bases import check_model_files
+from dataflow.rules.clocks import check_clocks
+from dataflow.rules.columns import check_wire_columns
+from dataflow.rules.concats import check_concat_inputs
 from dataflow.rules.context import Context
+from dataflow.rules.groups import check_whole_groups
+from dataflow.rules.held_out_data import check_held_out_data
+from dataflow.rules.lineage import check_same_rows
+from dataflow.rules.liveness import check_liveness
+from dataflow.rules.names import check_unique_names
+from dataflow.rules.parameters import check_parameter_values
+from dataflow.rules.sampling_temperatures import check_one_sampler
+from dataflow.rules.state import check_states
+from dataflow.rules.training_temperature import check_training_temperature
+from dataflow.rules.versions import check_read_versions
+from dataflow.rules.vocabulary import check_vocabularies
+from dataflow.rules.whitening import check_one_whitening
 
 Rule = Callable[[Context], Iterator[Fault]]
 
 RULES: tuple[Rule, ...] = (
-    names.check,  # first: on one line, an ambiguous name is the likeliest cause of the rest
-    parameters.check,  # numbers before what is derived from them: group sizes, lags, batches
-    columns.check,  # a wrong wire before the rows that it carries
-    lineage.check,  # the same rows before their groups
-    concats.check,  # rows of several inputs, which lineage.py does not compare
-    groups.check,  # the rows of a prompt
-    whitening.check,  # the last of the rules on data edges
-    training_temperature.check,  # what training compares with what those edges carry
-    state.check,  # who writes and reads, before how old it may be
-    versions.check,  # lags, before the loops that they keep alive
-    sampling_temperatures.check,  # whose version log-probs have, before their temperature
-    liveness.check,  # loops through States
-    clocks.check,  # what drives each node
-    held_out_data.check,  # training and evaluation apart, once it is known what feeds what
-    bases.check,  # late: it reads the Models' files
-    vocabulary.check,  # last: it compares them
+    check_unique_names,  # first: on one line, an ambiguous name is the likeliest cause of the rest
+    check_parameter_values,  # numbers before what is derived from them: group sizes, lags, batches
+    check_wire_columns,  # a wrong wire before the rows that it carries
+    check_same_rows,  # the same rows before their groups
+    check_concat_inputs,  # rows of several inputs, which lineage.py does not compare
+    check_whole_groups,  # the rows of a prompt
+    check_one_whitening,  # the last of the rules on data edges
+    check_training_temperature,  # what training compares with what those edges carry
+    check_states,  # who writes and reads, before how old it may be
+    check_read_versions,  # lags, before the loops that they keep alive
+    check_one_sampler,  # whose version log-probs have, before their temperature
+    check_liveness,  # loops through States
+    check_clocks,  # what drives each node
+    check_held_out_data,  # training and evaluation apart, once it is known what feeds what
+    check_model_files,  # late: it reads the Models' files
+    check_vocabularies,  # last: it compares them
 )
 
 WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
@@ -72,9 +73,9 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     implausible_values.zero_weights,
     implausible_values.repeated_settings,
     misspelt_columns.optional_columns,
-    unused_settings.lags,
-    unused_settings.intakes,
-    unused_settings.ports,
-    unused_settings.token_rewards,
+    unused_settings.unused_lags,
+    unused_settings.unused_intakes,
+    unused_settings.unused_ports,
+    unused_settings.unused_token_rewards,
 )
 """What looks wrong in a graph that can run. Run on graphs without faults; shown by source line."""

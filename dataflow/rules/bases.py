@@ -10,6 +10,7 @@ not in the cache, about which nothing is known here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ from dataflow.model_files import (
     token_ids,
 )
 from dataflow.node import Node, Port
-from dataflow.positions import row_positions
+from dataflow.positions import Positions, row_positions
 from dataflow.prompt_types import is_messages
 from dataflow.rows import generations, nearest_prompt, reader_of
-from dataflow.rules.context import Context, fault_at, place
+from dataflow.rules.context import Context, fault_at, name_node, node_models
 from dataflow.schema import TokenPrompt
 
 Complaint = tuple[str, str]
@@ -45,45 +46,48 @@ Complaint = tuple[str, str]
 
 _VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "auto")
-_SAID = ("prompt", "completion", "chosen", "rejected")
+_TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
 _HEADS = ("score.weight", "classifier.weight")
 _SAVED = "save model and tokenizer there with save_pretrained"
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_model_files(context: Context) -> Iterator[Fault]:
     """Bases that are missing or incomplete, heads that nothing trains, answers that cannot end or
     cannot fit.
     """
-    sound: dict[str, Path] = {}
-    told: set[tuple[str, Complaint]] = set()
+    # By Model, the directories without a fault: the others have been reported.
+    sound_folders: dict[str, Path] = {}
+    reported: set[tuple[str, Complaint]] = set()
     for model, node in _first_uses(context):
-        complaints = list(_complaints(context, model))
+        complaints = list(_check_base(context, model))
         for problem, fix in complaints:
-            if (model.base, (problem, fix)) not in told:  # once for Models of one base
+            if (model.base, (problem, fix)) not in reported:  # once for Models of one base
                 yield _fault(node, f"Model {model.name!r}: {problem}", fix)
-        told |= {(model.base, complaint) for complaint in complaints}
+        reported |= {(model.base, complaint) for complaint in complaints}
         folder = folder_of(model.base)
         if folder is not None and not complaints:
-            sound[model.name] = folder
+            sound_folders[model.name] = folder
     for node in context.graph.nodes:
-        yield from _answers(context, node, sound)
-        yield from _likeliest(node, sound)
-        yield from _rendered(context, node, sound)
-        yield from _tokenised(context, node, sound)
-    yield from _too_long(context)
+        yield from _check_answers(context, node, sound_folders)
+        yield from _check_top_k(node, sound_folders)
+        yield from _check_templates(context, node, sound_folders)
+        yield from _check_conversations(context, node, sound_folders)
+    yield from _check_positions(context)
 
 
-def _likeliest(node: Node, sound: Mapping[str, Path]) -> Iterator[Fault]:
+def _check_top_k(node: Node, sound_folders: Mapping[str, Path]) -> Iterator[Fault]:
     """More of the likeliest tokens than there are."""
-    asked, model = node.params.get("top_k"), node.states.get("model")
-    if not node.operator.log_probs or not isinstance(asked, int) or not isinstance(model, Model):
+    top_k, model = node.params.get("top_k"), node.states.get("model")
+    if not node.operator.log_probs or not isinstance(top_k, int) or not isinstance(model, Model):
         return
-    folder = sound.get(model.name)
-    size = read_object(folder / CONFIG).get("vocab_size") if folder is not None else None
-    if isinstance(size, int) and asked > size:
+    folder = sound_folders.get(model.name)
+    if folder is None:
+        return
+    size = read_object(folder / CONFIG).get("vocab_size")
+    if isinstance(size, int) and top_k > size:
         problem = (
             f"expected top_k of at most the {size} tokens that Model {model.name!r} knows, found"
-            f" {asked}"
+            f" {top_k}"
         )
         yield _fault(node, problem, f"top_k={size}, the whole distribution")
 
@@ -94,15 +98,18 @@ def _fault(node: Node, problem: str, fix: str) -> Fault:
 
 def _first_uses(context: Context) -> Iterator[tuple[Model, Node]]:
     """Each Model once, with the first node that uses it."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for node in context.graph.nodes:
-        for state in node.states.values():
-            if isinstance(state, Model) and state.name not in seen:
-                seen.add(state.name)
-                yield state, node
+        for model in node_models(node):
+            if model.name not in names:
+                names.add(model.name)
+                yield model, node
 
 
-def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
+# --- the files of a base --------------------------------------------------------------------------
+
+
+def _check_base(context: Context, model: Model) -> Iterator[Complaint]:
     """Faults in one Model's directory; a file is looked at only if the earlier ones can be read."""
     local = Path(model.base).expanduser()
     if local.is_file():
@@ -119,12 +126,13 @@ def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
                 near_directory(local),
             )
         return
-    trained = model.name in context.trained or model.trainable or model.follows is not None
-    trained = trained or model.name in context.carried
+    is_trained = model.name in context.trained or model.trainable or model.follows is not None
+    is_trained = is_trained or model.name in context.carried
     try:
-        yield from _looked_at(folder, model, fresh=trained)
+        yield from _check_files(folder, model, fresh=is_trained)
     except DataError as error:
-        yield _split(error)
+        problem, _, fix = str(error).rstrip(".").partition(". Fix: ")
+        yield problem, fix or AGAIN
     except OSError as error:
         yield (
             f"expected files that can be read, found {error}",
@@ -132,27 +140,25 @@ def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
         )
 
 
-def _looked_at(folder: Path, model: Model, *, fresh: bool) -> Iterator[Complaint]:
-    """The files, one after another, up to the first wrong one: its consequences would hide it."""
-    first = next(_files(folder), None)
-    config = read_object(folder / CONFIG) if first is None else {}
-    looks = (
-        _configuration(folder, config),
-        _weights(folder, model, config, fresh=fresh),
-        _tokens(folder, config),
+def _check_files(folder: Path, model: Model, *, fresh: bool) -> Iterator[Complaint]:
+    """The files, one after another, up to the first wrong one: its consequences would hide it.
+    fresh: whether the Model gets a new head where its base has none.
+    """
+    missing = next(_find_missing(folder), None)
+    if missing is not None:
+        yield missing
+        return
+    config = read_object(folder / CONFIG)
+    # Generators: none looks at its files before those in front of it have found nothing.
+    complaints = chain(
+        _check_configuration(folder, config),
+        _check_weights(folder, model, config, fresh=fresh),
+        _check_token_ids(folder, config),
     )
-    for look in looks if first is None else ():
-        first = first or next(look, None)
-    if first is not None:
-        yield first
+    yield from islice(complaints, 1)
 
 
-def _split(error: DataError) -> Complaint:
-    problem, _, fix = str(error).rstrip(".").partition(". Fix: ")
-    return problem, fix or AGAIN
-
-
-def _files(folder: Path) -> Iterator[Complaint]:
+def _find_missing(folder: Path) -> Iterator[Complaint]:
     if (folder / "adapter_config.json").is_file() and not (folder / CONFIG).is_file():
         yield (
             f"expected a whole model in {folder}, found an adapter (PEFT), which has no weights of"
@@ -160,86 +166,79 @@ def _files(folder: Path) -> Iterator[Complaint]:
             "merge it into its model (merge_and_unload of PEFT), save that, and name its directory",
         )
         return
-    for needed in (CONFIG, TOKENIZER_CONFIG):
-        if not (folder / needed).is_file():
-            yield f"expected {needed} in {folder}, found {listing(folder)}", _SAVED
+    for name in (CONFIG, TOKENIZER_CONFIG):
+        if not (folder / name).is_file():
+            yield f"expected {name} in {folder}, found {listing(folder)}", _SAVED
             return
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         yield f"expected a tokenizer ({TOKENIZER}) in {folder}, found {listing(folder)}", _SAVED
 
 
-def _configuration(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
-    if not isinstance(config.get("model_type"), str):
-        found = f"found {config.get('model_type')!r}"
-        yield (
-            f"{folder / CONFIG}: expected a model_type, {found}",
-            'the architecture\'s name, such as "qwen2"',
-        )
+def _check_configuration(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
+    file = folder / CONFIG
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        problem = f"expected a model_type, found {model_type!r}"
+        yield f"{file}: {problem}", 'the architecture\'s name, such as "qwen2"'
     elif (why := refusal(config)) is not None:
-        yield (
-            f"{folder / CONFIG}: expected an architecture that works here, found {why.reason}",
-            why.fix,
-        )
+        yield f"{file}: expected an architecture that works here, found {why.reason}", why.fix
     dtype = config.get("dtype", config.get("torch_dtype"))
     if isinstance(dtype, str) and dtype.removeprefix("torch.") not in _DTYPES:
-        yield (
-            f"{folder / CONFIG}: expected a dtype such as float32 or bfloat16, found {dtype!r:.40}",
-            AGAIN,
-        )
+        yield f"{file}: expected a dtype such as float32 or bfloat16, found {dtype!r:.40}", AGAIN
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-        value = config.get(key)
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or value < 1
-        ):
-            yield (
-                f"{folder / CONFIG}: expected {key} to be a whole number >= 1, found {value!r:.40}",
-                AGAIN,
-            )
+        count = config.get(key)
+        if count is not None and not _is_positive(count):
+            problem = f"expected {key} to be a whole number >= 1, found {count!r:.40}"
+            yield f"{file}: {problem}", AGAIN
 
 
-def _weights(
+def _is_positive(count: Any) -> bool:
+    return isinstance(count, int) and not isinstance(count, bool) and count >= 1
+
+
+def _check_weights(
     folder: Path, model: Model, config: dict[str, Any], *, fresh: bool
 ) -> Iterator[Complaint]:
     stored = stored_weights(folder)
     if stored is None:  # pickles: the kernel looks when it opens them
         return
-    yield from _sizes(folder, config, stored)
+    yield from _check_sizes(folder, config, stored)
     if model.head == "scalar" and not fresh:
-        yield from _score(folder, stored)
+        yield from _check_score_head(folder, stored)
 
 
-def _sizes(
+def _check_sizes(
     folder: Path, config: dict[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Iterator[Complaint]:
     """The embedding has the configuration's size, and there are as many layers."""
-    embedding = [n for n in stored if n.endswith("embed_tokens.weight")]
+    embeddings = [name for name in stored if name.endswith("embed_tokens.weight")]
     expected = (config.get("vocab_size"), config.get("hidden_size"))
-    if len(embedding) == 1 and None not in expected and stored[embedding[0]].shape != expected:
-        found = stored[embedding[0]].shape
-        yield (
-            f"{folder}: expected {embedding[0]} of {expected} by config.json, found {found}",
-            AGAIN,
-        )
-    layers, wanted = _stored_layers(stored), config.get("num_hidden_layers")
-    if layers and isinstance(wanted, int) and (gone := sorted(set(range(wanted)) - layers)):
-        problem = f"expected the weights of {wanted} layers, found none of layer {gone[0]}"
-        yield f"{folder}: {problem}", AGAIN
+    if len(embeddings) == 1 and None not in expected:
+        name = embeddings[0]
+        shape = stored[name].shape
+        if shape != expected:
+            yield f"{folder}: expected {name} of {expected} by config.json, found {shape}", AGAIN
+    layers, layer_count = _stored_layers(stored), config.get("num_hidden_layers")
+    if layers and isinstance(layer_count, int):
+        missing = sorted(set(range(layer_count)) - layers)
+        if missing:
+            problem = f"expected the weights of {layer_count} layers, found none of layer"
+            yield f"{folder}: {problem} {missing[0]}", AGAIN
 
 
-def _stored_layers(stored: Iterable[str]) -> set[int]:
-    parts = (part for name in stored for top, part in _after_layers(name) if top == "model")
-    return {int(part) for part in parts if part.isdigit()}
+def _stored_layers(names: Iterable[str]) -> set[int]:
+    """The numbers of the layers, by `model.layers.NUMBER.` in the names of tensors."""
+    layers: set[int] = set()
+    for name in names:
+        parts = name.split(".")
+        if len(parts) > 3 and parts[:2] == ["model", "layers"] and parts[2].isdigit():
+            layers.add(int(parts[2]))
+    return layers
 
 
-def _after_layers(name: str) -> Iterator[tuple[str, str]]:
-    parts = name.split(".")
-    if len(parts) > 3 and parts[1] == "layers":
-        yield parts[0], parts[2]
-
-
-def _score(folder: Path, stored: Mapping[str, StoredTensor]) -> Iterator[Complaint]:
+def _check_score_head(folder: Path, stored: Mapping[str, StoredTensor]) -> Iterator[Complaint]:
     """The files of a reward model or critic that nothing trains contain its head."""
-    name = next((n for n in _HEADS if n in stored), "")
+    name = next((name for name in _HEADS if name in stored), "")
     if not name:
         problem = (
             f"expected a trained score head in {folder}, found no score.weight, and nothing here"
@@ -247,17 +246,17 @@ def _score(folder: Path, stored: Mapping[str, StoredTensor]) -> Iterator[Complai
         )
         yield problem, "a base that was saved with its score head, or a Model that is trained"
     elif stored[name].shape[:1] != (1,):
-        found = f"found {name} of {stored[name].shape}"
-        yield f"{folder}: expected a score head of one number, {found}", "num_labels=1"
+        problem = f"expected a score head of one number, found {name} of {stored[name].shape}"
+        yield f"{folder}: {problem}", "num_labels=1"
 
 
-def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
+def _check_token_ids(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
     """The embedding knows every id that the tokenizer produces."""
     ends, rows = end_ids(folder) or frozenset(), config.get("vocab_size")
     has_template(folder)  # reads a file that may be unread so far: finds a broken one here
     if not isinstance(rows, int):
         return
-    beyond = _ids_beyond(folder / TOKENIZER, rows)
+    beyond = _find_ids_beyond(folder / TOKENIZER, rows)
     if beyond:
         first, token = min(beyond)
         problem = (
@@ -273,26 +272,33 @@ def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
         yield problem, "eos_token_id in generation_config.json"
 
 
-def _ids_beyond(tokenizer: Path, rows: int) -> list[tuple[int, str]]:
+def _find_ids_beyond(tokenizer: Path, rows: int) -> list[tuple[int, str]]:
     """Ids and tokens for which the embedding has no row, placeholders left out."""
-    known = token_ids(tokenizer) if tokenizer.is_file() else {}
-    apart = placeholder_ids(tokenizer) if known else frozenset()
-    return [(i, token) for token, i in known.items() if i >= rows and i not in apart]
+    if not tokenizer.is_file():
+        return []
+    beyond = [(number, token) for token, number in token_ids(tokenizer).items() if number >= rows]
+    placeholders = placeholder_ids(tokenizer)
+    return [(number, token) for number, token in beyond if number not in placeholders]
 
 
-def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
+# --- nodes and the files of their Models ----------------------------------------------------------
+
+
+def _check_answers(
+    context: Context, node: Node, sound_folders: Mapping[str, Path]
+) -> Iterator[Fault]:
     """Generations whose answers cannot end, or that cannot render their prompts."""
-    models = [s for s in node.states.values() if isinstance(s, Model)]
-    if not node.operator.traits.generates or not models or models[0].name not in sound:
+    models = node_models(node)
+    if not node.operator.traits.generates or not models or models[0].name not in sound_folders:
         return
-    name, folder = models[0].name, sound[models[0].name]
+    name, folder = models[0].name, sound_folders[models[0].name]
     if end_ids(folder) == frozenset() and not node.params.get("stop"):
         problem = (
             f"Model {name!r}: expected a token that ends an answer, found no eos_token in {folder}"
         )
         yield _fault(node, problem, "eos_token in tokenizer_config.json, or stop=")
     prompt = next(iter(node.inputs.values()))
-    if _conversations(context, prompt) and not has_template(folder):
+    if _has_conversations(context, prompt) and not has_template(folder):
         problem = (
             f"Model {name!r}: the prompts are messages, and its tokenizer in {folder} has no chat"
             " template"
@@ -300,82 +306,100 @@ def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[F
         yield _fault(node, problem, "a Model with a chat template, or prompts that are text")
 
 
-def _conversations(context: Context, prompt: Port) -> bool:
+def _has_conversations(context: Context, prompt: Port) -> bool:
     """Whether the data of a source has its prompts as lists of messages."""
-    kind = context.dataset(prompt).get("prompt") if prompt.node.operator.work == "source" else None
+    if prompt.node.operator.work != "source":
+        return False
+    kind = context.dataset(prompt).get("prompt")
     return kind is not None and is_messages(kind)
 
 
-def _rendered(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
+def _check_templates(
+    context: Context, node: Node, sound_folders: Mapping[str, Path]
+) -> Iterator[Fault]:
     """Conversations that a reward Model reads as text, and turns added to an answer: both need a
     chat template.
     """
-    models = [s for s in node.states.values() if isinstance(s, Model)]
-    needs = ""
+    models: list[Model] = []
     if node.operator.reads_text:
-        asked = nearest_prompt(next(iter(node.inputs.values())), context.domains)
-        if asked is not None and _conversations(context, asked.port()):
-            needs, fix = "the prompts are messages", "prompts that are text"
+        prompt = nearest_prompt(next(iter(node.inputs.values())), context.domains)
+        if prompt is not None and _has_conversations(context, prompt.port()):
+            models = node_models(node)
+        why, fix = "the prompts are messages", "prompts that are text"
     elif node.operator.decodes and node.params.get("then"):
-        makers = generations(node.inputs[node.operator.decodes])
-        models = [s for maker in makers for s in maker.states.values() if isinstance(s, Model)]
-        needs, fix = "then= is the user's next turn", "leave then= out"
-    for model in models if needs else ():
-        folder = sound.get(model.name)
+        for maker in generations(node.inputs[node.operator.decodes]):
+            models += node_models(maker)
+        why, fix = "then= is the user's next turn", "leave then= out"
+    else:
+        return
+    for model in models:
+        folder = sound_folders.get(model.name)
         if folder is not None and not has_template(folder):
-            problem = f"{needs}, and its tokenizer in {folder} has no chat template"
+            problem = f"{why}, and its tokenizer in {folder} has no chat template"
             fault = f"Model {model.name!r}: {problem}"
             yield _fault(node, fault, f"a Model with a chat template, or {fix}")
 
 
-def _tokenised(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
+def _check_conversations(
+    context: Context, node: Node, sound_folders: Mapping[str, Path]
+) -> Iterator[Fault]:
     """Data that has conversations, tokenised for a Model that cannot render them."""
-    reader = reader_of(context.graph, node) if node.operator.tokenises else None
-    models = [s for s in reader.states.values() if isinstance(s, Model)] if reader else []
-    folder = sound.get(models[0].name) if models else None
+    if not node.operator.tokenises:
+        return
+    reader = reader_of(context.graph, node)
+    if reader is None or not node_models(reader):
+        return
+    model = node_models(reader)[0]
+    folder = sound_folders.get(model.name)
     if folder is None or has_template(folder):
         return
     columns = context.dataset(node.port(0))
-    pairs = {"prompt", "completion"} <= columns.keys()
-    names = (*_SAID, str(node.params.get("column")), *(() if pairs else ("messages",)))
+    names = [*_TEXT_COLUMNS, str(node.params.get("column"))]
+    if not {"prompt", "completion"} <= columns.keys():
+        names.append("messages")
     if any(name in columns and is_messages(columns[name]) for name in names):
         problem = (
-            f"Model {models[0].name!r}, which reads these rows: the data has messages, and its"
+            f"Model {model.name!r}, which reads these rows: the data has messages, and its"
             f" tokenizer in {folder} has no chat template"
         )
         yield _fault(node, problem, "a Model with a chat template, or data that is text")
 
 
-def _too_long(context: Context) -> Iterator[Fault]:
+def _check_positions(context: Context) -> Iterator[Fault]:
     """Answers that, with the requested prompts or with those made of other answers, exceed the
     positions of a Model that reads them.
     """
-    known = row_positions(context.graph)
+    positions = row_positions(context.graph)
     for node in context.graph.nodes:
-        asked, longest = node.params.get("max_tokens"), node.params.get("max_prompt_tokens")
-        if (
-            not node.operator.traits.generates
-            or node.name not in known
-            or not isinstance(asked, int)
-        ):
-            continue
-        least = known[node.name]
-        reads = "" if least.node is node else f", which {place(least.node)} reads these rows with,"
-        has = f"Model {least.model!r}{reads} has {least.limit:,} positions"
-        if asked >= least.limit:
-            problem = f"{has}, and max_tokens={asked} leaves none for a prompt"
-            yield _fault(node, problem, f"max_tokens={max(1, least.limit // 2)}")
-        elif isinstance(longest, int) and longest + asked > least.limit:
-            problem = f"{has}, found max_prompt_tokens={longest} and max_tokens={asked}"
-            yield _fault(node, problem, f"max_prompt_tokens={least.limit - asked}")
-        elif longest is None and node.params.get("overlong_prompt") == "error":
-            yield from _too_long_before(node, has, least.limit - asked)
+        if node.operator.traits.generates and node.name in positions:
+            yield from _check_lengths(node, positions[node.name])
 
 
-def _too_long_before(node: Node, has: str, room: int) -> Iterator[Fault]:
+def _check_lengths(node: Node, positions: Positions) -> Iterator[Fault]:
+    max_tokens, longest = node.params.get("max_tokens"), node.params.get("max_prompt_tokens")
+    if not isinstance(max_tokens, int):
+        return
+    reads = ""
+    if positions.node is not node:
+        reads = f", which {name_node(positions.node)} reads these rows with,"
+    limit = positions.limit
+    has = f"Model {positions.model!r}{reads} has {limit:,} positions"
+    if max_tokens >= limit:
+        problem = f"{has}, and max_tokens={max_tokens} leaves none for a prompt"
+        yield _fault(node, problem, f"max_tokens={max(1, limit // 2)}")
+    elif isinstance(longest, int) and longest + max_tokens > limit:
+        problem = f"{has}, found max_prompt_tokens={longest} and max_tokens={max_tokens}"
+        yield _fault(node, problem, f"max_prompt_tokens={limit - max_tokens}")
+    elif longest is None and node.params.get("overlong_prompt") == "error":
+        yield from _check_continued_answers(node, has, limit - max_tokens)
+
+
+def _check_continued_answers(node: Node, has: str, room: int) -> Iterator[Fault]:
     """Answers that are continued, and may alone exceed the room for prompts."""
-    asked = next(iter(node.inputs.values()))
-    for maker in generations(asked) if issubclass(asked.schema, TokenPrompt) else ():
+    prompt = next(iter(node.inputs.values()))
+    if not issubclass(prompt.schema, TokenPrompt):
+        return
+    for maker in generations(prompt):
         before = maker.params.get("max_tokens")
         if isinstance(before, int) and before >= room:
             problem = (

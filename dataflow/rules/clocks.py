@@ -14,40 +14,38 @@ from dataflow.node import Node
 from dataflow.rules.context import Context, data_name, line_of
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_clocks(context: Context) -> Iterator[Fault]:
     """No sinks, sources without a batch that train, sources with a batch that evaluate."""
-    if not context.graph.sinks:
-        where, fix = (
-            f"Graph {context.graph.name!r}",
-            "Graph(name, train(model, rollout, loss=..., lr=1e-6))",
-        )
-        problem = "expected at least one sink, found none"
-        yield Fault(
-            rule="clocks", where=where, problem=problem, fix=fix, origin=context.graph.origin
-        )
+    graph = context.graph
+    if not graph.sinks:
+        where, problem = f"Graph {graph.name!r}", "expected at least one sink, found none"
+        fix = "Graph(name, train(model, rollout, loss=..., lr=1e-6))"
+        yield Fault(rule="clocks", where=where, problem=problem, fix=fix, origin=graph.origin)
     for source in context.sources:
-        yield from _batch(context, source)
+        yield from _check_batch(context, source)
 
 
-def _batch(context: Context, source: Node) -> Iterator[Fault]:
+def _check_batch(context: Context, source: Node) -> Iterator[Fault]:
     batch, fed = source.params.get("batch"), context.fed[id(source)]
-    evaluates = [s for s in fed if s.operator.work == "evaluate"]
-    trains = [s for s in fed if s.operator.work != "evaluate"]
+    evaluations = [sink for sink in fed if sink.operator.work == "evaluate"]
+    others = [sink for sink in fed if sink.operator.work != "evaluate"]
     if batch is None:
-        yield from _no_batch(source, trains)
-    elif evaluates and (not trains or evaluates[0].params.get("allow_train_data")):
+        yield from _require_no_training(source, others)
+    elif evaluations and (not others or evaluations[0].params.get("allow_train_data")):
+        # Of data that trains, too, held_out_data.py has the better message.
         problem = (
-            f"it never ends, having batch={batch}, and {evaluates[0].name}"
-            f" ({line_of(evaluates[0], source.origin)}) runs to the end of its source"
+            f"it never ends, having batch={batch}, and {evaluations[0].name}"
+            f" ({line_of(evaluations[0], source.origin)}) runs to the end of its source"
         )
         second = 'a second prompts(data, name="seen") without batch='
-        yield _fault(source, problem, second if trains else "leave batch= out")
+        yield _fault(source, problem, second if others else "leave batch= out")
 
 
-def _no_batch(source: Node, trains: list[Node]) -> Iterator[Fault]:
-    if trains:
+def _require_no_training(source: Node, sinks: list[Node]) -> Iterator[Fault]:
+    """sinks: those that the source feeds besides evaluations."""
+    if sinks:
         problem = (
-            f"it feeds {trains[0].name} ({line_of(trains[0], source.origin)}) without batch=, which"
+            f"it feeds {sinks[0].name} ({line_of(sinks[0], source.origin)}) without batch=, which"
             " only an evaluation may do: it runs once to its end"
         )
         yield _fault(source, problem, "batch=64")

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from dataflow.errors import Fault, nearest
-from dataflow.loss import Loss, LossTerm
+from dataflow.loss_terms import LossTerm
 from dataflow.node import Node, Port
-from dataflow.operator import listed
+from dataflow.operator import list_columns
 from dataflow.prompt_types import is_conversations, is_token_ids
 from dataflow.rows import nearest_prompt
-from dataflow.rules.context import Context, Wire, data_name, fault_at, place
+from dataflow.rules.context import Context, Wire, data_name, fault_at, loss_terms, name_node
 from dataflow.schema import Schema, TokenPrompt
 
 _MAKERS = {
@@ -36,68 +36,66 @@ _MAKERS = {
 """How a port of each schema is usually made; text for messages only."""
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_wire_columns(context: Context) -> Iterator[Fault]:
     """Wrong schemas, unknown dataset columns, missing recorded log-probs."""
-    yield from context.data_faults
+    yield from context.data_faults  # files whose columns could not be read
     for node in context.graph.nodes:
         for wire in context.wires[id(node)]:
-            yield from _schema(wire)
-            yield from _dataset(context, wire)
-            yield from _on_device(wire)
-            yield from _texts(context, wire)
-        yield from _recorded(node)
-        yield from _as_text(context, node)
+            yield from _check_schema(wire)
+            yield from _check_dataset(context, wire)
+            yield from _check_device(wire)
+            yield from _check_texts(context, wire)
+        yield from _check_record(node)
+        yield from _check_readable(context, node)
 
 
-def _schema(wire: Wire) -> Iterator[Fault]:
-    found, expected = wire.port.schema, wire.input.schema
-    if issubclass(found, expected):
+def _fault_of_reader(wire: Wire, problem: str, fix: str) -> Fault:
+    """A fault in what a node wants of an input, not in the input itself."""
+    where = name_node(wire.node)
+    return Fault(rule="columns", where=where, problem=problem, fix=fix, origin=wire.origin)
+
+
+def _check_schema(wire: Wire) -> Iterator[Fault]:
+    actual, expected = wire.port.schema, wire.input.schema
+    if issubclass(actual, expected):
         return
-    problem = f"expected {expected.describe()}, found {_described(found, wire.port.label)}"
-    fix = _MAKERS.get(
-        expected.__name__, f"the output of an operator that makes {expected.__name__}"
-    )
+    problem = f"expected {expected.describe()}, found {_describe(actual, wire.port.label)}"
+    name = expected.__name__
+    fix = _MAKERS.get(name, f"the output of an operator that makes {name}")
     yield wire.fault("columns", problem, fix)
 
 
-def _described(schema: type[Schema], label: str) -> str:
+def _describe(schema: type[Schema], label: str) -> str:
     """`Reward from 'score' (reward: float per row)`."""
-    name, _, columns = schema.describe().partition(" (")
-    return f"{name} from {label!r}" + (f" ({columns}" if columns else "")
+    name, parenthesis, columns = schema.describe().partition(" (")
+    return f"{name} from {label!r}{parenthesis}{columns}"
 
 
-def _dataset(context: Context, wire: Wire) -> Iterator[Fault]:
-    wanted = _wanted(wire)
+def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
+    """Columns that a node cannot work without, and that neither the port nor the data has."""
+    required = [name for name in wire.input.ancestors if name != "prompt"]
+    required += list_columns(wire.node.params, wire.input.required_from)
     domain = context.domains.of(wire.port)
-    if not wanted or domain is None or id(domain.source) not in context.data:
+    if not required or domain is None or id(domain.source) not in context.data:
         return
-    data = context.data[id(domain.source)]
-    for name in dict.fromkeys(wanted):
-        if name in data or name in wire.port.schema.columns:
+    columns = context.data[id(domain.source)]
+    for name in dict.fromkeys(required):
+        if name in columns or name in wire.port.schema.columns:
             continue
-        near = nearest(name, data)
-        fix = (
-            f"{near!r}, which the data has"
-            if near
-            else f"a column {name!r} in the data, or a function without it"
-        )
-        problem = f"wants {name!r}, {data_name(domain.source)} has: {', '.join(data)}"
-        yield Fault(
-            rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin
-        )
+        near = nearest(name, columns)
+        if near:
+            fix = f"{near!r}, which the data has"
+        else:
+            fix = f"a column {name!r} in the data, or a function without it"
+        problem = f"wants {name!r}, {data_name(domain.source)} has: {', '.join(columns)}"
+        yield _fault_of_reader(wire, problem, fix)
 
 
-def _wanted(wire: Wire) -> list[str]:
-    wanted = [c for c in wire.input.ancestors if c != "prompt"]
-    if wire.input.required_from:
-        wanted += listed(wire.node.params, wire.input.required_from)
-    return wanted
-
-
-def _texts(context: Context, wire: Wire) -> Iterator[Fault]:
+def _check_texts(context: Context, wire: Wire) -> Iterator[Fault]:
     """Only texts, and lists of messages, are tokenised."""
-    asked = listed(wire.node.params, wire.input.required_from)
-    for name in asked if wire.node.operator.work == "tokenise" else ():
+    if wire.node.operator.work != "tokenise":
+        return
+    for name in list_columns(wire.node.params, wire.input.required_from):
         kind = context.dataset(wire.port).get(name)
         if kind is None or pa.types.is_string(kind) or pa.types.is_large_string(kind):
             continue
@@ -106,42 +104,48 @@ def _texts(context: Context, wire: Wire) -> Iterator[Fault]:
             yield fault_at(wire.node, "columns", problem, "a column of answers")
 
 
-def _on_device(wire: Wire) -> Iterator[Fault]:
+def _check_device(wire: Wire) -> Iterator[Fault]:
     """Functions that name their columns run on the host, where a device's values are not."""
-    for name in listed(wire.node.params, wire.input.ancestors_from):
+    for name in list_columns(wire.node.params, wire.input.ancestors_from):
         column = wire.port.schema.columns.get(name)
         if column is not None and column.device:
             problem = f"wants {name!r}, which {wire.port.label!r} has on a device"
             fix = f"an @operator that reads {name!r}, or the column without device=True"
-            yield Fault(
-                rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin
-            )
+            yield _fault_of_reader(wire, problem, fix)
 
 
-def _as_text(context: Context, node: Node) -> Iterator[Fault]:
+def _check_readable(context: Context, node: Node) -> Iterator[Fault]:
     """A node that reads its rows as text, of prompts that are only token ids."""
     if not node.operator.reads_text:
         return
     rows = next(iter(node.inputs.values()))
     prompt = nearest_prompt(rows, context.domains)
-    other = "prompts that are text or messages"
+    instead = "prompts that are text or messages"
     if prompt is None:
-        found = f"{rows.label!r} has only token ids"
+        why = f"{rows.label!r} has only token ids"
+    elif issubclass(prompt.schemas[0], TokenPrompt):
+        instead = "the rows of a first generation"
+        why = f"the prompts of {prompt.name!r} are token ids"
+    elif _has_token_ids(context, prompt):
+        why = f"the prompts of {prompt.name!r} are token ids"
     else:
-        kind = context.dataset(prompt.port()).get("prompt") if not prompt.inputs else None
-        made = issubclass(prompt.schemas[0], TokenPrompt)
-        if not made and (kind is None or not is_token_ids(kind)):
-            return
-        other = "the rows of a first generation" if made else other
-        found = f"the prompts of {prompt.name!r} are token ids"
-    problem = f"expected prompts as text or messages, found that {found}"
-    fix = f'{other}, or reads="tokens" by a Model of the same tokenizer'
+        return
+    problem = f"expected prompts as text or messages, found that {why}"
+    fix = f'{instead}, or reads="tokens" by a Model of the same tokenizer'
     yield fault_at(node, "columns", problem, fix)
 
 
-def _recorded(node: Node) -> Iterator[Fault]:
-    loss = node.params.get("loss")
-    for term in loss.terms if isinstance(loss, Loss) else ():
+def _has_token_ids(context: Context, prompt: Node) -> bool:
+    """Whether the data of a source has its prompts as lists of token ids."""
+    if prompt.inputs:
+        return False
+    kind = context.dataset(prompt.port()).get("prompt")
+    return kind is not None and is_token_ids(kind)
+
+
+def _check_record(node: Node) -> Iterator[Fault]:
+    """Terms that need what a sampler records, on rows that no sampler made."""
+    for term in loss_terms(node):
         rows = node.inputs.get(term.on)
         if rows is None or "sampler_logprobs" in rows.schema.columns:
             continue
@@ -150,16 +154,14 @@ def _recorded(node: Node) -> Iterator[Fault]:
 
 
 def _no_record(term: LossTerm, node: Node, rows: Port) -> Fault:
-    name = term.function.name
+    name, origin = term.function.name, term.origin or node.origin
     why = f"for its {term.function.correction}" if term.corrected else "without old="
     problem = (
         f"{why} it needs the sampler's log-probs, and {rows.label!r} is"
         f" {rows.schema.__name__}, no Rollout"
     )
-    if any(i.name == "old" for i in term.function.ports) and not term.corrected:
+    if any(port.name == "old" for port in term.function.ports) and not term.corrected:
         fix = 'old=logprobs(policy, rows, name="old")'
     else:
         fix = "rows that generate made"
-    return Fault(
-        rule="columns", where=name, problem=problem, fix=fix, origin=term.origin or node.origin
-    )
+    return Fault(rule="columns", where=name, problem=problem, fix=fix, origin=origin)

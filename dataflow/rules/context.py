@@ -1,8 +1,9 @@
 """What the rules look at: a graph, and what several of them derive from it.
 
 Owns: wires (each input with its declaration and its place in the user's file), who writes and reads
-each State, what each source feeds, the columns of data files. Does not own: any judgement, except
-that an unreadable data file is a fault at once.
+each State, what each source feeds, the columns of data files; a fault or a warning at a node, and
+how messages name nodes. Does not own: any judgement, except that an unreadable data file is a fault
+at once.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataflow.errors import DataError, Fault, Origin
+from dataflow.errors import DataError, Fault, GraphWarning, Origin
 from dataflow.graph import Graph
-from dataflow.loss_terms import input_of
+from dataflow.loss_terms import Loss, LossTerm, input_of
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Input
-from dataflow.regions import Regions, regions, trained_models
+from dataflow.regions import Regions, find_trained_models, regions
 from dataflow.rows import Domains
 from dataflow.samplers import Samplers
 
@@ -53,6 +54,12 @@ class Wire:
         """A fault in this input, at the user's call."""
         return Fault(rule=rule, where=self.where, problem=problem, fix=fix, origin=self.origin)
 
+    def warning(self, rule: str, problem: str, fix: str) -> GraphWarning:
+        """A warning of this input, at the user's call."""
+        return GraphWarning(
+            rule=rule, where=self.where, problem=problem, fix=fix, origin=self.origin
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
@@ -83,7 +90,7 @@ class Context:
     @property
     def models(self) -> tuple[Model, ...]:
         """The Models, in the order of first use."""
-        return tuple(s for s in self.graph.states if isinstance(s, Model))
+        return tuple(state for state in self.graph.states if isinstance(state, Model))
 
     def dataset(self, port: Port) -> Mapping[str, pa.DataType]:
         """The dataset columns of the source that a port's rows come from."""
@@ -95,13 +102,14 @@ def context_of(
     graph: Graph, columns_of: ColumnReader | None = None, carried: Iterable[str] = ()
 ) -> Context:
     """Derive what the rules need. columns_of: used instead of the source operators' own readers."""
-    states: dict[str, dict[str, list[Node]]] = {"writes": {}, "reads": {}}
+    writers: dict[str, list[Node]] = {}
+    readers: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for param, state in node.states.items():
-            kind = "writes" if param in node.operator.writes else "reads"
-            states[kind].setdefault(state.name, []).append(node)
-    sources = tuple(n for n in graph.nodes if n.operator.work == "source")
-    wires = {id(n): tuple(_wires(n)) for n in graph.nodes}
+            users = writers if param in node.operator.writes else readers
+            users.setdefault(state.name, []).append(node)
+    sources = tuple(node for node in graph.nodes if node.operator.work == "source")
+    wires = {id(node): tuple(_list_wires(node)) for node in graph.nodes}
     data, faults = _read_columns(sources, columns_of)
     domains = Domains(graph)
     return Context(
@@ -109,25 +117,26 @@ def context_of(
         domains=domains,
         samplers=Samplers(graph, domains),
         regions=regions(graph),
-        trained=frozenset(trained_models(graph)),
+        trained=frozenset(find_trained_models(graph)),
         wires=wires,
-        writers={name: tuple(nodes) for name, nodes in states["writes"].items()},
-        readers={name: tuple(nodes) for name, nodes in states["reads"].items()},
+        writers={name: tuple(nodes) for name, nodes in writers.items()},
+        readers={name: tuple(nodes) for name, nodes in readers.items()},
         sources=sources,
-        fed=_fed(graph, sources),
+        fed=_find_fed_sinks(graph, sources),
         data=data,
-        doubtful=_doubtful(graph, wires),
+        doubtful=_find_doubtful(graph, wires),
         data_faults=faults,
         carried=frozenset(carried),
     )
 
 
-def _wires(node: Node) -> Iterator[Wire]:
+def _list_wires(node: Node) -> Iterator[Wire]:
     for key, port in node.inputs.items():
         declared, term = input_of(node, key)
-        row_set, name = next(iter(node.inputs)), key
-        where, origin = f"{node.operator.name}.{key}", node.origin
-        if term is not None:
+        if term is None:
+            row_set, name = next(iter(node.inputs)), key
+            where, origin = f"{node.operator.name}.{key}", node.origin
+        else:
             row_set, name = term.on, key.partition(".")[2]
             where, origin = f"{term.function.name}.{name}", term.origin or node.origin
         yield Wire(
@@ -142,56 +151,56 @@ def _wires(node: Node) -> Iterator[Wire]:
         )
 
 
-def _doubtful(graph: Graph, wires: Mapping[int, tuple[Wire, ...]]) -> frozenset[int]:
-    found: set[int] = set()
+def _find_doubtful(graph: Graph, wires: Mapping[int, tuple[Wire, ...]]) -> frozenset[int]:
+    """Ids of the nodes with a wire that does not fit, and of all below them."""
+    doubtful: set[int] = set()
     for node in graph.nodes:
-        if any(not wire.fits or id(wire.port.node) in found for wire in wires[id(node)]):
-            found.add(id(node))
-    return frozenset(found)
+        if any(not wire.fits or id(wire.port.node) in doubtful for wire in wires[id(node)]):
+            doubtful.add(id(node))
+    return frozenset(doubtful)
 
 
-def _fed(graph: Graph, sources: tuple[Node, ...]) -> dict[int, tuple[Node, ...]]:
-    """One bit per source, passed down from node to node."""
-    bits = {id(s): 1 << i for i, s in enumerate(sources)}
-    mask: dict[int, int] = {}
-    fed: dict[int, list[Node]] = {id(s): [] for s in sources}
-    sinks = {id(s) for s in graph.sinks}
+def _find_fed_sinks(graph: Graph, sources: tuple[Node, ...]) -> dict[int, tuple[Node, ...]]:
+    """The sinks that each source feeds, by its id. One bit per source is passed down from node to
+    node.
+    """
+    bits = {id(source): 1 << i for i, source in enumerate(sources)}
+    masks: dict[int, int] = {}
+    fed: dict[int, list[Node]] = {id(source): [] for source in sources}
+    sinks = {id(sink) for sink in graph.sinks}
     for node in graph.nodes:
-        made = bits.get(id(node), 0)
+        mask = bits.get(id(node), 0)
         for parent in node.parents:
-            made |= mask[id(parent)]
-        mask[id(node)] = made
+            mask |= masks[id(parent)]
+        masks[id(node)] = mask
         if id(node) in sinks:
-            while made:
-                low = made & -made
-                fed[id(sources[low.bit_length() - 1])].append(node)
-                made ^= low
-    return {key: tuple(nodes) for key, nodes in fed.items()}
+            while mask:
+                lowest = mask & -mask
+                source = sources[lowest.bit_length() - 1]
+                fed[id(source)].append(node)
+                mask ^= lowest
+    return {source_id: tuple(nodes) for source_id, nodes in fed.items()}
 
 
 def _read_columns(
     sources: tuple[Node, ...], columns_of: ColumnReader | None
 ) -> tuple[dict[int, Mapping[str, pa.DataType]], tuple[Fault, ...]]:
-    found: dict[int, Mapping[str, pa.DataType]] = {}
-    faults = []
+    columns_by_source: dict[int, Mapping[str, pa.DataType]] = {}
+    faults: list[Fault] = []
     for node in sources:
-        data, split = node.params.get("data"), node.params.get("split")
-        if not node.operator.data_columns or not isinstance(data, str):
+        path, split = node.params.get("data"), node.params.get("split")
+        if not node.operator.data_columns or not isinstance(path, str):
             continue
-        read = columns_of or _reader(node.operator.data_columns)
+        read: ColumnReader = columns_of or function_at(node.operator.data_columns)
         try:
-            found[id(node)] = read(data, split)
+            columns_by_source[id(node)] = read(path, split)
         except DataError as error:
             faults.append(_unreadable(node, str(error)))
-    return found, tuple(faults)
-
-
-def _reader(path: str) -> ColumnReader:
-    return function_at(path)
+    return columns_by_source, tuple(faults)
 
 
 def function_at(path: str) -> Any:
-    """The function that an operator names as module:function."""
+    """Import the function that an operator names as module:function."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -202,12 +211,35 @@ def _unreadable(node: Node, message: str) -> Fault:
     return fault_at(node, "data", problem, fix)
 
 
+def node_models(node: Node) -> list[Model]:
+    """The Models that a node reads or writes."""
+    return [state for state in node.states.values() if isinstance(state, Model)]
+
+
+def list_read_models(node: Node) -> list[Model]:
+    """The Models that a node reads, as its operator declares."""
+    states = [node.states.get(param) for param in node.operator.reads]
+    return [state for state in states if isinstance(state, Model)]
+
+
+def loss_terms(node: Node) -> tuple[LossTerm, ...]:
+    """The terms of a node's loss; none if it has no loss."""
+    loss = node.params.get("loss")
+    return loss.terms if isinstance(loss, Loss) else ()
+
+
 def fault_at(node: Node, rule: str, problem: str, fix: str) -> Fault:
     """A fault in a node, at the user's line."""
-    return Fault(rule=rule, where=place(node), problem=problem, fix=fix, origin=node.origin)
+    return Fault(rule=rule, where=name_node(node), problem=problem, fix=fix, origin=node.origin)
 
 
-def place(node: Node) -> str:
+def warning_at(node: Node, rule: str, problem: str, fix: str) -> GraphWarning:
+    """A warning of a node, at the user's line."""
+    where = name_node(node)
+    return GraphWarning(rule=rule, where=where, problem=problem, fix=fix, origin=node.origin)
+
+
+def name_node(node: Node) -> str:
     """`generate 'rollout'`, or `train_policy` if the name says it all."""
     operator = node.operator.name
     return node.name if node.name.startswith(operator) else f"{operator} {node.name!r}"
@@ -218,17 +250,17 @@ def line_of(thing: Node | Model, seen_from: Origin | None) -> str:
     origin = thing.origin
     if origin is None:
         return "another line"
-    return (
-        f"line {origin.line}"
-        if seen_from is not None and origin.file == seen_from.file
-        else str(origin)
-    )
+    if seen_from is not None and origin.file == seen_from.file:
+        return f"line {origin.line}"
+    return str(origin)
 
 
 def data_name(node: Node) -> str:
     """`prompts 'train.parquet'`, the form in which messages name a source."""
-    data = node.params.get("data")
-    return f"{node.operator.name} {PurePath(data).name!r}" if isinstance(data, str) else place(node)
+    path = node.params.get("data")
+    if isinstance(path, str):
+        return f"{node.operator.name} {PurePath(path).name!r}"
+    return name_node(node)
 
 
 def counted(count: int, what: str) -> str:

@@ -13,7 +13,7 @@ from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.regions import moved_by
 from dataflow.rows import makers
-from dataflow.rules.context import Context, Wire, line_of
+from dataflow.rules.context import Context, Wire, line_of, node_models
 from dataflow.schema import Advantage, Returns, Values
 
 
@@ -21,22 +21,30 @@ def frozen_critics(context: Context) -> Iterator[GraphWarning]:
     """A critic is trained, and what it learns, or what the policy learns from, are the values of
     another one that nothing trains.
     """
-    wires = [wire for node in context.graph.nodes for wire in context.wires[id(node)]]
-    wires = [wire for wire in wires if wire.node.operator.work == "train"]
-    critics = [wire for wire in wires if issubclass(wire.input.schema, Returns)]
-    of_returns = [warning for wire in critics for warning in _of_returns(context, wire)]
-    yield from of_returns
-    if critics and not of_returns:
+    wires: list[Wire] = []
+    for node in context.graph.nodes:
+        if node.operator.work == "train":
+            wires += context.wires[id(node)]
+    critic_wires = [wire for wire in wires if issubclass(wire.input.schema, Returns)]
+    warnings: list[GraphWarning] = []
+    for wire in critic_wires:
+        warnings += _check_returns(context, wire)
+    yield from warnings
+    # Returns that were warned of have the same advantages in them: once is enough.
+    if critic_wires and not warnings:
+        trained = _trained_model(critic_wires[0])
         for wire in wires:
-            if wire not in critics and issubclass(wire.input.schema, Advantage):
-                yield from _of_advantages(context, wire, _trained(critics[0]))
+            if wire not in critic_wires and issubclass(wire.input.schema, Advantage):
+                yield from _check_advantages(context, wire, trained)
 
 
-def _of_returns(context: Context, wire: Wire) -> Iterator[GraphWarning]:
-    trained = _trained(wire)
-    critics = list(_critics(wire))
-    if any(trained.name in {m.name for m in (model, *moved_by(model))} for _, model in critics):
-        return
+def _check_returns(context: Context, wire: Wire) -> Iterator[GraphWarning]:
+    """Returns of a trained critic that are made of another one's values alone."""
+    trained = _trained_model(wire)
+    critics = list(_find_critics(wire))
+    for _, model in critics:
+        if trained.name in {each.name for each in (model, *moved_by(model))}:
+            return
     for maker, model in critics:
         if model.name not in context.trained:
             problem = (
@@ -47,8 +55,11 @@ def _of_returns(context: Context, wire: Wire) -> Iterator[GraphWarning]:
             yield _warning(wire, problem, trained)
 
 
-def _of_advantages(context: Context, wire: Wire, trained: Model) -> Iterator[GraphWarning]:
-    critics = list(_critics(wire))
+def _check_advantages(context: Context, wire: Wire, trained: Model) -> Iterator[GraphWarning]:
+    """Advantages that are made of values of critics none of which is trained. trained: the critic
+    that is.
+    """
+    critics = list(_find_critics(wire))
     if any(model.name in context.trained for _, model in critics):
         return
     for maker, model in critics:
@@ -61,37 +72,31 @@ def _of_advantages(context: Context, wire: Wire, trained: Model) -> Iterator[Gra
 
 
 def _warning(wire: Wire, problem: str, trained: Model) -> GraphWarning:
-    return GraphWarning(
-        rule="frozen_critic",
-        where=wire.where,
-        problem=problem,
-        fix=f"values({trained.name}, ...), or a Model that follows {trained.name!r}",
-        origin=wire.origin,
-    )
+    fix = f"values({trained.name}, ...), or a Model that follows {trained.name!r}"
+    return wire.warning("frozen_critic", problem, fix)
 
 
-def _trained(wire: Wire) -> Model:
-    return next(state for state in wire.node.states.values() if isinstance(state, Model))
+def _trained_model(wire: Wire) -> Model:
+    return node_models(wire.node)[0]
 
 
-def _critics(wire: Wire) -> Iterator[tuple[Node, Model]]:
+def _find_critics(wire: Wire) -> Iterator[tuple[Node, Model]]:
     """The nodes that made the values in an advantage, with their Models."""
     for maker in _makers_of_values(wire.port):
-        for model in maker.states.values():
-            if isinstance(model, Model):
-                yield maker, model
+        for model in node_models(maker):
+            yield maker, model
 
 
 def _makers_of_values(port: Port) -> Iterator[Node]:
     """The nodes that made the values in an advantage, through what shapes it."""
-    left, seen = [port], set[int]()
-    while left:
-        for maker in makers(left.pop()):
-            if id(maker) in seen:
+    stack, visited = [port], set[int]()
+    while stack:
+        for maker in makers(stack.pop()):
+            if id(maker) in visited:
                 continue
-            seen.add(id(maker))
+            visited.add(id(maker))
             for above in maker.inputs.values():
                 if issubclass(above.schema, Values):
                     yield from makers(above)
                 elif issubclass(above.schema, Advantage):
-                    left.append(above)
+                    stack.append(above)

@@ -7,122 +7,135 @@ keep any), how a kernel finds a row's group.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from dataflow.errors import Fault, Origin
-from dataflow.loss import Loss
 from dataflow.loss_terms import row_sets
 from dataflow.node import Node
 from dataflow.rows import Domain
-from dataflow.rules.context import Context, fault_at, line_of, place
+from dataflow.rules.context import Context, fault_at, line_of, loss_terms, name_node
 from dataflow.schema import Advantage, Preference
 
+_BASELINE = "a group baseline"
 
-def check(context: Context) -> Iterator[Fault]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupReader:
+    """What sees a group at once: a node, or a term of its loss. key: the input with its rows;
+    where, origin: how a fault names it; need: what it needs groups for.
+    """
+
+    key: str
+    where: str
+    need: str
+    origin: Origin | None
+
+    def fault(self, problem: str, fix: str) -> Fault:
+        return Fault(rule="groups", where=self.where, problem=problem, fix=fix, origin=self.origin)
+
+
+def check_whole_groups(context: Context) -> Iterator[Fault]:
     """Groups of one row, ragged groups, groups that are no pairs, minibatches that do not divide
     the batch.
     """
     for node in context.graph.nodes:
         if id(node) in context.doubtful:
             continue
-        for key, where, what, origin in _needs_groups(node):
-            domain = _domain(context, node, key)
+        for reader in _find_group_readers(node):
+            domain = _domain_of_input(context, node, reader.key)
             if domain is not None:
-                yield from _one_row(_decoder(domain), domain, where, what, origin)
-                yield from _ragged(node, domain, where, origin)
-        yield from _unpaired(context, node)
+                yield from _check_size(reader, domain)
+                yield from _check_ragged(node, reader, domain)
+        yield from _check_pairs(context, node)
         for name in row_sets(node):
-            domain = _domain(context, node, name)
+            domain = _domain_of_input(context, node, name)
             if domain is not None:
-                yield from _minibatches(node, domain)
+                yield from _check_minibatches(node, domain)
 
 
-def _domain(context: Context, node: Node, key: str) -> Domain | None:
+def _domain_of_input(context: Context, node: Node, key: str) -> Domain | None:
     port = node.inputs.get(key)
     return context.domains.of(port) if port is not None else None
 
 
-def _needs_groups(node: Node) -> Iterator[tuple[str, str, str, Origin | None]]:
-    """Everything that sees a group at once: the input with its rows, its place, what is needed, and
-    the line.
-    """
+def _find_group_readers(node: Node) -> Iterator[_GroupReader]:
     if node.operator.scope == "group":
-        baseline = any(issubclass(s, Advantage) for s in node.schemas)
-        what, first = "a group baseline" if baseline else "group scope", next(iter(node.inputs), "")
-        yield first, place(node), what, node.origin
-    loss = node.params.get("loss")
-    for term in loss.terms if isinstance(loss, Loss) else ():
+        makes_advantages = any(issubclass(schema, Advantage) for schema in node.schemas)
+        need = _BASELINE if makes_advantages else "group scope"
+        key, where = next(iter(node.inputs), ""), name_node(node)
+        yield _GroupReader(key=key, where=where, need=need, origin=node.origin)
+    for term in loss_terms(node):
         if term.function.scope == "group":
-            yield term.on, term.function.name, "a loss over groups", term.origin or node.origin
+            where, origin = term.function.name, term.origin or node.origin
+            yield _GroupReader(key=term.on, where=where, need="a loss over groups", origin=origin)
 
 
-def _one_row(
-    made: Node | None, domain: Domain, where: str, what: str, origin: Origin | None
-) -> Iterator[Fault]:
+def _check_size(reader: _GroupReader, domain: Domain) -> Iterator[Fault]:
     if domain.group_size >= 2:
         return
-    if made is not None and made.params.get("n", 1) != 1:
-        return  # not a valid number of answers: parameters.py reports it
-    by = f" ({made.operator.name} n=1, {line_of(made, origin)})" if made else ""
-    fix = "n=8" if made else "rows of generate(n=8), or of preferences()"
-    if made and what == "a group baseline":
-        fix = "n=8, or returns() / gae()"
-    problem = f"groups have 1 row{by}; {what} needs n >= 2"
-    yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
+    maker = domain.unselected.node
+    if maker.operator.traits.generates:
+        if maker.params.get("n", 1) != 1:
+            return  # not a valid number of answers: parameters.py reports it
+        cause = f" ({maker.operator.name} n=1, {line_of(maker, reader.origin)})"
+        fix = "n=8, or returns() / gae()" if reader.need == _BASELINE else "n=8"
+    else:
+        cause, fix = "", "rows of generate(n=8), or of preferences()"
+    yield reader.fault(f"groups have 1 row{cause}; {reader.need} needs n >= 2", fix)
 
 
-def _decoder(domain: Domain) -> Node | None:
-    """The generation that made these rows and could have made several of each."""
-    made = domain.unselected.node
-    return made if made.operator.traits.generates else None
-
-
-def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> Iterator[Fault]:
-    if domain.ragged is None or node.params.get("ragged"):
+def _check_ragged(node: Node, reader: _GroupReader, domain: Domain) -> Iterator[Fault]:
+    selection = domain.ragged
+    if selection is None or node.params.get("ragged"):
         return
     problem = (
-        f"groups may have lost rows: {domain.ragged.name!r} ({line_of(domain.ragged, origin)})"
+        f"groups may have lost rows: {selection.name!r} ({line_of(selection, reader.origin)})"
         " keeps single rows"
     )
-    fix = f"ragged=True, or put it before {domain.ragged.name!r}"
+    fix = f"ragged=True, or put it before {selection.name!r}"
     if "ragged" not in node.params:
-        fix = f"put it before {domain.ragged.name!r}, or keep whole groups there (mixed_groups)"
-    by = domain.ragged.inputs["where"].node.operator
-    if by.keeps is None and by.scope != "row":
-        fix += f", or @operator(keeps='groups') on {by.name!r} where it keeps or drops whole groups"
-    yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
+        fix = f"put it before {selection.name!r}, or keep whole groups there (mixed_groups)"
+    criterion = selection.inputs["where"].node.operator
+    if criterion.keeps is None and criterion.scope != "row":
+        fix += (
+            f", or @operator(keeps='groups') on {criterion.name!r} where it keeps or drops whole"
+            " groups"
+        )
+    yield reader.fault(problem, fix)
 
 
-def _unpaired(context: Context, node: Node) -> Iterator[Fault]:
+def _check_pairs(context: Context, node: Node) -> Iterator[Fault]:
     """A loss over pairs reads groups of two rows: those that nobody chose or rejected are gone."""
-    for wire in context.wires[id(node)] if node.operator.work == "train" else ():
+    if node.operator.work != "train":
+        return
+    for wire in context.wires[id(node)]:
         domain = context.domains.of(wire.port)
         if not issubclass(wire.input.schema, Preference) or domain is None or domain.paired:
             continue
-        shown, label = domain.describe(), wire.port.label
+        if domain.ragged is not None:
+            continue  # _check_ragged has named the selection
+        label = wire.port.label
         problem = (
-            f"expected groups of two rows, one chosen and one rejected, found {shown}, with all"
-            " rows of each group"
+            f"expected groups of two rows, one chosen and one rejected, found {domain.describe()},"
+            " with all rows of each group"
         )
         fix = f"rollout, {label} = select(rollout, {label}, where={label}, refill=True)"
-        if domain.ragged is not None:
-            continue  # _ragged has named the selection
         yield wire.fault("groups", problem, fix)
 
 
-def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
+def _check_minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
     parts, batch = node.params.get("minibatches"), domain.source.params.get("batch")
-    if (
-        not isinstance(parts, int)
-        or not isinstance(batch, int)
-        or min(parts, batch) < 1
-        or batch % parts == 0
-    ):
+    if not isinstance(parts, int) or not isinstance(batch, int) or min(parts, batch) < 1:
+        return  # parameters.py and clocks.py report these
+    if batch % parts == 0:
         return
-    if any(not d.node.params.get("refill") for d in domain.selections()):
+    if any(not selection.node.params.get("refill") for selection in domain.selections()):
         return  # the number of groups in a Step is unknown here; the kernel divides them itself
     problem = (
         f"minibatches={parts} does not divide the {batch} prompts of a Step, whose groups stay"
         " whole"
     )
-    near = max(d for d in range(1, min(parts, batch) + 1) if batch % d == 0)
-    yield fault_at(node, "groups", problem, f"minibatches={near}")
+    nearest_parts = min(parts, batch)
+    while batch % nearest_parts:
+        nearest_parts -= 1
+    yield fault_at(node, "groups", problem, f"minibatches={nearest_parts}")

@@ -13,34 +13,36 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault, GraphWarning
 from dataflow.node import Node
-from dataflow.rules.context import Context, data_name, function_at, line_of, place
+from dataflow.rules.context import Context, data_name, function_at, line_of, warning_at
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_held_out_data(context: Context) -> Iterator[Fault]:
     """Sources whose data both a train node and an evaluation see."""
-    sources = [s for s in context.sources if isinstance(s.params.get("data"), str)]
-    trained = [
-        (s, sink) for s in sources for sink in context.fed[id(s)] if sink.operator.work == "train"
-    ]
+    sources = [source for source in context.sources if isinstance(source.params.get("data"), str)]
+    trained: list[tuple[Node, Node]] = []
+    for source in sources:
+        trains = [sink for sink in context.fed[id(source)] if sink.operator.work == "train"]
+        trained += [(source, train) for train in trains]
     for source in sources:
         for sink in context.fed[id(source)]:
             if sink.operator.work == "evaluate" and not sink.params.get("allow_train_data"):
-                yield from _seen(source, sink, trained)
+                yield from _check_source(source, sink, trained)
 
 
-def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Iterator[Fault]:
+def _check_source(
+    source: Node, evaluate: Node, trained: list[tuple[Node, Node]]
+) -> Iterator[Fault]:
+    """trained: (source, train node) of all that are trained on."""
     for other, train in trained:
         if other is not source and not _overlap(other, source):
             continue
-        mine, theirs = data_name(source), data_name(other)
-        where, problem = (
-            f"{mine} feeds {train.name} and {evaluate.name}",
-            "evaluation on training data",
-        )
-        if mine != theirs:
+        evaluated_data, trained_data = data_name(source), data_name(other)
+        where = f"{evaluated_data} feeds {train.name} and {evaluate.name}"
+        problem = "evaluation on training data"
+        if evaluated_data != trained_data:
             where = (
-                f"{theirs} ({line_of(other, evaluate.origin)}) feeds {train.name}, {mine} feeds"
-                f" {evaluate.name}"
+                f"{trained_data} ({line_of(other, evaluate.origin)}) feeds {train.name},"
+                f" {evaluated_data} feeds {evaluate.name}"
             )
             problem += (
                 ": the two have rows of one file or its copy, or items of one task, in common"
@@ -54,43 +56,53 @@ def _overlap(one: Node, other: Node) -> bool:
     """The answer of the operators' function; without one, sources share rows if their data is the
     same.
     """
-    a, b = ((s.params["data"], s.params.get("split")) for s in (one, other))
     path = one.operator.data_overlap
     if not path or path != other.operator.data_overlap:
-        return a[0] == b[0]
-    return function_at(path)(*a, *b)
+        return one.params["data"] == other.params["data"]
+    share_rows = function_at(path)
+    one_data = (one.params["data"], one.params.get("split"))
+    other_data = (other.params["data"], other.params.get("split"))
+    return share_rows(*one_data, *other_data)
 
 
 def other_weights(context: Context) -> Iterator[GraphWarning]:
     """An evaluation by the functions of a trained reward, in another proportion: by its mean the
     best versions are kept.
     """
-    rewards = [node for node in context.graph.nodes if node.params.get("fns")]
-    trained = [node for node in rewards if context.regions.of[node.name] != "evaluation"]
-    for node in (node for node in rewards if context.regions.of[node.name] == "evaluation"):
-        alike = [other for other in trained if other.params["fns"] == node.params["fns"]]
-        if not alike or any(_same_ranking(node, other) for other in alike):
+    evaluated: list[Node] = []
+    trained: list[Node] = []
+    for node in context.graph.nodes:
+        if node.params.get("fns"):
+            if context.regions.of[node.name] == "evaluation":
+                evaluated.append(node)
+            else:
+                trained.append(node)
+    for node in evaluated:
+        same_functions = [each for each in trained if each.params["fns"] == node.params["fns"]]
+        if not same_functions or any(_rank_alike(node, other) for other in same_functions):
             continue
-        other = alike[0]
+        other = same_functions[0]
+        weights = _weights_of(other)
         problem = (
-            f"weights={_listed(node)}, and {other.name!r} ({line_of(other, node.origin)}), which is"
-            f" trained, has weights={_listed(other)} of the same functions: the best versions are"
+            f"weights={_weights_of(node)}, and {other.name!r} ({line_of(other, node.origin)}),"
+            f" which is trained, has weights={weights} of the same functions: the best versions are"
             " not those by the reward that is trained"
         )
-        fix = f"weights={_listed(other)} in both (--set {node.name}.weights='{_listed(other)}')"
-        yield GraphWarning(
-            rule="other_weights", where=place(node), problem=problem, fix=fix, origin=node.origin
-        )
+        fix = f"weights={weights} in both (--set {node.name}.weights='{weights}')"
+        yield warning_at(node, "other_weights", problem, fix)
 
 
-def _listed(node: Node) -> list[float]:
+def _weights_of(node: Node) -> list[float]:
     """One weight for each function of a reward."""
     return list(node.params.get("weights") or [1.0] * len(node.params["fns"]))
 
 
-def _same_ranking(node: Node, other: Node) -> bool:
+def _rank_alike(node: Node, other: Node) -> bool:
     """Whether two rewards of the same functions are a positive multiple of each other."""
-    pairs = list(zip(_listed(node), _listed(other), strict=True))
-    factors = [mine / theirs for mine, theirs in pairs if theirs]
-    zeros = all(mine == 0 for mine, theirs in pairs if not theirs)
-    return zeros and all(f > 0 and math.isclose(f, factors[0]) for f in factors)
+    factors: list[float] = []
+    for weight, other_weight in zip(_weights_of(node), _weights_of(other), strict=True):
+        if other_weight:
+            factors.append(weight / other_weight)
+        elif weight:
+            return False
+    return all(factor > 0 and math.isclose(factor, factors[0]) for factor in factors)

@@ -13,11 +13,11 @@ from dataflow.loss import Loss
 from dataflow.loss_terms import ROWS
 from dataflow.node import Node
 from dataflow.operator import Concat, Reduce
-from dataflow.rows import Domain, physical
-from dataflow.rules.context import Context, Wire, fault_at, line_of, place
+from dataflow.rows import Domain, physical_port
+from dataflow.rules.context import Context, Wire, fault_at, line_of, name_node
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_same_rows(context: Context) -> Iterator[Fault]:
     """Inputs with other rows than the first, wrong parents and descendants, nodes without rows."""
     for node in context.graph.nodes:
         wires = context.wires[id(node)]
@@ -26,150 +26,161 @@ def check(context: Context) -> Iterator[Fault]:
             fix = f"{node.operator.name}(port, ...)"
             yield fault_at(node, "rows", problem, fix)
         if isinstance(node.operator.rows, Reduce):
-            yield from _reduced(context, {w.name: w for w in wires}, node.operator.rows)
+            wires_by_name = {wire.name: wire for wire in wires}
+            yield from _check_reduction(context, wires_by_name, node.operator.rows)
             continue
         if isinstance(node.operator.rows, Concat):
             continue  # concats.py
-        for first in (wire for wire in wires if wire.key == wire.row_set):
-            same = [wire for wire in wires if wire.row_set == first.key and wire is not first]
-            for wire in _distinct(context, same):
-                yield from _compare(context, first, wire)
-        yield from _of_its_own(context, node, wires)
+        for first in wires:
+            if first.key != first.row_set:
+                continue
+            others = [w for w in wires if w.row_set == first.key and w is not first]
+            for other in _distinct(context, others):
+                yield from _compare(context, first, other)
+        yield from _check_row_sets(context, node, wires)
 
 
-def _of_its_own(context: Context, node: Node, wires: tuple[Wire, ...]) -> Iterator[Fault]:
+def _check_row_sets(context: Context, node: Node, wires: tuple[Wire, ...]) -> Iterator[Fault]:
     """A term with rows of its own that the node trains anyway; rows on which no term stands."""
     loss = node.params.get("loss")
     if not isinstance(loss, Loss) or ROWS not in node.inputs:
         return
-    main = node.inputs[ROWS]
-    for wire in (wire for wire in wires if wire.key == wire.row_set != ROWS):
-        one = context.domains.of(wire.port) is context.domains.of(main)
-        if one and physical(wire.port) == physical(main):
+    main_port = node.inputs[ROWS]
+    for wire in wires:
+        if wire.key != wire.row_set or wire.key == ROWS:
+            continue
+        has_same_rows = context.domains.of(wire.port) is context.domains.of(main_port)
+        if has_same_rows and physical_port(wire.port) == physical_port(main_port):
             problem = f"rows={wire.port.label} are the rows that {node.name!r} trains anyway"
             yield wire.fault("rows", problem, "leave rows= out")
     if loss.terms and not loss.on(ROWS).terms:
-        own = node.inputs[loss.terms[0].on].label
-        problem = f"every term of the loss has rows of its own, and none trains {main.label!r}"
-        fix = f"train(model, {own}, ...), and no rows= in {loss.terms[0].function.name}"
+        term = loss.terms[0]
+        label = node.inputs[term.on].label
+        problem = f"every term of the loss has rows of its own, and none trains {main_port.label!r}"
+        fix = f"train(model, {label}, ...), and no rows= in {term.function.name}"
         yield fault_at(node, "rows", problem, fix)
 
 
 def _distinct(context: Context, wires: Iterable[Wire]) -> Iterator[Wire]:
     """The wires on other rows; of several on the same wrong rows only one."""
-    seen: set[int] = set()
+    domains: set[int] = set()
     for wire in wires:
         domain = context.domains.of(wire.port)
-        if id(domain) not in seen:
-            seen.add(id(domain))
+        if id(domain) not in domains:
+            domains.add(id(domain))
             yield wire
 
 
 def _compare(context: Context, first: Wire, other: Wire) -> Iterator[Fault]:
-    here, there = context.domains.of(first.port), context.domains.of(other.port)
-    if here is None or there is None or here is there or _doubtful(context, first, other):
+    domain, other_domain = context.domains.of(first.port), context.domains.of(other.port)
+    if domain is None or other_domain is None or domain is other_domain:
         return
-    if other.input.rows == "parent" and here.descends_from(there):
+    if _is_doubtful(context, first, other):
         return
-    where = place(other.node) if other.key == other.name else other.where.rpartition(".")[0]
-    problem = (
-        f"{first.name!r} stands on {_shown(here, there)}, {other.name!r} on {_shown(there, here)}"
-    )
-    if other.input.rows == "parent":
+    may_be_parent = other.input.rows == "parent"
+    if may_be_parent and domain.descends_from(other_domain):
+        return
+    is_of_term = other.key != other.name
+    where = other.where.rpartition(".")[0] if is_of_term else name_node(other.node)
+    rows, other_rows = _describe(domain, other_domain), _describe(other_domain, domain)
+    problem = f"{first.name!r} stands on {rows}, {other.name!r} on {other_rows}"
+    if may_be_parent:
         problem += f", which {first.name!r} does not come from"
-    fix = _fix(first, here, other, there)
+    fix = _choose_fix(first, domain, other, other_domain)
     yield Fault(rule="rows", where=where, problem=problem, fix=fix, origin=other.origin)
 
 
-def _doubtful(context: Context, first: Wire, other: Wire) -> bool:
+def _is_doubtful(context: Context, first: Wire, other: Wire) -> bool:
     """Whether columns.py has reported a wrong wire that these rows come from."""
-    wrong = bool({id(first.port.node), id(other.port.node)} & context.doubtful)
-    return wrong or not (first.fits and other.fits)
+    if not first.fits or not other.fits:
+        return True
+    return not context.doubtful.isdisjoint([id(first.port.node), id(other.port.node)])
 
 
-def _reduced(context: Context, wires: dict[str, Wire], rows: Reduce) -> Iterator[Fault]:
+def _check_reduction(context: Context, wires: dict[str, Wire], rows: Reduce) -> Iterator[Fault]:
     """Rewards that go up must come from generations on the rows that they go up to."""
     low, high = wires[rows.of], wires[rows.to]
     below, above = context.domains.of(low.port), context.domains.of(high.port)
-    if below is None or above is None or _doubtful(context, low, high):
+    if below is None or above is None or _is_doubtful(context, low, high):
         return
-    descends = below.descends_from(above)
-    if descends and below.unselected is not above.unselected:
-        return
-    if descends:
-        problem = (
-            f"{low.name!r} stands on {_shown(below, above)}: of each row of {high.name!r} there is"
-            " at most one"
-        )
-        fix = (
-            f"{low.port.label!r} as it is"
-            if below is above
-            else f"select({high.port.label}, where=...)"
-        )
+    start = f"{low.name!r} stands on {_describe(below, above)}"
+    if not below.descends_from(above):
+        rows_above = _describe(above, below)
+        problem = f"{start}, which does not come from {high.name!r}: {rows_above}"
+        fix = f"{high.name}= a port that {low.port.label!r} comes from{_list_ancestors(below)}"
+    elif below.unselected is above.unselected:
+        problem = f"{start}: of each row of {high.name!r} there is at most one"
+        fix = f"select({high.port.label}, where=...)"
+        if below is above:
+            fix = f"{low.port.label!r} as it is"
     else:
-        problem = (
-            f"{low.name!r} stands on {_shown(below, above)}, which does not come from"
-            f" {high.name!r}: "
-        )
-        problem += _shown(above, below)
-        fix = f"{high.name}= a port that {low.port.label!r} comes from{_ancestors(below)}"
-    yield Fault(rule="rows", where=place(low.node), problem=problem, fix=fix, origin=low.origin)
+        return
+    where = name_node(low.node)
+    yield Fault(rule="rows", where=where, problem=problem, fix=fix, origin=low.origin)
 
 
-def _ancestors(domain: Domain) -> str:
+def _list_ancestors(domain: Domain) -> str:
     """`: prompts or rollout`, the nodes that made the ancestors of these rows."""
-    own = domain.unselected
-    names = [d.node.name for d in domain.ancestors() if d.kind != "subset" and d is not own]
+    names: list[str] = []
+    for ancestor in domain.ancestors():
+        if ancestor.kind != "subset" and ancestor is not domain.unselected:
+            names.append(ancestor.node.name)
     return f": {' or '.join(reversed(names))}" if names else ""
 
 
-def _shown(domain: Domain, other: Domain) -> str:
+def _describe(domain: Domain, other: Domain) -> str:
+    """The rows in words, with who made them where the other's words are the same."""
     text = domain.describe()
     if text != other.describe():
         return text
-    return f"{text} made by {_named(domain, other.node.origin)}"
+    return f"{text} made by {_name_maker(domain, other.node.origin)}"
 
 
-def _named(domain: Domain, origin: Origin | None) -> str:
+def _name_maker(domain: Domain, origin: Origin | None) -> str:
     """`'rollout' (line 9)`: what made these rows, ignoring selections."""
-    made = domain.unselected.node
-    return f"{made.name!r} ({line_of(made, origin)})"
+    maker = domain.unselected.node
+    return f"{maker.name!r} ({line_of(maker, origin)})"
 
 
-def _fix(first: Wire, here: Domain, other: Wire, there: Domain) -> str:
-    a, b = first.name, other.name
-    if here.source is not there.source:
-        if other.key != other.name and first.key == ROWS:
-            loss = other.where.rpartition(".")[0]
-            return f"{loss}(..., rows=...): rows of {there.source.name!r}, as this term's own"
-        return (
-            f"ports that come from one source; {here.source.name!r} and {there.source.name!r}"
-            " are two"
-        )
-    if here.unselected is there.unselected:
-        return f"{a}, {b} = select({a}, {b}, where=...)"
-    if here.unselected.kind == there.unselected.kind == "concat":
+def _choose_fix(first: Wire, domain: Domain, other: Wire, other_domain: Domain) -> str:
+    """How `other` could be on the rows of `first`, by where the two part."""
+    if domain.source is not other_domain.source:
+        return _fix_sources(first, domain, other, other_domain)
+    origin, other_origin = domain.unselected, other_domain.unselected
+    if origin is other_origin:
+        return f"{first.name}, {other.name} = select({first.name}, {other.name}, where=...)"
+    if origin.kind == other_origin.kind == "concat":
         return "the same rows in the same order in both"
-    mine, theirs = _named(here, other.origin), _named(there, other.origin)
+    maker = _name_maker(domain, other.origin)
+    other_maker = _name_maker(other_domain, other.origin)
     if other.input.rows == "parent":
-        onto = _common(here, there).node.name
+        onto = _nearest_common(domain, other_domain).node.name
         return (
-            f"{b}=mean_over({other.port.label}, {onto}): {mine} and {theirs} both come from"
-            f" {onto!r}"
+            f"{other.name}=mean_over({other.port.label}, {onto}): {maker} and {other_maker} both"
+            f" come from {onto!r}"
         )
-    if there.unselected.descends_from(here.unselected):
-        up = (
-            f"mean_over(reward, {here.unselected.node.name}) for a reward, which {theirs} has for"
-            f" each row of {mine}"
+    if other_origin.descends_from(origin):
+        way_up = (
+            f"mean_over(reward, {origin.node.name}) for a reward, which {other_maker} has for"
+            f" each row of {maker}"
         )
-        return up if here is here.unselected else f"{up}; then select"
-    if here.unselected.descends_from(there.unselected):
-        way = f"make {b!r} from {mine}, not from {theirs}, which is above it"
-        return f"{way}; only mean_over(reward, rows) moves numbers, and only up"
-    onto = _common(here, there).node.name
-    return f"make {b!r} from {mine}, not from {theirs}; a baseline is mean_over(reward, {onto})"
+        return way_up if domain is origin else f"{way_up}; then select"
+    instead = f"make {other.name!r} from {maker}, not from {other_maker}"
+    if origin.descends_from(other_origin):
+        only = "only mean_over(reward, rows) moves numbers, and only up"
+        return f"{instead}, which is above it; {only}"
+    onto = _nearest_common(domain, other_domain).node.name
+    return f"{instead}; a baseline is mean_over(reward, {onto})"
 
 
-def _common(here: Domain, there: Domain) -> Domain:
+def _fix_sources(first: Wire, domain: Domain, other: Wire, other_domain: Domain) -> str:
+    source, other_source = domain.source.name, other_domain.source.name
+    if other.key != other.name and first.key == ROWS:
+        loss = other.where.rpartition(".")[0]
+        return f"{loss}(..., rows=...): rows of {other_source!r}, as this term's own"
+    return f"ports that come from one source; {source!r} and {other_source!r} are two"
+
+
+def _nearest_common(domain: Domain, other: Domain) -> Domain:
     """The nearest rows that both come from; they have one source."""
-    return next(d for d in here.ancestors() if there.descends_from(d))
+    return next(each for each in domain.ancestors() if other.descends_from(each))

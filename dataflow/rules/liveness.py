@@ -13,45 +13,53 @@ from dataflow.errors import Fault
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.regions import leaders
-from dataflow.rules.context import Context
+from dataflow.rules.context import Context, node_models
 
 if TYPE_CHECKING:
     from networkx import MultiDiGraph
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_liveness(context: Context) -> Iterator[Fault]:
     """The first cycle without a token, printed."""
-    if not _possible(context):
+    if not _may_have_cycle(context):
         return
     import networkx
 
-    tokens = token_graph(context)
-    empty = networkx.MultiDiGraph((u, v) for u, v, held in tokens.edges(data="tokens") if held <= 0)
+    edges = token_graph(context).edges(data="tokens")
+    edges_without_tokens = [(start, end) for start, end, tokens in edges if tokens <= 0]
     try:
-        cycle = [u for u, _, _ in networkx.find_cycle(empty)]
+        cycle = networkx.find_cycle(networkx.MultiDiGraph(edges_without_tokens))
     except networkx.NetworkXNoCycle:
         return
-    first = cycle.index(min(cycle))
-    yield _told(context, cycle[first:] + cycle[:first])
+    names = [start for start, _, _ in cycle]
+    # It begins with the first name, wherever the search met it.
+    first = names.index(min(names))
+    yield _cycle_fault(context, names[first:] + names[:first])
 
 
-def _told(context: Context, cycle: list[str]) -> Fault:
-    shown = " -> ".join([*cycle, cycle[0]])
-    node = next((n for n in context.graph.nodes if {n.name, *_leaders(n)} & set(cycle)), None)
-    leaders = all(name.startswith("Model ") for name in cycle)
-    fix = "a Model that follows none at its end" if leaders else "max_lag >= 0 for every reader"
-    problem = f"each waits for the one before it, and nothing can begin: {shown}"
-    where = "follows" if leaders else "cycle without a token"
-    origin = node.origin if node else context.graph.origin
+def _cycle_fault(context: Context, cycle: list[str]) -> Fault:
+    arrows = " -> ".join([*cycle, cycle[0]])
+    problem = f"each waits for the one before it, and nothing can begin: {arrows}"
+    if all(name.startswith("Model ") for name in cycle):
+        where, fix = "follows", "a Model that follows none at its end"
+    else:
+        where, fix = "cycle without a token", "max_lag >= 0 for every reader"
+    origin = context.graph.origin
+    for node in context.graph.nodes:
+        if not {node.name, *_names_of_models(node)}.isdisjoint(cycle):
+            origin = node.origin
+            break
     return Fault(rule="liveness", where=where, problem=problem, fix=fix, origin=origin)
 
 
-def _possible(context: Context) -> bool:
+def _may_have_cycle(context: Context) -> bool:
     """Data edges are acyclic by construction, so only a follower or a lag below 0 can close a cycle
     without a token. Saves the import of networkx, which takes longer than all rules together.
     """
-    lags = [lag for n in context.graph.nodes if isinstance(lag := n.params.get("max_lag"), int)]
-    return min(lags, default=0) < 0 or any(m.follows is not None for m in context.models)
+    if any(model.follows is not None for model in context.models):
+        return True
+    lags = [node.params.get("max_lag") for node in context.graph.nodes]
+    return any(isinstance(lag, int) and lag < 0 for lag in lags)
 
 
 def token_graph(context: Context) -> MultiDiGraph:
@@ -67,28 +75,29 @@ def token_graph(context: Context) -> MultiDiGraph:
     for node in context.graph.nodes:
         graph.add_node(node.name)
         graph.add_edges_from((p.name, node.name, {"tokens": 0}) for p in node.parents)
+        tokens = 1
+        lag = node.params.get("max_lag", 0)
+        if isinstance(lag, int):  # parameters.py reports any other
+            tokens += lag
         for param, state in node.states.items():
             if not isinstance(state, Model):
                 continue
             if param in node.operator.writes:
-                graph.add_edge(node.name, _named(state), tokens=0)
+                graph.add_edge(node.name, _label(state), tokens=0)
             else:
-                lag = node.params.get("max_lag", 0)
-                graph.add_edge(
-                    _named(state), node.name, tokens=1 + lag if isinstance(lag, int) else 1
-                )
+                graph.add_edge(_label(state), node.name, tokens=tokens)
     for model in context.models:
         if model.follows is not None and model.copies is None:
-            graph.add_edge(_named(model.follows), _named(model), tokens=0)
+            graph.add_edge(_label(model.follows), _label(model), tokens=0)
     return graph
 
 
-def _leaders(node: Node) -> Iterator[str]:
+def _names_of_models(node: Node) -> Iterator[str]:
     """The Models that a node reads or writes, with those that they follow."""
-    for state in node.states.values():
-        if isinstance(state, Model):
-            yield from (_named(model) for model in (state, *leaders(state)))
+    for model in node_models(node):
+        yield from map(_label, (model, *leaders(model)))
 
 
-def _named(model: Model) -> str:
+def _label(model: Model) -> str:
+    """A Model's name in the graph of tokens, where nodes have names, too."""
     return f"Model {model.name!r}"

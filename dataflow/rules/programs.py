@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataflow.errors import Fault, GraphWarning, Origin, nearest
 from dataflow.model import Model
 from dataflow.program import Program, models_of
-from dataflow.regions import trained_models
+from dataflow.regions import find_trained_models
 from dataflow.rules.unused_settings import live_nodes
 
 SPEC = ("base", "head", "dtype")
@@ -21,81 +21,86 @@ SPEC = ("base", "head", "dtype")
 
 def program_faults(program: Program) -> Iterator[Fault]:
     """Models of one name that cannot share weights; optimizers that cannot go on."""
-    first: dict[str, tuple[int, Model]] = {}
-    trained: set[str] = set()
+    first_uses: dict[str, tuple[int, Model]] = {}
+    trained_before: set[str] = set()
     for number, phase in enumerate(program.phases, start=1):
         for model in models_of(phase.graph):
-            yield from _unequal(
-                program, first.setdefault(model.name, (number, model)), number, model
-            )
-        now = _written(program, number)
+            first_use = first_uses.setdefault(model.name, (number, model))
+            yield from _check_spec(program, first_use, number, model)
+        trained_now = _written_models(program, number)
         for name in phase.optimizers:
-            yield from _optimizer(program, number, name, now, trained)
-        trained |= now
+            yield from _check_optimizer(program, number, name, trained_now, trained_before)
+        trained_before |= trained_now
 
 
-def _unequal(
-    program: Program, first: tuple[int, Model], number: int, model: Model
+def _check_spec(
+    program: Program, first_use: tuple[int, Model], number: int, model: Model
 ) -> Iterator[Fault]:
-    earlier, known = first
+    first_number, first_model = first_use
     for name in SPEC:
-        was, found = getattr(known, name), getattr(model, name)
-        if was != found:
-            expected = f"expected {name}={was!r}, as in {program.label(earlier)}"
+        first, now = getattr(first_model, name), getattr(model, name)
+        if first != now:
+            expected = f"expected {name}={first!r}, as in {program.label(first_number)}"
             yield Fault(
                 rule="program",
                 where=f"{program.label(number)}, Model {model.name!r}",
-                problem=f"{expected}, since its weights go on, found {found!r}",
-                fix=f"{name}={was!r}, or another name for this Model",
+                problem=f"{expected}, since its weights go on, found {now!r}",
+                fix=f"{name}={first!r}, or another name for this Model",
                 origin=_line(program, number, model),
             )
             return  # the next phases are compared with the first, field by field
 
 
-def _optimizer(
-    program: Program, number: int, name: str, now: set[str], trained: set[str]
+def _check_optimizer(
+    program: Program, number: int, name: str, trained_now: set[str], trained_before: set[str]
 ) -> Iterator[Fault]:
-    where = f"{program.label(number)}, optimizers"
-    if name in now and name in trained:
+    if name in trained_now and name in trained_before:
         return
-    missing = "no phase before trains it" if name in now else "this phase does not train it"
-    problem = f"expected a Model that this phase and one before it train, found {name!r}: {missing}"
-    both = sorted(now & trained)
-    near = nearest(name, both) or (both[0] if both else None)
-    fix = f"optimizers=({near!r},)" if near else "leave optimizers= out"
-    origin = program.phases[number - 1].origin
+    why = "no phase before trains it" if name in trained_now else "this phase does not train it"
+    problem = f"expected a Model that this phase and one before it train, found {name!r}: {why}"
+    possible = sorted(trained_now & trained_before)
+    if possible:
+        near = nearest(name, possible) or possible[0]
+        fix = f"optimizers=({near!r},)"
+    else:
+        fix = "leave optimizers= out"
+    where, origin = f"{program.label(number)}, optimizers", program.phases[number - 1].origin
     yield Fault(rule="program", where=where, problem=problem, fix=fix, origin=origin)
 
 
 def program_warnings(program: Program) -> Iterator[GraphWarning]:
     """Models that nobody trains, at a base from which an earlier phase trained one."""
-    trained: dict[tuple[str, str], tuple[int, Model]] = {}
+    # (base, head) -> the last phase that trained a Model from it, and that Model.
+    trained_from: dict[tuple[str, str], tuple[int, Model]] = {}
     for number, phase in enumerate(program.phases, start=1):
-        changing, begins = trained_models(phase.graph), program.begins[number - 1]
-        read = _read(program, number)
+        changing, begins = find_trained_models(phase.graph), program.begins[number - 1]
+        read = _read_states(program, number)
         for model in models_of(phase.graph):
-            before = trained.get((model.base, model.head))
-            stays = model.name not in changing and model.copies is None
-            if before and stays and model.name in read and model.name not in begins:
-                yield _base_again(program, number, model, *before)
-        written = _written(program, number)
-        trained |= {
-            (m.base, m.head): (number, m) for m in models_of(phase.graph) if m.name in written
-        }
+            trained = trained_from.get((model.base, model.head))
+            stays_as_it_is = model.name not in changing and model.copies is None
+            is_at_base = model.name in read and model.name not in begins
+            if trained and stays_as_it_is and is_at_base:
+                yield _base_again(program, number, model, trained)
+        written = _written_models(program, number)
+        for model in models_of(phase.graph):
+            if model.name in written:
+                trained_from[model.base, model.head] = number, model
 
 
 def _base_again(
-    program: Program, number: int, model: Model, earlier: int, trained: Model
+    program: Program, number: int, model: Model, trained: tuple[int, Model]
 ) -> GraphWarning:
+    earlier, trained_model = trained
+    name = trained_model.name
     problem = (
         f"it is at the base {model.base!r}, from which {program.label(earlier)} trained"
-        f" {trained.name!r}: a divergence from it counts what was learnt there, too"
+        f" {name!r}: a divergence from it counts what was learnt there, too"
     )
-    leaders = [m for m in models_of(program.phases[number - 1].graph) if m.name == trained.name]
-    if leaders and leaders[0].trainable:
-        fix = f"Model({model.name!r}, base, follows={trained.name}, every=0), its copy as it begins"
-    else:
-        fix = f"Model({trained.name!r}, base), which has the trained weights"
+    fix = f"Model({name!r}, base), which has the trained weights"
+    namesakes = (m for m in models_of(program.phases[number - 1].graph) if m.name == name)
+    present_model = next(namesakes, None)
+    if present_model is not None and present_model.trainable:
+        fix = f"Model({model.name!r}, base, follows={name}, every=0), its copy as it begins"
     return GraphWarning(
         rule="base_again",
         where=f"{program.label(number)}, Model {model.name!r}",
@@ -105,17 +110,24 @@ def _base_again(
     )
 
 
-def _written(program: Program, number: int) -> set[str]:
-    """The Models that train nodes of a phase write."""
-    nodes = program.phases[number - 1].graph.nodes
-    return {s.name for n in nodes for p, s in n.states.items() if p in n.operator.writes}
+def _written_models(program: Program, number: int) -> set[str]:
+    """Names of the States that nodes of a phase write; of a train node, its Model."""
+    names: set[str] = set()
+    for node in program.phases[number - 1].graph.nodes:
+        written = (node.states[param] for param in node.operator.writes if param in node.states)
+        names.update(state.name for state in written)
+    return names
 
 
-def _read(program: Program, number: int) -> set[str]:
-    """The Models that a phase computes with; what only a port of weight 0 reads counts for none."""
+def _read_states(program: Program, number: int) -> set[str]:
+    """Names of what a phase computes with; what only a port of weight 0 reads counts for none."""
     graph = program.phases[number - 1].graph
     live = live_nodes(graph)
-    return {s.name for node in graph.nodes if id(node) in live for s in node.states.values()}
+    names: set[str] = set()
+    for node in graph.nodes:
+        if id(node) in live:
+            names.update(state.name for state in node.states.values())
+    return names
 
 
 def _line(program: Program, number: int, model: Model) -> Origin | None:

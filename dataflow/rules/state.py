@@ -9,132 +9,118 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.errors import Fault, Origin
-from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.rules.context import Context, line_of, place
+from dataflow.rules.context import Context, line_of, loss_terms, name_node, node_models
 from dataflow.schema import Logprobs, Reward, Values
 
 _OF_MODELS = ("decode", "forward", "train", "evaluate")
 """Kinds of work whose States are Models."""
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_states(context: Context) -> Iterator[Fault]:
     """States of the wrong kind, writers, followers, heads."""
     for node in context.graph.nodes:
-        yield from _kinds(node)
-        yield from _heads(node)
+        yield from _check_kinds(node)
+        yield from _check_heads(node)
     for name, writers in context.writers.items():
         if len(writers) > 1:
-            yield _two_writers(name, writers)
-    for model in {m.name: m for m in reversed(context.models)}.values():
-        yield from _trainable(context, model)
-        yield from _follower(context, model)
+            yield _several_writers(name, writers)
+    # Of two Models of one name, which names.py reports, the first one.
+    models = {model.name: model for model in reversed(context.models)}
+    for model in models.values():
+        yield from _check_writers(context, model)
+        yield from _check_follower(context, model)
 
 
-def _kinds(node: Node) -> Iterator[Fault]:
+def _fault(where: str, problem: str, fix: str, origin: Origin | None) -> Fault:
+    return Fault(rule="state", where=where, problem=problem, fix=fix, origin=origin)
+
+
+def _check_kinds(node: Node) -> Iterator[Fault]:
     for param, state in node.states.items():
         if node.operator.work in _OF_MODELS and not isinstance(state, Model):
             where = f"{node.operator.name}.{param}"
             problem = f"expected a Model, found {type(state).__name__} {state.name!r}"
-            yield Fault(
-                rule="state",
-                where=where,
-                problem=problem,
-                fix=f'Model("{param}", base)',
-                origin=node.origin,
-            )
+            yield _fault(where, problem, f'Model("{param}", base)', node.origin)
 
 
-def _two_writers(name: str, writers: tuple[Node, ...]) -> Fault:
-    last = writers[-1].origin
-    shown = [f"{n.name} ({line_of(n, last)})" for n in writers]
+def _several_writers(name: str, writers: tuple[Node, ...]) -> Fault:
+    last_origin = writers[-1].origin
+    *others, last = (f"{writer.name} ({line_of(writer, last_origin)})" for writer in writers)
     count = "two" if len(writers) == 2 else str(len(writers))
-    return Fault(
-        rule="state",
-        where=f"Model {name!r} has {count} writers",
-        problem=f"{', '.join(shown[:-1])} and {shown[-1]}",
-        fix="add the losses (a + 0.1 * b) or use two Models",
-        origin=last,
-    )
+    where = f"Model {name!r} has {count} writers"
+    fix = "add the losses (a + 0.1 * b) or use two Models"
+    return _fault(where, f"{', '.join(others)} and {last}", fix, last_origin)
 
 
-def _trainable(context: Context, model: Model) -> Iterator[Fault]:
+def _check_writers(context: Context, model: Model) -> Iterator[Fault]:
     writers = context.writers.get(model.name, ())
     where = f"Model {model.name!r}"
     if model.trainable and not writers:
         readers = context.readers.get(model.name, ())
-        origin = readers[0].origin if readers else _origin(context, model)
-        problem = (
-            f"read by {readers[0].name!r} ({line_of(readers[0], origin)})"
-            if readers
-            else "nothing reads it either"
-        )
+        if readers:
+            origin = readers[0].origin
+            problem = f"read by {readers[0].name!r} ({line_of(readers[0], origin)})"
+        else:
+            origin, problem = _find_line(context, model), "nothing reads it either"
         loss = "value_loss(...)" if model.head == "scalar" else "clipped_policy_loss(...)"
         fix = f"sink train({model.name}, rollout, loss={loss}), or trainable=False"
-        missing = f"{where} is trainable but no train node writes it"
-        yield Fault(rule="state", where=missing, problem=problem, fix=fix, origin=origin)
+        yield _fault(f"{where} is trainable but no train node writes it", problem, fix, origin)
     if writers and not model.trainable:
-        problem = f"{writers[0].name} writes it, and it is "
-        problem += f"a follower of {model.follows.name!r}" if model.follows else "not trainable"
+        what = f"a follower of {model.follows.name!r}" if model.follows else "not trainable"
+        problem = f"{writers[0].name} writes it, and it is {what}"
         fix = f"Model({model.name!r}, base, trainable=True)"
-        yield Fault(rule="state", where=where, problem=problem, fix=fix, origin=writers[0].origin)
+        yield _fault(where, problem, fix, writers[0].origin)
 
 
-def _follower(context: Context, model: Model) -> Iterator[Fault]:
+def _check_follower(context: Context, model: Model) -> Iterator[Fault]:
     leader = model.follows
     if leader is None:
         return
-    where = f"Model {model.name!r}"
+    where, origin = f"Model {model.name!r}", _find_line(context, model)
     if leader.name not in context.trained and not leader.trainable:
         problem = f"it follows {leader.name!r}, which no train node writes"
-        fix = f"train {leader.name!r}, or leave follows= out"
-        yield Fault(
-            rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model)
-        )
+        yield _fault(where, problem, f"train {leader.name!r}, or leave follows= out", origin)
     if (leader.base, leader.head) != (model.base, model.head):
         problem = (
             f"it copies the weights of {leader.name!r}, expected base {leader.base!r} and head"
-            f" {leader.head!r}, "
+            f" {leader.head!r}, found {model.base!r} and {model.head!r}"
         )
-        problem += f"found {model.base!r} and {model.head!r}"
         fix = f"Model({model.name!r}, {leader.base!r}, head={leader.head!r}, follows={leader.name})"
-        yield Fault(
-            rule="state", where=where, problem=problem, fix=fix, origin=_origin(context, model)
-        )
+        yield _fault(where, problem, fix, origin)
 
 
-def _origin(context: Context, model: Model) -> Origin | None:
+def _find_line(context: Context, model: Model) -> Origin | None:
+    """The line of the first node that has this Model, or one that follows it."""
     for node in context.graph.nodes:
-        if any(s is model or getattr(s, "follows", None) is model for s in node.states.values()):
-            return node.origin
+        for state in node.states.values():
+            if state is model or getattr(state, "follows", None) is model:
+                return node.origin
     return None
 
 
-def _heads(node: Node) -> Iterator[Fault]:
-    models = [s for s in node.states.values() if isinstance(s, Model)]
-    for wanted, by, origin in _wanted_heads(node):
-        for model in models:
-            if model.head != wanted:
+def _check_heads(node: Node) -> Iterator[Fault]:
+    for head, reader, origin in _list_needed_heads(node):
+        for model in node_models(node):
+            if model.head != head:
                 problem = (
-                    f"{by} needs a Model with head={wanted!r}, {model.name!r} has"
+                    f"{reader} needs a Model with head={head!r}, {model.name!r} has"
                     f" head={model.head!r}"
                 )
-                fix = f"Model({model.name!r}, base, head={wanted!r})"
-                yield Fault(
-                    rule="state", where=place(node), problem=problem, fix=fix, origin=origin
-                )
+                fix = f"Model({model.name!r}, base, head={head!r})"
+                yield _fault(name_node(node), problem, fix, origin)
 
 
-def _wanted_heads(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
-    loss = node.params.get("loss")
-    for term in loss.terms if isinstance(loss, Loss) else ():
+def _list_needed_heads(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
+    """(head, what needs it, its line) of what computes with a node's Models."""
+    for term in loss_terms(node):
         yield term.function.head, term.function.name, term.origin or node.origin
     if node.operator.traits.generates:
         yield "lm", "generation", node.origin
     elif node.operator.work == "forward" and node.schemas:
-        made = node.schemas[0]
-        if issubclass(made, Logprobs):
+        output = node.schemas[0]
+        if issubclass(output, Logprobs):
             yield "lm", node.operator.name, node.origin
-        elif issubclass(made, (Values, Reward)):
+        elif issubclass(output, (Values, Reward)):
             yield "scalar", node.operator.name, node.origin

@@ -24,105 +24,111 @@ _RATIOS = ("old", "proximal")
 """Ports whose log-probs form a ratio with those of training."""
 
 
-BySample = tuple[float, ...]
-"""A temperature for each sample of a prompt."""
+Temperatures = tuple[float, ...]
+"""One for each sample of a prompt."""
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_training_temperature(context: Context) -> Iterator[Fault]:
     """Ratios of two temperatures, and references at another temperature than training that is not
     stated.
     """
     samplers = context.samplers
     for node in context.graph.nodes:
         loss = node.params.get("loss")
-        if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:
+        if node.operator.work != "train" or not isinstance(loss, Loss) or ROWS not in node.inputs:
             continue
-        trained = {name: _trained(samplers, node, loss, name) for name in row_sets(node)}
+        trained_at = {name: _find_trained(samplers, node, loss, name) for name in row_sets(node)}
         for term in loss.terms:
-            if (at := trained.get(term.on)) is not None:
-                yield from _recorded(samplers, node, term, at)
+            if (temperatures := trained_at.get(term.on)) is not None:
+                yield from _check_recorded(samplers, node, term, temperatures)
         for wire in context.wires[id(node)]:
-            if (at := trained.get(wire.row_set)) is not None:
-                yield from _compared(samplers, node, wire, at)
+            if (temperatures := trained_at.get(wire.row_set)) is not None:
+                yield from _check_computed(samplers, node, wire, temperatures)
 
 
-def _recorded(samplers: Samplers, node: Node, term: LossTerm, trained: BySample) -> Iterator[Fault]:
-    """A loss that compares with the sampler's log-probs."""
+def _check_recorded(
+    samplers: Samplers, node: Node, term: LossTerm, temperatures: Temperatures
+) -> Iterator[Fault]:
+    """A loss that compares with the sampler's log-probs. temperatures: those of training."""
     if not term.recorded(node.inputs):
         return
     rows = node.inputs[term.on]
-    for found, mine in zip(samplers.of(rows), trained, strict=False):
-        for maker in found:
-            at = temperature_of(maker.params.get("temperature"))
-            if at is None or at == mine:
+    for makers_of_sample, trained in zip(samplers.of(rows), temperatures, strict=False):
+        for maker in makers_of_sample:
+            recorded = temperature_of(maker.params.get("temperature"))
+            if recorded is None or recorded == trained:
                 continue
             problem = (
                 f"compares with the log-probs of {maker.name!r} ({line_of(maker, node.origin)}),"
-                " recorded at "
-            )
-            problem += (
-                f"temperature={at}, and {node.name} is at {mine}: their ratio is of two"
-                " distributions"
+                f" recorded at temperature={recorded}, and {node.name} is at {trained}: their ratio"
+                " is of two distributions"
             )
             fix = f"leave temperature= out of {node.name!r}"
-            if samplers.all_at(rows, at):
-                fix += f", or temperature={at}"
-            yield Fault(
-                rule="trained_at",
-                where=term.function.name,
-                problem=problem,
-                fix=fix,
-                origin=node.origin,
-            )
+            if samplers.all_at(rows, recorded):
+                fix += f", or temperature={recorded}"
+            where, origin = term.function.name, node.origin
+            yield Fault(rule="trained_at", where=where, problem=problem, fix=fix, origin=origin)
             return
 
 
-def _compared(samplers: Samplers, node: Node, wire: Wire, trained: BySample) -> Iterator[Fault]:
-    """Log-probs computed at another temperature; a reference may have its own, if stated."""
+def _check_computed(
+    samplers: Samplers, node: Node, wire: Wire, temperatures: Temperatures
+) -> Iterator[Fault]:
+    """Log-probs computed at another temperature; a reference may have its own, if stated.
+    temperatures: those of training.
+    """
     if not issubclass(wire.input.schema, Logprobs):
         return
-    for maker, at, mine in _pairs(samplers, wire.port, trained):
-        stated = maker.params["temperature"] is not None
-        if at == mine or (stated and wire.name not in _RATIOS):
+    for maker, computed, trained in _pair_temperatures(samplers, wire.port, temperatures):
+        is_stated = maker.params["temperature"] is not None
+        if computed == trained or (is_stated and wire.name not in _RATIOS):
             continue
-        where = "" if stated else ", that of its rows,"
+        stating_node, whose = maker, ""
+        if not is_stated:
+            stating_node, whose = node, ", that of its rows,"
         problem = (
             f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at"
-            f" temperature={at}{where} and {node.name} is at {mine}: they are of two distributions"
+            f" temperature={computed}{whose} and {node.name} is at {trained}: they are of two"
+            " distributions"
         )
         fix = (
-            f"leave temperature= out of {(maker if stated else node).name!r}, or"
-            f" temperature={mine} in {maker.name!r}"
+            f"leave temperature= out of {stating_node.name!r}, or"
+            f" temperature={trained} in {maker.name!r}"
         )
         yield wire.fault("trained_at", problem, fix)
         return
 
 
-def _pairs(
-    samplers: Samplers, port: Port[Any], trained: BySample
+def _pair_temperatures(
+    samplers: Samplers, port: Port[Any], temperatures: Temperatures
 ) -> Iterator[tuple[Node, float, float]]:
     """(node, its temperature, that of training) for each sample whose log-probs `logprobs` made."""
     begin = 0
     for maker in makers(port):
         rows = maker.inputs.get("rows")
-        width = len(samplers.of(rows)) if rows is not None else 0
-        if rows is None or not width:
+        if rows is None or not samplers.of(rows):
             return  # of rows that nobody can compare
+        width = len(samplers.of(rows))
         if maker.operator.log_probs and "temperature" in maker.params:
-            own = temperature_of(maker.params["temperature"])
-            at = samplers.temperatures(rows) if own is None else (own,) * width
-            mine = trained[begin : begin + width]
-            yield from ((maker, a, m) for a, m in zip(at or (), mine, strict=False))
+            stated = temperature_of(maker.params["temperature"])
+            if stated is None:
+                computed_at = samplers.temperatures(rows) or ()
+            else:
+                computed_at = (stated,) * width
+            trained_at = temperatures[begin : begin + width]
+            for computed, trained in zip(computed_at, trained_at, strict=False):
+                yield maker, computed, trained
         begin += width
 
 
-def _trained(samplers: Samplers, node: Node, loss: Loss, row_set: str) -> BySample | None:
+def _find_trained(samplers: Samplers, node: Node, loss: Loss, row_set: str) -> Temperatures | None:
     """The temperature of training these rows; None if there is none or no number (other rules
     report it). A stated one is of the node's own rows.
     """
     rows, stated = node.inputs[row_set], node.params.get("temperature")
-    own = stated is not None and row_set == ROWS
-    if not own and not loss.on(row_set).supervised:
+    temperature: float | None = 1.0  # that of imitation
+    if stated is not None and row_set == ROWS:
+        temperature = temperature_of(stated)
+    elif not loss.on(row_set).supervised:
         return samplers.temperatures(rows)
-    one = temperature_of(stated) if own else 1.0
-    return None if one is None else (one,) * len(samplers.of(rows))
+    return None if temperature is None else (temperature,) * len(samplers.of(rows))

@@ -12,27 +12,34 @@ from collections.abc import Iterator
 
 from dataflow.errors import GraphWarning
 from dataflow.graph import Graph
-from dataflow.loss import Loss
-from dataflow.model import Buffer, Model
+from dataflow.model import Buffer
 from dataflow.node import Node
-from dataflow.rules.context import Context, Wire, line_of, place
+from dataflow.rules.context import (
+    Context,
+    Wire,
+    line_of,
+    list_read_models,
+    loss_terms,
+    name_node,
+    warning_at,
+)
 from dataflow.rules.versions import staleness
 from dataflow.schema import Reward, TokenReward
 
 
-def lags(context: Context) -> Iterator[GraphWarning]:
+def unused_lags(context: Context) -> Iterator[GraphWarning]:
     """max_lag where no version can lag."""
     for node in context.graph.nodes:
-        models = [s for p in node.operator.reads if isinstance(s := node.states.get(p), Model)]
+        models = list_read_models(node)
         if not node.params.get("max_lag") or not models:
             continue
-        if all(m.name not in context.trained for m in models):
+        if all(model.name not in context.trained for model in models):
             yield _changes_nothing(node, "max_lag", f"Model {models[0].name!r} is never trained")
         elif context.regions.of[node.name] == "evaluation":
             yield _changes_nothing(node, "max_lag", "an evaluation reads exactly one version")
 
 
-def intakes(context: Context) -> Iterator[GraphWarning]:
+def unused_intakes(context: Context) -> Iterator[GraphWarning]:
     """A policy for rows that lag, where none lags."""
     stale = staleness(context)
     for node in context.graph.nodes:
@@ -41,13 +48,13 @@ def intakes(context: Context) -> Iterator[GraphWarning]:
             yield _changes_nothing(node, f"intake={intake!r}", "no row may lag")
 
 
-def ports(context: Context) -> Iterator[GraphWarning]:
+def unused_ports(context: Context) -> Iterator[GraphWarning]:
     """A port of a loss that is only read with a parameter, which is None."""
     for node in context.graph.nodes:
-        loss = node.params.get("loss")
-        for term in loss.terms if isinstance(loss, Loss) else ():
+        for term in loss_terms(node):
+            params = dict(term.params)
             for port, parameter in term.function.only_with:
-                if f"{term.label}.{port}" in node.inputs and dict(term.params)[parameter] is None:
+                if f"{term.label}.{port}" in node.inputs and params[parameter] is None:
                     yield GraphWarning(
                         rule="unused",
                         where=term.function.name,
@@ -57,24 +64,26 @@ def ports(context: Context) -> Iterator[GraphWarning]:
                     )
 
 
-def token_rewards(context: Context) -> Iterator[GraphWarning]:
+def unused_token_rewards(context: Context) -> Iterator[GraphWarning]:
     """Rewards of single tokens, made of none of whole rows, of which only the sums are read."""
     for node in context.graph.nodes:
-        makes_token_rewards = any(issubclass(schema, TokenReward) for schema in node.schemas)
-        shaped = any(issubclass(port.schema, Reward) for port in node.inputs.values())
-        if not makes_token_rewards or shaped or context.regions.of[node.name] == "evaluation":
+        is_shaping = any(issubclass(port.schema, Reward) for port in node.inputs.values())
+        is_evaluation = context.regions.of[node.name] == "evaluation"
+        if not _makes_token_rewards(node) or is_shaping or is_evaluation:
             continue
         readers = list(_readers_of_tokens(context, node))
-        if readers and not any(_reads_tokens(wire) for wire in readers):
+        if readers and not any(map(_reads_tokens, readers)):
             reader = readers[0].node
             problem = (
-                f"{place(reader)} ({line_of(reader, node.origin)}) reads only the sum of its"
+                f"{name_node(reader)} ({line_of(reader, node.origin)}) reads only the sum of its"
                 " rewards, so that nothing is learnt of which tokens got them"
             )
             fix = "returns(rollout, score) or gae(...), or one number an answer: reward(fn, ...)"
-            yield GraphWarning(
-                rule="only_sum", where=place(node), problem=problem, fix=fix, origin=node.origin
-            )
+            yield warning_at(node, "only_sum", problem, fix)
+
+
+def _makes_token_rewards(node: Node) -> bool:
+    return any(issubclass(schema, TokenReward) for schema in node.schemas)
 
 
 def _readers_of_tokens(context: Context, maker: Node) -> Iterator[Wire]:
@@ -84,7 +93,7 @@ def _readers_of_tokens(context: Context, maker: Node) -> Iterator[Wire]:
         for wire in context.wires[id(node)]:
             if id(wire.port.node) not in carriers or not issubclass(wire.port.schema, TokenReward):
                 continue
-            if any(issubclass(schema, TokenReward) for schema in node.schemas):
+            if _makes_token_rewards(node):
                 carriers.add(id(node))
             elif node.operator.work not in ("select", "evaluate"):
                 yield wire
@@ -95,28 +104,25 @@ def _reads_tokens(wire: Wire) -> bool:
 
 
 def _changes_nothing(node: Node, what: str, why: str) -> GraphWarning:
+    """what: the parameter, or `parameter=value`."""
+    parameter = what.partition("=")[0]
     problem = f"{what} changes nothing: {why}"
-    fix = f"leave {what.partition('=')[0]}= out"
-    return GraphWarning(
-        rule="unused", where=place(node), problem=problem, fix=fix, origin=node.origin
-    )
+    return warning_at(node, "unused", problem, f"leave {parameter}= out")
 
 
 def notes(context: Context) -> Iterator[str]:
     """Ports that are not read, one sentence each, the place first."""
     for node in context.graph.nodes:
-        yield from _ports(node)
+        place = name_node(node)
+        if node.origin:
+            place = f"{node.origin} {place}"
+        for key, why in _find_unread(node):
+            yield f"{place}: {node.inputs[key].node.name!r} is not read: {why}"
 
 
-def _ports(node: Node) -> Iterator[str]:
-    for key, why in _unread(node):
-        yield f"{_at(node)}: {node.inputs[key].node.name!r} is not read: {why}"
-
-
-def _unread(node: Node) -> Iterator[tuple[str, str]]:
+def _find_unread(node: Node) -> Iterator[tuple[str, str]]:
     """(input, why) of each port of a loss whose weight is the constant 0."""
-    loss = node.params.get("loss")
-    for term in loss.terms if isinstance(loss, Loss) else ():
+    for term in loss_terms(node):
         params = dict(term.params)
         for port, parameter in term.function.zero:
             key = f"{term.label}.{port}"
@@ -126,17 +132,13 @@ def _unread(node: Node) -> Iterator[tuple[str, str]]:
 
 def live_nodes(graph: Graph) -> set[int]:
     """Ids of the nodes that the sinks need, ports of weight 0 left out."""
-    found: set[int] = set()
+    ids: set[int] = set()
     stack = list(graph.sinks)
     while stack:
         node = stack.pop()
-        if id(node) not in found:
-            found.add(id(node))
-            left_out = {key for key, _ in _unread(node)}
-            stack += [p.node for key, p in node.inputs.items() if key not in left_out]
-            stack += [s.writer for s in node.states.values() if isinstance(s, Buffer)]
-    return found
-
-
-def _at(node: Node) -> str:
-    return f"{node.origin} {place(node)}" if node.origin else place(node)
+        if id(node) not in ids:
+            ids.add(id(node))
+            unread = {key for key, _ in _find_unread(node)}
+            stack += [port.node for key, port in node.inputs.items() if key not in unread]
+            stack += [state.writer for state in node.states.values() if isinstance(state, Buffer)]
+    return ids

@@ -14,25 +14,27 @@ from dataflow.rules.context import Context, fault_at, line_of
 from dataflow.schema import Advantage
 
 
-def check(context: Context) -> Iterator[Fault]:
+def check_one_whitening(context: Context) -> Iterator[Fault]:
     """Whitening twice. A group's normalisation may be followed by the Step's."""
-    by: dict[int, Node] = {}
+    whitened_by: dict[int, Node] = {}
     for node in context.graph.nodes:
-        if not any(issubclass(s, Advantage) for s in node.schemas):
+        if not any(issubclass(schema, Advantage) for schema in node.schemas):
             continue
-        done = _whitened_by(node, by)
+        whitener = _find_whitener(node, whitened_by)
         if node.operator.normalises == "batch":
-            if done is not None:
-                line = line_of(done, node.origin)
-                problem = f"its advantage is whitened already, by {done.name!r} ({line})"
-                fix = f"leave out {node.name!r} or {done.name!r}"
+            if whitener is not None:
+                line = line_of(whitener, node.origin)
+                problem = f"its advantage is whitened already, by {whitener.name!r} ({line})"
+                fix = f"leave out {node.name!r} or {whitener.name!r}"
                 yield fault_at(node, "normalised", problem, fix)
-            done = node
-        if done is not None:
-            by[id(node)] = done
+            whitener = node
+        if whitener is not None:
+            whitened_by[id(node)] = whitener
 
 
-def _whitened_by(node: Node, by: dict[int, Node]) -> Node | None:
+def _find_whitener(node: Node, whitened_by: dict[int, Node]) -> Node | None:
     """What whitened the first whitened advantage of the node."""
-    advantages = [p.node for p in node.inputs.values() if issubclass(p.schema, Advantage)]
-    return next((by[id(n)] for n in advantages if id(n) in by), None)
+    for port in node.inputs.values():
+        if issubclass(port.schema, Advantage) and id(port.node) in whitened_by:
+            return whitened_by[id(port.node)]
+    return None

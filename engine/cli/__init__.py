@@ -20,7 +20,7 @@ from dataflow.errors import CheckpointError, DataflowError, KernelError, RunErro
 from dataflow.import_order import describe_hidden_modules, import_path
 from dataflow.safe_text import printable
 from dataflow.storage import CANNOT
-from dataflow.width import folded, screen_width
+from dataflow.width import fold_lines, screen_width
 from engine.cli.process_limits import PANIC, TOLD, is_exhausted
 from engine.cli.target import FORMS, UsageError, is_received, raised_at
 from engine.keep.untrusted_files import reading
@@ -130,7 +130,7 @@ def _code_of(error: DataflowError) -> int:
 
 def _say(text: str) -> None:
     """Print the message that ends a command."""
-    print(printable(folded(text, screen_width(sys.maxsize, sys.stderr))), file=sys.stderr)
+    print(printable(fold_lines(text, screen_width(sys.maxsize, sys.stderr))), file=sys.stderr)
 
 
 def _lost_output(more: str) -> OSError | None:
@@ -151,7 +151,7 @@ def _without_output() -> None:
 
 def _command(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(folded(usage(), screen_width(sys.maxsize)))
+        print(fold_lines(usage(), screen_width(sys.maxsize)))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         import dataflow

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dataflow.draw import WIDTH, Form, Placed, draw
 from dataflow.program import AnyGraph
-from dataflow.storage import write_where_asked
+from dataflow.storage import write_to_user_path
 from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         say(drawn, end="", fold=False)
     else:
         drawn = draw(graph, form, placed=placed, notes=notes)
-        write_where_asked("the drawing", options.out, drawn)
+        write_to_user_path("the drawing", options.out, drawn)
         say(f"{form} of {graph.name} in {options.out}")
     return 0
 

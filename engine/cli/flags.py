@@ -95,7 +95,7 @@ def refuse_of_nodes(command: str, text: str, flags: Sequence[str], options: _Cla
             continue
         names = {name}
         peer = peer_name(name, Known(options=known))
-        if peer and not peer.here(Known(options=known)):
+        if peer and not peer.find_ours(Known(options=known)):
             names.update(peer.parameters)
         if not value:
             value = "..." if after.startswith("--") else after
@@ -249,7 +249,7 @@ def refuse_peer_names(command: str, arguments: Sequence[str], known: Known) -> N
         if peer is not None and _is_meant(peer.name, name, override):
             kind = "override" if override else "flag"
             problem = f"unknown {kind} {word!r} ({peer.system}'s name)"
-            fix = peer.told(known, None, flag=True)
+            fix = peer.write_fix(known, None, flag=True)
             raise UsageError(f"dataflow {command}", problem, fix)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import tyro
 
-from dataflow.storage import write_where_asked
+from dataflow.storage import write_to_user_path
 from engine.cli.run_lookup import found_run
 from engine.cli.screen import read_flags, say
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     from engine.watch.run_questions import ServedRuns
 
     out = options.out or Path(f"{folder.name}.html")
-    write_where_asked(
+    write_to_user_path(
         "the report", out, make_report(ServedRuns(folder.parent), folder.name, now=time.time())
     )
     say(f"report of {folder.name} in {out}")

@@ -19,7 +19,7 @@ from typing import Annotated
 import tyro
 
 from dataflow.safe_text import one_line, shown_bytes, shown_number
-from dataflow.width import packed, screen_width
+from dataflow.width import pack_parts, screen_width
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
 from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, read_summaries
@@ -78,7 +78,7 @@ def listed(runs: Sequence[RunSummary], *, now: float, wide: int) -> Iterator[str
             yield name[:wide]
             named = zip(_TITLES[2:], cells, strict=True)
             facts = [f"{title} {cell}" for title, cell in named if cell != "-"]
-            yield from packed([f"  {state}", *facts], wide, indent="  ")
+            yield from pack_parts([f"  {state}", *facts], wide, indent="  ")
     for note in _notes(runs):
         yield from textwrap.wrap(note, wide)
 

@@ -17,14 +17,14 @@ from typing import Any, TextIO
 import tyro
 
 from dataflow.safe_text import printable
-from dataflow.width import folded, screen_width
+from dataflow.width import fold_lines, screen_width
 
 _CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def say(text: str = "", *, end: str = "\n", fold: bool = True) -> None:
     """Print a text. fold: its lines may be broken; not those of a file that is printed."""
-    print(printable(folded(text, screen_width(sys.maxsize)) if fold else text), end=end)
+    print(printable(fold_lines(text, screen_width(sys.maxsize)) if fold else text), end=end)
 
 
 def read_flags(kind: Any, *, args: Sequence[str], prog: str, about: str, **more: Any) -> Any:
@@ -52,6 +52,6 @@ class _Help(io.StringIO):
         lines, width = self.getvalue().split("\n"), screen_width(sys.maxsize)
         wide = [len(_CODE.sub("", line)) > width for line in lines]
         return "\n".join(
-            folded(line, width) if is_wide else line
+            fold_lines(line, width) if is_wide else line
             for line, is_wide in zip(lines, wide, strict=True)
         )

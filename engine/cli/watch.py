@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dataflow.signals import held_back
+from dataflow.signals import hold_back_signals
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
 from engine.keep.run_folder import is_run
@@ -127,7 +127,7 @@ def watching(root: Path, name: str, *, wanted: bool) -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True)
     words = [str(root.resolve()), name]
     command, pipe = [sys.executable, "-c", _BESIDE, *words], subprocess.PIPE
-    with held_back():
+    with hold_back_signals():
         child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert child.stdin is not None
     assert child.stdout is not None

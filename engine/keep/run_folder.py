@@ -35,7 +35,7 @@ from typing import Any
 import msgspec
 
 from dataflow.errors import RunError
-from dataflow.storage import replace_text, temporary, writing
+from dataflow.storage import replace_text, temporary_path, writing
 from engine.keep.own_files import open_own_file, require_plain
 
 FORMAT = 1
@@ -53,7 +53,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST = 200
 """Longest name of a run: file systems allow 255 characters, and other names are made of it."""
 
-_BEGUN = frozenset(temporary(Path(name)).name for name in FILES)
+_BEGUN = frozenset(temporary_path(Path(name)).name for name in FILES)
 """What a run that was killed while it made its first records may leave, and nothing else."""
 
 _PID_DIGITS = 10
@@ -117,7 +117,7 @@ class RunFolder:
                 for folder in FOLDERS:
                     _make_folder(path / folder)
                 for name in FILES:  # what a kill left
-                    temporary(path / name).unlink(missing_ok=True)
+                    temporary_path(path / name).unlink(missing_ok=True)
         return run
 
     @staticmethod

@@ -23,7 +23,7 @@ import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
 from dataflow.import_order import interpreter
-from dataflow.signals import held_back, left_to_the_run
+from dataflow.signals import hold_back_signals, leave_signals_to_the_run
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.row_broadcast import join
 from engine.channels.tensors.world import leave, meeting_place, rendezvous, world
@@ -143,7 +143,7 @@ def _start(rank: int, descriptor: int, environment: Mapping[str, str]) -> Iterat
     arguments = [str(os.getpid()), str(descriptor), str(rank)]
     with tempfile.TemporaryFile() as log:
         try:
-            with held_back():
+            with hold_back_signals():
                 process = subprocess.Popen(
                     interpreter(_BOOTSTRAP, _MODULE, *arguments),
                     pass_fds=[descriptor],
@@ -172,7 +172,7 @@ def _make_environment(plan: Plan, node: PlannedNode, rank: int) -> Mapping[str, 
 
 def main(descriptor: int) -> None:
     """Be one of the other ranks, as standard input says."""
-    left_to_the_run()
+    leave_signals_to_the_run()
     run, needed_run, checkpoint, size = cloudpickle.loads(sys.stdin.buffer.read())
     seat = _take_seat(int(sys.argv[5]), size, descriptor)
     for _ in RankReplay(run, needed_run, checkpoint, seat).run():

@@ -21,7 +21,7 @@ from dataflow.errors import PlanError, RunError
 from dataflow.import_order import import_from
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import identity, read
-from dataflow.scripts import kept
+from dataflow.scripts import write_importable_snapshot
 from dataflow.set_expressions import edited
 from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.parameter_edits import parameter_edits
@@ -97,7 +97,7 @@ def run(
     planned = plan(graph, options)
     name = options.name or planned.graph
     hooks = StepHooks(on_step=on_step, until=until)
-    text, script, notice = kept(source)
+    text, script, notice = write_importable_snapshot(source)
     record = ProvenanceRecord(made_of=provenance(source, script=script.module))
     begins = Beginning(record=record, notice=notice)
     with telling_what_is_safe(Path(options.runs) / name, is_made=False):
@@ -176,7 +176,7 @@ def resume(
         planned = plan(checked, options)
         latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
         done = finished(planned, options, opened, latest)
-        text, script, notice = kept(again)
+        text, script, notice = write_importable_snapshot(again)
         wanted = WantedRun(
             made_of=provenance(again, script=script.module),
             graph=identity(again),

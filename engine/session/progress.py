@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dataflow.safe_text import one_line
-from dataflow.width import packed, screen_width
+from dataflow.width import pack_parts, screen_width
 from engine.session.figures import Figure, evaluations, figures
 
 _log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Progress:
         else:
             head.add_row(bar, count)
         panel.add_row(head)
-        for line in packed(_texts_of(self._figures), width):
+        for line in pack_parts(_texts_of(self._figures), width):
             panel.add_row(Text(line, no_wrap=True, overflow="ellipsis"))
         return panel
 
@@ -173,7 +173,7 @@ class Progress:
         if self._quiet:
             return
         width = screen_width(sys.maxsize, self._stream)
-        lines = [one_line(text) for text in packed(self._parts(), width, indent="  ")]
+        lines = [one_line(text) for text in pack_parts(self._parts(), width, indent="  ")]
         try:
             self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()

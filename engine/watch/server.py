@@ -25,7 +25,7 @@ from urllib.parse import quote
 import uvicorn
 
 from dataflow.errors import RunError
-from dataflow.signals import STOPS, ignored, left_to_the_run
+from dataflow.signals import STOPS, is_ignored, leave_signals_to_the_run
 from engine.watch.app import application
 from engine.watch.guard import Guard, new_token
 from engine.watch.run_questions import ServedRuns
@@ -118,10 +118,10 @@ class PageServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Stop signals end the server, except beside a run."""
         if self._with_run:
-            left_to_the_run()
+            leave_signals_to_the_run()
             yield
             return
-        before = {n: signal.signal(n, self.handle_exit) for n in STOPS if not ignored(n)}
+        before = {n: signal.signal(n, self.handle_exit) for n in STOPS if not is_ignored(n)}
         try:
             yield
         finally:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from dataflow.errors import RunError
-from dataflow.storage import new_private
+from dataflow.storage import write_private_text
 from engine.watch.guard import new_token
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,512}")
@@ -23,7 +23,7 @@ def kept_token(path: Path) -> str:
     # Made before anything is looked at: two servers that start at once agree on one of them.
     token = new_token()
     try:
-        new_private("the token", path, token)
+        write_private_text("the token", path, token)
     except FileExistsError:
         return _read(path)
     return token

@@ -32,7 +32,7 @@ from dataflow import processor_time
 from dataflow.arrow_without_pandas import keep_pandas_out
 from dataflow.prompt_types import with_json_values
 from dataflow.safe_text import printable
-from dataflow.signals import left_to_the_run
+from dataflow.signals import leave_signals_to_the_run
 from operators.kernels.scoring_frames import (
     HEADER,
     MARK,
@@ -347,7 +347,7 @@ def _user_frames(trace: TracebackType) -> TracebackType:
 
 def main(descriptor: int) -> None:
     """The child, set up by its keeper: load the function, score chunks until the parent closes."""
-    left_to_the_run()
+    leave_signals_to_the_run()
     complaints = os.dup(2)  # the function may do anything to stderr itself
     faulthandler.enable(complaints)
     if hasattr(faulthandler, "register"):

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from dataflow.metric_names import is_part, repaired_part
+from dataflow.metric_names import is_part, repair_part
 from dataflow.processor_time import ProcessorTime
 from dataflow.safe_text import printable
 
@@ -152,7 +152,7 @@ def _find_name_problem(name: object) -> str:
         name_shown = describe_value(name)
         return f"has the name {name_shown}, not 1 to {_NAME} characters that can be printed"
     if not all(map(is_part, name.split("/"))):
-        repaired = "/".join(map(repaired_part, name.split("/")))
+        repaired = "/".join(map(repair_part, name.split("/")))
         return f"has the name {name!r}, which no metric can have; one like {repaired!r} can"
     if name in _OWN:
         return f"has the name {name!r}, which every reward has already"

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from dataflow.errors import KernelError
 from dataflow.import_order import interpreter
-from dataflow.signals import held_back
+from dataflow.signals import hold_back_signals
 from operators.kernels.scoring_child import STACK_SIGNAL
 from operators.kernels.scoring_frames import (
     HEADER,
@@ -149,7 +149,7 @@ class Child:
     def _start_keeper(self, answers: int, life: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         self._mark = f"{_MARK}={secrets.token_hex(16)}"
         arguments = [str(answers), str(life), str(os.getpid())]
-        with held_back():
+        with hold_back_signals():
             return subprocess.Popen(
                 interpreter(_BOOTSTRAP, "operators.kernels.scoring_keeper", *arguments),
                 pass_fds=(answers, life),

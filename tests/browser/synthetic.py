@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataflow.program_snapshot import written
+from dataflow.program_snapshot import write_snapshot
 from engine.keep.flow.records import (
     CutFlow,
     EdgeFlow,
@@ -77,7 +77,7 @@ def make(root: Path, made: Made) -> Path:
         cluster = Cluster(cores=8, memory=24 * 2**30)
         planned = planned_on(cluster, graph, replicas={"rollout": 3}, threads=2)
         with RunFolder.create(made.name, root / "runs") as folder:
-            folder.write_text("graph.json", written(graph))
+            folder.write_text("graph.json", write_snapshot(graph))
             folder.write_text("plan.json", planned.to_json())
             folder.write_text("plan.txt", explain(planned))
             folder.write_text("options.json", run_options.encode_options(options))

@@ -20,7 +20,7 @@ from dataflow.import_order import (
     interpreter,
     is_installed,
 )
-from dataflow.shipping import shipped
+from dataflow.shipping import pickle_by_value
 from tests.kit.processes import ROOT
 
 SHADOWS = "json random torch struct numpy pyarrow msgspec transformers selectors"
@@ -79,7 +79,7 @@ def test_a_module_with_two_names_is_shipped_once(
     spec.loader.exec_module(module)
     for name in ("twice", "__mp_main__"):
         monkeypatch.setitem(sys.modules, name, module)
-    again = pickle.loads(shipped(module.f, "f"))
+    again = pickle.loads(pickle_by_value(module.f, "f"))
     assert again is not module.f, "it was sent by name, so this tests nothing"
     assert again() == 1
 

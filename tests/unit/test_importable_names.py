@@ -15,8 +15,8 @@ from dataflow.diff import diff
 from dataflow.errors import GraphError, RunError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from dataflow.program_snapshot import read, written
-from dataflow.scripts import kept
+from dataflow.program_snapshot import read, write_snapshot
+from dataflow.scripts import write_importable_snapshot
 from dataflow.snapshot import from_json
 from engine.api import resume
 from engine.keep.checkpoint.content_digests import Files
@@ -190,7 +190,7 @@ def imported_again(text: str) -> Graph:
 @pytest.mark.parametrize("name", SAME)
 def test_what_its_name_leads_to_comes_back_as_it_is(callables: ModuleType, name: str) -> None:
     function = getattr(callables, name)
-    text, _, notice = kept(graph_with(function))
+    text, _, notice = write_importable_snapshot(graph_with(function))
     assert notice == ""
     again = imported_again(text).node("score").params["fns"][0]
     assert again is not function
@@ -199,7 +199,7 @@ def test_what_its_name_leads_to_comes_back_as_it_is(callables: ModuleType, name:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_what_its_name_does_not_lead_to_is_asked_for(callables: ModuleType, name: str) -> None:
-    text, _, notice = kept(graph_with(getattr(callables, name)))
+    text, _, notice = write_importable_snapshot(graph_with(getattr(callables, name)))
     start = "`dataflow resume` will not be able to go on with this run: node 'score' has "
     assert notice.startswith(start)
     assert "graph= of resume and rerun" in notice
@@ -209,7 +209,7 @@ def test_what_its_name_does_not_lead_to_is_asked_for(callables: ModuleType, name
         imported_again(text)
     assert [fault.where for fault in no.value.faults] == ["node 'score'"]
     looked_at = from_json(text, imports=False)
-    assert written(looked_at) == text
+    assert write_snapshot(looked_at) == text
 
 
 def test_a_name_that_is_given_away_later_leads_elsewhere(
@@ -217,7 +217,10 @@ def test_a_name_that_is_given_away_later_leads_elsewhere(
 ) -> None:
     graph = graph_with(callables.plain)
     monkeypatch.setattr(callables, "plain", callables.scaled)
-    assert "has 'plain' (callables.py:23), whose name leads to another function" in kept(graph)[2]
+    assert (
+        "has 'plain' (callables.py:23), whose name leads to another function"
+        in write_importable_snapshot(graph)[2]
+    )
 
 
 def test_functions_of_one_name_are_not_the_same(callables: ModuleType) -> None:
@@ -233,14 +236,14 @@ def test_operators_and_losses_are_asked_for_in_the_same_way(callables: ModuleTyp
     rollout = generate(policy, prompts("rows.jsonl", batch=2), n=2, max_tokens=4)
     score = callables.elsewhere(reward(callables.plain, rollout))
     loss = clipped_policy_loss(group_advantage(rollout, score)) + callables.first_own()
-    text = written(Graph("own", train(policy, rollout, loss=loss, lr=0.1)))
+    text = write_snapshot(Graph("own", train(policy, rollout, loss=loss, lr=0.1)))
     with pytest.raises(GraphError) as asked:
         imported_again(text)
     message = [str(fault) for fault in asked.value.faults]
     assert len(message) == 2
     assert any("its operator 'halved'" in each for each in message)
     assert any("it holds 'own'" in each for each in message)
-    assert written(from_json(text, imports=False)) == text
+    assert write_snapshot(from_json(text, imports=False)) == text
 
 
 def test_the_source_of_an_inherited_classmethod_counts(callables: ModuleType) -> None:

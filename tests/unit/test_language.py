@@ -19,7 +19,7 @@ from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.model import Model, cosine, linear, warmup
 from dataflow.node import Node, Port, content
-from dataflow.regions import trained_models
+from dataflow.regions import find_trained_models
 from dataflow.schema import Advantage, Completion, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from operators.advantage import group_advantage, overlong_penalty
@@ -180,7 +180,7 @@ def test_followers_are_among_the_states_leaders_first_and_change_unless_frozen(
     rollout = sampled()
     g = graph_of(rollout, kl_loss(logprobs(reference, rollout)))
     assert [s.name for s in g.states] == ["policy", *states]
-    assert trained_models(g) == {"policy"} | moving
+    assert find_trained_models(g) == {"policy"} | moving
 
 
 def test_a_frozen_copy_alone_copies() -> None:

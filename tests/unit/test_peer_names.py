@@ -20,7 +20,7 @@ import operators
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from dataflow.names import SYSTEMS, Known, PeerName, peer_name, table
+from dataflow.names import SYSTEMS, Known, PeerName, peer_name, read_peer_names
 from engine.cli.flags import graph_and
 from engine.cli.graphs import shipped
 from engine.cli.target import UsageError
@@ -32,7 +32,7 @@ from tests.kit.rewards import exact
 from tests.peers import record_names
 
 DOCS = Path(__file__).parents[2] / "docs"
-EVERY = [peer for stem in SYSTEMS for peer in table(stem)]
+EVERY = [peer for stem in SYSTEMS for peer in read_peer_names(stem)]
 COMMANDS = ("dataflow run", "dataflow resume")
 
 
@@ -73,7 +73,7 @@ def require_parameters(peer: PeerName, ours: str) -> None:
 
 @pytest.mark.parametrize("peer", record_names.PEERS)
 def test_every_name_of_a_peers_configuration_has_its_line(peer: str) -> None:
-    lines = [line.name for line in table(peer.removesuffix("_ppo"))]
+    lines = [line.name for line in read_peer_names(peer.removesuffix("_ppo"))]
     starts = tuple(name.removesuffix("*") for name in lines if name.endswith("*"))
     found = record_names.recorded(peer)
     assert len(found) > 30
@@ -85,7 +85,7 @@ def test_every_name_of_a_peers_configuration_has_its_line(peer: str) -> None:
 
 def test_a_name_is_once_in_its_table() -> None:
     for stem in SYSTEMS:
-        names = [peer.name for peer in table(stem)]
+        names = [peer.name for peer in read_peer_names(stem)]
         assert sorted(set(names)) == sorted(names), {n for n in names if names.count(n) > 1}
 
 

@@ -35,11 +35,11 @@ def test_the_time_without_a_core_is_the_second_number_of_schedstat(
         (tmp_path / task / "schedstat").write_text(f"9999 {queued} 7\n")
     monkeypatch.setattr(processor_time, "_TASKS", tmp_path)
     monkeypatch.setattr(processor_time, "_THREAD", tmp_path / "1" / "schedstat")
-    monkeypatch.setattr(processor_time, "_own", processor_time._ThreadFile())
+    monkeypatch.setattr(processor_time, "_thread_file", processor_time._ThreadFile())
     assert processor_time.of_process().queued == 0.75
     assert processor_time.of_thread().queued == 0.25
     monkeypatch.setattr(processor_time, "_THREAD", tmp_path / "none")
-    monkeypatch.setattr(processor_time, "_own", processor_time._ThreadFile())
+    monkeypatch.setattr(processor_time, "_thread_file", processor_time._ThreadFile())
     assert processor_time.of_thread().queued == 0.0, "a system that does not say"
 
 
@@ -48,9 +48,9 @@ def test_a_forked_process_reads_its_own_file() -> None:
     processor_time.of_thread()
     child = os.fork()
     if not child:
-        before = processor_time._own.file.number
+        before = processor_time._thread_file.file.number
         processor_time.of_thread()
         os.fstat(before)  # closed, it may be the number of a file that was opened meanwhile
-        file = os.readlink(f"/proc/self/fd/{processor_time._own.file.number}")
+        file = os.readlink(f"/proc/self/fd/{processor_time._thread_file.file.number}")
         os._exit(0 if file.startswith(f"/proc/{os.getpid()}/") else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -25,7 +25,7 @@ from dataflow.graph import Graph, Phase, Threshold
 from dataflow.model import Model
 from dataflow.program import Lineage, Program
 from dataflow.program_diff import compare
-from dataflow.program_snapshot import identity, named_modules, read, written
+from dataflow.program_snapshot import identity, named_modules, read, write_snapshot
 from dataflow.rules.programs import program_faults
 from dataflow.snapshot import fingerprint, from_json, to_json
 from graphs.sft import sft
@@ -270,8 +270,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("imports", [True, False])
 def test_a_program_is_read_as_it_was_written(name: str, imports: bool) -> None:
     program = PROGRAMS[name]()
-    again = read(written(program), imports=imports)
-    assert written(again) == written(program)
+    again = read(write_snapshot(program), imports=imports)
+    assert write_snapshot(again) == write_snapshot(program)
     assert identity(again) == identity(program)
     if imports:
         assert again == program
@@ -280,10 +280,10 @@ def test_a_program_is_read_as_it_was_written(name: str, imports: bool) -> None:
 
 def test_a_graph_is_written_and_read_as_ever() -> None:
     graph = small_grpo()
-    assert written(graph) == to_json(graph)
-    assert read(written(graph)) == graph
+    assert write_snapshot(graph) == to_json(graph)
+    assert read(write_snapshot(graph)) == graph
     assert identity(graph) == fingerprint(graph)
-    assert named_modules(written(warmed(graph))) == named_modules(to_json(graph))
+    assert named_modules(write_snapshot(warmed(graph))) == named_modules(to_json(graph))
 
 
 @pytest.mark.parametrize("of_phase, change, problem", [
@@ -302,14 +302,14 @@ def test_a_graph_is_written_and_read_as_ever() -> None:
 ])  # fmt: skip
 def test_another_document_is_refused(of_phase: bool, change: dict[str, Any], problem: str) -> None:
     """Of the Program, or of its second phase."""
-    document = json.loads(written(PROGRAMS["all"]()))
+    document = json.loads(write_snapshot(PROGRAMS["all"]()))
     changed = document["phases"][1] if of_phase else document
     changed.update(change)
     assert problem in refusal(lambda: read(json.dumps(document)))
 
 
 def test_a_program_is_no_graph() -> None:
-    error = refusal(lambda: from_json(written(PROGRAMS["all"]()), "runs/a/graph.json"))
+    error = refusal(lambda: from_json(write_snapshot(PROGRAMS["all"]()), "runs/a/graph.json"))
     assert "runs/a/graph.json: expected one graph, found a Program of several" in error
 
 

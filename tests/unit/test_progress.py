@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
-from dataflow.width import folded, packed, screen_width
+from dataflow.width import fold_lines, pack_parts, screen_width
 from engine.keep.metrics.sinks import View
 from engine.keep.run_folder import RunFolder
 from engine.protocol.events import EventStream, FailingSilently, StepEnded
@@ -273,14 +273,14 @@ _WORDS = st.text("ab  -", max_size=12)
 
 @given(st.lists(_WORDS, max_size=12).map(" ".join), st.integers(40, 80))
 def test_folding_keeps_every_word_and_fits(text: str, width: int) -> None:
-    lines = folded(text, width).split("\n")
+    lines = fold_lines(text, width).split("\n")
     assert " ".join(lines).split() == text.split()
     assert all(len(line) <= width for line in lines)
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=30), min_size=1), st.integers(40, 80))
 def test_packing_breaks_no_part_and_fills_its_lines(parts: list[str], width: int) -> None:
-    lines = list(packed(parts, width, indent="  "))
+    lines = list(pack_parts(parts, width, indent="  "))
     assert [part for line in lines for part in line.strip().split("  ")] == parts
     assert all(len(line) <= width for line in lines)
     assert all(len(a) + len(b.strip().split("  ")[0]) + 2 > width for a, b in pairwise(lines))

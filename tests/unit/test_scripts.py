@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dataflow.graph import Graph
-from dataflow.program_snapshot import read, written
-from dataflow.scripts import Script, guards, kept, script
+from dataflow.program_snapshot import read, write_snapshot
+from dataflow.scripts import Script, guards, script, write_importable_snapshot
 from engine.keep.checkpoint.provenance import differences, provenance
 from graphs.grpo import grpo
 from tests.kit.files import save_jsonl
@@ -85,7 +85,7 @@ def started(here: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
         found: list[Any] = []
 
         def start(graph: Graph) -> None:
-            found.extend((graph, *kept(graph)))
+            found.extend((graph, *write_importable_snapshot(graph)))
             found.append(provenance(graph, script=found[2].module))
 
         path = here / f"{name}.py"
@@ -106,7 +106,7 @@ def test_what_a_guarded_script_defines_is_found_again_and_is_the_same(started: S
     importlib.invalidate_caches()
     again = read(text)
     assert again.node("reward").params["fns"][0].__module__ == "my_script"
-    assert written(again) == text
+    assert write_snapshot(again) == text
     now = provenance(again)
     assert set(now.sources) == {"my_script"}
     assert (now.nodes, now.sources["my_script"]) == (then.nodes, then.sources["my_script"])
@@ -200,7 +200,7 @@ def test_what_has_no_name_at_the_top_of_a_file_is_told_apart() -> None:
         return [0.0 for _ in completions]
 
     def notice(fn: Any) -> str:
-        return kept(grpo("hub/name", "rows.jsonl", fn, n=2, batch=2))[2]
+        return write_importable_snapshot(grpo("hub/name", "rows.jsonl", fn, n=2, batch=2))[2]
 
     assert notice(vowels) == ""
     for fn, told in (

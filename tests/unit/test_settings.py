@@ -18,8 +18,8 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Model, cosine, linear, warmup
 from dataflow.node import Port
-from dataflow.operator_functions import function_of, remade
-from dataflow.parameters import NodeParameter, described
+from dataflow.operator_functions import function_of, remake_node
+from dataflow.parameters import NodeParameter, find_description
 from dataflow.program import Program
 from dataflow.schema import Advantage, Reward, Rollout, TruncatedRollout
 from dataflow.set_expressions import edited, settable
@@ -86,7 +86,7 @@ def test_a_value_that_is_there_already_changes_nothing(make: Callable[[], Graph]
     """Neither in a node that is made anew of its arguments, nor as texts as they are shown."""
     graph = make()
     for node in graph.nodes:
-        assert remade(node, node.inputs, {}) == node
+        assert remake_node(node, node.inputs, {}) == node
     texts = [f"{n.name}.{p.name}={p.value!r}" for n in settable(graph) for p in n.parameters]
     assert len(texts) > 5
     assert edited(graph, texts) is graph
@@ -360,10 +360,10 @@ def test_what_may_be_set_is_listed_by_node() -> None:
 
 def test_the_help_of_a_parameter_is_its_sentence_in_the_docstring() -> None:
     doc = "Sums.\n\nstart, stop: bounds of\nit (a; b); so. mode: `a`, 1; `b`. kind: one of: `c`."
-    assert described(doc, "start") == "bounds of it (a; b)"
-    assert described(doc, "mode") == "`a`, 1; `b`"
-    assert described(doc, "kind") == "one of"
-    assert described(doc, "other") == ""
+    assert find_description(doc, "start") == "bounds of it (a; b)"
+    assert find_description(doc, "mode") == "`a`, 1; `b`"
+    assert find_description(doc, "kind") == "one of"
+    assert find_description(doc, "other") == ""
 
 
 def test_a_node_that_is_not_named_stays_the_same_object() -> None:

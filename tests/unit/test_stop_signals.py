@@ -176,14 +176,14 @@ def test_a_terminal_that_is_gone_stops_no_output() -> None:
 
 CHILD = """
 import os, signal, subprocess, sys
-from dataflow.signals import held_back, left_to_the_run
+from dataflow.signals import hold_back_signals, leave_signals_to_the_run
 if sys.argv[1] == "parent":
-    with held_back():
+    with hold_back_signals():
         child = subprocess.Popen([sys.executable, "-c", sys.argv[2], "child", sys.argv[2]])
     for number in (2, 15, 1):
         os.kill(child.pid, number)
     sys.exit(child.wait())
-left_to_the_run()
+leave_signals_to_the_run()
 for number in (2, 15, 1):
     os.kill(os.getpid(), number)
 ending = "import os, signal; os.kill(os.getpid(), 15)"
@@ -204,9 +204,9 @@ def test_a_process_of_a_run_leaves_them_alone_from_its_very_start() -> None:
 FORKS = """
 import multiprocessing, sys, threading
 from engine.run.loop.signals import StopSignals
-from dataflow.signals import left_to_the_run
+from dataflow.signals import leave_signals_to_the_run
 fork, kind = multiprocessing.get_context("fork"), sys.argv[1]
-left_to_the_run() if kind == "worker" else None
+leave_signals_to_the_run() if kind == "worker" else None
 with StopSignals() if kind == "run" else fork.Lock() as signals:
     child = fork.Process(target=threading.Event().wait)
     child.start()

@@ -21,7 +21,7 @@ import pytest
 
 from dataflow.errors import RunError, StorageError
 from dataflow.safe_text import shown_bytes
-from dataflow.storage import free_bytes, replace_text, storage_error, write_where_asked
+from dataflow.storage import free_bytes, replace_text, storage_error, write_to_user_path
 from engine.channels.shm.outbox import SlabOutbox
 from engine.channels.shm.slabs import SlabPool
 from engine.keep.checkpoint.best_versions import BestVersions
@@ -114,7 +114,7 @@ WRITERS = {
     "amended metrics": lambda f: _metrics(f, lambda lines: lines.amend(1, {"b": 2.0})),
     "checkpoint": lambda f: CheckpointStore(f / "checkpoints").write(2, _save, {}),
     "best version": lambda f: BestVersions(f, {"e": 1}).offer("e", 2, 0.5, _save),
-    "drawing": lambda f: write_where_asked("the drawing", f / "graph.json", "new"),
+    "drawing": lambda f: write_to_user_path("the drawing", f / "graph.json", "new"),
     "optimizer": _optimizer,
     "tokenizer": _tokenizer,
 }
@@ -196,13 +196,13 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path)
 def test_a_drawing_goes_where_it_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("old")
     (tmp_path / "link").symlink_to("there")
-    write_where_asked("the drawing", tmp_path / "link", "new")
+    write_to_user_path("the drawing", tmp_path / "link", "new")
     assert (tmp_path / "there").read_text() == "new"
     assert (tmp_path / "link").is_symlink()
-    write_where_asked("the drawing", Path("/dev/null"), "new")
+    write_to_user_path("the drawing", Path("/dev/null"), "new")
     told = "/dev/full: the drawing could not be written: the disk is full"
     with pytest.raises(StorageError, match=told):
-        write_where_asked("the drawing", Path("/dev/full"), "new")
+        write_to_user_path("the drawing", Path("/dev/full"), "new")
 
 
 def test_a_log_that_cannot_be_written_neither_ends_nor_hides(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, Schema
-from dataflow.token_alignment import misaligned
+from dataflow.token_alignment import find_misaligned
 from dataflow.user import Columns, operator
 from engine.run.worker.alignment import Alignment
 from operators.forward import logprobs
@@ -38,7 +38,7 @@ def test_the_first_row_that_differs_is_found(drawn: list[tuple[int, int]]) -> No
     """drawn: tokens of each row, and how many more its log-probs have."""
     lengths, other = [n for n, _ in drawn], [n + more for n, more in drawn]
     batch = rows(Rollout, prompt_ids=[9] * len(lengths), completion_mask=lengths)
-    fault = misaligned(
+    fault = find_misaligned(
         [("rollout", batch, Rollout), ("old", rows(Logprobs, logprobs=other), Logprobs)]
     )
     if lengths == other:
@@ -56,7 +56,7 @@ def test_a_slice_of_a_batch_is_compared_by_its_own_rows() -> None:
     whole = rows(Rollout, completion_mask=[1, 2, 3], completion_ids=[1, 2, 3])
     part = Batch(whole.keys.take(np.array([1, 2])), whole.records.slice(1, 2))
     other = rows(Logprobs, logprobs=[2, 3])
-    assert misaligned([("a", part, Rollout), ("b", other, Logprobs)]) is None
+    assert find_misaligned([("a", part, Rollout), ("b", other, Logprobs)]) is None
 
 
 @operator()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from dataflow.errors import RunError, StorageError
-from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
+from dataflow.storage import replace_text, replacing, storage_error, temporary_path, writing
 from engine.keep.append_log import AppendLog, whole_until
 from engine.keep.metrics.metric_lines import require_rows
 from engine.keep.metrics.step_metrics import json_line
@@ -58,7 +58,7 @@ class JsonLines:
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises DataError where a line of the file is no metrics row."""
         with writing("the metrics", run.metrics):
-            temporary(run.metrics).unlink(missing_ok=True)  # what a kill left of `amend`
+            temporary_path(run.metrics).unlink(missing_ok=True)  # what a kill left of `amend`
             self._file = AppendLog(run.metrics)
             self._cut_after(None)
 

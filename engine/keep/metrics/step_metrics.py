@@ -15,7 +15,7 @@ from functools import cache
 import msgspec
 
 from dataflow.errors import DataError
-from dataflow.metric_names import is_metric_name, repaired_name
+from dataflow.metric_names import is_metric_name, repair_name
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class StepMetrics:
         if not _is_name(name):
             raise DataError(
                 f"metric {name!r}: expected slash-separated parts in lower case such as"
-                f" 'reward/mean'. Fix: {repaired_name(name)!r}."
+                f" 'reward/mean'. Fix: {repair_name(name)!r}."
             )
         self._counts[name] = []
         return self._values.setdefault(name, [])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataflow.dialect import find_dialect_uses
 from dataflow.program import beginnings
 from dataflow.safe_text import one_line, printable
-from dataflow.width import folded
+from dataflow.width import fold_lines
 from engine.plan.explain.edges import edge_lines, weight_lines
 from engine.plan.explain.layout import WIDTH as WIDTH
 from engine.plan.explain.layout import Line, count, lay_out, wrap_line
@@ -86,7 +86,7 @@ def _section(title: str, lines: Iterable[Line], width: int) -> list[str]:
         body += [f"  {text}".rstrip() for text in lay_out(line, width - 2)]
     if not body:
         return []
-    return [*folded(title, width).split("\n"), *body]
+    return [*fold_lines(title, width).split("\n"), *body]
 
 
 def _dialect_lines(plan: Plan) -> Iterator[Line]:

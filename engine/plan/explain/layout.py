@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from dataflow.width import folded
+from dataflow.width import fold_lines
 
 WIDTH = 120
 _NAME = 24
@@ -25,7 +25,7 @@ def lay_out(line: Line, room: int) -> Iterable[str]:
     """Lay a line out in this many columns."""
     if callable(line):
         return line(room)
-    return folded(line, room).split("\n")
+    return fold_lines(line, room).split("\n")
 
 
 def count(number: int, noun: str) -> str:
@@ -80,7 +80,7 @@ def _lay_out_name(name: str, width: int, text: str, tail: str, room: int) -> Ite
         close = re.sub("   +", "  ", whole[width:])
         whole = f"{whole[:width]}{close}"
     if room < WIDTH - 2 and indent > room // 2:
-        yield from folded(whole, room).split("\n")
+        yield from fold_lines(whole, room).split("\n")
     else:
         indent = min(indent, 3 * WIDTH // 4)
         yield from _wrap(whole, width=room, subsequent_indent=" " * (indent + 2))

@@ -12,7 +12,7 @@ from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
 from dataflow.node import Node
 from dataflow.rows import Domains
-from dataflow.width import folded
+from dataflow.width import fold_lines
 from engine.plan.cluster import Cluster
 from engine.plan.explain import memory
 from engine.plan.explain.layout import count, duration, lay_out, wrap_line
@@ -27,7 +27,7 @@ def summary_lines(plan: Plan, width: int) -> list[str]:
     if plan.cluster:
         graph = f"{graph} on {_hardware(plan, plan.cluster)}"
     title = f"{graph}; seed {plan.seed}; graph {plan.digest[:8]}"
-    lines = folded(title, width).split("\n")
+    lines = fold_lines(title, width).split("\n")
     for text in chain(_steps(plan), _staleness(plan), memory.total_lines(plan), _time(plan)):
         for line in wrap_line(text, after=2):
             lines += [f"  {part}" for part in lay_out(line, width - 2)]

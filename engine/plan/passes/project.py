@@ -11,9 +11,9 @@ from typing import Any
 
 from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
-from dataflow.operator import EVERY_COLUMN, Input, listed
+from dataflow.operator import EVERY_COLUMN, Input, list_columns
 from dataflow.prompt_types import is_token_ids
-from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical
+from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical_port
 from dataflow.schema import (
     Advantage,
     Logprobs,
@@ -154,10 +154,10 @@ class _Finder:
             yield Fetch(producer=name, columns=columns)
         advantage = _find_argument(train, "advantage", Advantage)
         if advantage is not None:
-            yield Fetch(producer=physical(advantage).node.name, columns=Advantage.shown)
+            yield Fetch(producer=physical_port(advantage).node.name, columns=Advantage.shown)
         old = _find_argument(train, "old", Logprobs)
         if old is not None and self._draft.placing.samples == "full":
-            yield Fetch(producer=physical(old).node.name, columns=Logprobs.inside)
+            yield Fetch(producer=physical_port(old).node.name, columns=Logprobs.inside)
 
     def _rewards_of(self, train: Node) -> list[Node]:
         """The nodes that make rewards of its rows, in running order."""
@@ -192,7 +192,7 @@ class _Finder:
         return list(dict.fromkeys([*readable, *self._ancestor_columns(node, port, declaration)]))
 
     def _ancestor_columns(self, node: Node, port: Port[Any], declaration: Input) -> list[str]:
-        names = [*declaration.ancestors, *listed(node.params, declaration.ancestors_from)]
+        names = [*declaration.ancestors, *list_columns(node.params, declaration.ancestors_from)]
         columns = [column for column in names if column != EVERY_COLUMN]
         if EVERY_COLUMN in names:
             columns += self._dataset_columns(port)
@@ -234,7 +234,7 @@ class _Finder:
         return tuple(fetches)
 
     def _find_holder(self, port: Port[Any], column: str) -> Node | None:
-        real = physical(port)
+        real = physical_port(port)
         if column in real.schema.columns:
             return real.node
         if column in TokenPrompt.columns:

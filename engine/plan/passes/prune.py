@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node
-from dataflow.rows import Domains, physical
+from dataflow.rows import Domains, physical_port
 from dataflow.samplers import Samplers
 from engine.plan.draft import Draft
 
@@ -61,7 +61,7 @@ def _is_old_current(node: Node, term: LossTerm, samplers: Samplers) -> bool:
     if not maker.operator.log_probs or maker.states.get("model") != node.states["model"]:
         return False
     rows = node.inputs[term.on]
-    if physical(maker.inputs["rows"]) != physical(rows):
+    if physical_port(maker.inputs["rows"]) != physical_port(rows):
         return False  # the current log-probs are those of the rows that are trained
     temperature = maker.params["temperature"]
     is_as_sampled = temperature is None or samplers.all_at(rows, temperature)

@@ -15,7 +15,7 @@ from dataflow.loss_terms import ROWS, Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subset
-from dataflow.regions import regions, trained_models
+from dataflow.regions import find_trained_models, regions
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedNode, PlannedSource, Relation
@@ -79,7 +79,7 @@ class _Shaper:
         self._graph = graph
         self._domains = Domains(graph)
         self._regions = regions(graph).of
-        self._trained = trained_models(graph)
+        self._trained = find_trained_models(graph)
 
     def plan_node(self, node: Node) -> PlannedNode:
         """Raises PlanError for rows that no plan has."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from dataflow.draw.chart import Points, draw_charts
 from dataflow.safe_text import one_line, printable, shown_bytes, shown_number
-from dataflow.width import folded
+from dataflow.width import fold_lines
 from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.explain.layout import WIDTH, Line, count, lay_out, wrap_line
 from engine.plan.plan import Plan
@@ -54,7 +54,7 @@ def format_plan_table(plans: Sequence[ComparedPlan], *, width: int = WIDTH) -> s
         reason_above = reason
     if first is not None and not first.load.quiet:
         lines += wrap_line(first.load.note, after=2)
-    texts = [folded(_table_title(plans), width)]
+    texts = [fold_lines(_table_title(plans), width)]
     for line in lines:
         texts += (f"  {text}" for text in lay_out(line, width - 2))
     return printable("\n".join(texts) + "\n")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from dataflow.safe_text import one_line, printable, shown_number
-from dataflow.width import folded
+from dataflow.width import fold_lines
 from engine.plan.explain.layout import (
     WIDTH,
     Line,
@@ -71,7 +71,7 @@ def report(
         for line in lines:
             body += (f"  {text}".rstrip() for text in lay_out(line, width - 2))
         if body:
-            texts.append("\n".join([folded(title, width), *body]))
+            texts.append("\n".join([fold_lines(title, width), *body]))
     return printable("\n\n".join(texts) + "\n")
 
 

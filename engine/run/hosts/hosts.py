@@ -28,7 +28,7 @@ import msgspec
 
 from dataflow.errors import RunError
 from dataflow.import_order import import_path
-from dataflow.shipping import shipped
+from dataflow.shipping import pickle_by_value
 from engine.keep.run_folder import RunFolder
 from engine.plan import options as run_options
 from engine.plan.options import RunOptions
@@ -128,7 +128,7 @@ class HostsWorkers:
         """All hosts at once. Raises as `Supervisor.open`, and RunError if there is no room."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            self._pickled = shipped(self._plan, "the plan of a run on several hosts")
+            self._pickled = pickle_by_value(self._plan, "the plan of a run on several hosts")
             first = (w for w in self._plan.workers if w not in self._plan.spare)
             hosts = dict.fromkeys(self._plan.hosts[w] for w in first)
             for name, place in self._rooms.first(hosts).items():

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from dataflow.signals import held_back
+from dataflow.signals import hold_back_signals
 
 STATUS = struct.Struct("<i")
 """How a template says the exit code of a process that it has forked; negative: the signal."""
@@ -53,7 +53,7 @@ class FreshProcess:
         """descriptor: the only one that it inherits, beside its output. No stop signal reaches it
         before it says so.
         """
-        with held_back():
+        with hold_back_signals():
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[descriptor],

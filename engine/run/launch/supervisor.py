@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataflow.kernel import PRINTED
-from dataflow.shipping import shipped
+from dataflow.shipping import pickle_by_value
 from engine.channels.descriptors import make_room_for_children
 from engine.keep.record.place import RecordPlace
 from engine.keep.run_folder import RunFolder
@@ -162,7 +162,7 @@ class Supervisor:
         """Start these Workers and send them the plan, without waiting for any to be open."""
         near = {w: group for w, group in self._groups.items() if w not in self._far}
         meetings = open_meetings(list(epochs), near)
-        plan = shipped(self._plan, "the plan of a run with several workers")
+        plan = pickle_by_value(self._plan, "the plan of a run with several workers")
         try:
             self._starter.prepare(epochs)
             for name in sorted(epochs, key=self._starter.is_forked):  # templates import meanwhile

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from dataflow.signals import STOPS, ignored, in_forked_child
+from dataflow.signals import STOPS, call_in_forked_child, is_ignored
 
 SAME = 0.1
 """Seconds within which a further signal is the same request."""
@@ -196,7 +196,7 @@ def _forget_in_child() -> None:
     _handling.clear()
 
 
-in_forked_child(_forget_in_child)
+call_in_forked_child(_forget_in_child)
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def name(number: int) -> str:
 def _handlers() -> dict[int, Any]:
     """The handlers of stop signals; without SIGHUP where nohup has it ignored."""
     numbers = set(STOPS)
-    if ignored(signal.SIGHUP):
+    if is_ignored(signal.SIGHUP):
         numbers.discard(signal.SIGHUP)
     return {number: signal.getsignal(number) for number in STOPS if number in numbers}
 

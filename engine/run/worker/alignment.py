@@ -19,7 +19,7 @@ from dataflow.loss import Loss
 from dataflow.node import Node
 from dataflow.operator import Concat, Reduce
 from dataflow.schema import Schema
-from dataflow.token_alignment import misaligned
+from dataflow.token_alignment import find_misaligned
 
 Ports = Iterable[tuple[str, Batch, type[Schema]]]
 
@@ -59,7 +59,7 @@ class Alignment:
         self._require(batch.keys, ports, fix)
 
     def _require(self, keys: Keys, ports: Ports, fix: str) -> None:
-        difference = misaligned(ports)
+        difference = find_misaligned(ports)
         if difference is not None:
             row = keys.rows()[difference.row]
             where = f"{self._name}: row (position, sample, attempt) {row}"

@@ -33,7 +33,7 @@ import cloudpickle
 from dataflow.arrow_without_pandas import keep_pandas_out
 from dataflow.errors import ProcessLost
 from dataflow.kernel import PRINTED
-from dataflow.signals import left_to_the_run
+from dataflow.signals import leave_signals_to_the_run
 from engine.channels.contract import PeerLost
 from engine.channels.descriptors import make_room_for_peers
 from engine.keep.worker_logs import log_to_stderr, make_output_ignore_full_disk
@@ -302,7 +302,7 @@ def _recorder(opened: control.Open, plan: Plan) -> Any:
 
 def main(descriptor: int) -> None:
     """Run the Worker at this end of a control socket."""
-    left_to_the_run()
+    leave_signals_to_the_run()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     make_output_ignore_full_disk()

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.text import Text
 
 from dataflow.safe_text import one_line, shown_bytes, shown_number
-from dataflow.width import packed
+from dataflow.width import pack_parts
 from engine.keep.flow.records import Flow, ReplicaFlow
 from engine.keep.metrics.metric_lines import finite
 from engine.session.figures import figures
@@ -100,7 +100,7 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
     """Lines of these parts side by side."""
     short = [shortened(part, width - 2) for part in parts]
     if short:
-        return list(packed(short, width, indent="  "))
+        return list(pack_parts(short, width, indent="  "))
     return []
 
 

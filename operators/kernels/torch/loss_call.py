@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dataflow.errors import KernelError
 from dataflow.loss import Now, Tensors, Terms
-from dataflow.metric_names import is_metric_name, is_of_the_engine, repaired_name
+from dataflow.metric_names import is_metric_name, is_of_the_engine, repair_name
 from dataflow.model import Schedule
 from operators.kernels.scoring_child import Caught
 
@@ -175,7 +175,7 @@ def _find_name_problem(name: object) -> str:
     if not isinstance(name, str) or not is_metric_name(name):
         return (
             f"expected the metric to be named as in 'policy/clip_fraction', found {name!r}. Fix:"
-            f" {repaired_name(str(name))!r}."
+            f" {repair_name(str(name))!r}."
         )
     if is_of_the_engine(name):
         free_name = f"mine/{name.rpartition('/')[2]}"
