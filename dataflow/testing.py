@@ -100,6 +100,6 @@ def contract(
             "contract tests: expected the package hypothesis, found none. Fix: pip install"
             " 'dataflow-rl[test]'."
         ) from None
-    return suite.suite_of(
+    return suite.make_suite(
         target, parameters, examples=examples, columns=columns or {}, ports=ports or {}
     )

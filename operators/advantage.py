@@ -319,8 +319,11 @@ def overlong_penalty(
 
 
 def _require_buffer(max_tokens: object, buffer: object) -> None:
-    """Raises GraphError for more tokens at the end than there are."""
-    if isinstance(max_tokens, int) and isinstance(buffer, int) and buffer > max_tokens >= 1:
+    """Raise GraphError for more tokens at the end than there are."""
+    # What is no number is refused by its limit.
+    if not (isinstance(max_tokens, int) and isinstance(buffer, int)):
+        return
+    if buffer > max_tokens >= 1:
         expected = f"at most max_tokens={max_tokens}, whose last tokens it counts"
         fix = f"buffer={max(1, max_tokens // 4)}"
         require("overlong_penalty", "buffer", buffer, fits=False, expected=expected, fix=fix)
@@ -336,8 +339,9 @@ def add(
     """
     require_weights("add", weights, len(scores), "score")
     params = {"weights": None if weights is None else tuple(weights)}
-    spread = any(isinstance(s, Port) and issubclass(s.schema, TokenReward) for s in scores)
-    inputs = {f"score{i}": s for i, s in enumerate(scores)}
-    return Node(
-        ADD, name, inputs=inputs, params=params, schemas=(TokenReward if spread else Reward,)
-    ).port()
+    schemas = [score.schema for score in scores if isinstance(score, Port)]
+    schema = Reward
+    if any(issubclass(each, TokenReward) for each in schemas):
+        schema = TokenReward
+    inputs = {f"score{i}": score for i, score in enumerate(scores)}
+    return Node(ADD, name, inputs=inputs, params=params, schemas=(schema,)).port()

@@ -35,11 +35,13 @@ class GroupDialect:
     lone: Literal["zero", "reward"] = "zero"
     undivided: bool = False
 
-    def says(self) -> str:
-        """In words."""
-        zero = ", undivided where it is 0" if self.undivided else ""
+    def describe(self) -> str:
+        """Say it in words."""
+        divisor = f"unbiased deviation + {self.epsilon:g}"
+        if self.undivided:
+            divisor += ", undivided where it is 0"
         lone = "its own reward" if self.lone == "reward" else "0"
-        return f"unbiased deviation + {self.epsilon:g}{zero}; a group's only row gets {lone}"
+        return f"{divisor}; a group's only row gets {lone}"
 
 
 GROUP_DIALECTS: Mapping[str, GroupDialect] = {
@@ -59,10 +61,11 @@ class WhitenDialect:
     freedom: Literal[0, 1]
     floor: Literal["added", "least"]
 
-    def says(self) -> str:
-        """In words."""
+    def describe(self) -> str:
+        """Say it in words."""
+        count = "count - 1" if self.freedom else "count"
         floor = "+ 1e-8" if self.floor == "added" else "at least 1e-8"
-        return f"variance by {'count - 1' if self.freedom else 'count'}, {floor}"
+        return f"variance by {count}, {floor}"
 
 
 WHITEN_DIALECTS: Mapping[str, WhitenDialect] = {
@@ -87,12 +90,15 @@ class KLDialect:
     inside: tuple[str, ...] = ()
     ratio: float = 20.0
 
-    def says(self) -> str:
-        """In words."""
+    def describe(self) -> str:
+        """Say it in words."""
         if not self.clamped:
             return "nothing is clamped"
-        inner = f"log ratio of {', '.join(self.inside)} within {self.ratio:g}; "
-        return f"{inner if self.inside else ''}{', '.join(self.clamped)} within {MOST:g}"
+        clamps: list[str] = []
+        if self.inside:
+            clamps.append(f"log ratio of {', '.join(self.inside)} within {self.ratio:g}")
+        clamps.append(f"{', '.join(self.clamped)} within {MOST:g}")
+        return "; ".join(clamps)
 
 
 KL_DIALECTS: Mapping[str, KLDialect] = {
@@ -109,8 +115,8 @@ class HoleDialect:
 
     counts: bool
 
-    def says(self) -> str:
-        """In words."""
+    def describe(self) -> str:
+        """Say it in words."""
         return "a hole is a step of value 0" if self.counts else "holes are skipped"
 
 
@@ -128,8 +134,8 @@ class OverlongDialect:
 
     capped: bool
 
-    def says(self) -> str:
-        """In words."""
+    def describe(self) -> str:
+        """Say it in words."""
         return "at most factor" if self.capped else "beyond max_tokens it goes on growing"
 
 
@@ -141,30 +147,36 @@ OVERLONG_DIALECTS: Mapping[str, OverlongDialect] = {
 }
 
 
-def _conventions(
-    table: Mapping[str, GroupDialect | WhitenDialect | KLDialect | HoleDialect | OverlongDialect],
-    gaps: Mapping[str, tuple[Gap, ...]],
+_AnyDialect = GroupDialect | WhitenDialect | KLDialect | HoleDialect | OverlongDialect
+
+
+def _make_conventions(
+    dialects: Mapping[str, _AnyDialect], gaps: Mapping[str, tuple[Gap, ...]]
 ) -> dict[str, Convention]:
-    """For each peer the table's words and its gaps."""
-    return {name: Convention(says=table[name].says(), gaps=gaps.get(name, ())) for name in DIALECTS}
+    """For each peer the words of its dialect, and its gaps."""
+    conventions: dict[str, Convention] = {}
+    for name in DIALECTS:
+        conventions[name] = Convention(says=dialects[name].describe(), gaps=gaps.get(name, ()))
+    return conventions
 
 
-def _with(lacks: str, instead: str, **where: object) -> Gap:
+def _make_gap(lacks: str, instead: str, **where: object) -> Gap:
     """A gap that matters where each of these parameters has this value."""
-    return Gap(lacks=lacks, instead=instead, where=tuple((k, (v,)) for k, v in where.items()))
+    conditions = tuple((name, (setting,)) for name, setting in where.items())
+    return Gap(lacks=lacks, instead=instead, where=conditions)
 
 
-_OTHERS = _with("leave-one-out deviation", "as nemo_rl, + 1e-6", scale="leave_one_out_std")
-_MAXIMUM = _with("scale by the mean reward", "the paper's, without an epsilon", scale="mean")
-_MIXED = _with(
+_OTHERS = _make_gap("leave-one-out deviation", "as nemo_rl, + 1e-6", scale="leave_one_out_std")
+_MAXIMUM = _make_gap("scale by the mean reward", "the paper's, without an epsilon", scale="mean")
+_MIXED = _make_gap(
     "deviation with a leave-one-out baseline",
     "that of the whole group",
     baseline="leave_one_out",
     scale="std",
 )
-_BY_LENGTH = _with("length-weighted baseline", "as verl", baseline="length_weighted")
+_BY_LENGTH = _make_gap("length-weighted baseline", "as verl", baseline="length_weighted")
 
-GROUP_CONVENTIONS = _conventions(
+GROUP_CONVENTIONS = _make_conventions(
     GROUP_DIALECTS,
     {
         "trl": (_MAXIMUM, _OTHERS, _MIXED, _BY_LENGTH),
@@ -174,27 +186,25 @@ GROUP_CONVENTIONS = _conventions(
             _OTHERS,
             _MIXED,
             _BY_LENGTH,
-            _with("groups that lost rows", "they count by what they have left", ragged=True),
+            _make_gap("groups that lost rows", "they count by what they have left", ragged=True),
         ),
         "nemo_rl": (_MAXIMUM, _BY_LENGTH),
     },
 )
-WHITEN_CONVENTIONS = _conventions(
+_NO_UNSHIFTED = (_make_gap("whitening that keeps the mean", "the mean added again", shift=False),)
+WHITEN_CONVENTIONS = _make_conventions(
     WHITEN_DIALECTS,
-    {
-        name: (_with("whitening that keeps the mean", "the mean added again", shift=False),)
-        for name in ("openrlhf", "nemo_rl")
-    },
+    {"openrlhf": _NO_UNSHIFTED, "nemo_rl": _NO_UNSHIFTED},
 )
-KL_CONVENTIONS = _conventions(
+KL_CONVENTIONS = _make_conventions(
     KL_DIALECTS,
-    {"trl": (_with("k2 in the reward", "as its k1 and k3, not clamped", kind="k2"),)},
+    {"trl": (_make_gap("k2 in the reward", "as its k1 and k3, not clamped", kind="k2"),)},
 )
 _AFTER = Gap(
     lacks="estimate that ends with the answer (its PPO goes on to the position after it)",
     instead="the answer's last token is the last",
 )
 _NO_RETURNS = (Gap(lacks="returns without a critic", instead="as verl"),)
-GAE_CONVENTIONS = _conventions(HOLE_DIALECTS, {"trl": (_AFTER,)})
-RETURNS_CONVENTIONS = _conventions(HOLE_DIALECTS, {"trl": _NO_RETURNS, "nemo_rl": _NO_RETURNS})
-OVERLONG_CONVENTIONS = _conventions(OVERLONG_DIALECTS, {})
+GAE_CONVENTIONS = _make_conventions(HOLE_DIALECTS, {"trl": (_AFTER,)})
+RETURNS_CONVENTIONS = _make_conventions(HOLE_DIALECTS, {"trl": _NO_RETURNS, "nemo_rl": _NO_RETURNS})
+OVERLONG_CONVENTIONS = _make_conventions(OVERLONG_DIALECTS, {})

@@ -42,8 +42,10 @@ def concat(*parts: Port[A], name: str = "concat") -> Port[A]:
     TruncatedRollout becomes one.
     """
     if len(parts) < 2:
-        found = f"found {len(parts) or 'none'}"
-        raise call_error("concat", f"expected two ports or more, {found}", "concat(a, b)")
-    schema = common_schema([port.schema for port in parts if isinstance(port, Port)] or [Schema])
+        count = len(parts) or "none"
+        raise call_error("concat", f"expected two ports or more, found {count}", "concat(a, b)")
+    # What is no Port is refused where the node is made.
+    schemas = [port.schema for port in parts if isinstance(port, Port)]
+    schema = common_schema(schemas or [Schema])
     inputs = {f"part{i}": port for i, port in enumerate(parts)}
     return Node(CONCAT, name, inputs=inputs, schemas=(schema,)).port()

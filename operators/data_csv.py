@@ -19,8 +19,8 @@ import pyarrow.compute
 import pyarrow.csv
 
 from dataflow.errors import DataError
-from operators.data_json import json_array
-from operators.data_lines import opened_for
+from operators.data_json import make_json_array
+from operators.data_lines import reading_file
 from operators.data_parts import COLUMNS
 
 pc: Any = pyarrow.compute
@@ -35,53 +35,62 @@ _LEAST, _BLOCK = 1 << 10, 1 << 30
 
 
 def read_csv(files: Sequence[Path]) -> pa.Table:
-    """All rows. A column for messages whose first value is a JSON list of messages is parsed; with
-    other values it is text, as `text` is. Another column is whole numbers (int64) or numbers
+    """Read all rows. A column for messages whose first value is a JSON list of messages is parsed;
+    with other values it is text, as `text` is. Another column is whole numbers (int64) or numbers
     (float64) if each of its values is written as one, empty ones being null; all others are text.
 
     Raises DataError naming the file and, where it is known, the row.
     """
     tables = [_read_text(path) for path in files]
     whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    name = str(files[0] if len(files) == 1 else files[0].parent)
-    return pa.table({c: _typed(name, c, whole.column(c)) for c in whole.column_names})
+    source = files[0] if len(files) == 1 else files[0].parent
+    columns: dict[str, Any] = {}
+    for name in whole.column_names:
+        columns[name] = _convert(str(source), name, whole.column(name))
+    return pa.table(columns)
 
 
-def rows_in(files: Sequence[Path]) -> int:
-    """Rows of these files. Raises DataError like read_csv."""
+def count_csv_rows(files: Sequence[Path]) -> int:
+    """Count the rows of these files. Raises DataError like read_csv."""
     return sum(len(_read_text(path)) for path in files)
 
 
 def _read_text(path: Path) -> pa.Table:
-    names = _names(path)
-    convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.utf8()))
+    names = _read_names(path)
+    text_types = dict.fromkeys(names, pa.utf8())
     try:
-        with opened_for(path):
+        with reading_file(path):
             block = max(_LEAST, min(path.stat().st_size, _BLOCK))
             return pyarrow.csv.read_csv(
                 path,
                 read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=block),
                 parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-                convert_options=convert,
+                convert_options=pyarrow.csv.ConvertOptions(column_types=text_types),
             )
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        told = str(error).partition("\n")[0].rstrip(".")
-        shown = "".join(c if c.isprintable() else "?" for c in told)
+        line, _, _ = str(error).partition("\n")
+        problem = _printable(line.rstrip("."))
         raise DataError(
             f"{path}: expected CSV in UTF-8, each record with the {len(names)} columns of the first"
-            f" line, found: {shown:.300}. Fix: quote values that have commas, quotes or line ends."
+            f" line, found: {problem:.300}. Fix: quote values that have commas, quotes or line"
+            " ends."
         ) from error
 
 
-def _names(path: Path) -> list[str]:
-    """The names in the first line. Raises DataError if one is missing or there twice."""
+def _printable(text: str) -> str:
+    """The text with a question mark for each byte of the file that cannot be shown."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _read_names(path: Path) -> list[str]:
+    """Read the names in the first line. Raises DataError if one is missing or there twice."""
     try:
-        with opened_for(path), path.open(encoding="utf-8-sig", newline="") as handle:
+        with reading_file(path), path.open(encoding="utf-8-sig", newline="") as handle:
             names = next(filter(None, csv.reader(handle)), [])
     except (csv.Error, UnicodeDecodeError) as error:
-        told = "".join(c if c.isprintable() else "?" for c in str(error))
+        problem = _printable(str(error))
         raise DataError(
-            f"{path}:1: expected CSV in UTF-8, its first line column names, found: {told:.300}."
+            f"{path}:1: expected CSV in UTF-8, its first line column names, found: {problem:.300}."
             " Fix: save it as CSV in UTF-8."
         ) from error
     if not names:
@@ -89,47 +98,62 @@ def _names(path: Path) -> list[str]:
             f"{path}: expected a line of column names and at least one row, found empty lines. Fix:"
             " name a file that has rows."
         )
-    for name in names:
-        if not name or names.count(name) > 1:
-            found = "an empty one" if not name else f"{name!r} twice"
-            raise DataError(
-                f"{path}:1: expected each column's name once, found {found}. Fix: the first line."
-            )
-    for mark, told in {";": "semicolons", "\t": "tabs"}.items():
-        if len(names) == 1 and mark in names[0]:
-            raise DataError(
-                f"{path}:1: expected names between commas, found {told}: {names[0]!r:.80}. Fix:"
-                " save it with commas."
-            )
+    _require_each_once(path, names)
+    _require_commas(path, names)
     return names
 
 
-def _typed(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    given = column.filter(pc.not_equal(column, ""))
-    if not len(given):
+def _require_each_once(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if name and names.count(name) == 1:
+            continue
+        problem = f"{name!r} twice" if name else "an empty one"
+        raise DataError(
+            f"{path}:1: expected each column's name once, found {problem}. Fix: the first line."
+        )
+
+
+def _require_commas(path: Path, names: Sequence[str]) -> None:
+    """Raise DataError for a single name that seems to be several."""
+    for mark, description in {";": "semicolons", "\t": "tabs"}.items():
+        if len(names) == 1 and mark in names[0]:
+            raise DataError(
+                f"{path}:1: expected names between commas, found {description}: {names[0]!r:.80}."
+                " Fix: save it with commas."
+            )
+
+
+def _convert(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """A column of texts as messages or as numbers, if that is what all of its texts are."""
+    filled = column.filter(pc.not_equal(column, ""))
+    if not len(filled):
         return column
-    first = given[0].as_py()
-    if name in COLUMNS and _messages(first) is not None:
-        return _parsed(file, name, column.to_pylist())
+    first = filled[0].as_py()
+    if name in COLUMNS and _parse_messages(first) is not None:
+        return _parse_column(file, name, column.to_pylist())
     if name in _TEXTS:
         return column
     for pattern, kind in ((_WHOLE, pa.int64()), (_DECIMAL, pa.float64())):
-        if pc.all(pc.match_substring_regex(given, pattern)).as_py():
-            empty = pc.equal(column, "")
-            return pc.if_else(empty, pa.scalar(None, column.type), column).cast(kind)
+        is_number = pc.match_substring_regex(filled, pattern)
+        if pc.all(is_number).as_py():
+            is_empty = pc.equal(column, "")
+            return pc.if_else(is_empty, pa.scalar(None, column.type), column).cast(kind)
     return column
 
 
-def _parsed(file: str, name: str, texts: Sequence[str | None]) -> pa.Array:
-    found = [_messages(text) if text else None for text in texts]
-    for row, (text, messages) in enumerate(zip(texts, found, strict=True)):
+def _parse_column(file: str, name: str, texts: Sequence[str | None]) -> pa.Array:
+    """Parse a column of messages; an empty text is null."""
+    rows: list[list[dict[str, Any]] | None] = []
+    for row, text in enumerate(texts):
+        messages = _parse_messages(text) if text else None
         if text and messages is None:
             raise DataError(
                 f"{file}: row {row}, column {name!r}: expected a JSON list of messages as in the"
                 f" rows before, found {text!r:.80}. Fix: one form for all rows."
             )
+        rows.append(messages)
     try:
-        return json_array(name, found, lambda row: f"{file}: row {row}, column {name!r}")
+        return make_json_array(name, rows, lambda row: f"{file}: row {row}, column {name!r}")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
             f"{file}: column {name!r}: expected messages of one form: {error}. Fix: the same fields"
@@ -137,16 +161,20 @@ def _parsed(file: str, name: str, texts: Sequence[str | None]) -> pa.Array:
         ) from error
 
 
-def _messages(text: str) -> list[dict[str, Any]] | None:
-    """A JSON list of messages; None for any other text."""
+def _parse_messages(text: str) -> list[dict[str, Any]] | None:
+    """Parse a JSON list of messages; None for any other text, and for an empty list."""
     if not text.lstrip().startswith("["):
         return None
     try:
-        found = json.loads(text)
+        messages = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    forms = ({"role", "content"}, {"from", "value"})
-    fits = isinstance(found, list) and all(
-        isinstance(m, dict) and any(form <= m.keys() for form in forms) for m in found
-    )
-    return found if fits and found else None
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        return messages
+    return None
+
+
+def _is_message(element: Any) -> bool:
+    if not isinstance(element, dict):
+        return False
+    return {"role", "content"} <= element.keys() or {"from", "value"} <= element.keys()

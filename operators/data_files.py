@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from dataflow.errors import DataError, nearest
 from operators import tasks
 from operators.data_csv import read_csv
-from operators.data_hub import hub_columns, hub_digest, hub_table, is_hub
-from operators.data_lines import opened_for, place_of, read_lines, table_of
+from operators.data_hub import digest_hub_rows, is_hub, read_hub_columns, read_hub_table
+from operators.data_lines import locate_line, make_table, read_lines, reading_file
 from operators.data_messages import (
     columns_in_messages,
     columns_with_prompt,
@@ -29,8 +29,8 @@ from operators.data_messages import (
     table_with_prompt,
 )
 from operators.data_parts import COLUMNS, has_parts, refuse_other_parts_in
-from operators.data_shapes import demonstration_shape, listed, preference_shape, prompt_shape
-from operators.data_splits import require_split, rows_of_split
+from operators.data_shapes import demonstration_shape, join_names, preference_shape, prompt_shape
+from operators.data_splits import choose_rows_of_split, require_rows_of_split
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 _ENDINGS = ".parquet, .jsonl or .csv"
@@ -38,144 +38,159 @@ _SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _PEEKED_LINES = 1000
 
 
-def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
+def source_columns(source: str, split: str | None = None) -> dict[str, pa.DataType]:
     """The columns of a source: from Parquet footers, the first 1000 lines of JSONL, or all of a
     CSV, whose numbers only all of its rows can tell; a data set of the hub is loaded.
 
     Raises DataError if there is no such file, or if it is empty or malformed, and if it has no row
     of the split.
     """
-    if tasks.is_task(data):
-        tasks.require_split(data, split)
-        return tasks.task_columns(data)
-    columns = hub_columns(data, split) if is_hub(data) else _columns_of_files(data, split)
-    _refuse_nameless(data, columns)
-    in_parts = [name for name in COLUMNS if name in columns and has_parts(columns[name])]
-    if in_parts:
-        _refuse_other_parts(data, split, in_parts)
-    return columns_in_messages({name: _plain(kind) for name, kind in columns.items()})
+    if tasks.is_task(source):
+        tasks.require_task_split(source, split)
+        return tasks.task_columns(source)
+    if is_hub(source):
+        columns = read_hub_columns(source, split)
+    else:
+        columns = _read_columns_of_files(source, split)
+    _refuse_nameless(source, columns)
+    columns_in_parts = [name for name in COLUMNS if name in columns and has_parts(columns[name])]
+    if columns_in_parts:
+        _refuse_other_parts(source, split, columns_in_parts)
+    return columns_in_messages({name: _plain_type(kind) for name, kind in columns.items()})
 
 
-def _refuse_other_parts(data: str, split: str | None, names: Sequence[str]) -> None:
+def _refuse_other_parts(source: str, split: str | None, names: Sequence[str]) -> None:
     """Raise DataError for a part of a message that is no text."""
-    if is_hub(data):
-        table_in_messages(hub_table(data, split).select(names), partial(row_place, data, split))
+    if is_hub(source):
+        columns = read_hub_table(source, split).select(names)
+        table_in_messages(columns, partial(row_place, source, split))
         return
-    files = files_of(data, split)
+    # Columns of other files were read with the text of their parts.
+    files = find_files(source, split)
     if _suffix(files) == ".parquet":
         for name in names:
             refuse_other_parts_in(files, name)
 
 
-def _refuse_nameless(data: str, columns: Collection[str]) -> None:
+def _refuse_nameless(source: str, columns: Collection[str]) -> None:
     if "" in columns:
+        names = join_names(name for name in columns if name)
         raise DataError(
-            f"{data}: expected a name for each column, found an empty one beside"
-            f" {listed(name for name in columns if name)}. Fix: give it a name, or leave it out."
+            f"{source}: expected a name for each column, found an empty one beside {names}. Fix:"
+            " give it a name, or leave it out."
         )
 
 
-def _columns_of_files(data: str, split: str | None) -> dict[str, pa.DataType]:
-    files = files_of(data, split)
-    schema = _schema_of(files)
-    if split is not None and not Path(data).expanduser().is_dir():
-        require_split(files[0], schema, data, split)
+def _read_columns_of_files(source: str, split: str | None) -> dict[str, pa.DataType]:
+    files = find_files(source, split)
+    schema = _read_schema(files)
+    if split is not None and not Path(source).expanduser().is_dir():
+        require_rows_of_split(files[0], schema, source, split)
     return {field.name: field.type for field in schema}
 
 
-def _schema_of(files: Sequence[Path]) -> pa.Schema:
+def _read_schema(files: Sequence[Path]) -> pa.Schema:
     if _suffix(files) == ".parquet":
-        return _parquet_schema(files)
+        return _read_parquet_schema(files)
     if _suffix(files) == ".csv":
         return read_csv(files).schema
-    return table_of(read_lines(files[:1], _PEEKED_LINES)).schema
+    return make_table(read_lines(files[:1], _PEEKED_LINES)).schema
 
 
-def source_files(data: str, split: str | None = None) -> list[Path | str]:
+def source_files(source: str, split: str | None = None) -> list[Path | str]:
     """What a source reads: its files, in order, or the digest of the rows of a data set of the
-    hub; nothing for a procedural task. Raises what columns_of raises.
+    hub; nothing for a procedural task. Raises what source_columns raises.
     """
-    if is_hub(data):
-        return [hub_digest(data, split)]
-    return [] if tasks.is_task(data) else [*files_of(data, split)]
+    if is_hub(source):
+        return [digest_hub_rows(source, split)]
+    if tasks.is_task(source):
+        return []
+    return [*find_files(source, split)]
 
 
-def prompt_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source of prompts. Raises DataError like columns_of, and if there is no
-    prompt.
+def prompt_columns(source: str, split: str | None = None) -> dict[str, pa.DataType]:
+    """The columns of a source of prompts. Raises DataError like source_columns, and if there is
+    no prompt.
     """
-    columns = columns_with_prompt(columns_of(data, split))
-    prompt_shape(data, columns)
+    columns = columns_with_prompt(source_columns(source, split))
+    prompt_shape(source, columns)
     return columns
 
 
-def demonstration_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source of demonstrations. Raises DataError like columns_of, and if there are
-    none.
+def demonstration_columns(source: str, split: str | None = None) -> dict[str, pa.DataType]:
+    """The columns of a source of demonstrations. Raises DataError like source_columns, and if
+    there are none.
     """
-    columns = columns_of(data, split)
-    demonstration_shape(data, columns)
+    columns = source_columns(source, split)
+    demonstration_shape(source, columns)
     return columns
 
 
-def preference_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source of preferences. Raises DataError like columns_of, and if there are
-    none.
+def preference_columns(source: str, split: str | None = None) -> dict[str, pa.DataType]:
+    """The columns of a source of preferences. Raises DataError like source_columns, and if there
+    are none.
     """
-    columns = columns_of(data, split)
-    preference_shape(data, columns)
+    columns = source_columns(source, split)
+    preference_shape(source, columns)
     return columns
 
 
-def read_table(data: str, split: str | None = None) -> pa.Table:
-    """All rows of a source. split: a file or folder of that name in a directory; the column `split`
-    or verl's `extra_info.split` in a file; train or test of a procedural task; a split of the hub's
-    data set, as `datasets` reads it.
+def read_table(source: str, split: str | None = None) -> pa.Table:
+    """Read all rows of a source. split: a file or folder of that name in a directory; the column
+    `split` or verl's `extra_info.split` in a file; train or test of a procedural task; a split of
+    the hub's data set, as `datasets` reads it.
 
     Raises DataError, which for JSONL names the line.
     """
-    if tasks.is_task(data):
-        return tasks.task_table(data, split)
-    table = hub_table(data, split) if is_hub(data) else _read_files(data, split)
+    if tasks.is_task(source):
+        return tasks.task_table(source, split)
+    if is_hub(source):
+        table = read_hub_table(source, split)
+    else:
+        table = _read_files(source, split)
     if not len(table):
         raise DataError(
-            f"{data}: expected at least one row, found none. Fix: name a file that has rows."
+            f"{source}: expected at least one row, found none. Fix: name a file that has rows."
         )
-    _refuse_nameless(data, table.column_names)
-    plain = pa.table({name: _decoded(table.column(name)) for name in table.column_names})
-    return table_in_messages(plain, partial(row_place, data, split))
+    _refuse_nameless(source, table.column_names)
+    plain = pa.table({name: _decode(table.column(name)) for name in table.column_names})
+    return table_in_messages(plain, partial(row_place, source, split))
 
 
-def read_prompts(data: str, split: str | None = None) -> pa.Table:
-    """All rows of a source of prompts: `messages` without `prompt` get one. Raises what read_table
-    raises.
+def read_prompts(source: str, split: str | None = None) -> pa.Table:
+    """Read all rows of a source of prompts: `messages` without `prompt` get one. Raises what
+    read_table raises.
     """
-    return table_with_prompt(read_table(data, split))
+    return table_with_prompt(read_table(source, split))
 
 
-def _read_files(data: str, split: str | None) -> pa.Table:
-    files = files_of(data, split)
+def _read_files(source: str, split: str | None) -> pa.Table:
+    files = find_files(source, split)
     if _suffix(files) == ".parquet":
         table = _read_parquet(files)
+    elif _suffix(files) == ".csv":
+        table = read_csv(files)
     else:
-        table = read_csv(files) if _suffix(files) == ".csv" else table_of(read_lines(files))
-    if split is not None and not Path(data).expanduser().is_dir():
-        table = rows_of_split(table, data, split)
+        table = make_table(read_lines(files))
+    if split is not None and not Path(source).expanduser().is_dir():
+        table = choose_rows_of_split(table, source, split)
     return table
 
 
-def files_of(data: str, split: str | None) -> list[Path]:
-    """The files that a source reads. Raises DataError if there are none, or if it is ambiguous."""
-    path = Path(data).expanduser()
-    with opened_for(path):
+def find_files(source: str, split: str | None) -> list[Path]:
+    """Find the files that a source reads. Raises DataError if there are none, or if it is
+    ambiguous.
+    """
+    path = Path(source).expanduser()
+    with reading_file(path):
         if path.is_dir():
-            return _files_in(path, split)
+            return _choose_files(path, split)
         _refuse_other_than_file(path)
     if path.suffix not in SUFFIXES:
-        found = repr(path.suffix) if path.suffix else "no ending"
+        ending = repr(path.suffix) if path.suffix else "no ending"
         raise DataError(
-            f"{path}: expected a file ending in {_ENDINGS}, found {found}. Fix:"
-            f" {_conversion(path.suffix)}."
+            f"{path}: expected a file ending in {_ENDINGS}, found {ending}. Fix:"
+            f" {_suggest_conversion(path.suffix)}."
         )
     if not path.stat().st_size:
         raise DataError(
@@ -186,7 +201,7 @@ def files_of(data: str, split: str | None) -> list[Path]:
 
 
 def _refuse_other_than_file(path: Path) -> None:
-    """Raises DataError for what does not exist, and for what has no end or no rows: a pipe, a
+    """Raise DataError for what does not exist, and for what has no end or no rows: a pipe, a
     device, a socket.
     """
     if path.is_file():
@@ -197,111 +212,131 @@ def _refuse_other_than_file(path: Path) -> None:
         )
     if path.exists():
         raise DataError(
-            f"{path}: expected a file or a folder, found {_kind(path)}. Fix: name a file."
+            f"{path}: expected a file or a folder, found {_name_kind(path)}. Fix: name a file."
         )
-    raise DataError(_missing(path))
+    raise DataError(_describe_missing(path))
 
 
-def _kind(path: Path) -> str:
-    kinds = {"a pipe": path.is_fifo, "a socket": path.is_socket, "a device": path.is_char_device}
-    return next((name for name, holds in kinds.items() if holds()), "a device")
+def _name_kind(path: Path) -> str:
+    if path.is_fifo():
+        return "a pipe"
+    if path.is_socket():
+        return "a socket"
+    return "a device"
 
 
-def _conversion(suffix: str) -> str:
-    known = {
+def _suggest_conversion(suffix: str) -> str:
+    conversions = {
         ".json": "one object a line, as .jsonl",
         ".tsv": "save it with commas, as .csv",
         ".gz": "unpack it",
     }
-    return known.get(suffix, "convert it, or name another file")
+    return conversions.get(suffix, "convert it, or name another file")
 
 
-def _missing(path: Path) -> str:
-    if not path.parent.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix:
-        return f"{path}: no such file. Fix: hf:{path}, if it is a data set of the hub."
-    if not path.parent.is_dir():
-        return f"{path}: no such file, nor is there a folder {path.parent}. Fix: check the path."
-    names = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix in SUFFIXES)
+def _describe_missing(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix:
+            return f"{path}: no such file. Fix: hf:{path}, if it is a data set of the hub."
+        return f"{path}: no such file, nor is there a folder {folder}. Fix: check the path."
+    candidates = (p for p in folder.iterdir() if p.is_dir() or p.suffix in SUFFIXES)
+    names = sorted(candidate.name for candidate in candidates)
     near = nearest(path.name, names)
-    fix = f"{path.parent / near}" if near else f"one of those in {path.parent}: {listed(names)}"
+    if near:
+        fix = f"{folder / near}"
+    else:
+        fix = f"one of those in {folder}: {join_names(names)}"
     return f"{path}: no such file. Fix: {fix}."
 
 
-def _files_in(folder: Path, split: str | None) -> list[Path]:
-    inside = folder / split if split is not None and (folder / split).is_dir() else folder
-    found = _data_files(inside)
-    chosen = found
-    if split is not None and inside is folder:
-        chosen = [p for p in found if _split_of(p, (split,))]
-    if not chosen:
+def _choose_files(folder: Path, split: str | None) -> list[Path]:
+    """The files of a split: those of a folder of its name, else those whose names begin with it."""
+    if split is not None and (folder / split).is_dir():
+        files = chosen_files = _list_data_files(folder / split)
+    else:
+        files = chosen_files = _list_data_files(folder)
+        if split is not None:
+            chosen_files = [path for path in files if _split_of(path, (split,))]
+    if not chosen_files:
         what = "files" if split is None else f"files of split {split!r}"
-        there = listed(p.name for p in found)
+        names = join_names(path.name for path in files)
         fix = "the folder that has the files, or one of them"
         raise DataError(
-            f"{folder}: expected {what} ending in {_ENDINGS}, found: {there}. Fix: {fix}."
+            f"{folder}: expected {what} ending in {_ENDINGS}, found: {names}. Fix: {fix}."
         )
-    _require_one_kind(folder, chosen, split)
-    return chosen
+    _require_one_kind(folder, chosen_files, split)
+    return chosen_files
 
 
-def _data_files(folder: Path) -> list[Path]:
-    named = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES)
-    for path in named:
+def _list_data_files(folder: Path) -> list[Path]:
+    """The files of a folder that may have rows: without empty ones of text."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    for path in paths:
         if not path.is_dir():
             _refuse_other_than_file(path)
-    return [p for p in named if p.is_file() and (p.suffix == ".parquet" or p.stat().st_size)]
+    files = (path for path in paths if path.is_file())
+    return [path for path in files if path.suffix == ".parquet" or path.stat().st_size]
 
 
-def _require_one_kind(folder: Path, chosen: Sequence[Path], split: str | None) -> None:
-    """Raises DataError for files of both formats, and for several splits if none was chosen."""
-    if len({p.suffix for p in chosen}) > 1:
-        found = listed(sorted({p.suffix for p in chosen}))
+def _require_one_kind(folder: Path, files: Sequence[Path], split: str | None) -> None:
+    """Raise DataError for files of both formats, and for several splits if none was chosen."""
+    suffixes = sorted({path.suffix for path in files})
+    if len(suffixes) > 1:
         raise DataError(
-            f"{folder}: expected files of one format, found {found}. Fix: name one file."
+            f"{folder}: expected files of one format, found {join_names(suffixes)}. Fix: name one"
+            " file."
         )
-    splits = sorted({s for p in chosen if (s := _split_of(p, _SPLITS))})
+    file_splits = {_split_of(path, _SPLITS) for path in files}
+    splits = sorted(filter(None, file_splits))
     if split is None and len(splits) > 1:
         raise DataError(
-            f"{folder}: holds the splits {listed(splits)}, and none was chosen. Fix:"
+            f"{folder}: holds the splits {join_names(splits)}, and none was chosen. Fix:"
             f" split={splits[0]!r}."
         )
 
 
-def _split_of(path: Path, names: Sequence[str]) -> str | None:
+def _split_of(path: Path, splits: Sequence[str]) -> str | None:
     """The split that a file belongs to: train.parquet, train-00000-of-00004.parquet."""
-    return next(
-        (n for n in names if path.stem == n or path.stem.startswith((f"{n}-", f"{n}_", f"{n}."))),
-        None,
-    )
+    for split in splits:
+        beginnings = (f"{split}-", f"{split}_", f"{split}.")
+        if path.stem == split or path.stem.startswith(beginnings):
+            return split
+    return None
 
 
 def _suffix(files: Sequence[Path]) -> str:
     return files[0].suffix
 
 
-def _parquet_schema(files: Sequence[Path]) -> pa.Schema:
-    schemas = []
-    for path in files:
-        try:
-            with opened_for(path):
-                schemas.append(pq.read_schema(path).remove_metadata())
-        except (pa.ArrowException, DataError) as error:
-            told = _first_line(error).partition(". Fix")[0]
-            raise DataError(
-                f"{path}: expected a Parquet file: {told}. Fix: write it again."
-            ) from error
-        names = schemas[-1].names
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(
-                f"{path}: expected each column once, found {repeated[0]!r} twice. Fix: rename one."
-            )
+def _read_parquet_schema(files: Sequence[Path]) -> pa.Schema:
+    schemas = [_read_footer(path) for path in files]
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(_differing(files, schemas, error)) from error
+        raise DataError(_describe_difference(files, schemas, error)) from error
 
 
-def _differing(files: Sequence[Path], schemas: Sequence[pa.Schema], error: Exception) -> str:
+def _read_footer(path: Path) -> pa.Schema:
+    try:
+        with reading_file(path):
+            schema = pq.read_schema(path).remove_metadata()
+    except (pa.ArrowException, DataError) as error:
+        problem = _first_line(error).partition(". Fix")[0]
+        raise DataError(
+            f"{path}: expected a Parquet file: {problem}. Fix: write it again."
+        ) from error
+    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if repeated:
+        raise DataError(
+            f"{path}: expected each column once, found {repeated[0]!r} twice. Fix: rename one."
+        )
+    return schema
+
+
+def _describe_difference(
+    files: Sequence[Path], schemas: Sequence[pa.Schema], error: Exception
+) -> str:
     """Name the first file that does not match those before it."""
     for count in range(2, len(schemas) + 1):
         try:
@@ -318,27 +353,28 @@ def _differing(files: Sequence[Path], schemas: Sequence[pa.Schema], error: Excep
 
 
 def _read_parquet(files: Sequence[Path]) -> pa.Table:
-    schema = _parquet_schema(files)
+    schema = _read_parquet_schema(files)
+    paths = [str(path) for path in files]
     try:
-        found = ds.dataset([str(p) for p in files], format="parquet", schema=schema).to_table()
-        found.validate(full=True)
+        table = ds.dataset(paths, format="parquet", schema=schema).to_table()
+        table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(_damaged(files, error)) from error
-    return found
+        raise DataError(_describe_damage(files, error)) from error
+    return table
 
 
-def _damaged(files: Sequence[Path], error: Exception) -> str:
+def _describe_damage(files: Sequence[Path], error: Exception) -> str:
     """Name the file that cannot be read, and for invalid UTF-8 its row and column."""
     for path in files:
         try:
             table = pq.ParquetFile(path).read()
-        except (pa.ArrowException, OSError) as found:
+        except (pa.ArrowException, OSError) as file_error:
             return (
-                f"{path}: could not be read: {_first_line(found)}. Fix: write it again, it is"
+                f"{path}: could not be read: {_first_line(file_error)}. Fix: write it again, it is"
                 " damaged."
             )
         for name in table.column_names:
-            row = _first_invalid(table.column(name))
+            row = _find_invalid(table.column(name))
             if row is not None:
                 return (
                     f"{path}: row {row}, column {name!r}: expected UTF-8, found other bytes. Fix:"
@@ -353,22 +389,25 @@ def _first_line(error: Exception) -> str:
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
-def _first_invalid(column: pa.ChunkedArray) -> int | None:
-    """The first row whose value is not valid, by bisection."""
+def _find_invalid(column: pa.ChunkedArray) -> int | None:
+    """Find the first row whose value is not valid, by bisection."""
     start = 0
     for chunk in column.chunks:
         if not _is_valid(chunk):
-            low, high = 0, len(chunk)
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (
-                    (low, middle)
-                    if not _is_valid(chunk.slice(low, middle - low))
-                    else (middle, high)
-                )
-            return start + low
+            return start + _find_invalid_in(chunk)
         start += len(chunk)
     return None
+
+
+def _find_invalid_in(chunk: pa.Array) -> int:
+    low, high = 0, len(chunk)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _is_valid(chunk.slice(low, middle - low)):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _is_valid(values: pa.Array) -> bool:
@@ -379,20 +418,27 @@ def _is_valid(values: pa.Array) -> bool:
     return True
 
 
-def row_place(data: str, split: str | None, row: int) -> str:
+def row_place(source: str, split: str | None, row: int) -> str:
     """The place of a row of `read_table`: `file:line` for JSONL, else `row N`."""
-    path = Path(data).expanduser()
-    if not (tasks.is_task(data) or is_hub(data)) and (path.is_dir() or split is None):
-        files = files_of(data, split)
-        if _suffix(files) == ".jsonl":
-            return place_of(files, row)
-    return f"{data}: row {row}"
+    where = f"{source}: row {row}"
+    if tasks.is_task(source) or is_hub(source):
+        return where
+    # Of a split that is part of a file the row is not counted from the file's first line.
+    if split is not None and not Path(source).expanduser().is_dir():
+        return where
+    files = find_files(source, split)
+    if _suffix(files) != ".jsonl":
+        return where
+    return locate_line(files, row)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column after `_decode`."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dictionaries do not travel on edges."""
-    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+def _decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Write out a dictionary's values: dictionaries do not travel on edges."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,7 +25,7 @@ RENAMED = ("prompt", "completion", "messages", "text", "chosen", "rejected")
 """Columns that a setting may name another column for: `prompt=question`."""
 
 _LOADED = ("name", "revision", "data_dir", "data_files")
-"""Settings that the library's load_dataset takes."""
+"""Settings that the library's load_dataset takes, in the order of `HubData.load_arguments`."""
 
 _KNOWN = (*_LOADED, "split", "columns", *RENAMED)
 
@@ -33,198 +34,234 @@ _KNOWN = (*_LOADED, "split", "columns", *RENAMED)
 class HubData:
     """A data set: its name on the hub or its folder, and its settings."""
 
-    data: str
+    source: str
     path: str
     settings: Mapping[str, str]
 
     @property
-    def source(self) -> tuple[str, ...]:
-        """What the library loads: path, and the settings of it."""
+    def load_arguments(self) -> tuple[str, ...]:
+        """What the library loads: path, and the settings of it; empty where one is not set."""
         folder = Path(self.path).expanduser()
         path = os.path.realpath(folder) if folder.exists() else self.path
         return (path, *(self.settings.get(name, "") for name in _LOADED))
 
 
-def is_hub(data: str) -> bool:
+def is_hub(source: str) -> bool:
     """Whether a `data` argument names a data set for the library `datasets`."""
-    return data.startswith(PREFIX)
+    return source.startswith(PREFIX)
 
 
-def hub_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a data set; loads it first. Raises what hub_table raises."""
-    asked = _asked(data)
-    features = next(iter(_splits(asked).values())).features
-    schema = features.arrow_schema
-    _chosen(asked, split)
-    return {f.name: f.type for f in _selected(asked, schema.empty_table()).schema}
+def read_hub_columns(source: str, split: str | None = None) -> dict[str, pa.DataType]:
+    """Read the columns of a data set; loads it first. Raises what read_hub_table raises."""
+    hub_data = _parse_source(source)
+    splits = _load_splits(hub_data)
+    # Raises for a split that is not there.
+    _choose_rows(hub_data, split)
+    table = _select_columns(hub_data, _make_empty_table(splits))
+    return {field.name: field.type for field in table.schema}
 
 
-def hub_table(data: str, split: str | None = None) -> pa.Table:
-    """The rows of `hf:<name or folder>?name=main&split=train[:100]&prompt=question`.
+def read_hub_table(source: str, split: str | None = None) -> pa.Table:
+    """Read the rows of `hf:<name or folder>?name=main&split=train[:100]&prompt=question`.
 
     Raises DataError for an unknown setting, split or column, if the library cannot load it, and if
     the library is not installed.
     """
-    asked = _asked(data)
-    splits = _splits(asked)
-    parts = [
-        splits[name].with_format("arrow").select(range(rows.start, rows.stop))[:]
-        for name, rows in _chosen(asked, split)
-        if len(rows)
-    ]
-    empty = next(iter(splits.values())).features.arrow_schema.empty_table()
-    return _selected(asked, pa.concat_tables(parts) if parts else empty)
+    hub_data = _parse_source(source)
+    splits = _load_splits(hub_data)
+    parts: list[pa.Table] = []
+    for name, rows in _choose_rows(hub_data, split):
+        if len(rows):
+            arrow_split = splits[name].with_format("arrow")
+            parts.append(arrow_split.select(range(rows.start, rows.stop))[:])
+    if parts:
+        table = pa.concat_tables(parts)
+    else:
+        table = _make_empty_table(splits)
+    return _select_columns(hub_data, table)
 
 
-def hub_digest(data: str, split: str | None = None) -> str:
-    """The digest of the rows that are read, whatever their place. Raises what hub_table raises."""
-    table = hub_table(data, split).replace_schema_metadata(None).combine_chunks()
+def _make_empty_table(splits: Mapping[str, Any]) -> pa.Table:
+    """No rows, with the columns that all splits have."""
+    first_split = next(iter(splits.values()))
+    return first_split.features.arrow_schema.empty_table()
+
+
+def digest_hub_rows(source: str, split: str | None = None) -> str:
+    """Digest the rows that are read, whatever their place. Raises what read_hub_table raises."""
+    table = read_hub_table(source, split).replace_schema_metadata(None).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 
-def hub_rows(data: str, split: str | None = None) -> int:
-    """How many rows are read. Raises DataError if that cannot be known."""
-    return sum(len(rows) for _, rows in _chosen(_asked(data), split))
+def count_hub_rows(source: str, split: str | None = None) -> int:
+    """Count the rows that are read. Raises DataError if that cannot be known."""
+    chosen = _choose_rows(_parse_source(source), split)
+    return sum(len(rows) for _, rows in chosen)
 
 
-def same_hub_rows(data: str, split: str | None, other: str, other_split: str | None) -> bool:
+def have_same_hub_rows(source: str, split: str | None, other: str, other_split: str | None) -> bool:
     """Whether two sources read rows of one data set that are the same. Raises DataError."""
-    one, two = _asked(data), _asked(other)
-    if one.source != two.source:
+    one, two = _parse_source(source), _parse_source(other)
+    if one.load_arguments != two.load_arguments:
         return False
-    return any(
-        a == b and max(some.start, more.start) < min(some.stop, more.stop)
-        for a, some in _chosen(one, split)
-        for b, more in _chosen(two, other_split)
-    )
+    chosen_pairs = product(_choose_rows(one, split), _choose_rows(two, other_split))
+    for (name, rows), (other_name, other_rows) in chosen_pairs:
+        start = max(rows.start, other_rows.start)
+        stop = min(rows.stop, other_rows.stop)
+        if name == other_name and start < stop:
+            return True
+    return False
 
 
-def _asked(data: str) -> HubData:
-    path, _, query = data.removeprefix(PREFIX).partition("?")
-    settings = {}
-    for pair in query.split("&") if query else ():
-        name, _, value = pair.partition("=")
-        if name not in _KNOWN or not value:
+def _parse_source(source: str) -> HubData:
+    path, _, query = source.removeprefix(PREFIX).partition("?")
+    settings: dict[str, str] = {}
+    pairs = query.split("&") if query else []
+    for pair in pairs:
+        name, _, setting = pair.partition("=")
+        if name not in _KNOWN or not setting:
             near = nearest(name, _KNOWN)
             raise DataError(
-                f"{data}: expected settings {', '.join(_KNOWN)} with a value, found {pair!r}. Fix:"
-                f" {near or 'split'}=..."
+                f"{source}: expected settings {', '.join(_KNOWN)} with a value, found {pair!r}."
+                f" Fix: {near or 'split'}=..."
             )
-        settings[name] = unquote(value)
+        settings[name] = unquote(setting)
     if not path:
         raise DataError(
-            f"{data}: expected the name of a data set or its folder after {PREFIX!r}, found none."
+            f"{source}: expected the name of a data set or its folder after {PREFIX!r}, found none."
             " Fix: hf:openai/gsm8k?name=main&split=train."
         )
-    return HubData(data=data, path=path, settings=settings)
+    return HubData(source=source, path=path, settings=settings)
 
 
-def _splits(asked: HubData) -> dict[str, Any]:
+def _load_splits(hub_data: HubData) -> dict[str, Any]:
     """Split -> the library's data set."""
     try:
         from datasets.exceptions import DatasetsError
     except ModuleNotFoundError as error:
         raise DataError(
-            f"{asked.data}: needs the library datasets. Fix: pip install 'dataflow-rl[hub]'."
+            f"{hub_data.source}: needs the library datasets. Fix: pip install 'dataflow-rl[hub]'."
         ) from error
     try:
-        return _load(asked.source)
+        return _load(hub_data.load_arguments)
     except (DatasetsError, OSError, ValueError) as error:
-        told = " ".join(str(error).split())
+        problem = " ".join(str(error).split())
         raise DataError(
-            f"{asked.data}: the library datasets cannot load it: {type(error).__name__}:"
-            f" {told:.400}. Fix: the name as on the hub, or a folder; {PREFIX}...?name= chooses a"
-            " configuration."
+            f"{hub_data.source}: the library datasets cannot load it: {type(error).__name__}:"
+            f" {problem:.400}. Fix: the name as on the hub, or a folder; {PREFIX}...?name= chooses"
+            " a configuration."
         ) from error
 
 
 @functools.lru_cache(maxsize=8)
-def _load(source: tuple[str, ...]) -> dict[str, Any]:
+def _load(arguments: tuple[str, ...]) -> dict[str, Any]:
     import datasets
 
-    path, *given = source
+    path, name, revision, data_dir, data_files = arguments
     folder = Path(path)
+    loaded: Any
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        found: Any = datasets.load_from_disk(path)
+        loaded = datasets.load_from_disk(path)
     else:
-        settings: dict[str, Any] = {
-            name: value for name, value in zip(_LOADED, given, strict=True) if value
-        }
-        found = datasets.load_dataset(path, **settings)
-    if isinstance(found, datasets.DatasetDict):
-        return {str(name): rows for name, rows in found.items()}
-    return {str(found.split or "train"): found}
+        loaded = datasets.load_dataset(
+            path,
+            name=name or None,
+            revision=revision or None,
+            data_dir=data_dir or None,
+            data_files=data_files or None,
+        )
+    if isinstance(loaded, datasets.DatasetDict):
+        return {str(split): rows for split, rows in loaded.items()}
+    return {str(loaded.split or "train"): loaded}
 
 
-def _chosen(asked: HubData, split: str | None) -> list[tuple[str, range]]:
+def _choose_rows(hub_data: HubData, split: str | None) -> list[tuple[str, range]]:
     """The splits that are read, and which rows of each, as the library reads `train[:10%]`."""
     from datasets import ReadInstruction
 
-    sizes = {name: len(rows) for name, rows in _splits(asked).items()}
-    own = asked.settings.get("split")
-    if own is not None and split is not None and own != split:
-        raise DataError(
-            f"{asked.data}: expected one split, found split={own} in it and split={split!r} beside"
-            " it. Fix: leave one out."
-        )
-    wanted = own if own is not None else split
-    if wanted is None:
-        if len(sizes) > 1:
-            first = next(iter(sizes))
-            raise DataError(
-                f"{asked.data}: has the splits {', '.join(sizes)}, and none was chosen. Fix:"
-                f" {asked.data}{'&' if asked.settings else '?'}split={first}."
-            )
-        wanted = next(iter(sizes))
+    sizes = {name: len(rows) for name, rows in _load_splits(hub_data).items()}
+    spec = _require_split(hub_data, split, sizes)
     try:
-        parts = ReadInstruction.from_spec(wanted).to_absolute(sizes)
+        parts = ReadInstruction.from_spec(spec).to_absolute(sizes)
     except (ValueError, AssertionError) as error:
-        told = " ".join(str(error).split())
+        problem = " ".join(str(error).split())
+        first = next(iter(sizes))
         raise DataError(
-            f"{asked.data}: expected a split of {', '.join(sizes)}, or rows of one, found"
-            f" {wanted!r}: {told:.200}. Fix: split={next(iter(sizes))}, or"
-            f" split={next(iter(sizes))}[:100]."
+            f"{hub_data.source}: expected a split of {', '.join(sizes)}, or rows of one, found"
+            f" {spec!r}: {problem:.200}. Fix: split={first}, or split={first}[:100]."
         ) from error
-    return [(p.splitname, range(p.from_ or 0, max(p.from_ or 0, _end(p, sizes)))) for p in parts]
+    return [(part.splitname, _rows_of_part(part, sizes[part.splitname])) for part in parts]
 
 
-def _end(part: Any, sizes: Mapping[str, int]) -> int:
-    return sizes[part.splitname] if part.to is None else min(part.to, sizes[part.splitname])
-
-
-def _selected(asked: HubData, table: pa.Table) -> pa.Table:
-    """The columns that were asked for, under the names that were asked for."""
-    names = {asked.settings[n]: n for n in RENAMED if n in asked.settings}
-    for name in names:
-        _require(asked, name, table.column_names)
-    for name, new in names.items():
-        if new in table.column_names and new != name and new not in names:
+def _require_split(hub_data: HubData, split: str | None, sizes: Mapping[str, int]) -> str:
+    """The split of the data's settings, or `split`; the only one if neither names one. Raises
+    DataError if both do, and if one of several has to be chosen.
+    """
+    split_in_data = hub_data.settings.get("split")
+    if split_in_data is not None:
+        if split is not None and split != split_in_data:
             raise DataError(
-                f"{asked.data}: {new}={name} is asked for, and there is a column {new!r}. Fix:"
+                f"{hub_data.source}: expected one split, found split={split_in_data} in it and"
+                f" split={split!r} beside it. Fix: leave one out."
+            )
+        return split_in_data
+    if split is not None:
+        return split
+    first = next(iter(sizes))
+    if len(sizes) > 1:
+        separator = "&" if hub_data.settings else "?"
+        raise DataError(
+            f"{hub_data.source}: has the splits {', '.join(sizes)}, and none was chosen. Fix:"
+            f" {hub_data.source}{separator}split={first}."
+        )
+    return first
+
+
+def _rows_of_part(part: Any, size: int) -> range:
+    """The rows of a split that a part of the library's instruction names; it may reach too far."""
+    start = part.from_ or 0
+    stop = size
+    if part.to is not None:
+        stop = min(part.to, size)
+    return range(start, max(start, stop))
+
+
+def _select_columns(hub_data: HubData, table: pa.Table) -> pa.Table:
+    """Select the columns that were asked for, under the names that were asked for."""
+    settings = hub_data.settings
+    new_names = {settings[new]: new for new in RENAMED if new in settings}
+    for name in new_names:
+        _require_column(hub_data, name, table.column_names)
+    for name, new in new_names.items():
+        if new in table.column_names and new != name and new not in new_names:
+            raise DataError(
+                f"{hub_data.source}: {new}={name} is asked for, and there is a column {new!r}. Fix:"
                 f" leave {new}= out, or name {new!r} for another."
             )
-    table = table.rename_columns([names.get(name, name) for name in table.column_names])
-    if "columns" in asked.settings:
-        kept = [name.strip() for name in asked.settings["columns"].split(",")]
-        for name in kept:
-            _require(asked, name, table.column_names)
-        table = table.select([n for n in table.column_names if n in kept or n in names.values()])
-    return pa.table({n: _stored(table.column(n)) for n in table.column_names})
+    table = table.rename_columns([new_names.get(name, name) for name in table.column_names])
+    if "columns" in settings:
+        requested = [name.strip() for name in settings["columns"].split(",")]
+        for name in requested:
+            _require_column(hub_data, name, table.column_names)
+        selected = {*requested, *new_names.values()}
+        table = table.select([name for name in table.column_names if name in selected])
+    return pa.table({name: _to_storage(table.column(name)) for name in table.column_names})
 
 
-def _stored(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Extension types, which the library has for images and tables, do not travel on edges."""
-    kind = values.type
-    return values.cast(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else values
+    if isinstance(column.type, pa.BaseExtensionType):
+        return column.cast(column.type.storage_type)
+    return column
 
 
-def _require(asked: HubData, name: str, there: list[str]) -> None:
-    if name not in there:
-        near = nearest(name, there)
+def _require_column(hub_data: HubData, name: str, names: list[str]) -> None:
+    if name not in names:
+        near = nearest(name, names)
         raise DataError(
-            f"{asked.data}: no column {name!r}, it has: {', '.join(there)}. Fix:"
+            f"{hub_data.source}: no column {name!r}, it has: {', '.join(names)}. Fix:"
             f" {near or 'one of these'}."
         )

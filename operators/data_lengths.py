@@ -19,7 +19,8 @@ from dataflow.prompt_types import is_messages, is_token_ids
 from operators import tasks
 from operators.data_files import read_prompts, source_files
 
-pc: Any = pyarrow.compute  # whose functions its stubs do not have
+pc: Any = pyarrow.compute
+"""Its functions are made as it is imported, so no type checker knows them."""
 
 MARKS = 16
 """Tokens that a chat template or a tokenizer writes around a text: a beginning, a role, an end."""
@@ -31,24 +32,27 @@ TEMPLATE = 1024
 """Tokens that a chat template writes of its own accord, a default system prompt among them."""
 
 
-def longest_prompt(data: str, split: str | None) -> int | None:
+def longest_prompt(source: str, split: str | None) -> int | None:
     """The most tokens of a prompt. Of text it is a bound: no tokenizer makes more tokens of a text
     than it has bytes. None for a procedural task, and if the source cannot be read.
     """
-    if tasks.is_task(data):
+    if tasks.is_task(source):
         return None
     try:
-        return _longest(data, split, stamps(source_files(data, split)))
-    except (DataError, OSError, pa.ArrowInvalid):  # reported where its columns are read
+        return _find_longest(source, split, stamp_sources(source_files(source, split)))
+    except (DataError, OSError, pa.ArrowInvalid):
+        # Reported where its columns are read.
         return None
 
 
-def stamps(sources: Iterable[Path | str]) -> tuple[Stamp, ...]:
-    """What differs once one of these files has been written anew. Raises OSError."""
-    return tuple(map(_stamp, sources))
+def stamp_sources(sources: Iterable[Path | str]) -> tuple[Stamp, ...]:
+    """Stamp each source: what differs once one of these files has been written anew. Raises
+    OSError.
+    """
+    return tuple(map(_stamp_source, sources))
 
 
-def _stamp(source: Path | str) -> Stamp:
+def _stamp_source(source: Path | str) -> Stamp:
     if isinstance(source, str):
         return source, 0, 0
     status = source.stat()
@@ -56,25 +60,26 @@ def _stamp(source: Path | str) -> Stamp:
 
 
 @lru_cache(maxsize=8)
-def _longest(data: str, split: str | None, stamps: tuple[Stamp, ...]) -> int:
+def _find_longest(source: str, split: str | None, stamps: tuple[Stamp, ...]) -> int:
     """stamps: so that plans of the same files read them once."""
-    column = read_prompts(data, split).column("prompt").combine_chunks()
+    column = read_prompts(source, split).column("prompt").combine_chunks()
     if is_token_ids(column.type):
-        return _most(pc.list_value_length(column))
-    return _most(prompt_bytes(column)) + (TEMPLATE if is_messages(column.type) else MARKS)
+        return _find_most(pc.list_value_length(column))
+    marks = TEMPLATE if is_messages(column.type) else MARKS
+    return _find_most(count_prompt_bytes(column)) + marks
 
 
-def prompt_bytes(column: Any) -> Any:
-    """Bytes of each prompt of a column that is no token ids; of a conversation with the marks
-    around each message.
+def count_prompt_bytes(column: Any) -> Any:
+    """Count the bytes of each prompt of a column that is no token ids; of a conversation with the
+    marks around each message.
     """
     if is_messages(column.type):
-        return _of_messages(column)
+        return _count_message_bytes(column)
     return pc.binary_length(column.cast(pa.large_utf8()))
 
 
-def _of_messages(column: Any) -> Any:
-    """Bytes of each conversation, with the marks around each message."""
+def _count_message_bytes(column: Any) -> Any:
+    """Count the bytes of each conversation, with the marks around each message."""
     texts = column.flatten()
     sizes = pa.array([MARKS] * len(texts), pa.int64())
     for field in texts.type:
@@ -85,5 +90,5 @@ def _of_messages(column: Any) -> Any:
     return rows.group_by("row").aggregate([("size", "sum")]).column("size_sum")
 
 
-def _most(lengths: Any) -> int:
+def _find_most(lengths: Any) -> int:
     return int(pc.max(lengths).as_py() or 0)

@@ -26,29 +26,21 @@ _PROMPT = "'prompt' (text, a list of messages with role and content, or token id
 def prompt_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
     """The shape of a source of prompts. Raises DataError, naming the columns, if there is none."""
     if "prompt" not in columns:
-        raise DataError(_no_prompt(name, columns))
+        raise DataError(_describe_no_prompt(name, columns))
     if not is_prompt(columns["prompt"]):
         raise DataError(
             f"{name}: expected a column {_PROMPT}, found prompt: {columns['prompt']}. "
             'Fix: a string, or [{"role": "user", "content": "..."}].'
         )
-    return "verl" if "reward_model" in columns and "data_source" in columns else "trl"
+    if "reward_model" in columns and "data_source" in columns:
+        return "verl"
+    return "trl"
 
 
 def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
     """The shape of demonstrations: `prompt` with `completion`, or `messages`, or `text`."""
     if "prompt" in columns and "completion" in columns:
-        if is_token_ids(columns["prompt"]) or is_token_ids(columns["completion"]):
-            raise DataError(
-                f"{name}: expected prompt and completion as text or as messages, found token ids."
-                " Fix: the text; it is tokenised for the Model that is trained on it."
-            )
-        answer = columns["completion"]
-        if not (is_text(answer) or is_chat(answer) or pa.types.is_null(answer)):
-            raise DataError(
-                f"{name}: expected a column 'completion' (text, or a list of messages with role and"
-                f" content), found completion: {answer}. Fix: a string."
-            )
+        _require_completion(name, columns)
         return prompt_shape(name, columns)
     if "messages" in columns and is_chat(columns["messages"]):
         return "messages"
@@ -62,8 +54,23 @@ def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
         )
     raise DataError(
         f"{name}: expected columns 'prompt' and 'completion', or 'messages', or 'text', found:"
-        f" {listed(columns)}. Fix: {fix}."
+        f" {join_names(columns)}. Fix: {fix}."
     )
+
+
+def _require_completion(name: str, columns: Mapping[str, pa.DataType]) -> None:
+    """Raise DataError unless a completion, and the prompt beside it, can be tokenised."""
+    if is_token_ids(columns["prompt"]) or is_token_ids(columns["completion"]):
+        raise DataError(
+            f"{name}: expected prompt and completion as text or as messages, found token ids."
+            " Fix: the text; it is tokenised for the Model that is trained on it."
+        )
+    kind = columns["completion"]
+    if not (is_text(kind) or is_chat(kind) or pa.types.is_null(kind)):
+        raise DataError(
+            f"{name}: expected a column 'completion' (text, or a list of messages with role and"
+            f" content), found completion: {kind}. Fix: a string."
+        )
 
 
 def preference_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
@@ -71,20 +78,22 @@ def preference_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
 
     Raises DataError if one of them is missing, or if they are not all text or all messages.
     """
-    for wanted in ("chosen", "rejected"):
-        if wanted not in columns:
-            near = nearest(wanted, columns)
-            fix = f"rename {near!r} to {wanted!r}" if near else f"a column {wanted!r}"
+    for column in ("chosen", "rejected"):
+        if column not in columns:
+            near = nearest(column, columns)
+            fix = f"rename {near!r} to {column!r}" if near else f"a column {column!r}"
             raise DataError(
                 f"{name}: expected columns 'chosen' and 'rejected', and 'prompt' unless both begin"
-                f" with it, found columns: {listed(columns)}. Fix: {fix}."
+                f" with it, found columns: {join_names(columns)}. Fix: {fix}."
             )
     kinds = {n: columns[n] for n in ("prompt", "chosen", "rejected") if n in columns}
-    if not (all(map(is_text, kinds.values())) or all(map(is_chat, kinds.values()))):
-        shown = ", ".join(f"{n}: {kind}" for n, kind in kinds.items())
+    are_texts = all(map(is_text, kinds.values()))
+    are_chats = all(map(is_chat, kinds.values()))
+    if not (are_texts or are_chats):
+        kinds_text = ", ".join(f"{column}: {kind}" for column, kind in kinds.items())
         raise DataError(
             f"{name}: expected {', '.join(kinds)} all as text or all as messages (role and"
-            f" content), found {shown}. Fix: one form for all of them."
+            f" content), found {kinds_text}. Fix: one form for all of them."
         )
     return "pairs" if "prompt" in columns else "implicit"
 
@@ -94,14 +103,18 @@ def is_prompt(kind: pa.DataType) -> bool:
     return is_text(kind) or is_chat(kind) or is_token_ids(kind)
 
 
-def _no_prompt(name: str, columns: Mapping[str, pa.DataType]) -> str:
-    near = nearest("prompt", columns) or next((c for c in _OTHER_NAMES if c in columns), None)
-    fix = f"rename {near!r} to 'prompt'" if near else "a column 'prompt'"
+def _describe_no_prompt(name: str, columns: Mapping[str, pa.DataType]) -> str:
+    other_names = (column for column in _OTHER_NAMES if column in columns)
+    near = nearest("prompt", columns) or next(other_names, None)
     if {"instruction", "input"} <= set(columns):
         fix = "write 'instruction', and 'input' below it, as 'prompt'"
     elif near and name.startswith("hf:"):
         fix = f"prompt={near} among the settings of {name}"
-    return f"{name}: expected a column {_PROMPT}, found columns: {listed(columns)}. Fix: {fix}."
+    elif near:
+        fix = f"rename {near!r} to 'prompt'"
+    else:
+        fix = "a column 'prompt'"
+    return f"{name}: expected a column {_PROMPT}, found columns: {join_names(columns)}. Fix: {fix}."
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -113,15 +126,19 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_chat(kind: pa.DataType) -> bool:
     """Whether a column of this type has lists of messages with role and content."""
-    return is_conversations(kind) and _is_content(kind.value_type.field("content").type)  # type: ignore[attr-defined]
+    if not is_conversations(kind):
+        return False
+    content = kind.value_type.field("content")  # type: ignore[attr-defined]
+    return _is_content(content.type)
 
 
 def _is_content(kind: Any) -> bool:
     """Text, or none in any of the messages."""
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return is_text(plain) or pa.types.is_null(plain)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return is_text(kind) or pa.types.is_null(kind)
 
 
-def listed(columns: Iterable[str]) -> str:
-    """Names with commas, or `none`."""
+def join_names(columns: Iterable[str]) -> str:
+    """Join names with commas; `none` without any."""
     return ", ".join(columns) or "none"

@@ -19,7 +19,7 @@ from dataflow.top_logprobs import LARGEST, TopLogprobs
 _TOKENS = ("prompt_ids", "completion_ids", "completion_mask")
 
 
-def _forward(
+def _make_operator(
     name: str, output: type, kernel: str, *, log_probs: bool = False, **limits: Limit
 ) -> Operator:
     return Operator(
@@ -36,7 +36,7 @@ def _forward(
     )
 
 
-LOGPROBS = _forward(
+LOGPROBS = _make_operator(
     "logprobs",
     Logprobs,
     "TorchLogprobs",
@@ -44,10 +44,10 @@ LOGPROBS = _forward(
     temperature=number(0.0, above=True, like=1.0, optional=True),
     top_k=whole(0, like=64),
 )
-VALUES = _forward("values", Values, "TorchValues")
+VALUES = _make_operator("values", Values, "TorchValues")
 _READS = choice("tokens", "text")
 _OVERLONG = choice("error", "drop", "truncate")
-SCORES = _forward("scores", Reward, "TorchScores", reads=_READS)
+SCORES = _make_operator("scores", Reward, "TorchScores", reads=_READS)
 SCORES_OF_TEXT = replace(
     SCORES,
     path="operators.forward:SCORES_OF_TEXT",
@@ -107,14 +107,17 @@ def logprobs(
     run earlier, on older weights.
     """
     params = {"temperature": temperature, "top_k": top_k, "max_lag": max_lag}
-    many = type(top_k) is int and 0 < top_k <= LARGEST
+    # Any other top_k is refused by its limit.
+    schemas = None
+    if type(top_k) is int and 0 < top_k <= LARGEST:
+        schemas = (TopLogprobs.of(top_k),)
     return Node(
         LOGPROBS,
-        name or _name(model, "logprobs"),
+        name or _name_after(model, "logprobs"),
         states={"model": model},
         inputs={"rows": rows},
         params=params,
-        schemas=(TopLogprobs.of(top_k),) if many else None,
+        schemas=schemas,
     ).port()
 
 
@@ -150,17 +153,24 @@ def scores(
     their share.
     """
     params = {"reads": reads, "max_lag": max_lag}
-    if reads != "text":
-        fits, fix = overlong is None, 'scores(..., reads="text", overlong=...)'
-        expected = f"left out with reads={reads!r}: those rows fit the Model, or are refused"
-        require("scores", "overlong", overlong, fits=fits, expected=expected, fix=fix)
-    else:
+    if reads == "text":
+        operator = SCORES_OF_TEXT
         params["overlong"] = "error" if overlong is None else overlong
-    operator = SCORES_OF_TEXT if reads == "text" else SCORES
+    else:
+        operator = SCORES
+        require(
+            "scores",
+            "overlong",
+            overlong,
+            fits=overlong is None,
+            expected=f"left out with reads={reads!r}: those rows fit the Model, or are refused",
+            fix='scores(..., reads="text", overlong=...)',
+        )
     return Node(
         operator, name, states={"model": model}, inputs={"rows": rows}, params=params
     ).port()
 
 
-def _name(model: object, default: str) -> str:
+def _name_after(model: object, default: str) -> str:
+    """The Model's name; the default for what is no Model, which is refused elsewhere."""
     return model.name if isinstance(model, Model) else default

@@ -92,13 +92,7 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
-        "stop": (
-            (stop,)
-            if isinstance(stop, str)
-            else tuple(stop)
-            if isinstance(stop, Iterable)
-            else stop
-        ),
+        "stop": _tuple_of_stops(stop),
         "max_lag": max_lag,
         "on_update": on_update,
         "sampler": sampler,
@@ -108,6 +102,15 @@ def generate(
     return Node(
         GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
     ).port()
+
+
+def _tuple_of_stops(stop: object) -> object:
+    """A tuple of strings; what is neither a string nor iterable stays, for the limit to refuse."""
+    if isinstance(stop, str):
+        return (stop,)
+    if isinstance(stop, Iterable):
+        return tuple(stop)
+    return stop
 
 
 def truncates(temperature: float, top_p: float, top_k: int) -> bool:

@@ -27,9 +27,12 @@ class Importance:
 
     def __repr__(self) -> str:
         """The call that makes it, without defaults."""
-        given = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
-        shown = (f"{name}={value!r}" for name, value, default in given if value != default)
-        return f"importance({', '.join(shown)})"
+        arguments: list[str] = []
+        for field in fields(self):
+            setting = getattr(self, field.name)
+            if setting != field.default:
+                arguments.append(f"{field.name}={setting!r}")
+        return f"importance({', '.join(arguments)})"
 
 
 _LIMITS = {
@@ -63,11 +66,17 @@ def importance(
     sequence_mask (its default, with above=3.0); verl 0.9 rollout_is token or sequence, truncated,
     or with two bounds masked (IcePop).
     """
-    given = {"level": level, "above": above, "below": below, "over": over}
+    settings = {"level": level, "above": above, "below": below, "over": over}
     for name, limit in _LIMITS.items():
-        value, fix = given[name], f"{name}={limit.suggestion(given[name])!r}"
-        fits, expected = limit.accepts(value), limit.expected(value)
-        require("importance", name, value, fits=fits, expected=expected, fix=fix)
+        setting = settings[name]
+        require(
+            "importance",
+            name,
+            setting,
+            fits=limit.accepts(setting),
+            expected=limit.expected(setting),
+            fix=f"{name}={limit.suggestion(setting)!r}",
+        )
     bounds = [bound for bound in (below, above) if isinstance(bound, (int, float))]
     if len(bounds) == 2 and bounds[0] >= bounds[1]:
         problem = f"expected below < above, found below={below} and above={above}"

@@ -27,12 +27,14 @@ class RatioDialect:
     token: float = inf
     row: float = inf
 
-    def says(self) -> str:
-        """In words."""
+    def describe(self) -> str:
+        """Say it in words."""
         if self.token == inf:
             return "log ratios as they are"
-        row = f", a row's at most {self.row:g}" if self.row < inf else ""
-        return f"log ratios of tokens within {self.token:g}{row}"
+        of_tokens = f"log ratios of tokens within {self.token:g}"
+        if self.row == inf:
+            return of_tokens
+        return f"{of_tokens}, a row's at most {self.row:g}"
 
 
 RATIO_DIALECTS: Mapping[str, RatioDialect] = {
@@ -42,45 +44,38 @@ RATIO_DIALECTS: Mapping[str, RatioDialect] = {
     "nemo_rl": RatioDialect(),
 }
 
-_ONLY_K3 = {
-    "trl": tuple(
-        Gap(lacks=f"{kind} in a loss", instead="not clamped, as its k3", where=((name, (kind,)),))
-        for name in ("kl", "kind")
-        for kind in ("k1", "k2")
-    )
-}
-_NO_SAPO = {
-    name: (Gap(lacks="SAPO", instead="log ratios as in its clip"),)
-    for name in ("openrlhf", "nemo_rl")
-}
-_NO_PROXIMAL = {
-    name: (Gap(lacks="clip around a proximal policy", instead="as around its old one"),)
-    for name in ("trl", "openrlhf", "nemo_rl")
-}
+Gaps = Mapping[str, tuple[Gap, ...]]
+"""What each peer has no answer to."""
+
+_SAPO = Gap(lacks="SAPO", instead="log ratios as in its clip")
+_NO_SAPO: Gaps = dict.fromkeys(("openrlhf", "nemo_rl"), (_SAPO,))
+
+_PROXIMAL = Gap(lacks="clip around a proximal policy", instead="as around its old one")
+_NO_PROXIMAL: Gaps = dict.fromkeys(("trl", "openrlhf", "nemo_rl"), (_PROXIMAL,))
 
 
-def _conventions(
-    says: Mapping[str, str], gaps: Mapping[str, tuple[Gap, ...]], *parameters: str
-) -> dict[str, Convention]:
-    """For each peer the words, and those gaps that the loss's own parameters can meet."""
-    return {
-        name: Convention(
-            says=says[name],
-            gaps=tuple(
-                gap
-                for gap in gaps.get(name, ())
-                if all(parameter in parameters for parameter, _ in gap.where)
-            ),
-        )
-        for name in DIALECTS
-    }
+def _only_k3(parameter: str) -> Gaps:
+    """What TRL's losses lack, where this parameter is the estimator."""
+    gaps: list[Gap] = []
+    for kind in ("k1", "k2"):
+        where = ((parameter, (kind,)),)
+        gaps.append(Gap(lacks=f"{kind} in a loss", instead="not clamped, as its k3", where=where))
+    return {"trl": tuple(gaps)}
 
 
-_RATIO = {name: how.says() for name, how in RATIO_DIALECTS.items()}
-_KL = {name: how.says() for name, how in KL_DIALECTS.items()}
+def _make_conventions(says: Mapping[str, str], gaps: Gaps) -> dict[str, Convention]:
+    """For each peer the words and its gaps."""
+    conventions: dict[str, Convention] = {}
+    for name in DIALECTS:
+        conventions[name] = Convention(says=says[name], gaps=gaps.get(name, ()))
+    return conventions
+
+
+_RATIO = {name: dialect.describe() for name, dialect in RATIO_DIALECTS.items()}
+_KL = {name: dialect.describe() for name, dialect in KL_DIALECTS.items()}
 _BOTH = {name: f"{_RATIO[name]}; KL: {_KL[name]}" for name in DIALECTS}
 
-CLIPPED_CONVENTIONS = _conventions(_BOTH, _ONLY_K3, "kl")
-DECOUPLED_CONVENTIONS = _conventions(_RATIO, _NO_PROXIMAL)
-SOFT_CLIPPED_CONVENTIONS = _conventions(_RATIO, _NO_SAPO)
-KL_CONVENTIONS = _conventions(_KL, _ONLY_K3, "kind")
+CLIPPED_CONVENTIONS = _make_conventions(_BOTH, _only_k3("kl"))
+DECOUPLED_CONVENTIONS = _make_conventions(_RATIO, _NO_PROXIMAL)
+SOFT_CLIPPED_CONVENTIONS = _make_conventions(_RATIO, _NO_SAPO)
+KL_CONVENTIONS = _make_conventions(_KL, _only_k3("kind"))

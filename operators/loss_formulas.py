@@ -2,7 +2,7 @@
 
 Owns: each formula, in tensor methods, with its source. Does not own: how a graph names it
 (losses.py), the losses of advantages (policy_formulas.py), whose rules on masks and kinks hold
-here, too.
+here, too. Every graph.json names these functions, so that their names stay.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.schema import Logprobs, Preference, Returns, Reward, Values
 from dataflow.top_logprobs import TopLogprobs
-from operators.masked_numbers import absent, difference, logprobs_of, mean, trained
-from operators.policy_formulas import divergence
+from operators.masked_numbers import (
+    absence_error,
+    mask_column,
+    masked_difference,
+    require_logprobs,
+    sum_and_count,
+)
+from operators.policy_formulas import estimate_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,21 +33,24 @@ LEAST = 1e-7
 def entropy(now: Now) -> Terms:
     """-H(next token), over the whole vocabulary: a small weight of it keeps a policy exploring."""
     if now.entropy is None:
-        raise absent("entropy_loss", "the entropy of the next token", "a Model with head='lm'")
-    return Terms(-now.entropy, {"policy/entropy": mean(now, now.entropy.detach())})
+        raise absence_error(
+            "entropy_loss", "the entropy of the next token", "a Model with head='lm'"
+        )
+    metrics = {"policy/entropy": sum_and_count(now, now.entropy.detach())}
+    return Terms(-now.entropy, metrics)
 
 
 def kl(now: Now, reference: Tensors[Logprobs], *, kind: str = "k3", dialect: str = "trl") -> Terms:
-    """An estimate of KL(now | reference) on the row's own token; `divergence` has the estimators
+    """An estimate of KL(now | reference) on the row's own token; `estimate_kl` has the estimators
     (joschu.net/blog/kl-approx.html).
     """
-    apart = divergence(now, reference["logprobs"], kind, dialect)
-    return Terms(apart, {"policy/kl_reference": mean(now, apart)})
+    kl_now = estimate_kl(now, reference["logprobs"], kind, dialect)
+    return Terms(kl_now, {"policy/kl_reference": sum_and_count(now, kl_now)})
 
 
 def supervised(now: Now) -> Terms:
     """-log pi(token): cross-entropy on the rows' own tokens."""
-    return Terms(-logprobs_of(now, "supervised_loss"))
+    return Terms(-require_logprobs(now, "supervised_loss"))
 
 
 def value(
@@ -55,17 +64,18 @@ def value(
     (OpenAI baselines).
     """
     if now.values is None:
-        raise absent("value_loss", "values", 'Model(..., head="scalar")')
-    goal = trained(now, returns["returns"])
+        raise absence_error("value_loss", "values", 'Model(..., head="scalar")')
+    goal = mask_column(now, returns["returns"])
     error = (now.values - goal).square()
-    metrics = {"value/squared_error": mean(now, error.detach())}
+    metrics = {"value/squared_error": sum_and_count(now, error.detach())}
     if old is not None and clip is not None:
-        before = trained(now, old["values"])
+        before = mask_column(now, old["values"])
         # Clamped by bounds, not as before + difference: inside them it is v itself, to the bit.
         held = now.values.clamp(before - clip, before + clip)
-        other = (held - goal).square()
-        metrics["value/clip_fraction"] = mean(now, (other > error).to(error.dtype))
-        error = error.maximum(other)
+        held_error = (held - goal).square()
+        is_clipped = held_error > error
+        metrics["value/clip_fraction"] = sum_and_count(now, is_clipped.to(error.dtype))
+        error = error.maximum(held_error)
     return Terms(0.5 * error, metrics)
 
 
@@ -74,22 +84,24 @@ def row_regression(now: Now, target: Tensors[Reward], *, huber: float | None = N
     linear, d (|e| - d / 2) (Huber 1964, doi 10.1214/aoms/1177703732).
     """
     if now.scores is None:
-        raise absent("regression_loss", "scores", 'Model(..., head="scalar")')
-    counts = now.row_sum(now.mask) > 0
-    error = (now.scores - target["reward"]).masked_fill(~counts, 0.0)
-    metrics = {"regression/squared_error": (error.detach().square().sum(), counts.sum())}
-    return Terms(_squared(error, huber), metrics)
+        raise absence_error("regression_loss", "scores", 'Model(..., head="scalar")')
+    is_trained = now.row_sum(now.mask) > 0
+    error = (now.scores - target["reward"]).masked_fill(~is_trained, 0.0)
+    squares = error.detach().square()
+    metrics = {"regression/squared_error": (squares.sum(), is_trained.sum())}
+    return Terms(_square_error(error, huber), metrics)
 
 
 def token_regression(now: Now, target: Tensors[Values], *, huber: float | None = None) -> Terms:
     """`row_regression` of each token's value, before it is written."""
     if now.values is None:
-        raise absent("regression_loss", "values", 'Model(..., head="scalar")')
-    error = difference(now, now.values, target["values"])
-    return Terms(_squared(error, huber), {"regression/squared_error": mean(now, error.square())})
+        raise absence_error("regression_loss", "values", 'Model(..., head="scalar")')
+    error = masked_difference(now, now.values, target["values"])
+    metrics = {"regression/squared_error": sum_and_count(now, error.square())}
+    return Terms(_square_error(error, huber), metrics)
 
 
-def _squared(error: Tensor, huber: float | None) -> Tensor:
+def _square_error(error: Tensor, huber: float | None) -> Tensor:
     if huber is None:
         return 0.5 * error.square()
     inside = error.clamp(-huber, huber)
@@ -112,25 +124,33 @@ def distillation(
     or both are scaled to 1 over the k tokens (`renormalise`).
     """
     if now.at_ids is None:
-        raise absent("distillation_loss", "log-probs at the teacher's ids", 'Model(..., head="lm")')
-    foreign = (now.mask == 0)[:, None]
-    student, told = (x.masked_fill(foreign, 0.0) for x in (now.at_ids, teacher["top_logprobs"]))
+        raise absence_error(
+            "distillation_loss", "log-probs at the teacher's ids", 'Model(..., head="lm")'
+        )
+    untrained = (now.mask == 0)[:, None]
+    s_logprobs = now.at_ids.masked_fill(untrained, 0.0)
+    t_logprobs = teacher["top_logprobs"].masked_fill(untrained, 0.0)
+    s_mass = s_logprobs.exp().sum(-1)
+    t_mass = t_logprobs.exp().sum(-1)
     metrics = {
-        "distill/student_mass": mean(now, student.exp().sum(-1)),
-        "distill/teacher_mass": mean(now, told.exp().sum(-1)),
+        "distill/student_mass": sum_and_count(now, s_mass),
+        "distill/teacher_mass": sum_and_count(now, t_mass),
     }
     if tail == "renormalise":
-        student, told = (x - x.logsumexp(-1, keepdim=True) for x in (student, told))
-    elif tail == "bucket" and told.shape[1] != now.vocabulary:
-        student, told = (_with_rest(x) for x in (student, told))
+        s_logprobs = s_logprobs - s_logprobs.logsumexp(-1, keepdim=True)
+        t_logprobs = t_logprobs - t_logprobs.logsumexp(-1, keepdim=True)
+    elif tail == "bucket" and t_logprobs.shape[1] != now.vocabulary:
+        s_logprobs, t_logprobs = _append_rest(s_logprobs), _append_rest(t_logprobs)
     if direction == "forward":
-        student, told = told, student
-    weight = student.exp()
-    gap = (student - told).masked_fill(weight == 0, 0.0)  # 0 log 0 is 0
-    return Terms((weight * gap).sum(-1).masked_fill(now.mask == 0, 0.0), metrics)
+        s_logprobs, t_logprobs = t_logprobs, s_logprobs
+    weight = s_logprobs.exp()
+    # 0 log 0 is 0.
+    gap = (s_logprobs - t_logprobs).masked_fill(weight == 0, 0.0)
+    loss = (weight * gap).sum(-1)
+    return Terms(loss.masked_fill(now.mask == 0, 0.0), metrics)
 
 
-def _with_rest(logprobs: Tensor) -> Tensor:
+def _append_rest(logprobs: Tensor) -> Tensor:
     """[tokens, k + 1]: one more, the log of what is left of 1."""
     total = logprobs.logsumexp(-1, keepdim=True).clamp(max=-LEAST)
     count, k = logprobs.shape
@@ -146,18 +166,17 @@ def dpo(
 
     A row's margin is log pi(row) - log pi_reference(row), summed over its tokens.
     """
-    margin = now.row_sum(difference(now, logprobs_of(now, "dpo_loss"), reference["logprobs"]))
+    logprobs = require_logprobs(now, "dpo_loss")
+    margin = now.row_sum(masked_difference(now, logprobs, reference["logprobs"]))
     logit = beta * now.group_sum(margin * pairs["sign"])
     # log(exp(-x) + 1) = -log sigmoid(x), smooth at 0.
     loss = (-logit).logaddexp(logit.new_zeros(()))
     right = (logit.detach() > 0).to(loss.dtype)
-    return Terms(
-        loss,
-        {
-            "dpo/accuracy": (right.sum(), now.groups),
-            "dpo/margin": (logit.detach().sum(), now.groups),
-        },
-    )
+    metrics = {
+        "dpo/accuracy": (right.sum(), now.groups),
+        "dpo/margin": (logit.detach().sum(), now.groups),
+    }
+    return Terms(loss, metrics)
 
 
 def trajectory_balance(
@@ -168,11 +187,11 @@ def trajectory_balance(
     Z is estimated from the group: log Z = mean(log pi_ref - log pi + r / beta), held constant.
     Valid for rows from any sampler with full support.
     """
-    gap = now.row_sum(
-        difference(now, logprobs_of(now, "trajectory_balance_loss"), reference["logprobs"])
-    )
+    logprobs = require_logprobs(now, "trajectory_balance_loss")
+    gap = now.row_sum(masked_difference(now, logprobs, reference["logprobs"]))
     gap = gap - score["reward"] / beta
     size = now.group_sum(gap.detach().new_ones(now.rows))
     partition = -(now.group_sum(gap.detach()) / size)
-    loss = now.group_sum((partition[now.row_group] + gap).square()) / size
+    error = partition[now.row_group] + gap
+    loss = now.group_sum(error.square()) / size
     return Terms(loss, {"policy/log_partition": (partition.sum(), now.groups)})

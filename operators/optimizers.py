@@ -26,30 +26,30 @@ class AdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        betas = (
-            isinstance(self.betas, tuple)
-            and len(self.betas) == 2
-            and all(map(_BETA.accepts, self.betas))
-        )
-        fits = betas and 1.0 not in self.betas
         require(
             "AdamW",
             "betas",
             self.betas,
-            fits=fits,
+            fits=_are_betas(self.betas),
             expected="two numbers in [0, 1)",
             fix="betas=(0.9, 0.99)",
         )
         for name, limit in _LIMITS.items():
-            value, fix = getattr(self, name), f"{name}={limit.like!r}"
+            setting = getattr(self, name)
             require(
                 "AdamW",
                 name,
-                value,
-                fits=limit.accepts(value),
-                expected=limit.expected(value),
-                fix=fix,
+                setting,
+                fits=limit.accepts(setting),
+                expected=limit.expected(setting),
+                fix=f"{name}={limit.like!r}",
             )
+
+
+def _are_betas(betas: object) -> bool:
+    if not isinstance(betas, tuple) or len(betas) != 2:
+        return False
+    return all(map(_BETA.accepts, betas)) and 1.0 not in betas
 
 
 _BETA = number(0.0, 1.0, like=0.9)

@@ -141,13 +141,17 @@ def clipped_policy_loss(
         fix = 'reference=logprobs(Model("reference", base), rollout), or beta=0.0'
         raise call_error(name, f"beta={beta} needs reference=, none given", fix)
     _require_old(name, old, correction)
-    params = {"clip": clip, "level": level, "beta": beta, "kl": kl, "dual_clip": dual_clip}
-    return make_loss(
-        CLIPPED_POLICY,
-        {"advantage": advantage, "old": old, "reference": reference},
-        params | {"correction": correction, "dialect": dialect},
-        rows=rows,
-    )
+    ports = {"advantage": advantage, "old": old, "reference": reference}
+    params = {
+        "clip": clip,
+        "level": level,
+        "beta": beta,
+        "kl": kl,
+        "dual_clip": dual_clip,
+        "correction": correction,
+        "dialect": dialect,
+    }
+    return make_loss(CLIPPED_POLICY, ports, params, rows=rows)
 
 
 @declares
@@ -215,9 +219,11 @@ def clipped_weight_loss(
         problem = f"expected cap= or clip=, found cap={cap} and clip={clip}"
         raise call_error(name, problem, f"cap={cap}")
     _require_old(name, old, correction)
-    bounds = {"cap": 5.0 if cap is None and clip is None else cap, "clip": clip}
+    if cap is None and clip is None:
+        cap = 5.0
     ports = {"advantage": advantage, "old": old}
-    return make_loss(CLIPPED_WEIGHT, ports, bounds | {"correction": correction}, rows=rows)
+    params = {"cap": cap, "clip": clip, "correction": correction}
+    return make_loss(CLIPPED_WEIGHT, ports, params, rows=rows)
 
 
 @declares
@@ -244,7 +250,7 @@ def soft_clipped_policy_loss(
 
 
 def _require_old(name: str, old: object, correction: object) -> None:
-    """Raises GraphError for a correction without the trainer's own log-probs."""
+    """Raise GraphError for a correction without the trainer's own log-probs."""
     if correction is not None and old is None:
         problem = (
             f"correction={correction!r:.60} needs old=, none given: without it a ratio starts from"

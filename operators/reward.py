@@ -98,17 +98,22 @@ def reward(
     scope="group". timeout: seconds per call. on_error: what happens after an exception, a wrong
     length, a NaN or a time-out.
     """
-    fns = _functions(fn)
-    _require(fns, weights, scope)
-    wanted = dict.fromkeys(column for f in fns for column in reward_columns(f))
-    required = {name for f in fns for name in wants(f).required}
+    fns = _list_functions(fn)
+    _require_functions(fns, weights, scope)
+    columns: dict[str, None] = {}
+    required: set[str] = set()
+    for each in fns:
+        columns.update(dict.fromkeys(reward_columns(each)))
+        required.update(wants(each).required)
+    if weights is not None:
+        weights = tuple(map(float, weights))
     params = {
         "fns": fns,
-        "weights": None if weights is None else tuple(float(w) for w in weights),
+        "weights": weights,
         "timeout": timeout,
         "on_error": on_error,
-        "columns": tuple(wanted),
-        "required": tuple(name for name in wanted if name in required),
+        "columns": tuple(columns),
+        "required": tuple(column for column in columns if column in required),
     }
     operator = GROUP_REWARD if scope == "group" else REWARD
     return Node(operator, name, inputs={"rows": rows}, params=params).port()
@@ -147,48 +152,51 @@ def step_reward(
         fix='split="\\n\\n"',
     )
     columns = tuple(column for column in reward_columns(fn) if column != STEPS)
+    required = wants(fn).required
     params = {
         "fns": (fn,),
         "split": split,
         "timeout": timeout,
         "on_error": on_error,
         "columns": columns,
-        "required": tuple(name for name in columns if name in wants(fn).required),
+        "required": tuple(column for column in columns if column in required),
     }
     return Node(STEP_REWARD, name, inputs={"rows": rows}, params=params).port()
 
 
 def _require_steps(fn: StepRewardFn) -> None:
-    """Raises GraphError for anything but one function that takes `steps`."""
+    """Raise GraphError for anything but one function that takes `steps`."""
     fix = "def f(completions, steps, **kwargs) -> list[list[float]]"
     if not callable(fn):
-        found = f"{type(fn).__name__} {fn!r:.60}"
-        several = isinstance(fn, Sequence) and not isinstance(fn, str)
-        also = "add(step_reward(f, rows), step_reward(g, rows, name=...))" if several else fix
-        raise call_error("step_reward", f"expected a function, found {found}", also)
-    if not wants(fn).takes(STEPS):
-        raise call_error(
-            "step_reward",
-            f"expected a function that takes `steps`, found {', '.join(wants(fn).names)}",
-            fix,
-        )
+        if isinstance(fn, Sequence) and not isinstance(fn, str):
+            fix = "add(step_reward(f, rows), step_reward(g, rows, name=...))"
+        problem = f"expected a function, found {type(fn).__name__} {fn!r:.60}"
+        raise call_error("step_reward", problem, fix)
+    wanted = wants(fn)
+    if not wanted.takes(STEPS):
+        problem = f"expected a function that takes `steps`, found {', '.join(wanted.names)}"
+        raise call_error("step_reward", problem, fix)
 
 
 _SCOPE = choice("row", "group")
 
 
-def _functions(fn: Any) -> tuple[RewardFn, ...]:
+def _list_functions(fn: Any) -> tuple[RewardFn, ...]:
     """One function, or those of a list; a string is not a list of functions."""
-    several: Any = fn if isinstance(fn, Sequence) and not isinstance(fn, str) else (fn,)
-    return tuple(several)
+    functions: Any = (fn,)
+    if isinstance(fn, Sequence) and not isinstance(fn, str):
+        functions = fn
+    return tuple(functions)
 
 
-def _require(fns: tuple[RewardFn, ...], weights: Sequence[float] | None, scope: str) -> None:
-    bad = [f for f in fns if not callable(f)]
-    if bad or not fns:
-        found = f"{type(bad[0]).__name__} {bad[0]!r:.60}" if bad else "none"
-        fix = "reward(fn, rollout), the function itself"
-        raise call_error("reward", f"expected a function or a list of them, found {found}", fix)
+def _require_functions(
+    fns: tuple[RewardFn, ...], weights: Sequence[float] | None, scope: str
+) -> None:
+    others = [fn for fn in fns if not callable(fn)]
+    if others or not fns:
+        found_text = f"{type(others[0]).__name__} {others[0]!r:.60}" if others else "none"
+        problem = f"expected a function or a list of them, found {found_text}"
+        raise call_error("reward", problem, "reward(fn, rollout), the function itself")
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
     require(
         "reward", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix

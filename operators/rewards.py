@@ -21,7 +21,7 @@ from dataflow.calls import call_site, declares, require
 from dataflow.errors import Fault, GraphError
 from dataflow.metric_names import is_part, repair_part
 from dataflow.operator import EVERY_COLUMN
-from operators.tasks import text_of
+from operators.tasks import completion_text
 
 RewardFn = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
 """Sequence, not list: lists are invariant, and a type checker would refuse every function that
@@ -46,7 +46,6 @@ _SINGULAR = {"prompt": "prompts", "completion": "completions"}
 _LONGEST = 100
 """Most characters of a function's name, which is part of a column's and a metric's."""
 _LIKE = "def reward(completions, **kwargs) -> list[float]"
-_VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +65,20 @@ def wants(fn: Callable[..., Any]) -> Wants:
     """What a reward function's signature asks for. Raises GraphError if it cannot be called with
     keywords.
     """
-    name = _fit_name(fn)
-    parameters = _parameters(name, fn)
+    name = _require_name(fn)
+    parameters = _require_parameters(name, fn)
     _refuse_peers(name, fn, {p.name for p in parameters})
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = frozenset(p.name for p in named if p.default is p.empty)
+    keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = frozenset(p.name for p in keywords if p.default is p.empty)
     for singular, passed in _SINGULAR.items():
         if singular in required:
             problem = f"it needs {singular!r}, and is called with lists"
             raise _unfit(name, problem, f"{passed!r}, a list with one for each completion")
     if "trainer_state" in required:
         raise _unfit(name, "it needs trainer_state, which only TRL's trainer has")
-    names = tuple(p.name for p in named if p.name != "trainer_state")
-    return Wants(
-        names=names, required=required, everything=any(p.kind is p.VAR_KEYWORD for p in parameters)
-    )
+    names = tuple(p.name for p in keywords if p.name != "trainer_state")
+    everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return Wants(names=names, required=required, everything=everything)
 
 
 def _refuse_peers(name: str, fn: Callable[..., Any], names: Collection[str]) -> None:
@@ -88,21 +86,22 @@ def _refuse_peers(name: str, fn: Callable[..., Any], names: Collection[str]) -> 
     if isinstance(fn, type):
         raise _unfit(name, "expected a function, found a class", f"an object of it: {name}(...)")
     if {"solution_str", "ground_truth"} <= set(names):
-        fix = f"verl_reward({name}){_for_a_flag(name, fn)}"
-        raise _unfit(name, f"it has the parameters of verl's compute_score ({_shown(names)})", fix)
+        problem = f"it has the parameters of verl's compute_score ({_join_sorted(names)})"
+        fix = f"verl_reward({name}){_describe_file_for_flag(name, fn)}"
+        raise _unfit(name, problem, fix)
     if {"solution_strs", "ground_truths"} <= set(names):
-        problem = f"it scores a batch as verl's BatchRewardManager asks it ({_shown(names)})"
+        problem = f"it scores a batch as verl's BatchRewardManager asks it ({_join_sorted(names)})"
         raise _unfit(name, problem, f"{_LIKE}, or a function of one row in verl_reward(...)")
     if {"queries", "prompts"} <= set(names) or {"queries", "labels"} <= set(names):
-        problem = f"it has the parameters of OpenRLHF's reward_func ({_shown(names)})"
-        columns = (
+        problem = f"it has the parameters of OpenRLHF's reward_func ({_join_sorted(names)})"
+        fix = (
             "def reward(prompts, completions, answer, **kwargs) -> list[float]: a query is a prompt"
             " with its completion, labels are a column of the data by its name"
         )
-        raise _unfit(name, problem, columns)
+        raise _unfit(name, problem, fix)
 
 
-def _for_a_flag(name: str, fn: Callable[..., Any]) -> str:
+def _describe_file_for_flag(name: str, fn: Callable[..., Any]) -> str:
     """What a command line needs instead, whose flags name functions: a file of three lines."""
     code = getattr(fn, "__code__", None)
     if code is None or code.co_filename.startswith("<"):
@@ -115,11 +114,12 @@ def _for_a_flag(name: str, fn: Callable[..., Any]) -> str:
     )
 
 
-def _shown(names: Collection[str]) -> str:
+def _join_sorted(names: Collection[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _fit_name(fn: Callable[..., Any]) -> str:
+def _require_name(fn: Callable[..., Any]) -> str:
+    """The function's name. Raises GraphError if it cannot be part of a metric's."""
     name = reward_name(fn)
     if isinstance(name, str) and is_part(name) and len(name) <= _LONGEST:
         return name
@@ -131,23 +131,25 @@ def _fit_name(fn: Callable[..., Any]) -> str:
     raise _unfit(type(fn).__name__, problem, fix)
 
 
-def _parameters(name: str, fn: Callable[..., Any]) -> Collection[inspect.Parameter]:
+def _require_parameters(name: str, fn: Callable[..., Any]) -> Collection[inspect.Parameter]:
+    """The function's parameters. Raises GraphError if some cannot be passed by keyword."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError) as error:
         raise _unfit(name, f"expected a function with a signature, found {fn!r}") from error
     if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
-        raise _unfit(
-            name, "expected parameters that can be given by keyword, found positional-only ones"
-        )
+        problem = "expected parameters that can be given by keyword, found positional-only ones"
+        raise _unfit(name, problem)
     return parameters
 
 
 def reward_columns(fn: Callable[..., Any]) -> tuple[str, ...]:
     """The dataset columns that a function wants by name, then `*` if it has **kwargs."""
-    asked = wants(fn)
-    columns = tuple(name for name in asked.names if name not in PASSED)
-    return (*columns, EVERY_COLUMN) if asked.everything else columns
+    wanted = wants(fn)
+    columns = tuple(name for name in wanted.names if name not in PASSED)
+    if wanted.everything:
+        return (*columns, EVERY_COLUMN)
+    return columns
 
 
 def engine_names(params: Mapping[str, Any]) -> tuple[str, ...]:
@@ -155,8 +157,12 @@ def engine_names(params: Mapping[str, Any]) -> tuple[str, ...]:
     dataset column of such a name is not passed.
     """
     offered = (*PASSED, STEPS) if "split" in params else PASSED
-    asked = [wants(fn) for fn in params["fns"]]
-    return tuple(name for name in offered if any(each.takes(name) for each in asked))
+    wants_by_function = [wants(fn) for fn in params["fns"]]
+    names: list[str] = []
+    for name in offered:
+        if any(wanted.takes(name) for wanted in wants_by_function):
+            names.append(name)
+    return tuple(names)
 
 
 def reward_name(fn: Callable[..., Any]) -> str:
@@ -169,11 +175,12 @@ def reward_name(fn: Callable[..., Any]) -> str:
 
 def reward_names(fns: Iterable[RewardFn]) -> tuple[str, ...]:
     """Names in order; the second of a name gets the suffix _2."""
-    found: list[str] = []
+    names: list[str] = []
     for name in map(reward_name, fns):
-        taken = (f"{name}_{i}" for i in range(2, len(found) + 2) if f"{name}_{i}" not in found)
-        found.append(name if name not in found else next(taken))
-    return tuple(found)
+        # One more candidate than there are names: one of them is free.
+        candidates = [name, *(f"{name}_{i}" for i in range(2, len(names) + 2))]
+        names.append(next(each for each in candidates if each not in names))
+    return tuple(names)
 
 
 def part_names(params: Mapping[str, Any]) -> tuple[str, ...]:
@@ -202,11 +209,16 @@ class VerlReward:
         """One score per completion; awaitable if the function is async."""
         infos = extra_info if extra_info is not None else [None] * len(completions)
         truths = [model.get("ground_truth") for model in reward_model]
-        rows = zip(data_source, map(text_of, completions), truths, infos, strict=True)
-        calls = [self.compute_score(**dict(zip(_VERL_ARGUMENTS, row, strict=True))) for row in rows]
-        if any(inspect.isawaitable(call) for call in calls):
-            return _scores(calls, log_metric)
-        return [_score(made, log_metric) for made in calls]
+        texts = map(completion_text, completions)
+        returned: list[Any] = []
+        for source, text, truth, info in zip(data_source, texts, truths, infos, strict=True):
+            score = self.compute_score(
+                data_source=source, solution_str=text, ground_truth=truth, extra_info=info
+            )
+            returned.append(score)
+        if any(map(inspect.isawaitable, returned)):
+            return _await_scores(returned, log_metric)
+        return [_read_score(score, log_metric) for score in returned]
 
 
 @declares
@@ -218,36 +230,39 @@ def verl_reward(compute_score: Callable[..., Any]) -> RewardFn:
     async. Reads the columns of verl's Parquet: data_source, reward_model (its ground_truth) and, if
     present, extra_info.
     """
-    expected, fix = "a function", "verl_reward(compute_score)"
     require(
         "verl_reward",
         "compute_score",
         compute_score,
         fits=callable(compute_score),
-        expected=expected,
-        fix=fix,
+        expected="a function",
+        fix="verl_reward(compute_score)",
     )
     return VerlReward(compute_score)
 
 
-async def _scores(
-    calls: Sequence[Awaitable[Any]], log_metric: Callable[[str, float], None]
+async def _await_scores(
+    awaitables: Sequence[Awaitable[Any]], log_metric: Callable[[str, float], None]
 ) -> list[float | None]:
-    import asyncio  # here: 2 MiB in each Worker, for async functions alone
+    # Here: it takes 2 MiB in each Worker, for async functions alone.
+    import asyncio
 
-    return [_score(one, log_metric) for one in await asyncio.gather(*calls)]
+    returned = await asyncio.gather(*awaitables)
+    return [_read_score(score, log_metric) for score in returned]
 
 
-def _score(made: Any, log_metric: Callable[[str, float], None]) -> float | None:
-    if not isinstance(made, dict):
-        return made
-    for name, value in made.items():
-        if name != "score" and isinstance(value, int | float):
-            log_metric(name, float(value))
-    return made["score"]
+def _read_score(returned: Any, log_metric: Callable[[str, float], None]) -> float | None:
+    """The score of what verl's function returned, whose other numbers are logged."""
+    if not isinstance(returned, dict):
+        return returned
+    for name, number in returned.items():
+        if name != "score" and isinstance(number, int | float):
+            log_metric(name, float(number))
+    return returned["score"]
 
 
 def _unfit(name: str, problem: str, fix: str = _LIKE) -> GraphError:
+    where = f"reward {name!r}"
     return GraphError(
-        Fault(rule="reward", where=f"reward {name!r}", problem=problem, fix=fix, origin=call_site())
+        Fault(rule="reward", where=where, problem=problem, fix=fix, origin=call_site())
     )

@@ -25,33 +25,40 @@ D = TypeVar("D", bound=Schema)
 
 
 def _mixed_groups(score: Columns[Reward], *, tolerance: float) -> Columns[Keep]:
-    reward, group = score["reward"].astype(np.float64), score.groups
+    reward = score["reward"].astype(np.float64)
+    group = score.groups
     low = np.full(group.max(initial=-1) + 1, np.inf)
     high = np.full(len(low), -np.inf)
     np.minimum.at(low, group, reward)
     np.maximum.at(high, group, reward)
-    return Columns.make(Keep, like=score, keep=((high - low)[group] > tolerance).astype(np.uint8))
+    is_mixed = high - low > tolerance
+    return Columns.make(Keep, like=score, keep=is_mixed[group].astype(np.uint8))
 
 
 def _best_of(score: Columns[Reward], *, k: int, above: float | None) -> Columns[Keep]:
     reward, group = score["reward"], score.groups
+    # By group, then from the greatest reward down, then by sample.
     order = np.lexsort((score.keys.sample, -reward, group))
-    first = np.searchsorted(group[order], group[order])
+    first_of_group = np.searchsorted(group[order], group[order])
+    rank = np.arange(len(order)) - first_of_group
     keep = np.zeros(len(score), dtype=np.uint8)
-    keep[order[np.arange(len(order)) - first < k]] = 1
+    keep[order[rank < k]] = 1
     if above is not None:
         keep &= (reward > above).astype(np.uint8)
     return Columns.make(Keep, like=score, keep=keep)
 
 
 def _pair(score: Columns[Reward], *, margin: float) -> Columns[Preference]:
-    reward, group, sample = score["reward"].astype(np.float64), score.groups, score.keys.sample
-    sign = np.zeros(len(score), dtype=np.int8)
+    reward = score["reward"].astype(np.float64)
+    group, sample = score.groups, score.keys.sample
     size = np.bincount(group)
-    firsts = np.cumsum(size) - size
-    best, worst = (np.lexsort((sample, s * reward, group))[firsts] for s in (-1, 1))
+    first_of_group = np.cumsum(size) - size
+    best = np.lexsort((sample, -1 * reward, group))[first_of_group]
+    worst = np.lexsort((sample, reward, group))[first_of_group]
     apart = reward[best] - reward[worst] > margin
-    sign[best[apart]], sign[worst[apart]] = 1, -1
+    sign = np.zeros(len(score), dtype=np.int8)
+    sign[best[apart]] = 1
+    sign[worst[apart]] = -1
     return Columns.make(Preference, like=score, keep=np.abs(sign).astype(np.uint8), sign=sign)
 
 
@@ -125,13 +132,13 @@ def pair(score: Port[Reward], *, margin: float = 0.0, name: str = "pair") -> Por
     return Node(PAIR, name, inputs={"score": score}, params={"margin": margin}).port()
 
 
-def _options(
+def _declare_options(
     *, where: Port[Keep], refill: bool = False, max_attempts: int = 10, name: str = "select"
 ) -> None:
     """The options of select besides its ports."""
 
 
-_SIGNATURE = inspect.signature(_options)
+_SIGNATURE = inspect.signature(_declare_options)
 
 
 @overload
@@ -195,7 +202,10 @@ def select(*ports: Any, **options: Any) -> Any:
         "refill": options.get("refill", False),
         "max_attempts": options.get("max_attempts", 10),
     }
-    inputs = {"where": where} | {f"port{i}": port for i, port in enumerate(ports)}
+    inputs = {"where": where}
+    inputs.update((f"port{i}", port) for i, port in enumerate(ports))
     schemas = tuple(port.schema if isinstance(port, Port) else Schema for port in ports)
     node = Node(SELECT, name, inputs=inputs, params=params, schemas=schemas, origin=call_site())
-    return node.ports if len(ports) > 1 else node.port()
+    if len(ports) > 1:
+        return node.ports
+    return node.port()

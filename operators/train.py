@@ -150,24 +150,27 @@ def evaluate(
     return Node(EVALUATE, name, states={"model": model}, inputs={"score": score}, params=params)
 
 
-def _not_an_optimizer(found: object) -> GraphError:
-    problem = f"expected 'adamw' or AdamW(...), found {found!r:.60}"
+def _not_an_optimizer(argument: object) -> GraphError:
     fault = Fault(
         rule="call",
         where="train.optimizer",
-        problem=problem,
+        problem=f"expected 'adamw' or AdamW(...), found {argument!r:.60}",
         fix='optimizer="adamw"',
         origin=call_site(),
     )
     return GraphError(fault)
 
 
-def _not_a_loss(found: object) -> GraphError:
-    problem = f"expected a Loss, found {type(found).__name__} {found!r:.60}"
+def _not_a_loss(argument: object) -> GraphError:
     fix = (
         "loss=clipped_policy_loss(advantage), or what a @loss function returned when called with"
         " Ports"
     )
-    return GraphError(
-        Fault(rule="call", where="train.loss", problem=problem, fix=fix, origin=call_site())
+    fault = Fault(
+        rule="call",
+        where="train.loss",
+        problem=f"expected a Loss, found {type(argument).__name__} {argument!r:.60}",
+        fix=fix,
+        origin=call_site(),
     )
+    return GraphError(fault)

@@ -17,17 +17,21 @@ def require_weights(where: str, weights: object, count: int, what: str) -> None:
     """Raise GraphError unless these are None or one finite number for each of `count` things."""
     if weights is None:
         return
-    like = f"weights={[1.0] * max(count, 1)}"
-    fits = (
-        isinstance(weights, Sequence)
-        and not isinstance(weights, str)
-        and all(map(_WEIGHT.accepts, weights))
-    )
     require(
-        where, "weights", weights, fits=fits, expected="a list of finite numbers or None", fix=like
+        where,
+        "weights",
+        weights,
+        fits=_are_weights(weights),
+        expected="a list of finite numbers or None",
+        fix=f"weights={[1.0] * max(count, 1)}",
     )
     assert isinstance(weights, Sequence)
     if len(weights) != count:
-        raise call_error(
-            where, f"{count} {what}s with {len(weights)} weights", f"one weight a {what}"
-        )
+        problem = f"{count} {what}s with {len(weights)} weights"
+        raise call_error(where, problem, f"one weight a {what}")
+
+
+def _are_weights(weights: object) -> bool:
+    if not isinstance(weights, Sequence) or isinstance(weights, str):
+        return False
+    return all(map(_WEIGHT.accepts, weights))

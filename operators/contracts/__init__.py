@@ -11,6 +11,7 @@ Named as module:function by dataflow/testing.py, as kernels are: it imports torc
     operators.py  the promises of operators
     numbers.py    a loss's numbers, computed and reduced as a train kernel does
     numeric_gradients.py     derivatives by differences, detached numbers held constant
+    loss_derivatives.py      those of a loss's terms, by backward and by differences
     loss_rows.py  what a loss's rows are made of
     losses.py     the promises of losses
     suite.py      testing them

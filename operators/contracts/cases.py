@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ class GeneratedColumn:
     values: list[Any]
     declared: Column | None
 
-    def taken(self, rows: Sequence[int]) -> GeneratedColumn:
-        """Those of these rows."""
+    def take(self, rows: Sequence[int]) -> GeneratedColumn:
+        """The column with the values of these rows alone."""
         return replace(self, values=[self.values[row] for row in rows])
 
     @property
@@ -38,14 +39,15 @@ class GeneratedColumn:
         return self.declared is not None and self.declared.axis == "T"
 
     @property
-    def floats(self) -> bool:
+    def has_floats(self) -> bool:
         """Whether it has measurements, which may be any number."""
         return self.declared is not None and _holds_floats(self.declared.type)
 
 
 def _holds_floats(kind: pa.DataType) -> bool:
-    lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
-    return pa.types.is_floating(kind.value_type if lists else kind)
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return pa.types.is_floating(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,67 +72,66 @@ class Generated:
     @property
     def groups(self) -> list[list[int]]:
         """The rows of each position."""
-        found: dict[int, list[int]] = {}
+        rows_by_position: dict[int, list[int]] = {}
         for row, position in enumerate(self.position):
-            found.setdefault(position, []).append(row)
-        return list(found.values())
+            rows_by_position.setdefault(position, []).append(row)
+        return list(rows_by_position.values())
 
     def take(self, rows: Sequence[int]) -> Generated:
         """These rows, with their keys."""
-        return self.arranged(rows, [self.position[r] for r in rows], [self.sample[r] for r in rows])
+        position = [self.position[row] for row in rows]
+        sample = [self.sample[row] for row in rows]
+        return self.arrange(rows, position, sample)
 
-    def arranged(
+    def arrange(
         self, rows: Sequence[int], position: list[int], sample: list[int], attempt: int = 0
     ) -> Generated:
-        """These rows with other keys."""
-        ports = {
-            port: {name: column.taken(rows) for name, column in columns.items()}
-            for port, columns in self.ports.items()
-        }
+        """Take these rows and give them other keys."""
+        ports: dict[str, dict[str, GeneratedColumn]] = {}
+        for port, columns in self.ports.items():
+            ports[port] = {name: column.take(rows) for name, column in columns.items()}
         masks = [self.masks[row] for row in rows]
         return replace(
             self, position=position, sample=sample, attempt=attempt, masks=masks, ports=ports
         )
 
-    def changed(self, change: Callable[[str, GeneratedColumn], list[Any] | None]) -> Generated:
-        """With other values in the columns for which `change` returns some. change: of the port's
-        name and the column.
+    def change_columns(
+        self, new_values: Callable[[str, GeneratedColumn], list[Any] | None]
+    ) -> Generated:
+        """Give other values to the columns for which `new_values`, called with the port's name and
+        the column, returns some.
         """
-        ports = {}
+        ports: dict[str, dict[str, GeneratedColumn]] = {}
         for port, columns in self.ports.items():
-            found = {name: (change(port, column), column) for name, column in columns.items()}
-            ports[port] = {
-                name: column if values is None else replace(column, values=values)
-                for name, (values, column) in found.items()
-            }
+            ports[port] = dict(columns)
+            for name, column in columns.items():
+                values = new_values(port, column)
+                if values is not None:
+                    ports[port][name] = replace(column, values=values)
         return replace(self, ports=ports)
 
-    def without_holes(self) -> Generated:
-        """Without the tokens of mask 0."""
-        kept = self.changed(
-            lambda port, column: (
-                [
-                    [v for v, m in zip(row, mask, strict=True) if m]
-                    for row, mask in zip(column.values, self.masks, strict=True)
-                ]
-                if column.by_token
-                else None
-            )
-        )
-        return replace(kept, masks=[[1] * sum(mask) for mask in self.masks])
+    def drop_holes(self) -> Generated:
+        """Leave out the tokens of mask 0."""
 
-    def fouled(self, rubbish: float) -> Generated:
-        """With rubbish wherever a token has mask 0 and its number means nothing."""
-
-        def change(port: str, column: GeneratedColumn) -> list[Any] | None:
-            if not (column.by_token and column.floats and _is_ours(column)):
+        def trained_values(port: str, column: GeneratedColumn) -> list[Any] | None:
+            if not column.by_token:
                 return None
-            return [
-                [v if m else _like(v, rubbish) for v, m in zip(row, mask, strict=True)]
-                for row, mask in zip(column.values, self.masks, strict=True)
-            ]
+            values_and_masks = zip(column.values, self.masks, strict=True)
+            return [_trained_elements(row, mask) for row, mask in values_and_masks]
 
-        return self.changed(change)
+        without_holes = self.change_columns(trained_values)
+        return replace(without_holes, masks=[[1] * sum(mask) for mask in self.masks])
+
+    def foul(self, rubbish: float) -> Generated:
+        """Put rubbish wherever a token has mask 0 and its number means nothing."""
+
+        def fouled_values(port: str, column: GeneratedColumn) -> list[Any] | None:
+            if not (column.by_token and column.has_floats and _is_of_model(column)):
+                return None
+            values_and_masks = zip(column.values, self.masks, strict=True)
+            return [_foul_holes(row, mask, rubbish) for row, mask in values_and_masks]
+
+        return self.change_columns(fouled_values)
 
     def has(self, name: str) -> bool:
         """Whether a port has this column."""
@@ -141,23 +142,35 @@ class Generated:
         """Those of the rows."""
         return Keys.of(self.position, self.sample, [self.attempt] * len(self))
 
-    def batch(self, port: str) -> Batch:
-        """The rows of one port, in memory of their own."""
-        schema = self.schemas[port]
-        made = {name: _arrow(column) for name, column in self.ports[port].items()}
-        return Batch.make(self.keys, made, schema)
+    def make_batch(self, port: str) -> Batch:
+        """Make a batch of one port's rows, in memory of its own."""
+        arrays = {name: _make_array(column) for name, column in self.ports[port].items()}
+        return Batch.make(self.keys, arrays, self.schemas[port])
 
 
-def _like(value: Any, rubbish: float) -> Any:
-    return [rubbish] * len(value) if isinstance(value, list) else rubbish
+def _trained_elements(row: Sequence[Any], mask: Sequence[int]) -> list[Any]:
+    return [element for element, bit in zip(row, mask, strict=True) if bit]
 
 
-def _is_ours(column: GeneratedColumn) -> bool:
+def _foul_holes(row: Sequence[Any], mask: Sequence[int], rubbish: float) -> list[Any]:
+    """A row's elements with rubbish where the mask is 0: in each number of a list."""
+    fouled: list[Any] = []
+    for element, bit in zip(row, mask, strict=True):
+        if bit:
+            fouled.append(element)
+        elif isinstance(element, list):
+            fouled.append([rubbish] * len(element))
+        else:
+            fouled.append(rubbish)
+    return fouled
+
+
+def _is_of_model(column: GeneratedColumn) -> bool:
     """Whether it is a number of the model's own tokens: a reward may stand at any token."""
-    return column.declared is not None and column.declared.name in _OWN
+    return column.declared is not None and column.declared.name in _MODEL_COLUMNS
 
 
-_OWN = (
+_MODEL_COLUMNS = (
     "sampler_logprobs",
     "sampler_mass",
     "logprobs",
@@ -170,61 +183,73 @@ _OWN = (
 )
 
 
-def _arrow(column: GeneratedColumn) -> Any:
+def _make_array(column: GeneratedColumn) -> Any:
     declared = column.declared
     if declared is None:
         return pa.array(column.values)
     if declared.device:
-        return _tensor(column, declared)
+        return _make_tensor(column, declared)
     values = column.values
     if pa.types.is_float16(declared.type):
-        values = [_half(value) for value in values]
+        values = _to_halves(values)
     return pa.array(values, type=declared.whole.type)
 
 
-def _half(value: Any) -> Any:
-    """Arrow takes no other numbers for this type."""
-    return [_half(v) for v in value] if isinstance(value, list) else np.float16(value)
+def _to_halves(element: Any) -> Any:
+    """NumPy's float16, in lists as deep: Arrow takes no other numbers for this type."""
+    if isinstance(element, list):
+        return [_to_halves(inner) for inner in element]
+    return np.float16(element)
 
 
-def _tensor(column: GeneratedColumn, declared: Column) -> Any:
+def _make_tensor(column: GeneratedColumn, declared: Column) -> Any:
     kind = declared.type
-    number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
-    dtype = number.to_pandas_dtype()
+    is_of_lists = pa.types.is_fixed_size_list(kind)
+    number_kind = kind.value_type if is_of_lists else kind
+    dtype = number_kind.to_pandas_dtype()
     if declared.axis is None:
         return torch.from_numpy(np.array(column.values, dtype=dtype))
-    flat = [value for row in column.values for value in row]
-    shape = (len(flat), kind.list_size) if pa.types.is_fixed_size_list(kind) else (len(flat),)
-    offsets = np.cumsum([0, *map(len, column.values)]).astype(np.int64)
-    return Ragged(torch.from_numpy(np.array(flat, dtype=dtype).reshape(shape)), offsets)
+    elements = list(chain.from_iterable(column.values))
+    shape = (len(elements), kind.list_size) if is_of_lists else (len(elements),)
+    flat = np.array(elements, dtype=dtype).reshape(shape)
+    lengths = list(map(len, column.values))
+    offsets = np.cumsum([0, *lengths]).astype(np.int64)
+    return Ragged(torch.from_numpy(flat), offsets)
 
 
-def table(rows: Generated) -> str:
-    """The rows as text: position, sample, mask, and each column that is not at its simplest."""
-    columns: dict[str, list[str]] = {
-        "position": [str(p) for p in rows.position],
-        "sample": [str(s) for s in rows.sample],
-    }
+def format_rows(rows: Generated) -> str:
+    """Format rows as text: position, sample, mask, and each column that is not at its simplest."""
+    columns: dict[str, list[str]] = {}
+    columns["position"] = list(map(str, rows.position))
+    columns["sample"] = list(map(str, rows.sample))
     if any(rows.masks):
-        columns["mask"] = [_cell(mask) for mask in rows.masks]
-    for port, found in rows.ports.items():
-        for name, column in found.items():
-            if name != MASK and any(not _is_simple(v) for v in column.values):
-                columns[f"{port}.{name}"] = [_cell(v) for v in column.values]
-    wide = {name: max(map(len, [name, *cells])) for name, cells in columns.items()}
-    lines = ["  ".join(name.ljust(wide[name]) for name in columns)]
-    for row in range(len(rows)):
-        lines.append("  ".join(cells[row].ljust(wide[name]) for name, cells in columns.items()))
-    chosen = [f"{name}={value!r}" for name, value in rows.params.items()]
-    lines += [f"with {', '.join(chosen)}"] if chosen else []
+        columns["mask"] = list(map(_format_cell, rows.masks))
+    for port, port_columns in rows.ports.items():
+        for name, column in port_columns.items():
+            if name != MASK and not all(map(_is_simple, column.values)):
+                columns[f"{port}.{name}"] = list(map(_format_cell, column.values))
+    # Each column is as wide as its widest cell, the name included.
+    lines = [""] * (1 + len(rows))
+    for name, column_cells in columns.items():
+        cells = [name, *column_cells]
+        width = max(map(len, cells))
+        for index, cell in enumerate(cells):
+            lines[index] += f"{cell.ljust(width)}  "
+    if rows.params:
+        params = (f"{name}={setting!r}" for name, setting in rows.params.items())
+        lines.append(f"with {', '.join(params)}")
     return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
-def _is_simple(value: Any) -> bool:
-    return all(map(_is_simple, value)) if isinstance(value, list) else not value
+def _is_simple(element: Any) -> bool:
+    if isinstance(element, list):
+        return all(map(_is_simple, element))
+    return not element
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{' '.join(map(_cell, value))}]"
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+def _format_cell(element: Any) -> str:
+    if isinstance(element, list):
+        return f"[{' '.join(map(_format_cell, element))}]"
+    if isinstance(element, float):
+        return f"{element:.6g}"
+    return repr(element)

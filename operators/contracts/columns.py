@@ -20,119 +20,135 @@ from operators.contracts.promise import Broken, refuse_case
 from operators.contracts.subject import OperatorSubject
 from operators.kernels.return_checks import in_order
 
-Made = Mapping[str, Sequence[Any]]
+ValuesByColumn = Mapping[str, Sequence[Any]]
 """By column, each row's value: a number, an array of its tokens' numbers, or anything else."""
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
+"""How far apart float32 numbers may be that count as equal."""
 
 
-def close(one: Any, other: Any) -> bool:
+def are_close(one: Any, other: Any) -> bool:
     """Whether numbers are equal as far as float32 goes; nan equals nan."""
     return bool(np.allclose(one, other, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True))
 
 
-def arguments(subject: OperatorSubject, rows: Generated) -> dict[str, Batch]:
-    """The batch of each input, in memory of its own."""
-    return {port.name: rows.batch(port.name) for port in subject.inputs}
+def make_batches(subject: OperatorSubject, rows: Generated) -> dict[str, Batch]:
+    """Make the batch of each input, in memory of its own."""
+    return {port.name: rows.make_batch(port.name) for port in subject.inputs}
 
 
-def called(
+def call_operator(
     subject: OperatorSubject, rows: Generated, batches: Mapping[str, Batch] | None = None
 ) -> Columns[Any]:
-    """What the function returns for these rows. Raises Broken."""
-    given = arguments(subject, rows) if batches is None else batches
-    columns = [Columns(given[port.name], port.schema) for port in subject.inputs]
+    """Call the function on these rows. Raises Broken if it raises, or returns no Columns."""
+    if batches is None:
+        batches = make_batches(subject, rows)
+    columns = [Columns(batches[port.name], port.schema) for port in subject.inputs]
     function: Any = subject.operator.function
     try:
         with np.errstate(all="ignore"):
-            made = function(*columns, **(dict(subject.params) | dict(rows.params)))
+            returned = function(*columns, **(dict(subject.params) | dict(rows.params)))
     except Exception as error:  # user code may raise anything
         refuse_case(error)
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Broken("schema", f"it raised {told}") from error
-    if not isinstance(made, Columns):
-        raise Broken("schema", f"it returned {type(made).__name__}, not Columns")
-    return made
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Broken("schema", f"it raised {problem}") from error
+    if not isinstance(returned, Columns):
+        raise Broken("schema", f"it returned {type(returned).__name__}, not Columns")
+    return returned
 
 
-def output(subject: OperatorSubject, rows: Generated, *, finite: str = "finite") -> Made:
-    """What it makes of these rows, in their order. finite: the promise that a number which is not
-    finite breaks; empty: none. Raises Broken.
+def compute_output(
+    subject: OperatorSubject, rows: Generated, *, finite: str = "finite"
+) -> ValuesByColumn:
+    """Compute what the operator makes of these rows, in their order. finite: the promise that a
+    number which is not finite breaks; empty: none. Raises Broken.
     """
-    made = called(subject, rows)
-    batch = _in_order(made, rows)
+    returned = call_operator(subject, rows)
+    batch = _arrange_as(rows, returned)
     _require_schema(subject, rows, batch)
-    found = {name: by_row(batch, name) for name in batch.names}
+    output = {name: read_rows(batch, name) for name in batch.names}
     if finite:
-        _require_finite(subject, rows, found, finite)
-    return found
+        _require_finite(subject, rows, output, finite)
+    return output
 
 
-def _in_order(made: Columns[Any], rows: Generated) -> Batch:
-    if not made.keyed:
+def _arrange_as(rows: Generated, returned: Columns[Any]) -> Batch:
+    if not returned.keyed:
         raise Broken("keys", "the rows that it returned have no keys")
     try:
-        return in_order(made.batch, rows.keys)
+        return in_order(returned.batch, rows.keys)
     except DataError as error:
-        raise Broken("keys", str(error).partition(" Fix:")[0].rstrip(".")) from error
+        raise Broken("keys", drop_fix(error)) from error
 
 
-def by_row(batch: Batch, name: str) -> list[Any]:
-    """A column's value of each row, wherever it is."""
+def drop_fix(error: Exception) -> str:
+    """The problem that an error names, without its fix and its full stop."""
+    return str(error).partition(" Fix:")[0].rstrip(".")
+
+
+def read_rows(batch: Batch, name: str) -> list[Any]:
+    """Read a column's value of each row, wherever it is."""
     if name in batch.device:
-        found = batch.tensor(name)
-        return [np.asarray(found[row].cpu()) for row in range(len(found))]
+        tensors = batch.tensor(name)
+        return [np.asarray(tensors[row].cpu()) for row in range(len(tensors))]
     kind = batch.array(name).type
     if pa.types.is_large_list(kind) and _is_numeric(kind.value_type):
-        found = batch.ragged(name)
-        return [found[row] for row in range(len(found))]
+        lists = batch.ragged(name)
+        return [lists[row] for row in range(len(lists))]
     return list(batch.flat(name))
 
 
 def _is_numeric(kind: pa.DataType) -> bool:
-    inside = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
-    return pa.types.is_floating(inside) or pa.types.is_integer(inside)
+    if pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return pa.types.is_floating(kind) or pa.types.is_integer(kind)
 
 
 def _require_schema(subject: OperatorSubject, rows: Generated, batch: Batch) -> None:
-    for name, column in subject.made.columns.items():
+    for name, column in subject.output_schema.columns.items():
         if name not in batch.names:
-            there = ", ".join(batch.names) or "none"
-            raise Broken("schema", f"it returned no column {name!r}; there are: {there}")
+            columns = ", ".join(batch.names) or "none"
+            raise Broken("schema", f"it returned no column {name!r}; there are: {columns}")
         if column.axis == "T":
-            lengths = batch.lengths(name)
-            for row, mask in enumerate(rows.masks):
-                if lengths[row] != len(mask):
-                    found = f"{name} has {lengths[row]} values for {len(mask)} tokens"
-                    raise Broken("schema", f"{place(rows, row)}: {found}")
+            _require_token_counts(rows, name, batch.lengths(name))
 
 
-def _require_finite(subject: OperatorSubject, rows: Generated, found: Made, promise: str) -> None:
-    for name in subject.made.columns:
-        for row, value in enumerate(found[name]):
-            array = np.asarray(value)
+def _require_token_counts(rows: Generated, name: str, lengths: np.ndarray) -> None:
+    for row, mask in enumerate(rows.masks):
+        if lengths[row] != len(mask):
+            problem = f"{name} has {lengths[row]} values for {len(mask)} tokens"
+            raise Broken("schema", f"{describe_place(rows, row)}: {problem}")
+
+
+def _require_finite(
+    subject: OperatorSubject, rows: Generated, output: ValuesByColumn, promise: str
+) -> None:
+    for name in subject.output_schema.columns:
+        for row, numbers in enumerate(output[name]):
+            array = np.asarray(numbers)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise Broken(promise, f"{place(rows, row)}: {name} is {shown(value)}")
+                problem = f"{name} is {format_numbers(numbers)}"
+                raise Broken(promise, f"{describe_place(rows, row)}: {problem}")
 
 
-def place(rows: Generated, row: int) -> str:
-    """`position 0, sample 1`."""
+def describe_place(rows: Generated, row: int) -> str:
+    """Name a row by its keys: `position 0, sample 1`."""
     return f"position {rows.position[row]}, sample {rows.sample[row]}"
 
 
-def shown(value: Any) -> str:
-    """A number, or those of a row's tokens."""
-    array = np.asarray(value)
+def format_numbers(numbers: Any) -> str:
+    """Format a number, or those of a row's tokens."""
+    array = np.asarray(numbers)
     if array.ndim == 0:
-        return f"{value:.6g}" if array.dtype.kind == "f" else repr(value)
-    return f"[{' '.join(shown(v) for v in array)}]"
+        return f"{numbers:.6g}" if array.dtype.kind == "f" else repr(numbers)
+    return f"[{' '.join(map(format_numbers, array))}]"
 
 
 def require_same(
     promise: str,
     rows: Generated,
-    one: Made,
-    other: Made,
+    one: ValuesByColumn,
+    other: ValuesByColumn,
     pairs: Sequence[tuple[int, int]],
     how: str,
     *,
@@ -145,17 +161,25 @@ def require_same(
     for name in one:
         if name not in other:
             raise Broken(promise, f"{how} it returned no column {name!r}")
-        for mine, its in pairs:
-            a, b = one[name][mine], other[name][its]
-            if where is not None and np.ndim(a) and len(a) == len(where[mine]):
-                kept = np.asarray(where[mine], dtype=bool)
-                a, b = np.asarray(a)[kept], np.asarray(b)[kept]
-            if not _same(a, b, exact=exact):
-                found = f"{name} is {shown(a)}, and {how} {shown(b)}"
-                raise Broken(promise, f"{place(rows, mine)}: {found}")
+        for row, other_row in pairs:
+            a, b = one[name][row], other[name][other_row]
+            if where is not None:
+                a, b = _pick_tokens(a, b, where[row])
+            if not _are_same(a, b, exact=exact):
+                a_text, b_text = format_numbers(a), format_numbers(b)
+                problem = f"{name} is {a_text}, and {how} {b_text}"
+                raise Broken(promise, f"{describe_place(rows, row)}: {problem}")
 
 
-def _same(a: Any, b: Any, *, exact: bool) -> bool:
+def _pick_tokens(a: Any, b: Any, mask: Sequence[int]) -> tuple[Any, Any]:
+    """Both where the mask is 1, if they have a number for each token."""
+    if not np.ndim(a) or len(a) != len(mask):
+        return a, b
+    is_picked = np.asarray(mask, dtype=bool)
+    return np.asarray(a)[is_picked], np.asarray(b)[is_picked]
+
+
+def _are_same(a: Any, b: Any, *, exact: bool) -> bool:
     one, other = np.asarray(a), np.asarray(b)
     if one.shape != other.shape:
         return False
@@ -163,15 +187,16 @@ def _same(a: Any, b: Any, *, exact: bool) -> bool:
         return bool((one == other).all())
     if exact:
         return bool(np.array_equal(one, other, equal_nan=True))
-    return close(one, other)
+    return are_close(one, other)
 
 
-def changed_inputs(subject: OperatorSubject, rows: Generated) -> Iterator[str]:
-    """The inputs that a call changed, as `score.reward`."""
-    before, given = arguments(subject, rows), arguments(subject, rows)
-    called(subject, rows, given)
-    for port, batch in given.items():
-        here, there = batch.on_host().records, before[port].on_host().records
-        for name in here.schema.names:
-            if not here.column(name).equals(there.column(name)):
+def find_changed_inputs(subject: OperatorSubject, rows: Generated) -> Iterator[str]:
+    """Find the inputs that a call changed, as `score.reward`."""
+    untouched, passed = make_batches(subject, rows), make_batches(subject, rows)
+    call_operator(subject, rows, passed)
+    for port, batch in passed.items():
+        after = batch.on_host().records
+        before = untouched[port].on_host().records
+        for name in after.schema.names:
+            if not after.column(name).equals(before.column(name)):
                 yield f"{port}.{name}"

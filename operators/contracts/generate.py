@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from hypothesis import assume
@@ -17,8 +18,8 @@ from dataflow.limits import Limit
 from dataflow.schema import Column, Preference
 from dataflow.testing import ContractError
 from operators.contracts.cases import MASK, Generated, GeneratedColumn
-from operators.contracts.subject import InputPort, Settled
-from operators.contracts.values import Size, value_of
+from operators.contracts.subject import InputPort, SettleParams
+from operators.contracts.values import Size, make_strategy
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -44,16 +45,17 @@ class RowKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """What rows are made of: ports, columns given by the user, free parameters, optional ports.
+    """What rows are made of: ports, free parameters, optional ports. values_by_column: the user's
+    own, a strategy or a list of examples.
 
     bounded: rows of a loss: extreme numbers are no advantages above 1, token ids play no part.
     """
 
     ports: tuple[InputPort, ...]
-    given: Mapping[str, Any]
+    values_by_column: Mapping[str, Any]
     free: Mapping[str, Limit]
     defaults: Mapping[str, Any]
-    settled: Settled
+    settle: SettleParams
     optional: tuple[str, ...] = ()
     bounded: bool = False
 
@@ -81,51 +83,60 @@ class _Cell:
 
 
 @st.composite
-def rows_of(draw: Draw, plan: RowPlan, kind: RowKind) -> Generated:
+def generated_rows(draw: Draw, plan: RowPlan, kind: RowKind) -> Generated:
     """Rows of this kind for these ports."""
-    cells = list(_cells(plan, kind))
+    # The order of the draws decides which rows a seed gives.
+    cells = list(_make_cells(plan, kind))
     most = max(kind.groups, 3)
-    group = _groups(cells, pairs=plan.pairs, live=kind.live)
-    found = draw(st.lists(group, min_size=kind.groups, max_size=most))
-    params = {
-        name: draw(_param(limit, plan.defaults.get(name))) for name, limit in plan.free.items()
-    }
-    settled = plan.settled(params) if params else {}
+    group_strategy = _groups(cells, pairs=plan.pairs, live=kind.live)
+    groups = draw(st.lists(group_strategy, min_size=kind.groups, max_size=most))
+    params: dict[str, Any] = {}
+    for name, limit in plan.free.items():
+        params[name] = draw(_param(limit, plan.defaults.get(name)))
+    settled = plan.settle(params) if params else {}
     assume(settled is not None)
-    absent = frozenset(name for name in plan.optional if draw(st.booleans()))
-    made = Generated(
-        position=[p for p, rows in enumerate(found) for _ in rows],
-        sample=[s for rows in found for s in range(len(rows))],
-        masks=[mask for rows in found for mask, _ in rows],
+    absent = {name for name in plan.optional if draw(st.booleans())}
+    rows = list(chain.from_iterable(groups))
+    position: list[int] = []
+    sample: list[int] = []
+    for number, rows_of_group in enumerate(groups):
+        position += [number] * len(rows_of_group)
+        sample += range(len(rows_of_group))
+    generated = Generated(
+        position=position,
+        sample=sample,
+        masks=[mask for mask, _ in rows],
         ports={port.name: {} for port in plan.ports},
         schemas={port.name: port.schema for port in plan.ports},
         params=settled or {},
-        absent=absent,
+        absent=frozenset(absent),
     )
-    made = replace(
-        made, ports=_ports(made, cells, [row for rows in found for _, row in rows], kind)
-    )
+    ports = _make_ports(generated, cells, [values for _, values in rows], kind)
+    generated = replace(generated, ports=ports)
     if kind.spare is None:
-        return made
-    return replace(made, spare=draw(kind.spare(made.groups)))
+        return generated
+    return replace(generated, spare=draw(kind.spare(generated.groups)))
 
 
-def _cells(plan: RowPlan, kind: RowKind) -> Iterator[_Cell]:
+def _make_cells(plan: RowPlan, kind: RowKind) -> Iterator[_Cell]:
     for port in plan.ports:
         for name, column in port.schema.columns.items():
-            if _is_wanted(port, name):
-                at_prompt = column.axis == "P" or (
-                    port.input.rows == "parent" and column.axis is None
-                )
+            if _may_read(port, name):
                 one = None if _follows(plan, name) else _strategy(plan, column, kind)
-                yield _Cell(port=port.name, name=name, declared=column, one=one, shared=at_prompt)
+                shared = _is_of_group(port, column)
+                yield _Cell(port=port.name, name=name, declared=column, one=one, shared=shared)
         for name in port.input.ancestors:
             if name not in port.schema.columns:
-                one = _dataset(plan, name)
+                one = _dataset_strategy(plan, name)
                 yield _Cell(port=port.name, name=name, declared=None, one=one, shared=True)
 
 
-def _is_wanted(port: InputPort, name: str) -> bool:
+def _is_of_group(port: InputPort, column: Column) -> bool:
+    """Whether all rows of a group have the same: what is of their prompt, or of their parent."""
+    return column.axis == "P" or (port.input.rows == "parent" and column.axis is None)
+
+
+def _may_read(port: InputPort, name: str) -> bool:
     """Whether the operator may read it: what it says it reads, or what it does not know of."""
     columns = port.input.columns
     return columns is None or name in columns or name not in port.input.schema.columns
@@ -139,8 +150,10 @@ def _follows(plan: RowPlan, name: str) -> bool:
 
 
 def _strategy(plan: RowPlan, column: Column, kind: RowKind) -> st.SearchStrategy[Any]:
-    given = _given(plan, column.name)
-    return value_of(column, kind.size, bounded=plan.bounded) if given is None else given
+    users_strategy = _users_strategy(plan, column.name)
+    if users_strategy is not None:
+        return users_strategy
+    return make_strategy(column, kind.size, bounded=plan.bounded)
 
 
 Row = tuple[list[int], dict[int, Any]]
@@ -150,84 +163,94 @@ Row = tuple[list[int], dict[int, Any]]
 @st.composite
 def _groups(draw: Draw, cells: Sequence[_Cell], *, pairs: bool, live: bool) -> list[Row]:
     """One group. All that belongs to a row is drawn together, so that it shrinks away together."""
-    shared = _values(draw, cells, shared=True, tokens=0)
+    shared = _draw_values(draw, cells, shared=True, tokens=0)
     low, high = (2, 2) if pairs else (1, 3)
     rows = draw(st.lists(_rows(cells, live=live), min_size=low, max_size=high))
-    return [(mask, shared | own) for mask, own in rows]
+    return [(mask, shared | row_values) for mask, row_values in rows]
 
 
 @st.composite
 def _rows(draw: Draw, cells: Sequence[_Cell], *, live: bool) -> Row:
-    mask = draw(st.lists(st.sampled_from([1, 0]), min_size=int(live), max_size=4))
-    mask = mask if sum(mask) or not live else [1, *mask[1:]]
-    return mask, _values(draw, cells, shared=False, tokens=len(mask))
+    bit = st.sampled_from([1, 0])
+    mask = draw(st.lists(bit, min_size=int(live), max_size=4))
+    if live and not sum(mask):
+        mask = [1, *mask[1:]]
+    return mask, _draw_values(draw, cells, shared=False, tokens=len(mask))
 
 
-def _values(draw: Draw, cells: Sequence[_Cell], *, shared: bool, tokens: int) -> dict[int, Any]:
-    found = {}
+def _draw_values(
+    draw: Draw, cells: Sequence[_Cell], *, shared: bool, tokens: int
+) -> dict[int, Any]:
+    """Draw a row's value in each cell; with `shared` those of a group, else a row's own."""
+    values: dict[int, Any] = {}
     for number, cell in enumerate(cells):
         if cell.one is not None and cell.shared is shared:
             if cell.axis is None:
-                found[number] = draw(cell.one)
+                values[number] = draw(cell.one)
             elif cell.axis == "T":
-                found[number] = [draw(cell.one) for _ in range(tokens)]
+                values[number] = [draw(cell.one) for _ in range(tokens)]
             else:
-                found[number] = draw(st.lists(cell.one, min_size=1, max_size=2))
-    return found
+                values[number] = draw(st.lists(cell.one, min_size=1, max_size=2))
+    return values
 
 
-def _ports(
-    made: Generated, cells: Sequence[_Cell], rows: Sequence[dict[int, Any]], kind: RowKind
+def _make_ports(
+    generated: Generated, cells: Sequence[_Cell], rows: Sequence[dict[int, Any]], kind: RowKind
 ) -> dict[str, dict[str, GeneratedColumn]]:
-    """The drawn cells as columns, and those that follow."""
-    ports: dict[str, dict[str, GeneratedColumn]] = {port: {} for port in made.ports}
+    """Make columns of the drawn cells, and those that follow from the rows' places."""
+    ports: dict[str, dict[str, GeneratedColumn]] = {port: {} for port in generated.ports}
     for number, cell in enumerate(cells):
-        drawn = cell.one is not None
-        values = [row[number] for row in rows] if drawn else _following(made, cell.name)
+        if cell.one is None:
+            values = _values_by_place(generated, cell.name)
+        else:
+            values = [row[number] for row in rows]
         if kind.distinct and not cell.shared and all(isinstance(v, float) for v in values):
-            values = [v + s / 64 for v, s in zip(values, made.sample, strict=True)]
+            # Drawn numbers are multiples of a quarter, and a group has few rows: none meet.
+            values = [v + s / 64 for v, s in zip(values, generated.sample, strict=True)]
         ports[cell.port][cell.name] = GeneratedColumn(values=values, declared=cell.declared)
     for columns in ports.values():
         if "token_reward" in columns and "reward" in columns:
             total = [float(sum(row)) for row in columns["token_reward"].values]
             columns["reward"] = replace(columns["reward"], values=total)
     if kind.coincide:
-        _coincide(ports)
+        _make_equal(ports)
     return ports
 
 
-def _following(made: Generated, name: str) -> list[Any]:
+def _values_by_place(generated: Generated, name: str) -> list[Any]:
     """Masks; of a pair's rows one chosen and one rejected; prompts and answers that begin alike."""
     if name == MASK:
-        return [list(mask) for mask in made.masks]
+        return [list(mask) for mask in generated.masks]
     if name == "sign":
-        return [1 if s == 0 else -1 for s in made.sample]
+        return [1 if s == 0 else -1 for s in generated.sample]
     if name == "keep":
-        return [1] * len(made)
+        return [1] * len(generated)
     if name == "prompt_ids":
-        return [[1, 2 + p] for p in made.position]
-    return [[0] * len(mask) for mask in made.masks]
+        return [[1, 2 + p] for p in generated.position]
+    return [[0] * len(mask) for mask in generated.masks]
 
 
-def _given(plan: RowPlan, name: str) -> st.SearchStrategy[Any] | None:
+def _users_strategy(plan: RowPlan, name: str) -> st.SearchStrategy[Any] | None:
     """The user's own values of a column: a strategy, or examples."""
-    found = plan.given.get(name)
-    if found is None or isinstance(found, st.SearchStrategy):
-        return found
-    if isinstance(found, Sequence) and not isinstance(found, str) and len(found):
-        return st.sampled_from(list(found))
+    values = plan.values_by_column.get(name)
+    if values is None or isinstance(values, st.SearchStrategy):
+        return values
+    if isinstance(values, Sequence) and not isinstance(values, str) and len(values):
+        return st.sampled_from(list(values))
     raise ContractError(
         f"columns[{name!r}]: expected a hypothesis strategy or a list of examples, found"
-        f" {found!r:.60}. Fix: columns={{{name!r}: st.text()}}."
+        f" {values!r:.60}. Fix: columns={{{name!r}: st.text()}}."
     )
 
 
-def _dataset(plan: RowPlan, name: str) -> st.SearchStrategy[Any]:
-    found = _given(plan, name)
-    return st.text(alphabet="ab1 ", max_size=4) if found is None else found
+def _dataset_strategy(plan: RowPlan, name: str) -> st.SearchStrategy[Any]:
+    users_strategy = _users_strategy(plan, name)
+    if users_strategy is not None:
+        return users_strategy
+    return st.text(alphabet="ab1 ", max_size=4)
 
 
-def _coincide(ports: dict[str, dict[str, GeneratedColumn]]) -> None:
+def _make_equal(ports: dict[str, dict[str, GeneratedColumn]]) -> None:
     """Give all columns of log-probs the numbers of the first of them, and so with values."""
     first: dict[bool, GeneratedColumn] = {}
     for columns in ports.values():
@@ -239,21 +262,27 @@ def _coincide(ports: dict[str, dict[str, GeneratedColumn]]) -> None:
 
 def _param(limit: Limit, default: Any) -> st.SearchStrategy[Any]:
     """The default first, then other values within the limit."""
-    found = [default, limit.like, *limit.choices, *_numbers(limit)]
+    candidates = [default, limit.like, *limit.choices, *_numbers_near(limit)]
     if limit.kind == "flag":
-        found += [False, True]
+        candidates += [False, True]
     if limit.optional:
-        found.append(None)
-    fitting = [value for value in found if limit.accepts(value)]
-    return st.sampled_from(list({repr(value): value for value in fitting}.values()) or [default])
+        candidates.append(None)
+    # Each once, by its text: 1 and True are equal.
+    settings_by_text = {repr(c): c for c in candidates if limit.accepts(c)}
+    return st.sampled_from(list(settings_by_text.values()) or [default])
 
 
-def _numbers(limit: Limit) -> list[Any]:
+def _numbers_near(limit: Limit) -> list[Any]:
+    """Numbers at the ends of a limit and between; pairs of them where it takes pairs."""
     if limit.kind not in ("whole", "number") or not isinstance(limit.like, (int, float)):
         return []
     if limit.kind == "whole":
         low = int(limit.low or 0)
         return [low, low + 1]
-    high = limit.high if limit.high is not None else 2 * limit.like
-    pairs = [(limit.like / 2, limit.like)] if limit.pair else []
-    return [limit.low, high, (limit.like + high) / 2, *pairs]
+    high = limit.high
+    if high is None:
+        high = 2 * limit.like
+    numbers: list[Any] = [limit.low, high, (limit.like + high) / 2]
+    if limit.pair:
+        numbers.append((limit.like / 2, limit.like))
+    return numbers

@@ -26,48 +26,48 @@ _READ = (
 )
 
 
-def plan_of(subject: LossSubject, columns: Mapping[str, Any]) -> RowPlan:
-    """Rows of a rollout, the loss's ports, and the model's numbers."""
+def plan_loss_rows(subject: LossSubject, columns: Mapping[str, Any]) -> RowPlan:
+    """Plan rows of a rollout, the loss's ports, and the model's numbers."""
     rollout = Input(name="rows", schema=TruncatedRollout, columns=_READ)
-    schema = _said(subject)
-    ports = (
-        InputPort(name="rows", input=rollout, schema=TruncatedRollout),
-        *subject.inputs,
-        InputPort(name=MODEL, input=Input(name=MODEL, schema=schema), schema=schema),
-    )
-    defaults = {
-        f"{term.label}.{name}": value for term in subject.loss.terms for name, value in term.params
-    }
+    schema = _make_model_schema(subject)
+    model_input = Input(name=MODEL, schema=schema)
+    rollout_port = InputPort(name="rows", input=rollout, schema=TruncatedRollout)
+    model_port = InputPort(name=MODEL, input=model_input, schema=schema)
+    defaults: dict[str, Any] = {}
+    for term in subject.loss.terms:
+        for name, setting in term.params:
+            defaults[f"{term.label}.{name}"] = setting
     optional = tuple(port.name for port in subject.inputs if port.input.optional)
     return RowPlan(
-        ports=ports,
-        given=columns,
+        ports=(rollout_port, *subject.inputs, model_port),
+        values_by_column=columns,
         free=subject.free,
         defaults=defaults,
-        settled=subject.settled,
+        settle=subject.settle,
         optional=(MASS, *optional),
         bounded=True,
     )
 
 
-def _said(subject: LossSubject) -> type[Schema]:
+def _make_model_schema(subject: LossSubject) -> type[Schema]:
     """What the loss asks of the model, as columns."""
     functions = [term.function for term in subject.loss.terms]
-    made: dict[str, Any] = (
-        {"values": column(pa.float32(), "T")}
-        if subject.scalar
-        else {"logprobs": column(pa.float32(), "T", distribution=POLICY)}
-    )
+    columns: dict[str, Any] = {}
+    if subject.scalar:
+        columns["values"] = column(pa.float32(), "T")
+    else:
+        columns["logprobs"] = column(pa.float32(), "T", distribution=POLICY)
     if any(function.entropy for function in functions):
-        made["entropy"] = column(pa.float32(), "T")
+        columns["entropy"] = column(pa.float32(), "T")
     if any(function.scores for function in functions):
-        made["scores"] = column(pa.float32())
-    wide = sum(_wide(subject, *f.ids) for f in functions if f.ids)
-    if wide:
-        made["at_ids"] = column(pa.list_(pa.float32(), wide), "T", distribution=POLICY)
-    return type("SaidByModel", (Schema,), made)
+        columns["scores"] = column(pa.float32())
+    width = sum(_count_ids(subject, *f.ids) for f in functions if f.ids)
+    if width:
+        columns["at_ids"] = column(pa.list_(pa.float32(), width), "T", distribution=POLICY)
+    return type("SaidByModel", (Schema,), columns)
 
 
-def _wide(subject: LossSubject, port: str, name: str) -> int:
-    found = next(p for p in subject.inputs if p.name.endswith(f".{port}"))
-    return found.schema.columns[name].type.list_size
+def _count_ids(subject: LossSubject, port: str, name: str) -> int:
+    """How many ids a column of a loss's port has for each token."""
+    id_port = next(p for p in subject.inputs if p.name.endswith(f".{port}"))
+    return id_port.schema.columns[name].type.list_size

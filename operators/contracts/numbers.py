@@ -7,9 +7,10 @@ compared (losses.py).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tenso
 
 CPU = torch.device("cpu")
 STEP = 1
+_VOCABULARY = 10
+"""Tokens that the model knows: generated ids are below 10."""
 MASS = "sampler_mass"
 MODEL = "now"
 """The port of generated rows that has the model's numbers."""
@@ -68,116 +71,138 @@ class Options:
 PLAIN = Options()
 
 
-def leaves_of(rows: Generated, *, double: bool = False) -> dict[str, Tensor]:
-    """The model's numbers, flat, each with gradient."""
-    kind = torch.float64 if double else torch.float32
-    made = {}
+def make_leaves(rows: Generated, *, double: bool = False) -> dict[str, Tensor]:
+    """Make tensors of the model's numbers, flat, each with gradient."""
+    dtype = torch.float64 if double else torch.float32
+    leaves: dict[str, Tensor] = {}
     for name, column in rows.ports[MODEL].items():
         values = column.values
         if column.by_token:
-            values = [v for row in values for v in row]
+            values = list(chain.from_iterable(values))
         assert column.declared is not None
-        wide = getattr(column.declared.type, "list_size", None)
-        shape = (len(values),) if wide is None else (len(values), wide)
-        made[name] = torch.tensor(values, dtype=kind).reshape(shape).requires_grad_()
-    return made
+        width = getattr(column.declared.type, "list_size", None)
+        shape = (len(values),) if width is None else (len(values), width)
+        leaves[name] = torch.tensor(values, dtype=dtype).reshape(shape).requires_grad_()
+    return leaves
 
 
-def step_rows_of(subject: LossSubject, rows: Generated) -> TrainRows:
-    """The rows as a train kernel reads them; ports that are absent are left out."""
-    read = rows.batch("rows")
+def read_train_rows(subject: LossSubject, rows: Generated) -> TrainRows:
+    """Read the rows as a train kernel does; ports that are absent are left out."""
+    batch = rows.make_batch("rows")
     if MASS in rows.absent:
-        read = read.select(name for name in read.names if name != MASS)
-    inputs: dict[str, Batch] = {"rows": read}
+        batch = batch.select(name for name in batch.names if name != MASS)
+    inputs: dict[str, Batch] = {"rows": batch}
     for port in subject.inputs:
         if port.name not in rows.absent:
-            inputs[port.name] = rows.batch(port.name)
+            inputs[port.name] = rows.make_batch(port.name)
     assignment = Assignment(sequence=STEP, step=STEP, keys=rows.keys, inputs=inputs)
     return step_rows(assignment, subject.loss, "contract")
 
 
-def weights_of(subject: LossSubject, rows: TrainRows) -> Weights:
-    """The denominators of an update of all rows: each token, or each row, counts as much."""
-    by = "token_mean" if "token" in subject.scopes else "sequence_mean"
-    every = np.arange(len(rows.keys))
-    return count_weights(rows.trained, rows.groups, every, aggregate=by)
+def count_update_weights(subject: LossSubject, rows: TrainRows) -> Weights:
+    """Count the denominators of an update of all rows: each token, or each row, counts as much."""
+    aggregate = "token_mean" if "token" in subject.scopes else "sequence_mean"
+    all_rows = np.arange(len(rows.keys))
+    return count_weights(rows.trained, rows.groups, all_rows, aggregate=aggregate)
 
 
-def heard(
+def make_now(
     subject: LossSubject, rows: TrainRows, packed: Packed, leaves: Leaves, options: Options
 ) -> NowByTerm:
-    """What the loss's terms see of some rows."""
+    """Make what the loss's terms see of some rows."""
     now = now_of(rows, packed, STEP, CPU)
-    now.vocabulary = 10
+    now.vocabulary = _VOCABULARY
     if options.labels is not None:
-        named = torch.tensor(options.labels)[now.row_group]
-        now = replace(now, row_group=named, group=named[now.row])
-    tokens, where = torch.from_numpy(packed.tokens), torch.from_numpy(packed.rows)
-    picked = {name: leaf[where if name == "scores" else tokens] for name, leaf in leaves.items()}
-    answers = ModelNumbers(
-        tokens=picked["values" if subject.scalar else "logprobs"],
-        scores=picked.get("scores"),
-        entropy=picked.get("entropy"),
-        at_ids=picked.get("at_ids"),
+        row_group = torch.tensor(options.labels)[now.row_group]
+        now = replace(now, row_group=row_group, group=row_group[now.row])
+    packed_tokens = torch.from_numpy(packed.tokens)
+    packed_rows = torch.from_numpy(packed.rows)
+    numbers: dict[str, Tensor] = {}
+    for name, leaf in leaves.items():
+        numbers[name] = leaf[packed_rows if name == "scores" else packed_tokens]
+    model_numbers = ModelNumbers(
+        tokens=numbers["values" if subject.scalar else "logprobs"],
+        scores=numbers.get("scores"),
+        entropy=numbers.get("entropy"),
+        at_ids=numbers.get("at_ids"),
     )
     ids = ids_of(rows, subject.loss, packed, CPU)
-    completed = complete_now(now, answers, ids, scalar=subject.scalar)
-    return _raw(completed, answers, subject) if options.raw else completed
+    completed = complete_now(now, model_numbers, ids, scalar=subject.scalar)
+    if options.raw:
+        return _with_raw_tokens(completed, model_numbers, subject)
+    return completed
 
 
-def _raw(found: NowByTerm, answers: ModelNumbers, subject: LossSubject) -> NowByTerm:
-    name = "values" if subject.scalar else "logprobs"
-    return replace(found, now=replace(found.now, **{name: answers.tokens}))
+def _with_raw_tokens(
+    completed: NowByTerm, model_numbers: ModelNumbers, subject: LossSubject
+) -> NowByTerm:
+    if subject.scalar:
+        now = replace(completed.now, values=model_numbers.tokens)
+    else:
+        now = replace(completed.now, logprobs=model_numbers.tokens)
+    return replace(completed, now=now)
 
 
-def term_of(
+def compute_term(
     subject: LossSubject,
     term: LossTerm,
     rows: Generated,
-    read: TrainRows,
+    train_rows: TrainRows,
     packed: Packed,
-    what: NowByTerm,
+    now_by_term: NowByTerm,
     *,
     double: bool = False,
 ) -> Terms:
-    """What one term's function returns. Raises Broken if that does not fit its declaration."""
-    now = what.of(term)
-    tensors: dict[str, Any] = dict(tensors_of(read, term, packed, now))
+    """Compute what one term's function returns. Raises Broken if it breaks the declaration."""
+    now = now_by_term.of(term)
+    tensors: dict[str, Any] = dict(tensors_of(train_rows, term, packed, now))
     if double:
-        now, tensors = _double(now), {name: _doubled(t) for name, t in tensors.items()}
-    params = {name: _now(value) for name, value in term.params}
-    label = f"{term.label}."
-    params |= {n.removeprefix(label): v for n, v in rows.params.items() if n.startswith(label)}
+        now = _to_double(now)
+        tensors = {name: _columns_to_double(columns) for name, columns in tensors.items()}
+    params = _term_params(term, rows)
     try:
-        made = call_loss(term.function.fn, now, tensors, params)
+        terms = call_loss(term.function.fn, now, tensors, params)
     except LossFault as fault:
         if isinstance(fault.__cause__, Exception):
             refuse_case(fault.__cause__)
         problem = str(fault).partition("\n")[0]
         raise Broken("shape", problem.partition(" Fix:")[0].rstrip(".")) from fault.__cause__
-    _require_fit(term, made, now)
-    return made
+    _require_fit(term, terms, now)
+    return terms
 
 
-def _now(value: Any) -> Any:
-    return value.at(STEP) if isinstance(value, Schedule) else value
+def _term_params(term: LossTerm, rows: Generated) -> dict[str, Any]:
+    """The parameters of a term at this Step; those that were drawn come before its own."""
+    params: dict[str, Any] = {}
+    for name, setting in term.params:
+        if isinstance(setting, Schedule):
+            params[name] = setting.at(STEP)
+        else:
+            params[name] = setting
+    prefix = f"{term.label}."
+    for label, setting in rows.params.items():
+        if label.startswith(prefix):
+            params[label.removeprefix(prefix)] = setting
+    return params
 
 
-def _require_fit(term: LossTerm, made: Terms, now: Now) -> None:
+def _require_fit(term: LossTerm, terms: Terms, now: Now) -> None:
     scope = term.function.scope
-    wanted = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}[scope]
-    if tuple(made.loss.shape) != (wanted,):
-        shape = list(made.loss.shape)
-        raise Broken(
-            "shape", f"Terms.loss is {shape} for {wanted} {scope}s, whose shape is [{wanted}]"
-        )
+    counts = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}
+    count = counts[scope]
+    shape = list(terms.loss.shape)
+    if shape != [count]:
+        problem = f"Terms.loss is {shape} for {count} {scope}s, whose shape is [{count}]"
+        raise Broken("shape", problem)
 
 
-def _double(now: Now) -> Now:
-    wide = {
-        name: value.double() for name in _NUMBERS if isinstance(value := getattr(now, name), Tensor)
-    }
-    return replace(now, **wide)
+def _to_double(now: Now) -> Now:
+    wide = copy.copy(now)
+    for name in _NUMBERS:
+        numbers = getattr(now, name)
+        if isinstance(numbers, Tensor):
+            setattr(wide, name, numbers.double())
+    return wide
 
 
 _NUMBERS = (
@@ -192,12 +217,14 @@ _NUMBERS = (
 )
 
 
-def _doubled(tensors: Any) -> Any:
-    columns = {n: t.double() if t.is_floating_point() else t for n, t in tensors.columns.items()}
+def _columns_to_double(tensors: Any) -> Any:
+    columns: dict[str, Tensor] = {}
+    for name, column in tensors.columns.items():
+        columns[name] = column.double() if column.is_floating_point() else column
     return type(tensors)(columns)
 
 
-def update(
+def compute_update(
     subject: LossSubject,
     rows: Generated,
     parts: Sequence[Sequence[int]] | None = None,
@@ -205,45 +232,62 @@ def update(
     ranks: Sequence[Sequence[int]] | None = None,
     options: Options = PLAIN,
 ) -> UpdateNumbers:
-    """One update, in these micro-batches, or on these ranks, each with one."""
-    read, leaves, made = step_rows_of(subject, rows), leaves_of(rows), UpdateNumbers(loss=0.0)
-    weights = weights_of(subject, read)
+    """Compute one update, in these micro-batches, or on these ranks, each with one."""
+    train_rows = read_train_rows(subject, rows)
+    leaves = make_leaves(rows)
+    weights = count_update_weights(subject, train_rows)
+    update = UpdateNumbers(loss=0.0)
     total: Any = torch.zeros(())
-    for mine in ranks or [range(len(rows))]:
-        own, its, counted = read, leaves, weights
+    for rank in ranks or [range(len(rows))]:
+        rank_rows, rank_leaves, rank_weights = train_rows, leaves, weights
         if ranks is not None:
-            own = step_rows_of(subject, rows.take(mine))
-            its = {name: _of(leaf, name, mine, rows) for name, leaf in leaves.items()}
-            counted = weights.of(np.array(mine))
-        for part in parts or [range(len(mine))]:
-            packed = pack(own.prompts, own.completions, np.array(part, dtype=np.int64))
-            what = heard(subject, own, packed, its, options)
-            total = total + _share(subject, rows, own, packed, what, counted, made)
+            rank_rows = read_train_rows(subject, rows.take(rank))
+            rank_leaves = {n: _take_rows(leaf, n, rank, rows) for n, leaf in leaves.items()}
+            rank_weights = weights.of(np.array(rank))
+        for part in parts or [range(len(rank))]:
+            packed = _pack_part(rank_rows, part)
+            now_by_term = make_now(subject, rank_rows, packed, rank_leaves, options)
+            total = total + _reduce_part(
+                subject, rows, rank_rows, packed, now_by_term, rank_weights, update
+            )
     _require_gradient(total)
     total.backward()
-    made.loss = float(total.detach())
-    made.gradients = {name: _by_row(leaf, name, rows) for name, leaf in leaves.items()}
-    return made
+    update.loss = float(total.detach())
+    for name, leaf in leaves.items():
+        update.gradients[name] = _gradient_by_row(leaf, name, rows)
+    return update
 
 
-def _share(
+def _pack_part(train_rows: TrainRows, part: Sequence[int]) -> Packed:
+    part_rows = np.array(part, dtype=np.int64)
+    return pack(train_rows.prompts, train_rows.completions, part_rows)
+
+
+def _reduce_part(
     subject: LossSubject,
     rows: Generated,
-    read: TrainRows,
+    train_rows: TrainRows,
     packed: Packed,
-    what: NowByTerm,
+    now_by_term: NowByTerm,
     weights: Weights,
-    made: UpdateNumbers,
+    update: UpdateNumbers,
 ) -> Tensor:
+    """Reduce all terms on a micro-batch to its share of the loss, and add its metrics to those of
+    the update.
+    """
     share = torch.zeros(())
     for term in subject.loss.terms:
-        found = term_of(subject, term, rows, read, packed, what)
-        scope = term.function.scope
-        number = reduce_term(found, scope, term.label, what.now, weights, packed.rows)
+        terms = compute_term(subject, term, rows, train_rows, packed, now_by_term)
+        number = reduce_term(
+            terms, term.function.scope, term.label, now_by_term.now, weights, packed.rows
+        )
         share = share + value_at(term.weight, STEP) * number
-        for name, (total, count) in found.metrics.items():
-            before = made.metrics.get(name, (0.0, 0.0))
-            made.metrics[name] = (before[0] + float(total), before[1] + float(count))
+        for name, (metric_sum, metric_count) in terms.metrics.items():
+            earlier_sum, earlier_count = update.metrics.get(name, (0.0, 0.0))
+            update.metrics[name] = (
+                earlier_sum + float(metric_sum),
+                earlier_count + float(metric_count),
+            )
     return share
 
 
@@ -252,29 +296,32 @@ def _require_gradient(total: Tensor) -> None:
         raise Broken("shape", "the loss does not depend on what the model says: a constant")
 
 
-def _places(rows: Generated) -> list[range]:
+def _token_places(rows: Generated) -> list[range]:
     """The flat tokens of each row."""
     ends = np.cumsum([0, *map(len, rows.masks)])
-    return [range(a, b) for a, b in pairwise(ends)]
+    return [range(start, stop) for start, stop in pairwise(ends)]
 
 
-def _of(leaf: Tensor, name: str, mine: Sequence[int], rows: Generated) -> Tensor:
+def _take_rows(leaf: Tensor, name: str, rank: Sequence[int], rows: Generated) -> Tensor:
     """The part of a rank's rows."""
     if name == "scores":
-        return leaf[torch.tensor(list(mine))]
-    places = _places(rows)
-    return leaf[torch.tensor([at for row in mine for at in places[row]], dtype=torch.int64)]
+        return leaf[torch.tensor(list(rank))]
+    token_places = _token_places(rows)
+    places = list(chain.from_iterable(token_places[row] for row in rank))
+    return leaf[torch.tensor(places, dtype=torch.int64)]
 
 
-def _by_row(leaf: Tensor, name: str, rows: Generated) -> list[np.ndarray]:
-    gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    found = gradient.detach().numpy()
+def _gradient_by_row(leaf: Tensor, name: str, rows: Generated) -> list[np.ndarray]:
+    gradient = leaf.grad
+    if gradient is None:
+        gradient = torch.zeros_like(leaf)
+    numbers = gradient.detach().numpy()
     if name == "scores":
-        return [found[row : row + 1] for row in range(len(rows))]
-    return [found[places.start : places.stop] for places in _places(rows)]
+        return [numbers[row : row + 1] for row in range(len(rows))]
+    return [numbers[places.start : places.stop] for places in _token_places(rows)]
 
 
-def terms_alone(
+def compute_terms(
     subject: LossSubject,
     rows: Generated,
     part: Sequence[int],
@@ -282,37 +329,50 @@ def terms_alone(
     leaves: Leaves | None = None,
     options: Options = PLAIN,
 ) -> list[Tensor]:
-    """Each term's own numbers for these rows, packed together, unreduced."""
-    read = step_rows_of(subject, rows)
-    packed = pack(read.prompts, read.completions, np.array(part, dtype=np.int64))
-    given = leaves_of(rows, double=options.double) if leaves is None else leaves
-    what = heard(subject, read, packed, given, options)
-    return [
-        term_of(subject, term, rows, read, packed, what, double=options.double).loss
-        for term in subject.loss.terms
-    ]
-
-
-def weighed(
-    subject: LossSubject, rows: Generated, kept: Callable[[int], bool] = lambda row: True
-) -> list[Tensor]:
-    """For each term a weight of each of its numbers, all different; 0 where it does not count, or
-    for rows that are not kept.
-    """
-    found = []
-    group = np.unique(rows.position, return_inverse=True)[1]
-    live = [bool(sum(mask)) and kept(row) for row, mask in enumerate(rows.masks)]
+    """Compute each term's own numbers for these rows, packed together, unreduced."""
+    train_rows = read_train_rows(subject, rows)
+    packed = _pack_part(train_rows, part)
+    if leaves is None:
+        leaves = make_leaves(rows, double=options.double)
+    now_by_term = make_now(subject, train_rows, packed, leaves, options)
+    losses: list[Tensor] = []
     for term in subject.loss.terms:
-        scope = term.function.scope
-        if scope == "token":
-            own = [m * live[row] for row, mask in enumerate(rows.masks) for m in mask]
-        elif scope == "sequence":
-            own = list(map(float, live))
-        else:
-            own = [
-                float(any(a for a, g in zip(live, group, strict=True) if g == at))
-                for at in range(int(group[-1]) + 1)
-            ]
-        made = torch.tensor(own, dtype=torch.float64)
-        found.append(made * (1.0 + torch.arange(len(own)) / 8.0) * value_at(term.weight, STEP))
-    return found
+        terms = compute_term(
+            subject, term, rows, train_rows, packed, now_by_term, double=options.double
+        )
+        losses.append(terms.loss)
+    return losses
+
+
+def make_weights(
+    subject: LossSubject, rows: Generated, is_counted: Callable[[int], bool] = lambda row: True
+) -> list[Tensor]:
+    """Make for each term a weight of each of its numbers, all different; 0 where it does not count,
+    or for rows that are not counted.
+    """
+    weights: list[Tensor] = []
+    live_rows: list[bool] = []
+    for row, mask in enumerate(rows.masks):
+        live_rows.append(bool(sum(mask)) and is_counted(row))
+    for term in subject.loss.terms:
+        counts = torch.tensor(_list_counts(rows, live_rows, term.function.scope)).double()
+        # In eighths, exact: all different, so that no two numbers can take each other's place.
+        distinct = 1.0 + torch.arange(len(counts)) / 8.0
+        weights.append(counts * distinct * value_at(term.weight, STEP))
+    return weights
+
+
+def _list_counts(rows: Generated, live_rows: Sequence[bool], scope: str) -> list[float]:
+    """1 for each token, row or group that counts, else 0."""
+    if scope == "token":
+        counts: list[float] = []
+        for mask, is_live in zip(rows.masks, live_rows, strict=True):
+            counts += [float(bit * is_live) for bit in mask]
+        return counts
+    if scope == "sequence":
+        return list(map(float, live_rows))
+    live_by_position = dict.fromkeys(sorted(rows.position), 0.0)
+    for position, is_live in zip(rows.position, live_rows, strict=True):
+        if is_live:
+            live_by_position[position] = 1.0
+    return list(live_by_position.values())

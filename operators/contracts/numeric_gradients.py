@@ -21,61 +21,72 @@ STEP_SIZE = 1e-5
 
 
 class _Frozen(TorchFunctionMode):
-    """Keeps what is detached; a second run gets the first one's numbers."""
+    """Records what is detached; with numbers of an earlier run it gives these, in turn.
 
-    def __init__(self, kept: list[Any]) -> None:
+    A run that detaches more often than the first gets its own numbers for the rest.
+    """
+
+    def __init__(self, constants: list[Any]) -> None:
         super().__init__()
-        self._kept, self._replays, self._next = kept, bool(kept), 0
+        self._constants = constants
+        self._replays = bool(constants)
+        self._next = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        tensor = func(*args, **(kwargs or {}))
         if func is not Tensor.detach:
-            return made
+            return tensor
         if not self._replays:
-            self._kept.append(made.clone())
-            return made
+            self._constants.append(tensor.clone())
+            return tensor
         self._next += 1
-        return self._kept[self._next - 1].clone() if self._next <= len(self._kept) else made
+        if self._next > len(self._constants):
+            return tensor
+        return self._constants[self._next - 1].clone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
     """The derivative by one number: what backward says, and what differences to the left and to the
-    right say.
+    right say. at: the number's place in its tensor, flat.
     """
 
     name: str
     at: int
-    said: float
+    backward: float
     left: float
     right: float
 
     @property
-    def kink(self) -> bool:
+    def is_kink(self) -> bool:
         """Whether the two sides differ."""
-        return abs(self.left - self.right) > 1e-3 * (1 + abs(self.left) + abs(self.right))
+        size = 1 + abs(self.left) + abs(self.right)
+        return abs(self.left - self.right) > 1e-3 * size
 
 
-def slopes(
+def measure_slopes(
     function: Callable[[dict[str, Tensor]], Tensor], leaves: dict[str, Tensor]
 ) -> Iterator[Slope]:
-    """The derivative of a function of float64 tensors by each of their numbers."""
-    kept: list[Any] = []
-    with _Frozen(kept):
-        here = function(leaves)
-    here.backward()
-    base = float(here.detach())
+    """Measure the derivative of a function of float64 tensors by each of their numbers."""
+    constants: list[Any] = []
+    with _Frozen(constants):
+        total = function(leaves)
+    total.backward()
+    base = float(total.detach())
 
-    def moved(name: str, at: int, by: float) -> float:
-        other = {n: leaf.detach().clone().requires_grad_() for n, leaf in leaves.items()}
+    def compute_beside(name: str, at: int, step: float) -> float:
+        """The function's number where one number is moved by a step."""
+        moved = {n: leaf.detach().clone().requires_grad_() for n, leaf in leaves.items()}
         with torch.no_grad():
-            other[name].view(-1)[at] += by
-        with _Frozen(list(kept)):
-            return float(function(other).detach())
+            moved[name].view(-1)[at] += step
+        with _Frozen(list(constants)):
+            return float(function(moved).detach())
 
     for name, leaf in leaves.items():
-        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        for at, own in enumerate(gradient.reshape(-1).tolist()):
-            right = (moved(name, at, STEP_SIZE) - base) / STEP_SIZE
-            left = (base - moved(name, at, -STEP_SIZE)) / STEP_SIZE
-            yield Slope(name=name, at=at, said=own, left=left, right=right)
+        gradient = leaf.grad
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
+        for at, derivative in enumerate(gradient.reshape(-1).tolist()):
+            right = (compute_beside(name, at, STEP_SIZE) - base) / STEP_SIZE
+            left = (base - compute_beside(name, at, -STEP_SIZE)) / STEP_SIZE
+            yield Slope(name=name, at=at, backward=derivative, left=left, right=right)

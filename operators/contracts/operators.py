@@ -7,7 +7,8 @@ Owns: what each is, when it holds, how it is tested. Does not own: rows (generat
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from dataflow.errors import DataError
 from dataflow.schema import Advantage, Keep
 from operators.contracts.cases import MASK, Generated, GeneratedColumn
 from operators.contracts.columns import (
-    by_row,
-    called,
-    changed_inputs,
-    output,
-    place,
+    call_operator,
+    compute_output,
+    describe_place,
+    drop_fix,
+    find_changed_inputs,
+    format_numbers,
+    read_rows,
     require_same,
-    shown,
 )
 from operators.contracts.promise import Broken, Promise
 from operators.contracts.subject import OperatorSubject
@@ -35,146 +37,174 @@ Groups = list[list[int]]
 
 
 def _schema(subject: OperatorSubject, rows: Generated) -> None:
-    output(subject, rows, finite="")
+    compute_output(subject, rows, finite="")
 
 
 def _finite(subject: OperatorSubject, rows: Generated) -> None:
-    output(subject, rows)
+    compute_output(subject, rows)
 
 
 def _extremes(subject: OperatorSubject, rows: Generated) -> None:
-    output(subject, rows, finite="extremes")
+    compute_output(subject, rows, finite="extremes")
 
 
 def _inputs(subject: OperatorSubject, rows: Generated) -> None:
-    for name in changed_inputs(subject, rows):
+    for name in find_changed_inputs(subject, rows):
         raise Broken("inputs", f"after the call {name} is another than before")
 
 
+def _pair_with_itself(rows: Iterable[int]) -> list[tuple[int, int]]:
+    return [(row, row) for row in rows]
+
+
+def _pair_with_place(rows: Iterable[int]) -> list[tuple[int, int]]:
+    """Each row with where it is among these."""
+    return [(row, place) for place, row in enumerate(rows)]
+
+
 def _deterministic(subject: OperatorSubject, rows: Generated) -> None:
-    one, other = output(subject, rows), output(subject, rows)
-    same = [(row, row) for row in range(len(rows))]
-    require_same("deterministic", rows, one, other, same, "called again", exact=True)
+    one, other = compute_output(subject, rows), compute_output(subject, rows)
+    pairs = _pair_with_itself(range(len(rows)))
+    require_same("deterministic", rows, one, other, pairs, "called again", exact=True)
 
 
 def _results(subject: OperatorSubject, rows: Generated) -> None:
     """A later call, on the rows in another order, must leave the results of the first alone."""
-    first = called(subject, rows).batch
-    before = {name: copy.deepcopy(by_row(first, name)) for name in first.names}
-    order = [row for group in rows.spare for row in group]
-    called(subject, rows.arranged(order, rows.position, rows.sample))
-    after = {name: by_row(first, name) for name in first.names}
-    same = [(row, row) for row in range(len(first))]
+    first = call_operator(subject, rows).batch
+    before = {name: copy.deepcopy(read_rows(first, name)) for name in first.names}
+    order = list(chain.from_iterable(rows.spare))
+    call_operator(subject, rows.arrange(order, rows.position, rows.sample))
+    after = {name: read_rows(first, name) for name in first.names}
+    pairs = _pair_with_itself(range(len(first)))
     how = "after a call on other rows the same result says"
-    require_same("results", rows, before, after, same, how, exact=True)
+    require_same("results", rows, before, after, pairs, how, exact=True)
 
 
 def _row_order(subject: OperatorSubject, rows: Generated) -> None:
-    order = [row for group in rows.spare for row in group]
-    moved = rows.arranged(order, rows.position, rows.sample)
-    pairs = [(row, place) for place, row in enumerate(order)]
+    order = list(chain.from_iterable(rows.spare))
+    moved = rows.arrange(order, rows.position, rows.sample)
+    one, other = compute_output(subject, rows), compute_output(subject, moved)
     how = f"with the rows in the order {order}"
-    require_same("row_order", rows, output(subject, rows), output(subject, moved), pairs, how)
+    require_same("row_order", rows, one, other, _pair_with_place(order), how)
 
 
 def _relabelling(subject: OperatorSubject, rows: Generated) -> None:
     order, names = rows.spare
-    kept = [rows.groups[group] for group in order]
-    flat = [row for group in kept for row in group]
-    position = [name for name, group in zip(names, kept, strict=True) for _ in group]
-    moved = rows.arranged(flat, position, [rows.sample[row] for row in flat], attempt=1)
-    pairs = [(row, place) for place, row in enumerate(flat)]
+    groups = [rows.groups[number] for number in order]
+    flat = list(chain.from_iterable(groups))
+    position: list[int] = []
+    for name, group in zip(names, groups, strict=True):
+        position += [name] * len(group)
+    sample = [rows.sample[row] for row in flat]
+    moved = rows.arrange(flat, position, sample, attempt=1)
+    one, other = compute_output(subject, rows), compute_output(subject, moved)
     how = f"with the groups {order} at the positions {list(names)}"
-    require_same("relabelling", rows, output(subject, rows), output(subject, moved), pairs, how)
+    require_same("relabelling", rows, one, other, _pair_with_place(flat), how)
 
 
 def _units(subject: OperatorSubject, rows: Generated) -> Groups:
     """What a chunk may be cut into."""
-    by_row = subject.operator.scope == "row"
-    return [[row] for row in range(len(rows))] if by_row else rows.groups
+    if subject.operator.scope == "row":
+        return [[row] for row in range(len(rows))]
+    return rows.groups
 
 
 def _chunks(subject: OperatorSubject, rows: Generated) -> None:
-    whole, units = output(subject, rows), _units(subject, rows)
+    one = compute_output(subject, rows)
+    units = _units(subject, rows)
     sides = rows.spare[: len(units)]
     for side in (True, False):
-        part = [row for unit, s in zip(units, sides, strict=True) if s is side for row in unit]
-        if part:
-            made = output(subject, rows.take(part))
-            pairs = [(row, place) for place, row in enumerate(part)]
-            require_same("chunks", rows, whole, made, pairs, f"in a chunk of the rows {part}")
+        chosen = (unit for unit, s in zip(units, sides, strict=True) if s is side)
+        chunk = list(chain.from_iterable(chosen))
+        if chunk:
+            other = compute_output(subject, rows.take(chunk))
+            how = f"in a chunk of the rows {chunk}"
+            require_same("chunks", rows, one, other, _pair_with_place(chunk), how)
 
 
 def _isolation(subject: OperatorSubject, rows: Generated) -> None:
-    *_, mine = _units(subject, rows)
-    other = rows.changed(lambda port, column: huge(column, mine, rows.spare))
-    pairs = [(row, row) for row in mine]
-    one, two = (output(subject, given, finite="") for given in (rows, other))
-    require_same("isolation", rows, one, two, pairs, "with huge numbers in other rows")
+    *_, unit = _units(subject, rows)
+    changed = rows.change_columns(lambda port, column: make_huge(column, unit, rows.spare))
+    one = compute_output(subject, rows, finite="")
+    other = compute_output(subject, changed, finite="")
+    how = "with huge numbers in other rows"
+    require_same("isolation", rows, one, other, _pair_with_itself(unit), how)
 
 
-def huge(column: GeneratedColumn, kept: Sequence[int], numbers: Sequence[Any]) -> list[Any] | None:
-    """The column with a huge number in all rows but those kept. numbers: log-prob, other."""
-    if not column.floats:
+def make_huge(
+    column: GeneratedColumn, unchanged: Sequence[int], numbers: Sequence[Any]
+) -> list[Any] | None:
+    """Put a huge number in all rows of the column but the unchanged ones; None for a column that
+    has no measurements. numbers: for log-probs, for others.
+    """
+    if not column.has_floats:
         return None
     assert column.declared is not None
     number = numbers[0] if column.declared.distribution else numbers[1]
-    return [
-        value if row in kept else _filled(value, number) for row, value in enumerate(column.values)
-    ]
+    values: list[Any] = []
+    for row, row_value in enumerate(column.values):
+        if row in unchanged:
+            values.append(row_value)
+        else:
+            values.append(_fill(row_value, number))
+    return values
 
 
-def _filled(value: Any, number: float) -> Any:
-    return [_filled(v, number) for v in value] if isinstance(value, list) else number
+def _fill(element: Any, number: float) -> Any:
+    """The number, in lists as deep and as long."""
+    if isinstance(element, list):
+        return [_fill(inner, number) for inner in element]
+    return number
 
 
 def _holes(subject: OperatorSubject, rows: Generated) -> None:
-    made = output(subject, rows)["advantage"]
+    advantages = compute_output(subject, rows)["advantage"]
     for row, mask in enumerate(rows.masks):
-        for token, (value, trained) in enumerate(zip(made[row], mask, strict=True)):
-            if not trained and value != 0:
-                raise Broken(
-                    "holes", f"{place(rows, row)}: advantage {shown(value)} at token {token}"
-                )
+        for token, (advantage, trained) in enumerate(zip(advantages[row], mask, strict=True)):
+            if not trained and advantage != 0:
+                problem = f"advantage {format_numbers(advantage)} at token {token}"
+                raise Broken("holes", f"{describe_place(rows, row)}: {problem}")
 
 
 def _masked(subject: OperatorSubject, rows: Generated) -> None:
-    fouled = rows.fouled(rows.spare)
-    same = [(row, row) for row in range(len(rows))]
-    one, two = output(subject, rows), output(subject, fouled, finite="masked")
+    fouled = rows.foul(rows.spare)
+    one = compute_output(subject, rows)
+    other = compute_output(subject, fouled, finite="masked")
+    pairs = _pair_with_itself(range(len(rows)))
     how = f"with {rows.spare} at the tokens of mask 0"
-    require_same("masked", rows, one, two, same, how, where=rows.masks)
+    require_same("masked", rows, one, other, pairs, how, where=rows.masks)
 
 
 def _keeps(subject: OperatorSubject, rows: Generated) -> None:
-    output(subject, rows)
-    made: Batch = called(subject, rows).batch
-    keep = made.flat("keep")
+    compute_output(subject, rows)
+    batch: Batch = call_operator(subject, rows).batch
+    keep = batch.flat("keep")
     if not np.isin(keep, (0, 1)).all():
-        raise Broken("keeps", f"keep is {shown(keep)}")
+        raise Broken("keeps", f"keep is {format_numbers(keep)}")
     try:
-        refuse_broken_promise(made, subject.operator.keeps)
+        refuse_broken_promise(batch, subject.operator.keeps)
     except DataError as error:
-        raise Broken("keeps", str(error).partition(" Fix:")[0].rstrip(".")) from error
+        raise Broken("keeps", drop_fix(error)) from error
 
 
-def within(groups: Groups) -> st.SearchStrategy[Any]:
-    """Each group's rows in some order."""
-    return st.tuples(*(st.permutations(group) for group in groups))
+def draw_row_orders(groups: Groups) -> st.SearchStrategy[Any]:
+    """Draw each group's rows in some order."""
+    orders = map(st.permutations, groups)
+    return st.tuples(*orders)
 
 
-def _renamed(groups: Groups) -> st.SearchStrategy[Any]:
-    """The groups in some order, at increasing positions."""
+def _draw_positions(groups: Groups) -> st.SearchStrategy[Any]:
+    """Draw the groups in some order, at increasing positions."""
     count = len(groups)
-    places = st.sets(st.sampled_from(_PLACES), min_size=count, max_size=count).map(sorted)
-    return st.tuples(st.permutations(range(count)), places)
+    positions = st.sets(st.sampled_from(_POSITIONS), min_size=count, max_size=count).map(sorted)
+    return st.tuples(st.permutations(range(count)), positions)
 
 
-_PLACES = (0, 1, 2, 3, 5, 8, 1000, 2**31, 2**40 + 1)
+_POSITIONS = (0, 1, 2, 3, 5, 8, 1000, 2**31, 2**40 + 1)
 
 
-def sides(groups: Groups) -> st.SearchStrategy[Any]:
-    """For each row (the first of them for each group) on which side of a cut it is."""
+def draw_sides(groups: Groups) -> st.SearchStrategy[Any]:
+    """Draw for each row (the first of them for each group) on which side of a cut it is."""
     count = sum(map(len, groups))
     return st.lists(st.booleans(), min_size=count, max_size=count)
 
@@ -187,19 +217,19 @@ def _unless_batch(subject: OperatorSubject) -> str:
 
 
 def _unless_advantage(subject: OperatorSubject) -> str:
-    if not issubclass(subject.made, Advantage):
-        return f"it returns {subject.made.__name__}, no Advantage"
+    if not issubclass(subject.output_schema, Advantage):
+        return f"it returns {subject.output_schema.__name__}, no Advantage"
     return _unless_mask(subject)
 
 
 def _unless_mask(subject: OperatorSubject) -> str:
-    seen = any(MASK in port.schema.columns for port in subject.inputs)
-    return "" if seen else "no port of it has a mask"
+    has_mask = any(MASK in port.schema.columns for port in subject.inputs)
+    return "" if has_mask else "no port of it has a mask"
 
 
 def _unless_keeps(subject: OperatorSubject) -> str:
-    if not issubclass(subject.made, Keep):
-        return f"it returns {subject.made.__name__}, no Keep"
+    if not issubclass(subject.output_schema, Keep):
+        return f"it returns {subject.output_schema.__name__}, no Keep"
     return ""
 
 
@@ -240,7 +270,7 @@ PROMISES: tuple[Promise[OperatorSubject], ...] = (
         fix="a new array in each call, not one that is filled again",
         test=_results,
         rests_on=("deterministic",),
-        rows={"spare": within},
+        rows={"spare": draw_row_orders},
     ),
     Promise(
         name="extremes",
@@ -257,7 +287,7 @@ PROMISES: tuple[Promise[OperatorSubject], ...] = (
         fix="compare rows by their columns, not by `sample` or by their place",
         test=_row_order,
         rests_on=("deterministic",),
-        rows={"spare": within},
+        rows={"spare": draw_row_orders},
     ),
     Promise(
         name="relabelling",
@@ -265,7 +295,7 @@ PROMISES: tuple[Promise[OperatorSubject], ...] = (
         fix="use positions only to tell groups apart (`rollout.groups`)",
         test=_relabelling,
         rests_on=("deterministic",),
-        rows={"groups": 2, "spare": _renamed},
+        rows={"groups": 2, "spare": _draw_positions},
     ),
     Promise(
         name="chunks",
@@ -275,7 +305,7 @@ PROMISES: tuple[Promise[OperatorSubject], ...] = (
         test=_chunks,
         unless=_unless_batch,
         rests_on=("deterministic",),
-        rows={"groups": 2, "spare": sides},
+        rows={"groups": 2, "spare": draw_sides},
     ),
     Promise(
         name="isolation",

@@ -21,8 +21,8 @@ S = TypeVar("S")
 class Broken(Exception):
     """A promise does not hold; the text says what was found, without a full stop."""
 
-    def __init__(self, promise: str, found: str) -> None:
-        super().__init__(found)
+    def __init__(self, promise: str, problem: str) -> None:
+        super().__init__(problem)
         self.promise = promise
 
 

@@ -7,7 +7,7 @@ it promises (operators.py, losses.py), rows (generate.py).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -47,7 +47,7 @@ class InputPort:
     schema: type[Schema]
 
 
-Settled = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+SettleParams = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 """What the target makes of these values of free parameters; None if it refuses them together."""
 
 
@@ -58,10 +58,10 @@ class OperatorSubject:
     name: str
     operator: Operator
     inputs: tuple[InputPort, ...]
-    made: type[Schema]
+    output_schema: type[Schema]
     params: Mapping[str, Any]
     free: Mapping[str, Limit]
-    settled: Settled
+    settle: SettleParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class LossSubject:
     loss: Loss
     inputs: tuple[InputPort, ...]
     free: Mapping[str, Limit]
-    settled: Settled
+    settle: SettleParams
 
     @property
     def scopes(self) -> set[str]:
@@ -88,117 +88,130 @@ class LossSubject:
 Subject = OperatorSubject | LossSubject
 
 
-def subject_of(
+def make_subject(
     target: Callable[..., Any], parameters: Mapping[str, Any], ports: Mapping[str, type[Schema]]
 ) -> Subject:
-    """Call the target with stand-ins. Raises ContractError, GraphError."""
-    name = named(target)
-    known, free = _signature(name, target)
-    _require_known(name, known, free, parameters, ports)
-    made = _called(target, known, ports, parameters)
+    """Make the subject by calling the target with stand-ins. Raises ContractError, GraphError."""
+    name = name_target(target)
+    known_ports, defaults = _read_signature(name, target)
+    _require_known(name, known_ports, defaults, parameters, ports)
+    returned = _call_target(target, known_ports, ports, parameters)
 
-    def settled(drawn: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        own = {label.rpartition(".")[2]: value for label, value in drawn.items()}
+    def settle(drawn: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        # Drawn by `label.name` for a loss; its function takes the name alone.
+        drawn_by_name = {label.rpartition(".")[2]: drawn[label] for label in drawn}
         try:
-            found = _params(_called(target, known, ports, {**parameters, **own}))
+            called = _call_target(target, known_ports, ports, {**parameters, **drawn_by_name})
+            params = _list_params(called)
         except GraphError:
             return None
-        return {label: found[label] for label in drawn}
+        return {label: params[label] for label in drawn}
 
-    if isinstance(made, Loss):
-        return _loss(name, made, set(free) - set(parameters), settled)
-    if isinstance(made, Port):
-        return _operator(name, made.node, set(free) - set(parameters), settled)
-    raise _refused(name, f"expected what it returns to be a Port or a Loss, found {made!r:.60}", "")
+    open_names = set(defaults) - set(parameters)
+    if isinstance(returned, Loss):
+        return _make_loss_subject(name, returned, open_names, settle)
+    if isinstance(returned, Port):
+        return _make_operator_subject(name, returned.node, open_names, settle)
+    problem = f"expected what it returns to be a Port or a Loss, found {returned!r:.60}"
+    raise _refusal(name, problem, "")
 
 
-def _params(made: Port[Any] | Loss) -> dict[str, Any]:
+def _list_params(returned: Port[Any] | Loss) -> dict[str, Any]:
     """The parameters of a node by name, of a loss's terms by `label.name`."""
-    if isinstance(made, Port):
-        return made.node.params
-    terms = [_spoken(term) for term in made.bound()[0].terms]
-    return {f"{term.label}.{name}": value for term in terms for name, value in term.params}
+    if isinstance(returned, Port):
+        return returned.node.params
+    params: dict[str, Any] = {}
+    for term in returned.bound()[0].terms:
+        for name, setting in _settle_dialect(term).params:
+            params[f"{term.label}.{name}"] = setting
+    return params
 
 
 def _require_known(
     name: str,
-    known: Mapping[str, _PortParameter],
-    free: Mapping[str, Any],
+    known_ports: Mapping[str, _PortParameter],
+    defaults: Mapping[str, Any],
     parameters: Mapping[str, Any],
     ports: Mapping[str, type[Schema]],
 ) -> None:
-    """Raises ContractError for names that the target does not have, and values that it lacks."""
+    """Raise ContractError for names that the target does not have, and values that it lacks."""
     for port in ports:
-        if port not in known:
-            raise _refused(name, f"no port {port!r}", nearest(port, known) or ", ".join(known))
+        if port not in known_ports:
+            fix = nearest(port, known_ports) or ", ".join(known_ports)
+            raise _refusal(name, f"no port {port!r}", fix)
     for parameter in parameters:
-        if parameter not in free:
-            fix = nearest(parameter, free) or f"one of: {', '.join(free) or '(it has none)'}"
-            raise _refused(name, f"no parameter {parameter!r}", fix)
-    needed = [p for p, default in free.items() if default is inspect.Parameter.empty]
-    for parameter in needed:
-        if parameter not in parameters:
+        if parameter not in defaults:
+            names = ", ".join(defaults) or "(it has none)"
+            fix = nearest(parameter, defaults) or f"one of: {names}"
+            raise _refusal(name, f"no parameter {parameter!r}", fix)
+    for parameter, default in defaults.items():
+        if default is inspect.Parameter.empty and parameter not in parameters:
             problem = f"expected a value for {parameter!r}, which has no default, found none"
             fix = f"contract({name}, {parameter}=...), or --set {parameter}=..."
-            raise _refused(name, problem, fix)
+            raise _refusal(name, problem, fix)
 
 
-def _called(
+def _call_target(
     target: Callable[..., Any],
-    known: Mapping[str, _PortParameter],
+    known_ports: Mapping[str, _PortParameter],
     ports: Mapping[str, type[Schema]],
     parameters: Mapping[str, Any],
 ) -> Any:
-    """What the target makes of stand-ins for all of its ports; if it refuses the optional ones, for
+    """Call the target with stand-ins for all of its ports; if it refuses the optional ones, for
     those that it needs.
     """
 
-    def call(wanted: Mapping[str, _PortParameter]) -> Any:
-        flat, given = [], dict[str, Any]()
-        for name, port in wanted.items():
-            made = stand_in(name, ports.get(name, port.schema))
-            if port.many:
-                flat += [made, stand_in(f"{name}_2", made.schema)]
+    def call_with(port_parameters: Mapping[str, _PortParameter]) -> Any:
+        by_position: list[Port[Any]] = []
+        by_name: dict[str, Port[Any]] = {}
+        for name, port_parameter in port_parameters.items():
+            port = stand_in(name, ports.get(name, port_parameter.schema))
+            if port_parameter.many:
+                by_position += [port, stand_in(f"{name}_2", port.schema)]
             else:
-                given[name] = made
-        return target(*flat, **given, **parameters)
+                by_name[name] = port
+        return target(*by_position, **(by_name | dict(parameters)))
 
-    needed = {name: port for name, port in known.items() if not port.optional or name in ports}
+    needed_ports: dict[str, _PortParameter] = {}
+    for name, port_parameter in known_ports.items():
+        if not port_parameter.optional or name in ports:
+            needed_ports[name] = port_parameter
     try:
-        return call(known)
+        return call_with(known_ports)
     except GraphError:
-        if len(needed) == len(known):
+        if len(needed_ports) == len(known_ports):
             raise
-    return call(needed)
+    return call_with(needed_ports)
 
 
-def named(target: Any) -> str:
-    """What a target is called."""
+def name_target(target: Any) -> str:
+    """The name of a target: that of its declaration, else its function's."""
     if isinstance(target, OperatorDeclaration):
         return target.operator.name
     if isinstance(target, LossDeclaration):
         return target.function.name
     if not inspect.isfunction(target):
-        found = f"{type(target).__name__} {target!r:.60}"
-        raise _refused("contract", f"expected an operator or a loss, found {found}", "")
+        described = f"{type(target).__name__} {target!r:.60}"
+        raise _refusal("contract", f"expected an operator or a loss, found {described}", "")
     return target.__name__
 
 
-def _signature(name: str, target: Any) -> tuple[dict[str, _PortParameter], dict[str, Any]]:
+def _read_signature(name: str, target: Any) -> tuple[dict[str, _PortParameter], dict[str, Any]]:
     """The ports, and the parameters with their defaults."""
     if isinstance(target, OperatorDeclaration):
-        inputs = target.operator.inputs
-        return {i.name: _PortParameter(i.schema) for i in inputs}, _defaults(target.operator)
+        function = target.operator.function
+        assert function is not None
+        defaults = _keyword_defaults(inspect.signature(function))
+        return _port_parameters(target.operator.inputs), defaults
     if isinstance(target, LossDeclaration):
-        inputs = target.function.ports
-        params = _keywords(inspect.signature(target.fn))
-        return {i.name: _PortParameter(i.schema) for i in inputs}, params
+        defaults = _keyword_defaults(inspect.signature(target.fn))
+        return _port_parameters(target.function.ports), defaults
     try:
         signature = inspect.signature(target, eval_str=True)
     except NameError as error:
         problem = f"its annotations name {error.name!r}, which is not found"
-        raise _refused(name, problem, f"import {error.name} in its file") from None
-    ports = {}
+        raise _refusal(name, problem, f"import {error.name} in its file") from None
+    ports: dict[str, _PortParameter] = {}
     for parameter in signature.parameters.values():
         schema = _port_schema(parameter.annotation)
         optional = parameter.default is None
@@ -207,42 +220,53 @@ def _signature(name: str, target: Any) -> tuple[dict[str, _PortParameter], dict[
             ports[parameter.name] = _PortParameter(schema, optional=optional, many=many)
     if not ports and signature.return_annotation is not Loss:
         problem = "expected an operator or a loss, found a function without Ports"
-        raise _refused(name, problem, "")
-    other = [p.name for p in signature.parameters.values() if _is_state(p) and p.name not in ports]
-    if other:
-        problem = f"expected an operator on columns, found one that needs {other[0]!r}, no Port"
-        raise _refused(name, problem, "")
-    return ports, {p: d for p, d in _keywords(signature).items() if p not in (*ports, _ROWS)}
+        raise _refusal(name, problem, "")
+    _refuse_states(name, signature, ports)
+    defaults = _keyword_defaults(signature)
+    for port in (*ports, _ROWS):
+        defaults.pop(port, None)
+    return ports, defaults
+
+
+def _port_parameters(inputs: Sequence[Input]) -> dict[str, _PortParameter]:
+    return {port.name: _PortParameter(port.schema) for port in inputs}
+
+
+def _refuse_states(name: str, signature: inspect.Signature, ports: Collection[str]) -> None:
+    for parameter in signature.parameters.values():
+        if _is_state(parameter) and parameter.name not in ports:
+            problem = (
+                f"expected an operator on columns, found one that needs {parameter.name!r}, no Port"
+            )
+            raise _refusal(name, problem, "")
 
 
 def _is_state(parameter: inspect.Parameter) -> bool:
     """Whether it is given by position and must be: a Port, a Model, a function."""
-    needed = parameter.default is parameter.empty
-    return needed and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    is_needed = parameter.default is parameter.empty
+    return is_needed and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
-def _defaults(operator: Operator) -> dict[str, Any]:
-    assert operator.function is not None
-    return _keywords(inspect.signature(operator.function))
-
-
-def _keywords(signature: inspect.Signature) -> dict[str, Any]:
-    kept = (p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY)
-    return {p.name: p.default for p in kept}
+def _keyword_defaults(signature: inspect.Signature) -> dict[str, Any]:
+    keyword_only = (p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY)
+    return {parameter.name: parameter.default for parameter in keyword_only}
 
 
 def _port_schema(annotation: Any) -> type[Schema] | None:
     """The schema of `Port[S]` or `Port[S] | None`; S may be a type variable with a bound."""
     for kind in (annotation, *get_args(annotation)):
         if get_origin(kind) is Port:
-            (found,) = get_args(kind)
-            found = found.__bound__ if isinstance(found, TypeVar) else found
-            return found if isinstance(found, type) and issubclass(found, Schema) else Schema
+            (schema,) = get_args(kind)
+            if isinstance(schema, TypeVar):
+                schema = schema.__bound__
+            if isinstance(schema, type) and issubclass(schema, Schema):
+                return schema
+            return Schema
     return None
 
 
 def stand_in(name: str, schema: type[Schema]) -> Port[Any]:
-    """A Port that carries this schema."""
+    """Make a Port that carries this schema."""
     if issubclass(schema, TopLogprobs) and not schema.k:
         schema = TopLogprobs.of(_TOP)
     rows = Operator(
@@ -255,58 +279,68 @@ def stand_in(name: str, schema: type[Schema]) -> Port[Any]:
     return Node(rows, name).port()
 
 
-def _operator(name: str, node: Node, open_names: set[str], settled: Settled) -> OperatorSubject:
+def _make_operator_subject(
+    name: str, node: Node, open_names: set[str], settle: SettleParams
+) -> OperatorSubject:
     operator = node.operator
     if operator.function is None:
         problem = (
             f"expected an operator on columns, found one with a kernel of its own ({operator.work})"
         )
-        raise _refused(name, problem, "")
+        raise _refusal(name, problem, "")
     _require_stand_ins(name, node.inputs)
-    inputs = tuple(
-        InputPort(name=key, input=operator.input(key), schema=port.schema)
-        for key, port in node.inputs.items()
-    )
+    inputs: list[InputPort] = []
+    for key, port in node.inputs.items():
+        inputs.append(InputPort(name=key, input=operator.input(key), schema=port.schema))
     free = {p: limit for p, limit in operator.limits.items() if p in open_names}
-    params = {p: _resolved(value, operator.limits.get(p)) for p, value in node.params.items()}
+    params: dict[str, Any] = {}
+    for param, setting in node.params.items():
+        params[param] = _settle_choice(setting, operator.limits.get(param))
     return OperatorSubject(
         name=name,
         operator=operator,
-        inputs=inputs,
-        made=node.schemas[0],
+        inputs=tuple(inputs),
+        output_schema=node.schemas[0],
         params=params,
         free=free,
-        settled=settled,
+        settle=settle,
     )
 
 
-def _loss(name: str, made: Loss, open_names: set[str], settled: Settled) -> LossSubject:
-    loss, given = made.bound()
-    loss = Loss(tuple(_spoken(term) for term in loss.terms))
-    _require_stand_ins(name, given)
-    inputs, free = [], {}
+def _make_loss_subject(
+    name: str, returned: Loss, open_names: set[str], settle: SettleParams
+) -> LossSubject:
+    bound, ports = returned.bound()
+    loss = Loss(tuple(_settle_dialect(term) for term in bound.terms))
+    _require_stand_ins(name, ports)
+    inputs: list[InputPort] = []
+    free: dict[str, Limit] = {}
     for term in loss.terms:
         declared = {port.name: port for port in term.function.ports}
-        for key, port in given.items():
+        for key, port in ports.items():
             label, _, short = key.rpartition(".")
             if label == term.label:
                 inputs.append(InputPort(name=key, input=declared[short], schema=port.schema))
-        limits = dict(term.function.limits)
-        free |= {f"{term.label}.{p}": limit for p, limit in limits.items() if p in open_names}
-    return LossSubject(name=name, loss=loss, inputs=tuple(inputs), free=free, settled=settled)
+        for param, limit in dict(term.function.limits).items():
+            if param in open_names:
+                free[f"{term.label}.{param}"] = limit
+    return LossSubject(name=name, loss=loss, inputs=tuple(inputs), free=free, settle=settle)
 
 
-def _spoken(term: LossTerm) -> LossTerm:
+def _settle_dialect(term: LossTerm) -> LossTerm:
     """The term with a dialect."""
     limits = dict(term.function.limits)
-    params = tuple((name, _resolved(value, limits.get(name))) for name, value in term.params)
-    return replace(term, params=params)
+    params = ((name, _settle_choice(setting, limits.get(name))) for name, setting in term.params)
+    return replace(term, params=tuple(params))
 
 
-def _resolved(value: Any, limit: Limit | None) -> Any:
-    """A dialect that nothing names is the first."""
-    unnamed = value is None and limit is not None and limit.kind == "choice" and not limit.optional
-    return limit.choices[0] if unnamed and limit else value
+def _settle_choice(setting: Any, limit: Limit | None) -> Any:
+    """The first choice for a setting that is left open; a dialect that nothing names is such."""
+    if setting is not None or limit is None:
+        return setting
+    if limit.kind == "choice" and not limit.optional:
+        return limit.choices[0]
+    return setting
 
 
 def _require_stand_ins(name: str, inputs: Mapping[str, Port[Any]]) -> None:
@@ -316,9 +350,9 @@ def _require_stand_ins(name: str, inputs: Mapping[str, Port[Any]]) -> None:
                 f"expected one operator on the ports that it is given, found {key!r} made by"
                 f" {port.node.operator.name!r}"
             )
-            raise _refused(name, problem, "a contract for each operator")
+            raise _refusal(name, problem, "a contract for each operator")
 
 
-def _refused(name: str, problem: str, fix: str) -> ContractError:
-    like = "an operator on columns (@operator), or a loss (@loss)"
-    return ContractError(f"{name}: {problem}. Fix: {fix or like}.")
+def _refusal(name: str, problem: str, fix: str) -> ContractError:
+    fix = fix or "an operator on columns (@operator), or a loss (@loss)"
+    return ContractError(f"{name}: {problem}. Fix: {fix}.")

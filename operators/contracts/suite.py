@@ -17,19 +17,19 @@ from hypothesis.errors import Flaky, Unsatisfiable, UnsatisfiedAssumption
 from dataflow.schema import Keep, Schema
 from dataflow.testing import Contract, ContractError, Verdict
 from operators.contracts import losses, operators
-from operators.contracts.cases import Generated, table
-from operators.contracts.generate import RowKind, RowPlan, rows_of
-from operators.contracts.loss_rows import plan_of
+from operators.contracts.cases import Generated, format_rows
+from operators.contracts.generate import RowKind, RowPlan, generated_rows
+from operators.contracts.loss_rows import plan_loss_rows
 from operators.contracts.promise import Broken, Promise
 from operators.contracts.subject import (
     LossSubject,
     OperatorSubject,
     Subject,
-    subject_of,
+    make_subject,
 )
 
 
-def suite_of(
+def make_suite(
     target: Callable[..., Any],
     parameters: Mapping[str, Any],
     *,
@@ -37,10 +37,10 @@ def suite_of(
     columns: Mapping[str, Any],
     ports: Mapping[str, type[Schema]],
 ) -> Suite:
-    """The suite of a target, as dataflow.testing.contract describes it."""
+    """Make the suite of a target, as dataflow.testing.contract describes it."""
     if examples < 1:
         raise ContractError(f"examples: expected a whole number >= 1, found {examples}. Fix: 50.")
-    subject = subject_of(target, parameters, ports)
+    subject = make_subject(target, parameters, ports)
     return Suite(subject, columns, examples)
 
 
@@ -62,7 +62,7 @@ class Suite(Contract):
         self._subject: Any = subject
         self._examples = examples
         self._verdicts: dict[str, Verdict] = {}
-        self._plan, promises = _parts(subject, columns)
+        self._plan, promises = _plan_promises(subject, columns)
         self._promises: dict[str, Promise[Any]] = {promise.name: promise for promise in promises}
         self._drawn: dict[RowKind, list[Generated]] = {}
 
@@ -72,23 +72,23 @@ class Suite(Contract):
 
     def verdict(self, promise: str) -> Verdict:
         if promise not in self._verdicts:
-            self._verdicts[promise] = self._judged(self._promises[promise])
+            self._verdicts[promise] = self._judge(self._promises[promise])
         return self._verdicts[promise]
 
-    def _judged(self, promise: Promise[Any]) -> Verdict:
-        made = Verdict(promise=promise.name, says=promise.says, outcome="kept")
+    def _judge(self, promise: Promise[Any]) -> Verdict:
+        is_kept = Verdict(promise=promise.name, says=promise.says, outcome="kept")
         if why := promise.unless(self._subject):
-            return replace(made, outcome="not promised", text=why)
+            return replace(is_kept, outcome="not promised", text=why)
         for base in promise.rests_on:
             if self.verdict(base).outcome in ("broken", "not judged"):
-                return replace(made, outcome="not judged", text=f"{base} is broken")
-        found = self._search(promise)
-        if found is None:
-            return made
-        broken, rows = found
+                return replace(is_kept, outcome="not judged", text=f"{base} is broken")
+        failure = self._search(promise)
+        if failure is None:
+            return is_kept
+        broken, rows = failure
         if broken.promise != promise.name and self._is_broken(broken.promise):
-            return replace(made, outcome="not judged", text=f"{broken.promise} is broken")
-        return replace(made, outcome="broken", text=self._told(broken, rows))
+            return replace(is_kept, outcome="not judged", text=f"{broken.promise} is broken")
+        return replace(is_kept, outcome="broken", text=self._report(broken, rows))
 
     def _is_broken(self, base: str) -> bool:
         return self.verdict(base).outcome == "broken"
@@ -98,7 +98,8 @@ class Suite(Contract):
         most tests, and a search of its own would draw the same.
         """
         earlier_rows = self._drawn.get(kind)
-        if not earlier_rows:  # else a promise would be kept on no row at all
+        # Without any, a promise would be kept on no row at all.
+        if not earlier_rows:
             return False
         try:
             for rows in earlier_rows:
@@ -109,11 +110,14 @@ class Suite(Contract):
 
     def _search(self, promise: Promise[Any]) -> tuple[Broken, Generated] | None:
         """The smallest failing case of a promise that was found, or None."""
-        kind, seen = self._kind(promise), list[tuple[Broken, Generated]]()
+        kind = self._row_kind(promise)
         if self._keeps_on_earlier_rows(promise, kind):
             return None
-        calls, held = count(), list[Generated]()
+        seen: list[tuple[Broken, Generated]] = []
+        held: list[Generated] = []
+        calls = count()
 
+        # hypothesis derives its random seed from the text of this function.
         def test(rows: Generated) -> None:
             try:
                 promise.test(self._subject, rows)
@@ -128,10 +132,12 @@ class Suite(Contract):
                     raise _Enough
 
         try:
-            self._settings()(given(rows_of(self._plan, kind))(test))()
+            search = given(generated_rows(self._plan, kind))(test)
+            self._settings()(search)()
         except (Broken, _Enough):
-            return min(seen, key=lambda found: len(table(found[1])))
-        except Flaky:  # it failed, and with the same rows it did not
+            return min(seen, key=lambda failure: len(format_rows(failure[1])))
+        except Flaky:
+            # It failed, and with the same rows it did not.
             return Broken("deterministic", "the same rows fail once, and once do not"), seen[-1][1]
         except Unsatisfiable:
             raise ContractError(
@@ -152,34 +158,39 @@ class Suite(Contract):
             phases=(Phase.generate, Phase.shrink),
         )
 
-    def _kind(self, promise: Promise[Any]) -> RowKind:
+    def _row_kind(self, promise: Promise[Any]) -> RowKind:
         kind = RowKind(**promise.rows)
-        chooses = isinstance(self._subject, OperatorSubject) and issubclass(
-            self._subject.made, Keep
-        )
-        return replace(kind, distinct=True) if chooses and promise.name == "row_order" else kind
+        # Which of two equal rows is chosen may depend on their order.
+        if promise.name == "row_order" and self._chooses_rows():
+            return replace(kind, distinct=True)
+        return kind
 
-    def _told(self, broken: Broken, rows: Generated) -> str:
+    def _chooses_rows(self) -> bool:
+        if not isinstance(self._subject, OperatorSubject):
+            return False
+        return issubclass(self._subject.output_schema, Keep)
+
+    def _report(self, broken: Broken, rows: Generated) -> str:
         """One paragraph, and the rows."""
         promise = self._promises[broken.promise]
         return (
             f"{self.name} breaks the promise {promise.name}: {promise.says}. Found: {broken}. Fix:"
             f" {promise.fix}.\nThe smallest rows that show it (columns that are not shown are 0 or"
-            f" empty):\n{table(rows)}"
+            f" empty):\n{format_rows(rows)}"
         )
 
 
-def _parts(
+def _plan_promises(
     subject: Subject, columns: Mapping[str, Any]
 ) -> tuple[RowPlan, tuple[Promise[Any], ...]]:
     """What its rows are made of, and what it may promise."""
     if isinstance(subject, LossSubject):
-        return plan_of(subject, columns), losses.PROMISES
+        return plan_loss_rows(subject, columns), losses.PROMISES
     plan = RowPlan(
         ports=subject.inputs,
-        given=columns,
+        values_by_column=columns,
         free=subject.free,
         defaults=subject.params,
-        settled=subject.settled,
+        settle=subject.settle,
     )
     return plan, operators.PROMISES

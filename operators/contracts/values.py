@@ -58,27 +58,33 @@ _MEANING: Mapping[str, Any] = {
 _TEXT = st.text(alphabet="ab1 ", max_size=4)
 
 
-def value_of(column: Column, size: Size, *, bounded: bool = False) -> st.SearchStrategy[Any]:
-    """One element of a column. Raises ContractError for a type that cannot be generated."""
+def make_strategy(column: Column, size: Size, *, bounded: bool = False) -> st.SearchStrategy[Any]:
+    """Make the strategy of one element of a column. Raises ContractError for a type that cannot be
+    generated.
+    """
     if column.name in _MEANING:
-        return _of_lists(column.type, _MEANING[column.name])
-    floats = (BOUNDED if bounded else FLOATS)[size]
+        return _make_elements(column.type, _MEANING[column.name])
+    sizes = BOUNDED if bounded else FLOATS
+    floats = sizes[size]
     if column.distribution or column.name == "sampler_mass":
         floats = LOGPROBS[size]
         if pa.types.is_fixed_size_list(column.type):
-            apart = math.log(column.type.list_size + 1)  # together less than 1
+            # Each probability below 1 / (k + 1): together they are less than 1.
+            apart = math.log(column.type.list_size + 1)
             floats = floats.map(lambda number: number - apart)
-    found = of_type(column.type, floats)
-    if found is None:
+    strategy = make_strategy_of_type(column.type, floats)
+    if strategy is None:
         fix = f"columns={{{column.name!r}: a strategy or a list of examples}}"
         raise ContractError(
             f"column {column.name!r}: expected a type that can be generated, found {column.type}."
             f" Fix: {fix}."
         )
-    return st.none() | found if column.nullable else found
+    if column.nullable:
+        return st.none() | strategy
+    return strategy
 
 
-def _of_lists(kind: pa.DataType, one: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def _make_elements(kind: pa.DataType, one: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Single values, or fixed-size lists of them."""
     if not pa.types.is_fixed_size_list(kind):
         return one
@@ -86,29 +92,45 @@ def _of_lists(kind: pa.DataType, one: st.SearchStrategy[Any]) -> st.SearchStrate
     return st.lists(one, min_size=size, max_size=size, unique=size < 9)
 
 
-def of_type(kind: pa.DataType, floats: st.SearchStrategy[Any]) -> st.SearchStrategy[Any] | None:
-    """Values of an Arrow type; None for one that is not known."""
+def make_strategy_of_type(
+    kind: pa.DataType, floats: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Any] | None:
+    """Make the strategy of values of an Arrow type; None for one that is not known."""
     if pa.types.is_floating(kind):
         return floats
     if pa.types.is_fixed_size_list(kind):
-        return _lists(kind.value_type, floats, kind.list_size, kind.list_size)
+        return _make_lists(kind.value_type, floats, kind.list_size, kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _lists(kind.value_type, floats, 0, 3)
+        return _make_lists(kind.value_type, floats, 0, 3)
     if pa.types.is_struct(kind):
-        fields = {field.name: of_type(field.type, floats) for field in kind}
-        return None if None in fields.values() else st.fixed_dictionaries(fields)  # type: ignore[arg-type]
-    return next((made for fits, made in _SIMPLE if fits(kind)), None)
+        return _make_structs(kind, floats)
+    return next((strategy for is_of_kind, strategy in _SIMPLE if is_of_kind(kind)), None)
 
 
-def _lists(
+def _make_structs(
+    kind: pa.StructType, floats: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Any] | None:
+    fields: dict[str, st.SearchStrategy[Any]] = {}
+    for field in kind:
+        strategy = make_strategy_of_type(field.type, floats)
+        if strategy is None:
+            return None
+        fields[field.name] = strategy
+    return st.fixed_dictionaries(fields)
+
+
+def _make_lists(
     kind: pa.DataType, floats: st.SearchStrategy[Any], low: int, high: int
 ) -> st.SearchStrategy[Any] | None:
-    inside = of_type(kind, floats)
-    return None if inside is None else st.lists(inside, min_size=low, max_size=high)
+    inside = make_strategy_of_type(kind, floats)
+    if inside is None:
+        return None
+    return st.lists(inside, min_size=low, max_size=high)
 
 
 _DAY = datetime.datetime(2020, 1, 1)
 
+# The first that fits: unsigned integers are integers, too.
 _SIMPLE: Sequence[tuple[Any, st.SearchStrategy[Any]]] = (
     (pa.types.is_unsigned_integer, st.integers(0, 9)),
     (pa.types.is_integer, st.integers(-9, 9)),

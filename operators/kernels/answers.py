@@ -44,7 +44,7 @@ class DatasetAnswers:
         rows = chunk.inputs["prompt"]
         self._require_texts(rows)
         pairs = self._tokenize(rows)
-        fitting_rows, prompt, (completion, mask) = self._room.fitted(
+        fitting_rows, prompt, (completion, mask) = self._room.fit(
             pairs.prompt, (pairs.completion, pairs.mask), rows.keys, self._session
         )
         answers = rows.array(self._column)

@@ -67,7 +67,7 @@ def _fill(column: Column, batch: Batch, schema: type[Schema]) -> pa.Array | Ragg
     """
     if column.axis is None:
         return pa.array([column.absent] * len(batch), column.type)
-    aligned_name = next(name for name in batch.names if schema.columns[name].axis == column.axis)
-    elements = batch.ragged(aligned_name)
+    aligned_names = (name for name in batch.names if schema.columns[name].axis == column.axis)
+    elements = batch.ragged(next(aligned_names))
     values = np.full(len(elements.values), column.absent, column.type.to_pandas_dtype())
     return elements.like(values)

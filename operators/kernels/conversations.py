@@ -220,7 +220,8 @@ def _content_span(
     if one == other:
         return None, None
     before = one[: count_same_beginning(one, other)]
-    behind = one[len(one) - count_same_beginning(one[::-1], other[::-1]) :]
+    same_end = count_same_beginning(one[::-1], other[::-1])
+    behind = one[len(one) - same_end :]
     start = stop = None
     if rendered.startswith(before):
         start = len(before)
@@ -234,7 +235,8 @@ def count_same_beginning(one: Sequence[Any], other: Sequence[Any]) -> int:
     beginning on.
     """
     most = min(len(one), len(other))
-    return next((index for index in range(most) if one[index] != other[index]), most)
+    differing = (index for index in range(most) if one[index] != other[index])
+    return next(differing, most)
 
 
 def _replace_content(turns: list[Message], index: int, content: str) -> list[Message]:

@@ -196,7 +196,7 @@ class Demonstrations(DataCursor):
         """One batch: the rows of the chunk's positions."""
         rows = self._take(chunk)
         pairs = self._tokenize(rows, self._places(chunk))
-        fitting_rows, prompt, (completion, mask) = self._room.fitted(
+        fitting_rows, prompt, (completion, mask) = self._room.fit(
             pairs.prompt, (pairs.completion, pairs.mask), chunk.keys, self._session
         )
         all_fit = len(fitting_rows) == len(rows) and completion is pairs.completion

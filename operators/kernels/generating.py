@@ -175,7 +175,7 @@ class Generating(Interruptible):
         not_empty = self._find_not_empty(prompts, keys)
         if len(not_empty) < len(keys):
             prompts, keys = take_rows(prompts, not_empty), keys.take(not_empty)
-        fitting, prompts = self._room.fitted(prompts, keys, self._session)
+        fitting, prompts = self._room.fit(prompts, keys, self._session)
         return not_empty[fitting], prompts
 
     def _find_not_empty(self, prompts: Ragged, keys: Keys) -> np.ndarray:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataflow.batch import Batch
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.user import Columns
-from operators.advantage_formulas import kl_estimates
+from operators.advantage_formulas import estimate_token_kl
 from operators.kernels.host import ColumnFunction
 
 
@@ -32,7 +32,7 @@ class KlInReward(ColumnFunction):
         reference = Columns(chunk.inputs["reference"], schemas["reference"])
         tokens = int((rollout["completion_mask"].values > 0).sum())
         if tokens:
-            estimates = kl_estimates(
+            estimates = estimate_token_kl(
                 rollout, reference, kind=params["kind"], dialect=params["dialect"]
             )
             total = float(estimates.sum())

@@ -75,7 +75,7 @@ class Room:
             metric=f"{node.name}/overlong",
         )
 
-    def fitted(self, prompts: Ragged, keys: Keys, session: Session) -> tuple[np.ndarray, Ragged]:
+    def fit(self, prompts: Ragged, keys: Keys, session: Session) -> tuple[np.ndarray, Ragged]:
         """Fit the prompts: the indices of those that stay, and their ids. Dropped ones become
         tombstones of the session.
 
@@ -137,7 +137,7 @@ class RowRoom:
             policy=params.get("overlong", "error"),
         )
 
-    def fitted(
+    def fit(
         self, prompts: Ragged, rest: Sequence[Ragged], keys: Keys, session: Session
     ) -> tuple[np.ndarray, Ragged, list[Ragged]]:
         """Fit the rows: the indices of those that stay, their prompts, and the columns aligned with

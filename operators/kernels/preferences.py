@@ -69,7 +69,7 @@ class Preferences(DataCursor):
         place = self._places(chunk)
         pairs = tokenize_preferences(self._tokenizer, self._data, source_rows, place)
         keys = chunk.keys.expand(2)
-        fitting_rows, _, (completion, mask) = self._room.fitted(
+        fitting_rows, _, (completion, mask) = self._room.fit(
             pairs.prompt, (pairs.completion, pairs.mask), keys, self._session
         )
         # Rows 2i and 2i + 1 are a pair: each one's partner differs in the lowest bit.

@@ -87,10 +87,9 @@ class HostReward:
         names = part_names(node.params)
         self._node = node.name
         self._session = session
-        self._functions = [
-            Function(name=name, asked=wants(fn), weight=weight)
-            for name, fn, weight in zip(names, fns, weights, strict=True)
-        ]
+        self._functions: list[Function] = []
+        for name, fn, weight in zip(names, fns, weights, strict=True):
+            self._functions.append(Function(name=name, asked=wants(fn), weight=weight))
         self._timeout = float(node.params.get("timeout", CALL_TIMEOUT))
         self._drop = node.params.get("on_error", "stop") == "drop_group"
         self._by_group = node.scope == "group"
@@ -107,7 +106,8 @@ class HostReward:
         rows = chunk.inputs["rows"]
         calls: dict[int, pa.RecordBatch] = {}
         if len(rows):
-            calls = {i: self._columns(f, rows) for i, f in enumerate(self._functions)}
+            for i, function in enumerate(self._functions):
+                calls[i] = self._columns(function, rows)
         outcomes = self._call(calls)
         rewards = np.full((len(rows), len(self._functions)), np.nan)
         lost = np.zeros(len(rows), dtype=bool)
@@ -263,16 +263,26 @@ def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
     _require_columns(function, rows.names)
     names = [n for n in rows.names if n == "completion" or _is_taken(n, function.asked)]
     records = rows.records.select(names)
-    chat = "prompt" in rows.names and is_messages(rows.records.schema.field("prompt").type)
-    return records.replace_schema_metadata({CONVERSATIONAL: b"1"} if chat else None)
+    prompt_type = _prompt_type(rows)
+    if prompt_type is not None and is_messages(prompt_type):
+        return records.replace_schema_metadata({CONVERSATIONAL: b"1"})
+    return records.replace_schema_metadata(None)
+
+
+def _prompt_type(rows: Batch) -> pa.DataType | None:
+    if "prompt" not in rows.names:
+        return None
+    return rows.records.schema.field("prompt").type
 
 
 def _with_readable_prompts(rows: Batch) -> Batch:
     """The rows with their prompts as text or messages, however they were given to the model."""
     if "prompt_text" not in rows.names:
         return rows
-    if "prompt" in rows.names and not is_token_ids(rows.records.schema.field("prompt").type):
-        return rows  # a column of the dataset that happens to have that name
+    prompt_type = _prompt_type(rows)
+    if prompt_type is not None and not is_token_ids(prompt_type):
+        # prompt_text is a column of the dataset that happens to have that name.
+        return rows
     others = [name for name in rows.names if name not in ("prompt", "prompt_text")]
     return rows.select(others).with_columns({"prompt": rows.array("prompt_text")})
 
@@ -292,9 +302,9 @@ def _is_taken(column: str, asked: Wants) -> bool:
     if column in _HIDDEN:
         return False
     keyword = "prompts" if column == "prompt" else column
-    return keyword in asked.names or (
-        asked.everything and (keyword in PASSED or column not in _ENGINES)
-    )
+    if keyword in asked.names:
+        return True
+    return asked.everything and (keyword in PASSED or column not in _ENGINES)
 
 
 def _units(keys: Keys, by_group: bool) -> list[slice]:
@@ -309,9 +319,9 @@ def _units(keys: Keys, by_group: bool) -> list[slice]:
 def _describe_rows(chunk: Chunk, unit: slice) -> str:
     """`row 7/3, step 2` or `rows 4/0 to 7/3, step 2`: position/sample of the first and last row."""
     keys = chunk.keys
-    first, last = (
-        f"{keys.position[row]}/{keys.sample[row]}" for row in (unit.start, unit.stop - 1)
-    )
+    last_row = unit.stop - 1
+    first = f"{keys.position[unit.start]}/{keys.sample[unit.start]}"
+    last = f"{keys.position[last_row]}/{keys.sample[last_row]}"
     step = f", step {chunk.step}" if chunk.step else ""
     if first == last:
         return f"row {first}{step}"

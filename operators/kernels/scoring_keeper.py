@@ -259,6 +259,6 @@ def _do_nothing(number: int, frame: object) -> None:
     """Do nothing: signals are read from the wake-up descriptor."""
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, setting: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, int(setting), 0, 0, 0)

@@ -69,7 +69,8 @@ class StepReward(HostReward):
         rewards = np.array(numbers, dtype=np.float64)  # None becomes NaN
         applies = ~np.isnan(rewards)
         if len(rows):
-            tokens = self._steps.token[offsets[rows[0]] : offsets[rows[-1] + 1]]
+            start, stop = offsets[rows[0]], offsets[rows[-1] + 1]
+            tokens = self._steps.token[start:stop]
             np.add.at(self._token_rewards, tokens[applies], rewards[applies])
         row = np.repeat(np.arange(len(rows)), step_counts)
         total = np.bincount(row, weights=np.nan_to_num(rewards), minlength=len(rows))
@@ -78,8 +79,6 @@ class StepReward(HostReward):
 
     def _batch(self, keys: Keys, rewards: np.ndarray, is_kept: np.ndarray) -> Batch:
         all_tokens = self._ids.like(self._token_rewards.astype(np.float32))
-        columns: dict[str, Any] = {
-            **self._reward_columns(rewards[is_kept]),
-            "token_reward": take_rows(all_tokens, np.flatnonzero(is_kept)),
-        }
+        columns: dict[str, Any] = self._reward_columns(rewards[is_kept])
+        columns["token_reward"] = take_rows(all_tokens, np.flatnonzero(is_kept))
         return Batch.make(keys.take(is_kept), columns, TokenReward)

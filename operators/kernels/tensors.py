@@ -30,17 +30,19 @@ def gather(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Copy `values[index]` into a new tensor on the device; dtype: default the column's."""
-    rows = values[index] if isinstance(values, Tensor) else torch.from_numpy(values[index])
+    rows = values[index]
+    if not isinstance(rows, Tensor):
+        rows = torch.from_numpy(rows)
     return rows.to(device=device, dtype=dtype, non_blocking=True)
 
 
-def index(values: np.ndarray, device: torch.device) -> Tensor:
+def to_index_tensor(values: np.ndarray, device: torch.device) -> Tensor:
     """An int64 index array that the caller made, as a tensor on the device."""
     array = np.ascontiguousarray(values, dtype=np.int64)
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
-def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
+def require_aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
     """The flat values of a token column, NumPy or tensor. Raises DataError if offsets differ."""
     column = batch.tensor(name) if name in batch.device else batch.ragged(name)
     if not np.array_equal(column.offsets, offsets):

@@ -273,7 +273,12 @@ class Tokenizer:
             return rows
         size = len(begin)
         twice = [*begin, *begin]
-        return [row[size:] if row[: 2 * size] == twice else row for row in rows]
+        changed_rows: list[list[int]] = []
+        for row in rows:
+            if row[: 2 * size] == twice:
+                row = row[size:]
+            changed_rows.append(row)
+        return changed_rows
 
 
 def _ones_for(rows: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -28,7 +28,7 @@ from dataflow.token_counts import NotCounted, TokenCounts
 from operators import tasks
 from operators.data_files import source_files
 from operators.data_hub import is_hub
-from operators.data_lengths import Stamp, prompt_bytes, stamps
+from operators.data_lengths import Stamp, count_prompt_bytes, stamp_sources
 from operators.kernels.data import (
     SourceRows,
     open_demonstrations,
@@ -87,7 +87,7 @@ def _count_if_possible(
         folder = folder_of(base)
         if folder is not None:
             files += [folder / name for name in FILES if (folder / name).is_file()]
-        return count(dataset, split, base, folder, stamps(files))
+        return count(dataset, split, base, folder, stamp_sources(files))
     except (DataError, OSError, UnicodeError, pa.ArrowException) as error:
         problem, _, _ = str(error).partition(". Fix: ")
         return NotCounted(why=problem.partition("\n")[0])
@@ -104,7 +104,7 @@ def _count_prompts(
         sample = counts[_draw_sample(np.zeros(len(counts)))]
     else:
         tokenizer = _read_tokenizer_in(folder, base)
-        sizes = prompt_bytes(column).to_numpy(zero_copy_only=False)
+        sizes = count_prompt_bytes(column).to_numpy(zero_copy_only=False)
         sampled_rows = _draw_sample(sizes)
         longest_rows = _find_longest(sizes)
         texts = column.take(pa.array([*sampled_rows, *longest_rows]))
@@ -153,7 +153,7 @@ def _count_pairs(
     tokenizer = _read_tokenizer_in(folder, base)
     sizes = np.zeros(len(source), dtype=np.int64)
     for column in source.table.columns:
-        sizes += prompt_bytes(column.combine_chunks()).to_numpy(zero_copy_only=False)
+        sizes += count_prompt_bytes(column.combine_chunks()).to_numpy(zero_copy_only=False)
     sampled_rows = _draw_sample(sizes)
     longest_rows = _find_longest(sizes)
     rows = np.array([*sampled_rows, *longest_rows], dtype=np.int64)

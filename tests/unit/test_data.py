@@ -19,7 +19,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
-from operators.data_files import columns_of, read_table
+from operators.data_files import read_table, source_columns
 from operators.kernels.data import Demonstrations, Order, Prompts, open_demonstrations, open_rows
 from operators.kernels.text import (
     Tokenizer,
@@ -64,7 +64,7 @@ def test_jsonl_in_trl_shape_keeps_columns_and_texts_that_look_like_dates(tmp_pat
     assert rows.shape == "trl"
     columns = {"prompt": ["p", "q"], "answer": ["2024-01-01", None], "level": [None, 2]}
     assert rows.table.to_pydict() == columns
-    assert columns_of(data) == {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
+    assert source_columns(data) == {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
 
 
 def test_message_prompts_lose_the_fields_that_only_other_messages_have(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_verl_parquet_is_read_as_it_is_and_split_by_extra_info(tmp_path: Path) -
     ]
     data = str(tmp_path / "v.parquet")
     pq.write_table(pa.Table.from_pylist(rows), data)
-    assert pa.schema(columns_of(data)) == pq.read_schema(data).remove_metadata()
+    assert pa.schema(source_columns(data)) == pq.read_schema(data).remove_metadata()
     assert open_rows(data).shape == "verl"
     extra = open_rows(data, "train").table.column("extra_info").to_pylist()
     assert [row["index"] for row in extra] == [0, 2]
-    assert columns_of(data, "test") == columns_of(data)
-    for read in (open_rows, columns_of):
+    assert source_columns(data, "test") == source_columns(data)
+    for read in (open_rows, source_columns):
         with pytest.raises(DataError, match=r"no row of split 'val'; there are: test, train"):
             read(data, "val")
 
@@ -110,16 +110,16 @@ def test_a_split_that_no_row_has_is_known_before_the_rows_are_read(
     with_splits, without = tmp_path / f"with.{ending}", tmp_path / f"without.{ending}"
     write(table, with_splits)
     write(table.drop_columns("split"), without)
-    assert list(columns_of(str(with_splits), "test")) == ["prompt", "split"]
+    assert list(source_columns(str(with_splits), "test")) == ["prompt", "split"]
     with pytest.raises(DataError, match=r"no row of split 'tset'; there are: test, train\. Fix"):
-        columns_of(str(with_splits), "tset")
+        source_columns(str(with_splits), "tset")
     with pytest.raises(DataError, match=r"to choose split 'test' by, found columns: prompt"):
-        columns_of(str(without), "test")
+        source_columns(str(without), "test")
 
 
 def test_a_task_has_two_splits() -> None:
     with pytest.raises(DataError, match=r"expected split 'train' or 'test' of a task, found 'val'"):
-        columns_of("reasoning_gym:spell_backward", "val")
+        source_columns("reasoning_gym:spell_backward", "val")
 
 
 def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_parquet_with_more_columns_and_dictionaries_becomes_one_plain_table(tmp_
     first, second = (pa.array(texts).dictionary_encode() for texts in (["a", "b"], ["c"]))
     pq.write_table(pa.table({"prompt": first}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"prompt": second, "n": [1]}), tmp_path / "1.parquet")
-    assert columns_of(str(tmp_path)) == {"prompt": pa.utf8(), "n": pa.int64()}
+    assert source_columns(str(tmp_path)) == {"prompt": pa.utf8(), "n": pa.int64()}
     rows = open_rows(str(tmp_path)).table.to_pydict()
     assert rows == {"prompt": ["a", "b", "c"], "n": [None, None, 1]}
 
@@ -170,7 +170,7 @@ def test_files_that_are_not_there_or_no_files_are_refused(
 ) -> None:
     save_jsonl(tmp_path / "bad.parquet", "no data")
     with pytest.raises(DataError, match=message):
-        columns_of(str(tmp_path / name))
+        source_columns(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -182,14 +182,14 @@ def test_a_column_without_a_name_is_refused(tmp_path: Path, suffix: str) -> None
         pq.write_table(rows, data)
     message = "expected a name for each column, found an empty one beside prompt. Fix: "
     with pytest.raises(DataError, match=message):
-        columns_of(str(data))
+        source_columns(str(data))
 
 
 TASK = "reasoning_gym:spell_backward?size=60&seed=3&min_word_len=3&max_word_len=6&suffix=%0A"
 
 
 def test_tasks_are_a_source_whose_splits_share_no_question() -> None:
-    assert set(columns_of(TASK)) == {"prompt", "answer", "entry", "task"}
+    assert set(source_columns(TASK)) == {"prompt", "answer", "entry", "task"}
     whole, train, test = (
         open_rows(TASK, split).table.to_pydict() for split in (None, "train", "test")
     )

@@ -13,11 +13,11 @@ import pytest
 
 from dataflow.errors import DataError
 from operators.data_files import (
-    columns_of,
     demonstration_columns,
     prompt_columns,
     read_prompts,
     read_table,
+    source_columns,
 )
 from operators.data_sources import row_count
 from operators.kernels.data import SourceRows, open_demonstrations, open_rows
@@ -51,7 +51,7 @@ def test_csv_columns_are_text_unless_each_value_is_a_number(tmp_path: Path) -> N
         "share": [0.5, 2.0],
         "note": ["", "x"],
     }
-    kinds = columns_of(data)
+    kinds = source_columns(data)
     assert (kinds["code"], kinds["level"], kinds["share"]) == (pa.utf8(), pa.int64(), pa.float64())
     assert row_count(data, None) == 2
     assert open_rows(data).shape == "trl"
@@ -138,7 +138,7 @@ def test_sharegpt_messages_are_read_as_messages(tmp_path: Path, column: str) -> 
         assert texts(open_demonstrations(data), "messages") == [[USER, ASSISTANT], whole], data
         assert list(prompt_columns(data)) == ["prompt", "messages"]
         asked = open_rows(data)
-        assert asked.table.column("messages").type == columns_of(data)["messages"]
+        assert asked.table.column("messages").type == source_columns(data)["messages"]
         assert texts(asked, "prompt") == [[USER], whole], data
 
 

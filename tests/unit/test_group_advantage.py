@@ -104,7 +104,7 @@ def by_row(
     keys = Keys.of(labels, [labels[:i].count(label) for i, label in enumerate(labels)])
     mask = [np.array(written[g][i], np.uint8) for g, i in rows]
     reward = np.array([rewards[g][i] for g, i in rows], np.float32)
-    made = formulas.group_advantage(
+    advantages = formulas.group_advantage(
         Columns(Batch.make(keys, {"completion_mask": mask}, Completion), Completion),
         Columns(Batch.make(keys, {"reward": reward}, Reward), Reward),
         baseline=baseline,
@@ -112,7 +112,7 @@ def by_row(
         ragged=True,
         dialect=dialect,
     )["advantage"]
-    return {row: made[i].tolist() for i, row in enumerate(rows)}
+    return {row: advantages[i].tolist() for i, row in enumerate(rows)}
 
 
 @pytest.mark.long

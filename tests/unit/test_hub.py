@@ -13,7 +13,7 @@ from dataflow.errors import DataError, GraphError
 from engine.keep.checkpoint.content_digests import data_content
 from graphs.grpo import grpo
 from operators import data_hub
-from operators.data_files import columns_of, prompt_columns, read_table, source_files
+from operators.data_files import prompt_columns, read_table, source_columns, source_files
 from operators.data_sources import overlap, row_count
 from operators.kernels.data import open_rows
 from tests.kit.files import save_jsonl
@@ -83,7 +83,7 @@ def test_parts_are_joined_and_images_refused_by_the_check(tmp_path: Path) -> Non
 def test_columns_are_renamed_and_chosen(folder: str) -> None:
     data = f"{folder}?split=train&prompt=question&columns=answer"
     assert list(prompt_columns(data)) == ["prompt", "answer"]
-    assert columns_of(data) == {"prompt": pa.string(), "answer": pa.int64()}
+    assert source_columns(data) == {"prompt": pa.string(), "answer": pa.int64()}
     assert open_rows(data).table.slice(1, 1).to_pydict() == {"prompt": ["q1"], "answer": [1]}
     with pytest.raises(DataError, match="Fix: prompt=question among the settings of hf:"):
         prompt_columns(f"{folder}?split=train")
@@ -130,14 +130,14 @@ def test_held_out_rows_are_told_apart_by_slices(folder: str) -> None:
 ])  # fmt: skip
 def test_what_cannot_be_loaded_is_one_error(data: str, told: str) -> None:
     with pytest.raises(DataError, match=told):
-        columns_of(data)
+        source_columns(data)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("datasets", "datasets.exceptions"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DataError, match=r"Fix: pip install 'dataflow-rl\[hub\]'"):
-        columns_of("hf:openai/gsm8k")
+        source_columns("hf:openai/gsm8k")
 
 
 def by_answer(completions: list[str], answer: list[int]) -> list[float]:

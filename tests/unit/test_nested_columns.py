@@ -14,7 +14,7 @@ from dataflow.errors import DataError
 from dataflow.schema import Prompt
 from dataflow.user import Columns
 from engine.channels.layout import layout_from, layout_of
-from operators.data_files import columns_of, read_prompts
+from operators.data_files import read_prompts, source_columns
 from operators.kernels.data import open_rows
 from operators.kernels.scoring_child import as_keywords
 from operators.rewards import verl_reward
@@ -58,7 +58,7 @@ def test_a_key_that_a_row_lacks_is_absent(name: str, tmp_path: Path) -> None:
 
 def test_keys_that_all_rows_have_stay_columns_of_arrow(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "x": {"n": n, "of": [{"m": n}]}} for n in (1, 2)]
-    kind = columns_of(save_jsonl(tmp_path / "a.jsonl", *rows))["x"]
+    kind = source_columns(save_jsonl(tmp_path / "a.jsonl", *rows))["x"]
     assert kind == pa.struct({"n": pa.int64(), "of": pa.list_(pa.struct({"m": pa.int64()}))})
 
 

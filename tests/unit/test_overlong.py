@@ -43,9 +43,9 @@ def test_what_is_answered_fits_and_what_fits_is_answered(
             DataError,
             match=rf"rollout: row \({10 + long[0]}, 0, 0\): expected at most {most} prompt",
         ):
-            fitted.fitted(to_ragged(rows), keys, session)
+            fitted.fit(to_ragged(rows), keys, session)
         return
-    stay, left = fitted.fitted(to_ragged(rows), keys, session)
+    stay, left = fitted.fit(to_ragged(rows), keys, session)
     if policy == "truncate":
         assert lists(left) == [row[-most:] for row in rows]
     else:
@@ -68,7 +68,7 @@ def test_the_least_bound_counts_and_is_named() -> None:
 @pytest.mark.parametrize("policy", ["drop", "truncate"])
 def test_where_answers_take_all_positions_no_policy_helps(policy: str) -> None:
     with pytest.raises(DataError, match="expected at most 0 prompt tokens"):
-        room(policy, 4).fitted(to_ragged([[1]]), Keys.of([0]), FakeSession())
+        room(policy, 4).fit(to_ragged([[1]]), Keys.of([0]), FakeSession())
 
 
 @settings(max_examples=example_count(60))
@@ -88,7 +88,7 @@ def test_demonstrations_fit_afterwards(
     keys = Keys.of(range(len(prompts)))
     completion = to_ragged(answers)
     mask = completion.like(np.ones(len(completion.values), np.uint8))
-    stay, left, (kept, masked) = rows.fitted(to_ragged(prompts), [completion, mask], keys, session)
+    stay, left, (kept, masked) = rows.fit(to_ragged(prompts), [completion, mask], keys, session)
     wanted = {i: answers[i][: most - len(p)] for i, p in enumerate(prompts) if len(p) < most}
     if policy == "drop":
         wanted = {i: a for i, a in wanted.items() if a == answers[i]}

@@ -116,25 +116,25 @@ ADVANTAGES = {
 
 
 def advantage(name: str, rows: RecordedRows, how: How, dialect: str) -> dict[str, Any]:
-    made = ADVANTAGES[name.removesuffix("_whitened")](rows, dialect=dialect, **how)
+    columns = ADVANTAGES[name.removesuffix("_whitened")](rows, dialect=dialect, **how)
     if name.endswith("_whitened"):
-        made = formulas.whiten(made, rows.rollout(), shift=True, dialect=dialect)
-    return {"advantage": rows.cut(made["advantage"].values)}
+        columns = formulas.whiten(columns, rows.rollout(), shift=True, dialect=dialect)
+    return {"advantage": rows.cut(columns["advantage"].values)}
 
 
 def penalty(rows: RecordedRows, how: How, dialect: str) -> dict[str, Any]:
     """The estimates alone: beta is -1, and the reward 0."""
     nothing = rows.columns(Reward, reward=np.zeros(len(rows.lengths), np.float32))
     reference = rows.columns(Logprobs, logprobs=rows.ragged(rows.given["reference"]))
-    found = formulas.kl_in_reward(
+    penalised = formulas.kl_in_reward(
         rows.rollout(), nothing, reference, beta=-1.0, dialect=dialect, **how
     )
-    return {"penalty": rows.cut(found["token_reward"].values)}
+    return {"penalty": rows.cut(penalised["token_reward"].values)}
 
 
 def overlong(rows: RecordedRows, how: How, dialect: str) -> dict[str, Any]:
-    found = formulas.overlong_penalty(rows.rollout(), rows.score, dialect=dialect, **how)
-    return {"reward": found["reward"].tolist()}
+    penalised = formulas.overlong_penalty(rows.rollout(), rows.score, dialect=dialect, **how)
+    return {"reward": penalised["reward"].tolist()}
 
 
 POLICY_PORTS = {"advantage": "advantage", "old": "logprobs"}

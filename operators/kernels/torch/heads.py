@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from operators.kernels.tensors import index
+from operators.kernels.tensors import to_index_tensor
 from operators.kernels.torch.attention import forward, hidden
 from operators.kernels.torch.packing import Packed
 from operators.kernels.torch.scalar import scalar_head
@@ -70,14 +70,18 @@ def predictions(
     reading = _Reading(temperature=scale, entropy=entropy, top_k=top_k)
     shapes_logits = any(getattr(config, name, None) for name in _SHAPERS)
     if shapes_logits or len(keep) * config.vocab_size <= CHUNK:
-        logits = forward(module, *_make_inputs(packed, device), index(keep, device))
-        return _read(logits, index(which, device), written, ids, reading)
+        logits = forward(module, *_make_inputs(packed, device), to_index_tensor(keep, device))
+        return _read(logits, to_index_tensor(which, device), written, ids, reading)
     rows = max(1, CHUNK // config.vocab_size)
     return _read_in_chunks(module, packed, keep, which, written, ids, reading, rows)
 
 
 def _make_inputs(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass]:
-    return index(packed.ids, device), index(packed.positions, device), TreePass(packed, device)
+    return (
+        to_index_tensor(packed.ids, device),
+        to_index_tensor(packed.positions, device),
+        TreePass(packed, device),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +156,7 @@ def _read_in_chunks(
     """Like `_read`, with `rows` rows of logits at a time."""
     device = written.device
     all_states = hidden(module, *_make_inputs(packed, device))
-    states = all_states.index_select(0, index(keep, device))
+    states = all_states.index_select(0, to_index_tensor(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
     # Tokens in the order of the logits they read: those of a chunk lie together.
     order = np.argsort(which, kind="stable")
@@ -161,20 +165,20 @@ def _read_in_chunks(
     cuts = np.searchsorted(sorted_which, chunk_starts)
     parts = []
     for begin, (low, high) in zip(chunk_starts[:-1].tolist(), pairwise(cuts), strict=True):
-        tokens = index(order[low:high], device)
+        tokens = to_index_tensor(order[low:high], device)
         chunk_rows = slice(begin, begin + rows)
         read = checkpoint(
             _read_chunk,
             head,
             states[chunk_rows],
-            index(sorted_which[low:high] - begin, device),
+            to_index_tensor(sorted_which[low:high] - begin, device),
             written[tokens],
             None if ids is None else ids[tokens],
             reading.of_rows(chunk_rows),
             use_reentrant=False,
         )
         parts.append(read)
-    back = index(np.argsort(order), device)
+    back = to_index_tensor(np.argsort(order), device)
     logprobs, spread, at_ids, top_ids, top_logprobs = (
         _join(chunks, back) for chunks in zip(*parts, strict=True)
     )
@@ -231,6 +235,6 @@ def _read_scalar_head(
     module: nn.Module, packed: Packed, fed_tokens: np.ndarray, device: torch.device
 ) -> Tensor:
     all_states = hidden(module, *_make_inputs(packed, device))
-    states = all_states.index_select(0, index(fed_tokens, device))
+    states = all_states.index_select(0, to_index_tensor(fed_tokens, device))
     head = scalar_head(module)
     return head(states).float().squeeze(-1)

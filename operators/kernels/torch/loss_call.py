@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NoReturn
 
@@ -101,12 +102,12 @@ def call_loss(
 
 def _copy_rows_part(now: Now) -> Now:
     """Copy what comes from the rows; the model's part is shared."""
-    copies: dict[str, Tensor] = {}
+    copied_now = copy(now)
     for name in _FROM_ROWS:
         tensor = getattr(now, name)
         if tensor is not None:
-            copies[name] = tensor.clone()
-    return replace(now, **copies)
+            setattr(copied_now, name, tensor.clone())
+    return copied_now
 
 
 def _find_change(tensors: Mapping[str, Tensor], versions: Mapping[str, int]) -> str:

@@ -17,7 +17,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.kernel import Assignment
 from dataflow.loss import Loss, LossTerm, Now, Tensors
 from dataflow.schema import Schema
-from operators.kernels.tensors import aligned, gather, index
+from operators.kernels.tensors import gather, require_aligned, to_index_tensor
 from operators.kernels.torch.packing import Packed, prompt_groups
 
 
@@ -63,7 +63,7 @@ def step_rows(assignment: Assignment, loss: Loss, node: str, row_set: str = "row
     completions = rows.ragged("completion_ids")
     prompts = rows.ragged("prompt_ids")
     columns = {
-        name: aligned(rows, name, completions.offsets, f"{node}.{row_set}")
+        name: require_aligned(rows, name, completions.offsets, f"{node}.{row_set}")
         for name in ("completion_mask", "sampler_logprobs", "sampler_mass", "version")
         if name in rows.names
     }
@@ -129,7 +129,9 @@ def _read_columns(
         if column.name not in batch.names:
             continue
         if column.axis == "T":
-            by_token[column.name] = aligned(batch, column.name, completions.offsets, input_name)
+            by_token[column.name] = require_aligned(
+                batch, column.name, completions.offsets, input_name
+            )
         elif column.axis is None:
             numbers = _read_numbers(batch, column.name)
             if numbers is not None:
@@ -149,7 +151,7 @@ def now_of(rows: TrainRows, packed: Packed, step: int, device: torch.device) -> 
     """Make the Now of a micro-batch, except for the model's part."""
     # Groups are numbered anew, from 0, so that a loss can sum over those of the micro-batch.
     step_groups, group = np.unique(rows.groups[packed.rows], return_inverse=True)
-    row, row_group = index(packed.row, device), index(group, device)
+    row, row_group = to_index_tensor(packed.row, device), to_index_tensor(group, device)
     return Now(
         mask=gather(rows.mask, packed.tokens, device),
         row=row,

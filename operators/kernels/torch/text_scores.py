@@ -51,7 +51,7 @@ class TorchTextScores(TorchScores):
         prompts = prompts_of(rows.array("prompt"))
         ids = self._tokenizer.encode_answered(prompts, rows.array("completion").to_pylist())
         require_embedded_ids(self._name, self._model.name, ids, rows.keys, self.vocabulary)
-        fitting, ids = self._room.fitted(ids, rows.keys, self._session)
+        fitting, ids = self._room.fit(ids, rows.keys, self._session)
         if len(fitting):
             keys = rows.keys.take(fitting)
             shared, rest = _split_shared(ids, keys.position)
