@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from dataflow.graph import Graph
 from engine.plan.options import RunOptions
-from engine.session.attempts import Result
 from engine.session.background_run import RunHandle
 from engine.session.calls import Until, peek, resume, run
 from engine.session.planning import plan
+from engine.session.run_result import Result
 
 if TYPE_CHECKING:
     from engine.replay.rerun import Rerun

@@ -34,7 +34,7 @@ from dataflow.draw.picture import make_picture  # noqa: E402
 from dataflow.draw.svg import draw_svg  # noqa: E402
 from dataflow.graph import Graph  # noqa: E402
 from dataflow.model import Model  # noqa: E402
-from engine.cli.graphs import shipped, summary  # noqa: E402
+from engine.cli.graphs import shipped_graphs, summary  # noqa: E402
 from engine.plan.cluster import Cluster  # noqa: E402
 from engine.plan.cost.memory import peak  # noqa: E402
 from engine.plan.options import RunOptions, make_placing  # noqa: E402
@@ -133,7 +133,7 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "docs"
     with tempfile.TemporaryDirectory() as made, chdir(made):  # so that drawings have short paths
         save_inputs()
-        costed = [costed_graph(name) for name in shipped()]
+        costed = [costed_graph(name) for name in shipped_graphs()]
     (folder / "drawings").mkdir(parents=True, exist_ok=True)
     for each in costed:
         (folder / "drawings" / f"{each.name}.svg").write_text(draw_svg(make_picture(each.graph)))
@@ -179,7 +179,7 @@ def needed(graph: Graph) -> Iterator[str]:
 
 
 def section(each: Costed) -> str:
-    told = summary(shipped()[each.name])
+    told = summary(shipped_graphs()[each.name])
     return f"### {each.name}\n\n{told}\n\n![{each.name}](drawings/{each.name}.svg)"
 
 

@@ -14,14 +14,14 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
 from dataflow.import_order import describe_hidden_modules, import_path
 from dataflow.safe_text import printable
 from dataflow.storage import CANNOT
 from dataflow.width import fold_lines, screen_width
-from engine.cli.process_limits import PANIC, TOLD, is_exhausted
+from engine.cli.process_limits import EXHAUSTED, PANIC, is_exhausted
 from engine.cli.target import FORMS, UsageError, is_received, raised_at
 from engine.keep.untrusted_files import reading
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
         _tell_hidden()
     try:
-        code = _command([argument for argument in arguments if argument != "--traceback"])
+        code = _run_command([argument for argument in arguments if argument != "--traceback"])
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -80,11 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # the last place where one can be shown as a line
         if "--traceback" in arguments:
             raise
-        return _shown(error)
+        return _print_error(error)
     except BaseException as error:
         if type(error).__name__ != PANIC or "--traceback" in arguments:
             raise
-        return _shown(error)
+        return _print_error(error)
 
 
 def _tell_hidden() -> None:
@@ -98,11 +98,12 @@ def _tell_hidden() -> None:
         _say(notice)
 
 
-def _shown(error: BaseException) -> int:
+def _print_error(error: BaseException) -> int:
     """Print what ended the command as its last line; returns the exit code."""
-    lost = _lost_output("\n" if isinstance(error, OSError) else "")
+    # An OSError may have come in the middle of a line that was printed.
+    lost = _flush_output("\n" if isinstance(error, OSError) else "")
     if is_exhausted(error):
-        _say(TOLD)
+        _say(EXHAUSTED)
         return 3
     if isinstance(error, DataflowError):
         _say(str(error))
@@ -122,21 +123,26 @@ def _shown(error: BaseException) -> int:
 
 
 def _code_of(error: DataflowError) -> int:
-    """The exit code of a command that an error of ours ended."""
+    """Choose the exit code of a command that an error of ours ended."""
     if isinstance(error, UsageError):
         return 2
-    return 3 if isinstance(error, _FAILED_RUN) else 1
+    if isinstance(error, _FAILED_RUN):
+        return 3
+    return 1
 
 
 def _say(text: str) -> None:
     """Print the message that ends a command."""
-    print(printable(fold_lines(text, screen_width(sys.maxsize, sys.stderr))), file=sys.stderr)
+    lines = fold_lines(text, screen_width(sys.maxsize, sys.stderr))
+    print(printable(lines), file=sys.stderr)
 
 
-def _lost_output(more: str) -> OSError | None:
-    """Flush standard output before a message; its error where it takes no more."""
+def _flush_output(end: str) -> OSError | None:
+    """Flush standard output before a message, with this behind it. Returns the error where it takes
+    no more.
+    """
     try:
-        sys.stdout.write(more)
+        sys.stdout.write(end)
         sys.stdout.flush()
     except OSError as error:
         _without_output()
@@ -149,7 +155,8 @@ def _without_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _command(arguments: Sequence[str]) -> int:
+def _run_command(arguments: Sequence[str]) -> int:
+    """Run the command that the first argument names; returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(fold_lines(usage(), screen_width(sys.maxsize)))
         return 0 if arguments else 2
@@ -162,12 +169,24 @@ def _command(arguments: Sequence[str]) -> int:
     if name in ("--completion", "--complete"):
         from engine.cli.completion import print_candidates, print_script
 
-        return print_script(words) if name == "--completion" else print_candidates(words, COMMANDS)
+        if name == "--completion":
+            return print_script(words)
+        return print_candidates(words, COMMANDS)
     command = _main_of(name)
     _require_current_folder()
-    received = [w for w in words[:2] if is_received(w)] if name in LOOKING else []
-    with reading(received[0]) if received else nullcontext():
+    with _reading_received(name, words):
         return command(words)
+
+
+def _reading_received(command: str, words: Sequence[str]) -> AbstractContextManager[None]:
+    """Hold a command that only looks at files of others to the limits for such files: `diff` has
+    two targets, all others have one.
+    """
+    if command in LOOKING:
+        for word in words[:2]:
+            if is_received(word):
+                return reading(word)
+    return nullcontext()
 
 
 def _require_current_folder() -> None:
@@ -180,17 +199,21 @@ def _require_current_folder() -> None:
 
 
 def _main_of(name: str) -> Callable[[Sequence[str]], int]:
+    """Import a command. Raises UsageError where there is none of this name."""
     if name not in COMMANDS:
+        fix = f"one of: {', '.join(COMMANDS)}"
         near = nearest(name, COMMANDS)
-        fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
+        if near:
+            fix = f"dataflow {near}"
         raise UsageError("dataflow", f"no command {name!r}", fix)
     return importlib.import_module(f"engine.cli.{name}").main
 
 
 def usage() -> str:
-    """What `dataflow --help` prints."""
+    """Write what `dataflow --help` prints."""
     wide = max(map(len, COMMANDS)) + 2
-    commands = "\n".join(f"  {name.ljust(wide)}{does}" for name, does in COMMANDS.items())
+    lines = [f"  {name.ljust(wide)}{does}" for name, does in COMMANDS.items()]
+    commands = "\n".join(lines)
     return (
         f"usage: dataflow COMMAND TARGET [flags]\n\n{commands}\n\nTARGET is {FORMS}.\n"
         "Its flags are its function's parameters: dataflow run TARGET --help. With the required\n"

@@ -2,6 +2,10 @@
 
 Owns: the three scripts, and what may stand at the end of a command line. Does not own: commands,
 flags. A target's flags are read from its file; only --set calls the graph function, for its nodes.
+
+tyro writes a completion script, too (--tyro-print-completion), but of one command with one target:
+the script is fixed text, so that it knows neither another target's flags, nor the functions of a
+file, run folders, nodes or the parameters of --set. What follows here is asked anew at each Tab.
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ from typing import Any, get_type_hints
 import tyro
 
 from dataflow.errors import nearest_or_all
+from dataflow.program import AnyGraph
 from dataflow.set_expressions import settable
 from engine.cli.flags import LanguageOptions, parse_own
-from engine.cli.graphs import shipped
+from engine.cli.graphs import shipped_graphs
 from engine.cli.screen import say
-from engine.cli.set_flag import NodeOptions
+from engine.cli.set_flag import NodeOptions, settable_paths
 from engine.cli.target import UsageError, functions_in, load_target
 from engine.keep.run_folder import is_run
 from engine.plan.options import OF_ITS_START
@@ -79,77 +84,102 @@ def print_candidates(words: Sequence[str], commands: Mapping[str, str]) -> int:
     shell, line = words
     line_words = _words(line)
     current = line_words[-1]
-    candidates = dict.fromkeys(_candidates(line_words[1:], commands))
     start = 0
     if shell == "bash":
         start = max(current.rfind(":"), current.rfind("=")) + 1
-    matches = [word for word in candidates if word.startswith(current)]
-    say("".join(f"{word[start:]}\n" for word in matches), end="")
+    lines: dict[str, None] = {}
+    for word in _candidates(line_words[1:], commands):
+        if word.startswith(current):
+            lines[f"{word[start:]}\n"] = None
+    say("".join(lines), end="")
     return 0
 
 
 def _words(line: str) -> list[str]:
-    """The words of a line; the last is empty behind a space."""
+    """Split a line into words; the last is empty behind a space."""
     for end in ("", "'", '"'):
         try:
             words = shlex.split(line + end)
         except ValueError:  # a quote that is still open
             continue
-        return words if words and not (line[-1].isspace() and not end) else [*words, ""]
+        is_behind_space = not end and line[-1:].isspace()
+        if not words or is_behind_space:
+            words.append("")
+        return words
     return [""]
 
 
 def _candidates(line_words: Sequence[str], commands: Mapping[str, str]) -> Iterator[str]:
-    """line_words: those after `dataflow`, of which the last is not finished."""
+    """List what may stand for the last word. line_words: those after `dataflow`."""
     *before, current = line_words or [""]
     if not before:
         yield from [*commands, "--help", "--version", "--completion"]
-        return
-    command, *words = before
-    if command not in commands:
-        return
+    elif before[0] in commands:
+        yield from _candidates_of(before[0], before[1:], current)
+
+
+def _candidates_of(command: str, words: Sequence[str], current: str) -> Iterator[str]:
+    """List what may stand behind a command and these words, where `current` is begun."""
     places = 2 if command == "diff" else 1
     if current.startswith("-"):
         yield from _flags(command, words[:places])
-    elif command == "graphs" and not words:
-        yield from shipped()
     elif command in _TARGETS and len(words) < places:
         yield from _targets(current)
+    elif _expects_node(command, words):
+        for node in settable(load_target(words[0]).graph()):
+            yield node.name
+    elif _expects_setting(command, words):
+        for path in settable_paths(_edited_graph(command, words)):
+            yield f"{path}="
+    else:
+        yield from _names(command, words)
+
+
+def _names(command: str, words: Sequence[str]) -> Iterator[str]:
+    """List the graphs or runs that a command takes by name; none behind its last one."""
+    if command == "graphs" and not words:
+        yield from shipped_graphs()
     elif command == "watch" or (command == "top" and not words):
         yield from _runs(Path("runs"))
     elif command == "report" and not words:
-        yield from (f"runs/{name}" for name in _runs(Path("runs")))
-    elif (command == "peek" and len(words) == 1) or _names_a_node(command, words):
-        yield from (node.name for node in settable(load_target(words[0]).graph()))
-    elif command in (*_TARGETS, "resume", "rerun") and words and _last_flag(words) == "--set":
-        yield from _parameters(command, words)
+        for name in _runs(Path("runs")):
+            yield f"runs/{name}"
 
 
-def _names_a_node(command: str, words: Sequence[str]) -> bool:
-    """Whether the next word follows `rerun RUN --node`."""
+def _expects_node(command: str, words: Sequence[str]) -> bool:
+    """Whether the next word follows `peek TARGET` or `rerun RUN --node`."""
+    if command == "peek":
+        return len(words) == 1
     return command == "rerun" and len(words) > 1 and words[-1] == "--node"
 
 
-def _last_flag(words: Sequence[str]) -> str:
-    return next((word for word in reversed(words) if word.startswith("-")), "")
+def _expects_setting(command: str, words: Sequence[str]) -> bool:
+    """Whether the next word is one of --set."""
+    if command not in (*_TARGETS, "resume", "rerun") or not words:
+        return False
+    flags = [word for word in words if word.startswith("-")]
+    return flags[-1:] == ["--set"]
 
 
 def _targets(current: str) -> Iterator[str]:
-    """The graphs that come with it; the functions of a module or file before a colon."""
+    """List the graphs that come with it, and the functions of a module or file before a colon."""
+    for name in shipped_graphs():
+        yield f"graphs.{name}:{name}"
     place, colon, _ = current.partition(":")
-    yield from (f"graphs.{name}:{name}" for name in shipped())
     if colon:
-        yield from (f"{place}:{function.name}" for function in functions_in(place))
+        for function in functions_in(place):
+            yield f"{place}:{function.name}"
 
 
-def _runs(root: Path) -> Iterator[str]:
-    """Names of the runs there."""
-    if root.is_dir():
-        yield from sorted(path.name for path in root.iterdir() if is_run(path))
+def _runs(root: Path) -> list[str]:
+    """List the names of the runs in a folder; none where there is no such folder."""
+    if not root.is_dir():
+        return []
+    return sorted(path.name for path in root.iterdir() if is_run(path))
 
 
-def _flags(command: str, targets: Sequence[str]) -> Iterator[str]:
-    """Of the command's options, and of the functions that the targets name."""
+def _flags(command: str, targets: Sequence[str]) -> list[str]:
+    """List those of the command's options, and of the functions that the targets name."""
     names: list[str] = []
     for kind in _options(command):
         names += _fields(kind)
@@ -158,11 +188,12 @@ def _flags(command: str, targets: Sequence[str]) -> Iterator[str]:
             names += _parameters_of(target)
     if command == "resume":
         names = [name for name in names if name.removeprefix("no_") not in OF_ITS_START]
-    yield from dict.fromkeys(f"--{name.replace('_', '-')}" for name in [*names, "help"])
+    flags = [f"--{name.replace('_', '-')}" for name in names]
+    return list(dict.fromkeys([*flags, "--help"]))
 
 
 def _parameters_of(target: str) -> list[str]:
-    """Those of the function that a target names; nothing is imported."""
+    """List those of the function that a target names; nothing is imported."""
     place, _, name = target.rpartition(":")
     parameters: list[str] = []
     for function in functions_in(place):
@@ -173,7 +204,7 @@ def _parameters_of(target: str) -> list[str]:
 
 
 def _options(command: str) -> list[type[Any]]:
-    """The option classes of a command."""
+    """List the option classes of a command."""
     module = importlib.import_module(f"engine.cli.{command}")
     classes = [kind for name, kind in vars(module).items() if name.endswith("Options")]
     if command in _GRAPHS:
@@ -182,7 +213,7 @@ def _options(command: str) -> list[type[Any]]:
 
 
 def _fields(kind: type[Any]) -> Iterator[str]:
-    """The flags of an option class, without what has a place in the line instead."""
+    """List the flags of an option class, without what has a place in the line instead."""
     hints = get_type_hints(kind, include_extras=True)
     for name, hint in hints.items():
         if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
@@ -192,10 +223,13 @@ def _fields(kind: type[Any]) -> Iterator[str]:
             yield f"no_{name}"
 
 
-def _parameters(command: str, words: Sequence[str]) -> Iterator[str]:
-    """`NODE.PARAM=` of all that --set may change, once the line has what the graph needs."""
-    places = 2 if command in ("diff", "peek") else 1
-    target = load_target(words[1] if command == "diff" else words[0])
-    graph = target.graph(**parse_own(command, target, words[places:]))
-    for node in settable(graph):
-        yield from (f"{node.name}.{parameter.name}=" for parameter in node.parameters)
+def _edited_graph(command: str, words: Sequence[str]) -> AnyGraph:
+    """Make the graph that --set edits. Raises SystemExit where the line lacks what it needs."""
+    if command == "diff":
+        text, flags = words[1], words[2:]
+    elif command == "peek":
+        text, flags = words[0], words[2:]
+    else:
+        text, flags = words[0], words[1:]
+    target = load_target(text)
+    return target.graph(parse_own(command, target, flags))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.program_diff import compare
-from engine.cli.flag_values import Settings, gathered
+from engine.cli.flag_values import Settings, gather_values
 from engine.cli.flags import parse_shared, split_target
 from engine.cli.screen import say
 from engine.cli.set_flag import with_settings
@@ -37,38 +37,44 @@ class DiffOptions:
 def main(arguments: Sequence[str]) -> int:
     """Print the difference; equal graphs are no error."""
     if "--rows" in arguments:
-        return _rows([word for word in arguments if word != "--rows"])
+        return _compare_rows([word for word in arguments if word != "--rows"])
     first, rest = split_target("diff", _USAGE, DiffOptions, arguments)
     second, flags = split_target("diff", _USAGE, DiffOptions, rest)
-    settings, flags = _settings(gathered(flags, (DiffOptions,)))
-    values = parse_shared("diff", (first, second), flags)
-    before, after = first.graph(**values[0]), second.graph(**values[1])
-    say(str(compare(before, with_settings(second, values[1], after, settings))), end="")
+    settings, flags = _split_settings(gather_values(flags, (DiffOptions,)))
+    first_values, second_values = parse_shared("diff", (first, second), flags)
+    before = first.graph(first_values)
+    after = second.graph(second_values)
+    after = with_settings(second, second_values, after, settings)
+    say(str(compare(before, after)), end="")
     folders = [Path(t.text) for t in (first, second) if os.path.isdir(t.text)]
     if len(folders) == 2:
-        from engine.replay.run_diff import (
-            run_differences,  # here: it imports what reads checkpoints
-        )
+        # here: it imports what reads checkpoints
+        from engine.replay.run_diff import run_differences
 
         say(f"\n{run_differences(*folders)}", end="")
     return 0
 
 
-def _rows(arguments: Sequence[str]) -> int:
+def _compare_rows(arguments: Sequence[str]) -> int:
     """Print where the rows of two runs first differ. Raises UsageError, RunError."""
     if len(arguments) != 2 or any(word.startswith("-") for word in arguments):
         problem = f"--rows takes two run folders and no other flag, found {' '.join(arguments)}"
         raise UsageError("dataflow diff", problem, "dataflow diff runs/A runs/B --rows")
     from engine.replay.row_diff import row_differences  # here: it reads Parquet files
 
-    say(row_differences(*map(Path, arguments)), end="")
+    before, after = arguments
+    say(row_differences(Path(before), Path(after)), end="")
     return 0
 
 
-def _settings(flags: list[str]) -> tuple[list[str], list[str]]:
-    """The words after --set, and the other flags. flags: gathered, so that there is one --set."""
+def _split_settings(flags: list[str]) -> tuple[list[str], list[str]]:
+    """Split into the words after --set, and the other flags. flags: gathered, so that there is one
+    --set.
+    """
     if "--set" not in flags:
         return [], flags
-    at = flags.index("--set") + 1
-    end = next((i for i in range(at, len(flags)) if flags[i].startswith("-")), len(flags))
-    return flags[at:end], flags[: at - 1] + flags[end:]
+    place = flags.index("--set")
+    end = place + 1
+    while end < len(flags) and not flags[end].startswith("-"):
+        end += 1
+    return flags[place + 1 : end], flags[:place] + flags[end:]

@@ -48,25 +48,36 @@ class DrawOptions(RunOptions):
 def main(arguments: Sequence[str]) -> int:
     """Draw what TARGET makes."""
     graph, options = graph_and(DrawOptions, "draw", arguments)
-    form = options.form or (_ENDINGS.get(options.out.suffix) if options.out else "text")
-    if form is None:
-        problem = f"{options.out} has no ending of {', '.join(_ENDINGS)}"
-        raise UsageError("dataflow draw", problem, "give --form too")
-    placed, notes = _planned(graph, options) if options.plan else (None, {})
+    form = options.form or _form_of(options.out)
+    placed: list[Placed] | None = None
+    notes: Notes = {}
+    if options.plan:
+        placed, notes = _place_nodes(graph, options)
     if options.measured is not None:
         for name, lines in measured_notes(options.measured).items():
             notes[name] = (*notes.get(name, ()), *lines)
     if options.out is None:
-        drawn = draw(graph, form, width=screen_width(WIDTH), placed=placed, notes=notes)
-        say(drawn, end="", fold=False)
+        drawing = draw(graph, form, width=screen_width(WIDTH), placed=placed, notes=notes)
+        say(drawing, end="", fold=False)
     else:
-        drawn = draw(graph, form, placed=placed, notes=notes)
-        write_to_user_path("the drawing", options.out, drawn)
+        drawing = draw(graph, form, placed=placed, notes=notes)
+        write_to_user_path("the drawing", options.out, drawing)
         say(f"{form} of {graph.name} in {options.out}")
     return 0
 
 
-def _planned(graph: AnyGraph, options: RunOptions) -> tuple[list[Placed], Notes]:
+def _form_of(out: Path | None) -> Form:
+    """Choose the form by the ending of the file. Raises UsageError for an ending that has none."""
+    if out is None:
+        return "text"
+    if out.suffix not in _ENDINGS:
+        problem = f"{out} has no ending of {', '.join(_ENDINGS)}"
+        raise UsageError("dataflow draw", problem, "give --form too")
+    return _ENDINGS[out.suffix]
+
+
+def _place_nodes(graph: AnyGraph, options: RunOptions) -> tuple[list[Placed], Notes]:
+    """Plan the graph; returns the places of its nodes, and what is planned of each."""
     from engine.session.planning import plan  # here: not every command plans
 
     planned = plan(graph, options)

@@ -34,7 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     from engine.plan.explain import WIDTH, explain
     from engine.session.planning import plan  # here: not every command plans
 
-    measured = None if options.measured is None else read_measured(options.measured)
-    planned, width = plan(graph, options, profile=options.profile), screen_width(WIDTH)
-    say(explain(planned, measured=measured, width=width), end="")
+    measured = None
+    if options.measured is not None:
+        measured = read_measured(options.measured)
+    planned = plan(graph, options, profile=options.profile)
+    text = explain(planned, measured=measured, width=screen_width(WIDTH))
+    say(text, end="")
     return 0

@@ -31,13 +31,14 @@ Spreads = Sequence[str]
 
 
 def registry() -> ConstructorRegistry:
-    """The constructors that tyro needs for these types."""
+    """Make the constructors that tyro needs for these types."""
     constructors = ConstructorRegistry()
-    constructors.primitive_rule(_rule)
+    constructors.primitive_rule(_constructor_of)
     return constructors
 
 
-def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+def _constructor_of(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Choose the constructor of a type; None for one that tyro has its own for."""
     if kind.type == Groups:
         return _groups()
     if kind.type == Settings:
@@ -45,15 +46,22 @@ def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if kind.type == Spreads:
         return _texts("KEY=VALUES", "rollout=1..8")
     if kind.type_origin is Mapping:
-        key, value = get_args(kind.type)
-        if key is str and value in _VALUES:
-            return _table(_VALUES[value])
+        key_type, value_type = get_args(kind.type)
+        if key_type is str and value_type in _TABLE_VALUES:
+            return _table(_TABLE_VALUES[value_type])
     return None
 
 
+def _number_or_range(text: str) -> int | str:
+    """`2` -> 2; `2..8` stays as it is, for the planner."""
+    if text.isdigit():
+        return int(text)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
-class _Value:
-    """A value of a table. pattern: its text; like: one of them."""
+class _TableValue:
+    """A value of a table. pattern: of its text. like: an example. read: makes it of its text."""
 
     metavar: str
     pattern: str
@@ -61,20 +69,18 @@ class _Value:
     read: Callable[[str], Any]
 
 
-_VALUES: Mapping[Any, _Value] = {
-    str: _Value("NAME=NAME", r".+", "gen", str),
-    int: _Value("NAME=INT", r"\d+", "2", int),
-    float: _Value("NAME=FLOAT", r"[0-9.]+(e[+-]?\d+)?", "0.002", float),
-    int | str: _Value(
-        "NAME=INT|INT..INT",
-        r"\d+(\.\.\d+)?",
-        "2..8",
-        lambda text: int(text) if text.isdigit() else text,
-    ),
+_TABLE_VALUES: Mapping[Any, _TableValue] = {
+    str: _TableValue("NAME=NAME", r".+", "gen", str),
+    int: _TableValue("NAME=INT", r"\d+", "2", int),
+    float: _TableValue("NAME=FLOAT", r"[0-9.]+(e[+-]?\d+)?", "0.002", float),
+    int | str: _TableValue("NAME=INT|INT..INT", r"\d+(\.\.\d+)?", "2..8", _number_or_range),
 }
 
 
-def _table(kind: _Value) -> PrimitiveConstructorSpec[Any]:
+def _table(kind: _TableValue) -> PrimitiveConstructorSpec[Any]:
+    """Read `NAME=VALUE` texts into a table. Refuses a text of another form, and a name that comes
+    twice.
+    """
     metavar = kind.metavar
 
     def read(words: list[str]) -> dict[str, Any]:
@@ -99,12 +105,16 @@ def _table(kind: _Value) -> PrimitiveConstructorSpec[Any]:
 
 
 def _groups() -> PrimitiveConstructorSpec[Any]:
+    """Read `NAME,NAME` texts into groups of two names or more."""
+
     def read(words: list[str]) -> Groups:
-        groups = [tuple(name.strip() for name in word.split(",")) for word in words]
-        for word, group in zip(words, groups, strict=True):
-            if len(group) < 2 or not all(group):
+        groups: list[tuple[str, ...]] = []
+        for word in words:
+            names = tuple(name.strip() for name in word.split(","))
+            if len(names) < 2 or not all(names):
                 fix = f"{word.strip(', ')},score"
                 raise ValueError(f"expected two names or more, found {word!r}. Fix: {fix}")
+            groups.append(names)
         return tuple(groups)
 
     return PrimitiveConstructorSpec(
@@ -117,6 +127,8 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
 
 
 def _texts(form: str, like: str) -> PrimitiveConstructorSpec[Any]:
+    """Take the texts as they are, at least one; whoever applies them reads them."""
+
     def read(words: list[str]) -> Settings:
         if not words:
             raise ValueError(f"expected {form}, found nothing. Fix: {like}")
@@ -132,18 +144,20 @@ def _texts(form: str, like: str) -> PrimitiveConstructorSpec[Any]:
 
 
 def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
-    """Reads what a parameter takes that may be a schedule of the Step. hint: its annotation."""
+    """Read what a parameter takes that may be a schedule of the Step. hint: its annotation."""
     accepted = AcceptedValues(hint=hint, schedulable=True)
 
     def read(words: list[str]) -> Any:
         try:
             return accepted.read(words[0])
         except GraphError as error:  # of the schedule's constructor; no line of a file made it
-            lines = (f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults)
+            lines = [f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults]
             raise ValueError("; ".join(lines)) from error
         except ValueError as error:
+            fix = "1e-6 or 'cosine(1e-6, 100)'"
             near = accepted.fix(words[0])
-            fix = shlex.quote(near) if near else "1e-6 or 'cosine(1e-6, 100)'"
+            if near:
+                fix = shlex.quote(near)
             raise ValueError(f"{error}. Fix: {fix}") from error
 
     return PrimitiveConstructorSpec(
@@ -160,13 +174,15 @@ def takes_function(annotation: Any) -> bool:
     if annotation is Callable or get_origin(annotation) is collections.abc.Callable:
         return True
     origin = get_origin(annotation)
-    inside = origin in (Union, types.UnionType, list, tuple, collections.abc.Sequence)
-    return inside and any(takes_function(part) for part in get_args(annotation))
+    has_parts = origin in (Union, types.UnionType, list, tuple, collections.abc.Sequence)
+    return has_parts and any(map(takes_function, get_args(annotation)))
 
 
-def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:
-    """The arguments with all values of a repeated table or list after its first flag."""
-    lists: dict[str, list[str]] = {flag: [] for flag in _several(options)}
+def gather_values(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:
+    """Move all values of a repeated table or list behind its first flag: tyro takes the last flag
+    alone.
+    """
+    lists: dict[str, list[str]] = {flag: [] for flag in _list_flags(options)}
     parts: list[list[str]] = []
     open_list: list[str] | None = None
     for word in arguments:
@@ -186,11 +202,24 @@ def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str
     return list(chain.from_iterable(parts))
 
 
-def _several(options: Sequence[type[Any]]) -> list[str]:
-    """Flags of the fields of option classes that are a table, groups or settings."""
+def _list_flags(options: Sequence[type[Any]]) -> list[str]:
+    """List the flags of option classes that take a table, groups or settings."""
     flags: list[str] = []
     for kind in options:
         for name, hint in get_type_hints(kind).items():
             if hint in (Groups, Settings, Spreads) or get_origin(hint) is Mapping:
                 flags.append(f"--{name.replace('_', '-')}")
     return flags
+
+
+def name_of_flag(word: str) -> str:
+    """`--max-tokens=64` -> `max_tokens`: the name that a flag has in Python."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
+
+
+def option_names(options: Sequence[type[Any]]) -> list[str]:
+    """List the names of all fields of option classes."""
+    names: list[str] = []
+    for kind in options:
+        names += kind.__dataclass_fields__
+    return names

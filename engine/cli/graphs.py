@@ -36,28 +36,35 @@ def main(arguments: Sequence[str]) -> int:
     """List them, or print one."""
     about = inspect.getdoc(GraphsOptions) or ""
     options = read_flags(GraphsOptions, args=arguments, prog="dataflow graphs", about=about)
-    known = shipped()
+    graphs = shipped_graphs()
     if not options.name:
-        wide = max(map(len, known)) + 2
-        say("\n".join(f"{name.ljust(wide)}{summary(path)}" for name, path in known.items()))
-    elif options.name in known:
-        say(known[options.name].read_text(encoding="utf-8"), end="", fold=False)
+        wide = max(map(len, graphs)) + 2
+        lines = [f"{name.ljust(wide)}{summary(path)}" for name, path in graphs.items()]
+        say("\n".join(lines))
+    elif options.name in graphs:
+        say(graphs[options.name].read_text(encoding="utf-8"), end="", fold=False)
     else:
-        near = nearest(options.name, known)
-        fix = f"dataflow graphs {near}" if near else f"one of: {', '.join(known)}"
+        fix = f"one of: {', '.join(graphs)}"
+        near = nearest(options.name, graphs)
+        if near:
+            fix = f"dataflow graphs {near}"
         raise UsageError("dataflow graphs", f"no graph {options.name!r}", fix)
     return 0
 
 
-def shipped() -> dict[str, Path]:
-    """Name -> file, by name. Each file has the graph function of its name."""
+def shipped_graphs() -> dict[str, Path]:
+    """Find the files of the graphs that come with it, by name. Each has the graph function of its
+    name.
+    """
+    files: list[Path] = []
     package = find_spec(_PACKAGE)
-    folders = package.submodule_search_locations if package else None
-    files = [file for folder in folders or () for file in Path(folder).glob("*.py")]
+    if package is not None:
+        for folder in package.submodule_search_locations or ():
+            files += Path(folder).glob("*.py")
     return {file.stem: file for file in sorted(files) if file.stem != "__init__"}
 
 
 def summary(path: Path) -> str:
-    """The first line of a file's docstring."""
+    """Read the first line of a file's docstring."""
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return doc.partition("\n")[0]

@@ -33,58 +33,67 @@ def main(arguments: Sequence[str]) -> int:
         say(_HELP)
         return 0
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        found = " ".join(arguments) or "nothing"
-        raise UsageError(_WHERE, f"expected a name, found {found!r}", USAGE)
+        words = " ".join(arguments) or "nothing"
+        raise UsageError(_WHERE, f"expected a name, found {words!r}", USAGE)
     folder = Path(arguments[0])
-    texts = project(_checked(folder.name, arguments[0]))
+    _require_name(folder.name, arguments[0])
+    texts = make_project(folder.name)
     try:
-        _refuse_what_is_there(folder)
+        _require_room(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         problem = f"{str(folder)[:80]!r} cannot be written: {error.strerror}"
         raise UsageError(_WHERE, problem, "another folder") from error
-    say(_told(folder, list(texts)))
+    say(_next_steps(folder, list(texts)))
     return 0
 
 
-def project(name: str) -> dict[str, str]:
-    """File name -> text, for a project of this name."""
-    templates = sorted(files("engine.cli").joinpath("init_project").iterdir(), key=lambda t: t.name)
-    return {
-        template.name.removesuffix(".txt").replace("NAME", name): Template(
-            template.read_text(encoding="utf-8")
-        ).substitute(NAME=name)
-        for template in templates
-    }
+def make_project(name: str) -> dict[str, str]:
+    """Write the texts of a project of this name, by the names of its files."""
+    folder = files("engine.cli").joinpath("init_project")
+    texts: dict[str, str] = {}
+    for template in sorted(folder.iterdir(), key=lambda each: each.name):
+        file_name = template.name.removesuffix(".txt").replace("NAME", name)
+        text = Template(template.read_text(encoding="utf-8"))
+        texts[file_name] = text.substitute(NAME=name)
+    return texts
 
 
-def _checked(name: str, given: str) -> str:
-    """A name that Python can import, and that nothing else has. Raises UsageError."""
+def _require_name(name: str, path: str) -> None:
+    """Raise UsageError for a name that Python cannot import, or that some module has already.
+    path: as it was written.
+    """
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
         fix = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_0123456789") or "my_project"
-        fix = f"{fix}_project" if keyword.iskeyword(fix) else fix
+        if keyword.iskeyword(fix):
+            fix = f"{fix}_project"
         expected = "expected a name of letters, digits and _ that Python can import"
-        raise UsageError(_WHERE, f"{expected}, found {given!r}", f"dataflow init {fix}")
+        raise UsageError(_WHERE, f"{expected}, found {path!r}", f"dataflow init {fix}")
     for module in (name, f"{name}_reward", f"{name}_files"):
-        found = find_module(module)
-        if found is not None and found.origin is not None:  # None: a folder without modules
-            problem = f"Python has a module {module!r} already ({found.origin})"
+        spec = find_module(module)
+        if spec is not None and spec.origin is not None:  # None: a folder without modules
+            problem = f"Python has a module {module!r} already ({spec.origin})"
             raise UsageError(_WHERE, problem, f"dataflow init my_{name}")
-    return name
 
 
-def _refuse_what_is_there(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
+def _require_room(folder: Path) -> None:
+    """Raise UsageError where something is there already; an empty folder may be."""
+    if folder.is_dir():
+        if not any(folder.iterdir()):
+            return
+        obstacle = "a folder that is not empty"
+    elif folder.exists():
+        obstacle = "a file"
+    else:
         return
-    if folder.exists():
-        found = "a folder that is not empty" if folder.is_dir() else "a file"
-        problem = f"expected {str(folder)!r} not to be there, found {found}"
-        raise UsageError(_WHERE, problem, f"another name, as dataflow init {folder}_2")
+    problem = f"expected {str(folder)!r} not to be there, found {obstacle}"
+    raise UsageError(_WHERE, problem, f"another name, as dataflow init {folder}_2")
 
 
-def _told(folder: Path, names: Sequence[str]) -> str:
+def _next_steps(folder: Path, names: Sequence[str]) -> str:
+    """Say what was written, and the commands to go on with."""
     commands = [
         f"cd {folder}",
         f"dataflow check {folder.name}.py:graph",

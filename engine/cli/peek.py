@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataflow.safe_text import one_line
 from dataflow.width import screen_width
-from engine.cli.flags import as_planned, parse, split_target
+from engine.cli.flags import asks_for_help, inherit_planned, parse, split_target
 from engine.cli.screen import say
 from engine.cli.set_flag import NodeOptions, with_settings
 from engine.cli.target import UsageError
@@ -40,41 +40,48 @@ _OPTIONS = (PeekOptions, RunOptions, NodeOptions)
 def main(arguments: Sequence[str]) -> int:
     """Print the rows, each column on a line of its own; raises GraphError for an unknown node."""
     target, rest = split_target("peek", _USAGE, PeekOptions, arguments)
-    if rest and rest[0] in ("-h", "--help"):
+    if asks_for_help(rest[:1]):
         parse("peek", target, _OPTIONS, rest)
     if not rest or rest[0].startswith("-"):
         raise UsageError("dataflow peek", "expected a node's name after TARGET", _USAGE)
-    values, (own, options, nodes) = parse("peek", target, _OPTIONS, rest[1:])
+    values, option_groups = parse("peek", target, _OPTIONS, rest[1:])
+    peek_options, options, node_options = option_groups
     if options.kernel:
         problem = "--kernel: peek runs in this process, by kernels that can share it"
         raise UsageError("dataflow peek", problem, "without --kernel")
-    graph = with_settings(target, values, target.graph(**values), nodes.set)
-    options = as_planned(target, options, rest[1:])
+    graph = with_settings(target, values, target.graph(values), node_options.set)
+    options = inherit_planned(target, options, rest[1:])
     find_phase(graph, rest[0])  # raises with the names there are, before heavy imports
     from engine.session.calls import peek  # here: it imports what runs kernels
 
-    say("\n".join(shown(peek(graph, rest[0], own.rows, options))))
+    table = peek(graph, rest[0], peek_options.rows, options)
+    say("\n".join(describe_rows(table)))
     return 0
 
 
-def shown(table: pa.Table) -> Iterator[str]:
-    """`row 0`, then a line for each column: text as it is, lists with their length."""
+def describe_rows(table: pa.Table) -> Iterator[str]:
+    """Write `row 0`, then a line for each column: text as it is, lists with their length."""
     wide = max(map(len, table.column_names), default=0) + 2
     room = max(_LEAST, screen_width(_WIDTH + wide + 2) - wide - 2)
     for number, row in enumerate(table.to_pylist()):
         yield f"row {number}"
-        for name, value in row.items():
-            yield f"  {one_line(name).ljust(wide)}{_cell(value, room)}"
+        for name, cell in row.items():
+            yield f"  {one_line(name).ljust(wide)}{_cell(cell, room)}"
 
 
 def _cell(value: Any, room: int) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        words, length = " ".join(_cell(v, room) for v in value[:32]), f"[{len(value)}]"
-        return f"{length} {_cut(words, min(_WIDTH, max(_LEAST, room - len(length) - 1)))}"
-    return _cut(one_line(str(value).replace("\n", "\\n")), room)
+        length = f"[{len(value)}]"
+        words = " ".join(_cell(each, room) for each in value[:32])
+        rest = max(_LEAST, room - len(length) - 1)
+        return f"{length} {_shorten(words, min(_WIDTH, rest))}"
+    text = str(value).replace("\n", "\\n")
+    return _shorten(one_line(text), room)
 
 
-def _cut(words: str, room: int) -> str:
-    return words if len(words) <= room else f"{words[: room - 3]}..."
+def _shorten(words: str, room: int) -> str:
+    if len(words) <= room:
+        return words
+    return f"{words[: room - 3]}..."

@@ -7,20 +7,21 @@ Owns: the flags and the table. Does not own: measuring (engine/predict/profile),
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dataflow.safe_text import one_line
 from dataflow.storage import writing
-from engine.cli.flags import graph_and
+from engine.cli.flags import graph_and, without_own_flags
 from engine.cli.screen import say
 from engine.cli.target import UsageError
 from engine.plan.cost.machine_load import QUIET
 from engine.plan.options import RunOptions
 
 if TYPE_CHECKING:
+    from engine.plan.cost.process_memory import ImportedMemory
     from engine.plan.cost.profile import ProfileCell, ProfiledNode
     from engine.predict.profile.profiler import MadeProfile
 
@@ -63,15 +64,15 @@ def main(arguments: Sequence[str]) -> int:
         if options.progress:
             say(f"measuring {text}")
 
-    measured = measure_profile(graph, plans, _of_run(options), request, tell)
+    measured = measure_profile(graph, plans, without_own_flags(options), request, tell)
     with writing("the profile", options.out):
         write_profile(options.out, measured.profile)
-    say("\n".join(shown(measured, options.out)))
+    say("\n".join(describe_profile(measured, options.out)))
     return 0
 
 
 def _refuse_absurd(options: ProfileOptions) -> None:
-    """Before anything is measured. Raises UsageError."""
+    """Raise UsageError for an option that makes no sense, before anything is measured."""
     checks = [
         ("--out", options.out, options.out.is_dir(), "the name of a file", "here.json"),
         ("--longest", options.longest, not 0 < options.longest < inf, "some seconds", "5"),
@@ -83,37 +84,37 @@ def _refuse_absurd(options: ProfileOptions) -> None:
             raise UsageError("dataflow profile", problem, f"{flag} {fix}")
 
 
-def _of_run(options: ProfileOptions) -> RunOptions:
-    """Without what is the profile's own."""
-    return RunOptions(**{f.name: getattr(options, f.name) for f in fields(RunOptions)})
-
-
-def shown(measured: MadeProfile, path: Path) -> Iterator[str]:
-    """What was measured of the machine, then each kind of pass, then functions."""
+def describe_profile(measured: MadeProfile, path: Path) -> Iterator[str]:
+    """Say what was measured of the machine, then of each kind of pass, then of functions."""
     profile = measured.profile
-    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {t}" for t, rate in _rates(measured))
+    operations = sorted(profile.device.operations.items())
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype}" for dtype, rate in operations)
     yield f"profile of {profile.machine.words}"
     yield f"a core or GPU: {rates}; memory {profile.device.memory_rate / 1e9:.1f} GB/s"
     yield f"meanwhile {profile.load.words}"
     if not measured.compared:
         yield "others disturbed the short run: it is not compared with what is predicted of it"
-    for entry in (entry for entry in profile.nodes if entry.cells):
-        yield from _node(entry)
+    for entry in profile.nodes:
+        if entry.cells:
+            yield from _node(entry)
     for skipped in measured.skipped:
         yield f"{one_line(skipped.node)}: not measured: {one_line(skipped.why)}"
     for name, seconds in profile.functions.items():
+        line = f"{one_line(name)}: {1e6 * seconds:.1f} us a row"
         share = 100 * profile.cpu.get(name, 1.0)
-        computes = f", of which it computes {share:.0f} %" if share < 99.5 else ""
-        yield f"{one_line(name)}: {1e6 * seconds:.1f} us a row{computes}"
-    sizes = (each.anonymous + each.files for each in (profile.process.plain, profile.process.torch))
-    plain, torch = (f"{size / 2**20:.0f} MiB" for size in sizes)
+        if share < 99.5:  # else it would read "100 %"
+            line += f", of which it computes {share:.0f} %"
+        yield line
+    plain = _mebibytes(profile.process.plain)
+    torch = _mebibytes(profile.process.torch)
     yield f"a Worker's process without a node: {plain}, with torch kernels {torch}"
     yield f"a message, until what follows begins: {1e3 * profile.message:.1f} ms"
     yield f"written to {path}: --profile {path}"
 
 
-def _rates(measured: MadeProfile) -> list[tuple[str, float]]:
-    return sorted(measured.profile.device.operations.items())
+def _mebibytes(memory: ImportedMemory) -> str:
+    size = memory.anonymous + memory.files
+    return f"{size / 2**20:.0f} MiB"
 
 
 def _node(entry: ProfiledNode) -> Iterator[str]:

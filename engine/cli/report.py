@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from dataflow.storage import write_to_user_path
-from engine.cli.run_lookup import found_run
+from engine.cli.run_lookup import find_run
 from engine.cli.screen import read_flags, say
 
 
@@ -36,13 +36,12 @@ def main(arguments: Sequence[str]) -> int:
     """Write the file; raises UsageError where there is no such run."""
     about = ReportOptions.__doc__ or ""
     options = read_flags(ReportOptions, args=arguments, prog="dataflow report", about=about)
-    folder = found_run("dataflow report", options.run, options.root).resolve()
+    folder = find_run("dataflow report", options.run, options.root).resolve()
     from engine.watch.report import make_report
     from engine.watch.run_questions import ServedRuns
 
     out = options.out or Path(f"{folder.name}.html")
-    write_to_user_path(
-        "the report", out, make_report(ServedRuns(folder.parent), folder.name, now=time.time())
-    )
+    text = make_report(ServedRuns(folder.parent), folder.name, now=time.time())
+    write_to_user_path("the report", out, text)
     say(f"report of {folder.name} in {out}")
     return 0

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dataflow.errors import DataError, GraphError, PlanError, RunError
 from dataflow.safe_text import one_line
-from engine.cli.flag_values import Settings, gathered, registry
-from engine.cli.flags import helped
-from engine.cli.resume import imports_of
+from engine.cli.flag_values import Settings, gather_values, registry
+from engine.cli.flags import asks_for_help
+from engine.cli.resume import import_run_modules
 from engine.cli.screen import read_flags, say
-from engine.cli.set_flag import refused
-from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
-from engine.keep.untrusted_files import kept_options
+from engine.cli.set_flag import refusing_settings
+from engine.cli.target import UsageError
 
 if TYPE_CHECKING:
     from engine.replay.rerun import NodeRerun, Rerun
@@ -52,31 +51,27 @@ def main(arguments: Sequence[str]) -> int:
     """Run again, print how it compares; 1 where something differs. Raises RunError where it cannot
     be run again.
     """
-    folder, options = _parsed(arguments)
+    folder, options = _parse(arguments)
     from engine.replay.rerun import rerun_nodes  # here: it imports what runs kernels
 
-    tell_imports(named := imports_of(folder))
-    if named:
-        import_named(folder / GRAPH, kept_options(folder)[1])
+    import_run_modules(folder)
     nodes = [name.strip() for name in options.node.split(",") if name.strip()]
 
-    def again() -> Rerun:
+    def run_again() -> Rerun:
         return rerun_nodes(folder, nodes, options.step, settings=options.set)
 
     try:
-        result = _debugged(again) if options.debug else again()
-    except GraphError as error:
-        if any(fault.rule == "setting" for fault in error.faults):
-            raise refused(error) from error
-        raise RunError(str(error)) from error  # its own exit code says that something differs
-    except (PlanError, DataError) as error:
+        with refusing_settings():
+            again = _debug(run_again) if options.debug else run_again()
+    except (GraphError, PlanError, DataError) as error:
+        # Their own exit code would say that something differs.
         raise RunError(str(error)) from error
-    say("\n".join(shown(result)))
-    return 0 if result.same else 1
+    say("\n".join(describe_rerun(again)))
+    return 0 if again.same else 1
 
 
-def _parsed(arguments: Sequence[str]) -> tuple[Path, RerunOptions]:
-    if helped(arguments[:1]) or helped(arguments[1:2]):
+def _parse(arguments: Sequence[str]) -> tuple[Path, RerunOptions]:
+    if asks_for_help(arguments[:2]):
         read_flags(RerunOptions, args=["--help"], prog=_USAGE, about=_ABOUT, registry=registry())
     if not arguments or arguments[0].startswith("-"):
         raise UsageError("dataflow rerun", "expected the run's folder first", _USAGE)
@@ -84,14 +79,14 @@ def _parsed(arguments: Sequence[str]) -> tuple[Path, RerunOptions]:
     if not folder.is_dir():
         fix = "the run folder, such as runs/NAME"
         raise UsageError("dataflow rerun", f"no folder {arguments[0]!r}", fix)
-    words = gathered(arguments[1:], (RerunOptions,))
+    words = gather_values(arguments[1:], (RerunOptions,))
     options = read_flags(RerunOptions, args=words, prog=_USAGE, about=_ABOUT, registry=registry())
     if not options.node:
         raise UsageError("dataflow rerun", "expected --node", "--node train_policy")
     return folder, options
 
 
-def _debugged(call: Callable[[], T]) -> T:
+def _debug(call: Callable[[], T]) -> T:
     """Call it; where it raises, open the debugger at the first cause, then raise."""
     try:
         return call()
@@ -104,8 +99,8 @@ def _debugged(call: Callable[[], T]) -> T:
         raise
 
 
-def shown(again: Rerun) -> Iterator[str]:
-    """What was run, then a line for each node."""
+def describe_rerun(again: Rerun) -> Iterator[str]:
+    """Say what was run, then write a line for each node."""
     yield f"{again.folder}, step {again.step}: {_beginning(again)}"
     if again.remade:
         yield f"made again, as it was not recorded: {one_line(', '.join(again.remade))}"
@@ -123,7 +118,9 @@ def _beginning(again: Rerun) -> str:
     if not again.trained:
         return begins
     first, last = again.trained[0], again.trained[-1]
-    steps = f"steps {first} to {last}" if first < last else f"step {first}"
+    steps = f"step {first}"
+    if first < last:
+        steps = f"steps {first} to {last}"
     return f"{begins}, trained {steps}"
 
 

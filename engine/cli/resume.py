@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Suppress
 
-from dataflow.errors import GraphError
 from dataflow.names import Known
-from engine.cli.flag_values import Settings, gathered, registry
-from engine.cli.flags import helped, options_in, refuse_of_nodes, refuse_peer_names
-from engine.cli.run import ended
+from engine.cli.flag_values import Settings, gather_values, registry
+from engine.cli.flags import asks_for_help, options_in
+from engine.cli.run import print_end
 from engine.cli.screen import read_flags, say
-from engine.cli.set_flag import refused
+from engine.cli.set_flag import refusing_settings
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
+from engine.cli.unknown_flags import refuse_node_flags, refuse_peer_names
 from engine.cli.watch import watching
 from engine.keep.untrusted_files import OPTIONS, kept_options, list_imports
 from engine.plan.options import OF_ITS_START, RunOptions
@@ -49,38 +49,44 @@ class ResumeOptions(RunOptions):
 
 def main(arguments: Sequence[str]) -> int:
     """Resume; raises CheckpointError where there is nothing to go on from."""
-    folder, flags = _folder(arguments)
-    if not helped(flags) and (folder / GRAPH).is_file():
-        refuse_of_nodes("resume", str(folder), flags, (ResumeOptions,))
+    folder, flags = _split_folder(arguments)
+    if not asks_for_help(flags) and (folder / GRAPH).is_file():
+        refuse_node_flags("resume", str(folder), flags, (ResumeOptions,))
     options, changes = changed_options(flags)
     with ending_command():
         from engine.session.calls import resume  # here: it imports what runs kernels
 
-        imported = imports_of(folder)
-        tell_imports(imported)
-        if imported:
-            import_named(folder / GRAPH, kept_options(folder)[1])
-        accept, settings = options.accept_changes, options.set
+        import_run_modules(folder)
         place = folder.resolve()
-        try:
-            with watching(place.parent, place.name, wanted=options.watch):
-                result = resume(folder, accept_changes=accept, settings=settings, **changes)
-                return _ended(result, options)
-        except GraphError as error:
-            if any(fault.rule == "setting" for fault in error.faults):
-                raise refused(error) from error
-            raise
+        with refusing_settings(), watching(place.parent, place.name, wanted=options.watch):
+            end = resume(
+                folder,
+                accept_changes=options.accept_changes,
+                settings=options.set,
+                **changes,
+            )
+            return _print_end(end, options)
 
 
-def imports_of(folder: Path) -> list[str]:
-    """What resuming will import, and from where; empty if the folder lacks the files."""
+def import_run_modules(folder: Path) -> None:
+    """Say what a run imports and from where, then import it; nothing if the folder lacks the
+    files that name it.
+    """
+    imported = _imports_of(folder)
+    tell_imports(imported)
+    if imported:
+        import_named(folder / GRAPH, kept_options(folder)[1])
+
+
+def _imports_of(folder: Path) -> list[str]:
+    """List what a run imports, and from where; empty if the folder lacks the files."""
     graph, options = folder / GRAPH, folder / OPTIONS
     if not (graph.is_file() and options.is_file()):
         return []
     return list_imports(graph, kept_options(folder)[1])
 
 
-def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
+def _split_folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if arguments and arguments[0] in ("-h", "--help"):
         changed_options(["--help"])
     if not arguments or arguments[0].startswith("-"):
@@ -94,8 +100,8 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
 
 
 def changed_options(flags: Sequence[str]) -> tuple[ResumeOptions, dict[str, Any]]:
-    """The flags, and the given options of the run by name; it keeps the others. Raises UsageError
-    for an option that a resume does not have.
+    """Read the flags. Also returns the run's options that some flag gives, by name; the run keeps
+    its others. Raises UsageError for an option that a resume does not have.
     """
     about = (
         "Go on from a run folder's last checkpoint. Options that are not given stay as the run had"
@@ -112,23 +118,24 @@ def changed_options(flags: Sequence[str]) -> tuple[ResumeOptions, dict[str, Any]
         raise UsageError("dataflow resume", problem, fix)
     known = Known(options=list(ResumeOptions.__dataclass_fields__))
     refuse_peer_names("resume", flags, known)
-    words = gathered(flags, (ResumeOptions,))
+    words = gather_values(flags, (ResumeOptions,))
     prog = "dataflow resume RUN_FOLDER"
     options = read_flags(ResumeOptions, args=words, prog=prog, about=about, registry=registry())
-    return options, {name: getattr(options, name) for name in changed}
+    changes = {name: getattr(options, name) for name in changed}
+    return options, changes
 
 
-def _ended(result: Result, options: ResumeOptions) -> int:
+def _print_end(ended_run: Result, options: ResumeOptions) -> int:
     """Print how it ended; in one line, if nothing was left to do."""
     from engine.session.finished_run import NOTHING  # here: it imports what runs kernels
 
-    if not result.reason.startswith(NOTHING):
-        return ended(result)
-    end = f"{result.reason}: step {result.step}"
+    if not ended_run.reason.startswith(NOTHING):
+        return print_end(ended_run)
+    end = f"{ended_run.reason}: step {ended_run.step}"
     if options.set:
         end += f"; {' '.join(options.set)} was not set"
-    fix = f"dataflow resume {result.folder} --steps {2 * result.step}"
-    if "phases" in result.reason:  # a Program's phases have Steps of their own
+    fix = f"dataflow resume {ended_run.folder} --steps {2 * ended_run.step}"
+    if "phases" in ended_run.reason:  # a Program's phases have Steps of their own
         fix = "start another run"
     say(f"{end}. To go on: {fix}")
     return 0

@@ -13,13 +13,14 @@ from engine.keep.reader.run_summary import read_summaries
 from engine.keep.run_folder import is_run
 
 
-def found_run(command: str, name: str, root: Path) -> Path:
-    """The folder of this run; without a name, of the one that is running or was written last.
-    Raises UsageError.
+def find_run(command: str, name: str, root: Path) -> Path:
+    """Find the folder of this run; without a name, of the one that is running, else of the one that
+    was written last. Raises UsageError.
     """
-    for path in (root / name, Path(name)) if name else ():
-        if path.is_dir() and is_run(path):
-            return path
+    if name:
+        for path in (root / name, Path(name)):
+            if path.is_dir() and is_run(path):
+                return path
     usage = f"{command} RUN, a run's name or folder"
     try:
         runs, _ = read_summaries(root)
@@ -27,9 +28,12 @@ def found_run(command: str, name: str, root: Path) -> Path:
         problem = f"{str(root)[:80]!r} cannot be read: {error.strerror}"
         raise UsageError(command, problem, usage) from error
     if name:
-        fix = nearest_or_all(name, [run.name for run in runs]) if runs else usage
+        fix = usage
+        if runs:
+            fix = nearest_or_all(name, [run.name for run in runs])
         raise UsageError(command, f"no run {name[:80]!r} in {str(root)[:80]!r}", fix)
     if not runs:
         raise UsageError(command, f"no runs in {str(root)[:80]!r}", usage)
     running = [run for run in runs if run.state == "running"]
-    return Path((running or runs)[0].path)
+    newest, *_ = running or runs
+    return Path(newest.path)

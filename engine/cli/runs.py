@@ -24,7 +24,9 @@ from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
 from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, read_summaries
 
-_TITLES = ("run", "state", "steps", "reward", "eval", "loss", "size", "written")
+_TITLES: tuple[str, ...] = ("run", "state", "steps", "reward", "eval", "loss", "size", "written")
+_NOTHING = "-"
+"""A cell of which nothing is known."""
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -57,17 +59,22 @@ def main(arguments: Sequence[str]) -> int:
         say(json.dumps([asdict(run) for run in runs], indent=1))
         return 0
     if runs:
-        say("\n".join(listed(runs, now=time.time(), wide=screen_width(sys.maxsize))))
+        lines = list_runs(runs, now=time.time(), wide=screen_width(sys.maxsize))
+        say("\n".join(lines))
     else:
         say(f"no runs in {folder}")
-    if others:
-        say(f"{others} other folder{'s' if others > 1 else ''} in {folder}")
+    if others == 1:
+        say(f"1 other folder in {folder}")
+    elif others:
+        say(f"{others} other folders in {folder}")
     return 0
 
 
-def listed(runs: Sequence[RunSummary], *, now: float, wide: int) -> Iterator[str]:
-    """A row for each run; where the rows would be wider than that, two lines for each."""
-    table = [_TITLES, *(_cells(run, now) for run in runs)]
+def list_runs(runs: Sequence[RunSummary], *, now: float, wide: int) -> Iterator[str]:
+    """Write a row for each run; where the rows would be wider than that, two lines for each."""
+    table = [_TITLES]
+    for run in runs:
+        table.append(_cells(run, now))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     if sum(widths) + 2 * (len(widths) - 1) <= wide:
         for row in table:
@@ -76,14 +83,17 @@ def listed(runs: Sequence[RunSummary], *, now: float, wide: int) -> Iterator[str
     else:
         for name, state, *cells in table[1:]:
             yield name[:wide]
-            named = zip(_TITLES[2:], cells, strict=True)
-            facts = [f"{title} {cell}" for title, cell in named if cell != "-"]
-            yield from pack_parts([f"  {state}", *facts], wide, indent="  ")
+            facts = [f"  {state}"]
+            for title, cell in zip(_TITLES[2:], cells, strict=True):
+                if cell != _NOTHING:
+                    facts.append(f"{title} {cell}")
+            yield from pack_parts(facts, wide, indent="  ")
     for note in _notes(runs):
         yield from textwrap.wrap(note, wide)
 
 
 def _notes(runs: Sequence[RunSummary]) -> Iterator[str]:
+    """Say what no cell has room for."""
     for run in runs:
         if run.state == "failed":
             yield f"{one_line(run.name)} failed: {one_line(run.reason)}"
@@ -94,20 +104,39 @@ def _notes(runs: Sequence[RunSummary]) -> Iterator[str]:
 
 
 def _cells(run: RunSummary, now: float) -> tuple[str, ...]:
-    steps = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+    """Write the cells of a run's row."""
+    steps = f"{run.step}"
+    if run.steps is not None:
+        steps += f"/{run.steps}"
     if run.phase:
         steps += f" (phase {run.phase})"
-    values = (_value(last) for last in (run.reward, run.evaluation, run.loss))
-    age = f"{_age(max(0.0, now - run.written))} ago" if run.written else "-"
-    return (one_line(run.name), run.state, steps, *values, shown_bytes(run.nbytes), age)
+    age = _NOTHING
+    if run.written:
+        age = f"{_age(max(0.0, now - run.written))} ago"
+    return (
+        one_line(run.name),
+        run.state,
+        steps,
+        _number(run.reward),
+        _number(run.evaluation),
+        _number(run.loss),
+        shown_bytes(run.nbytes),
+        age,
+    )
 
 
-def _value(last: LastValue | None) -> str:
+def _number(last: LastValue | None) -> str:
     if last is None:
-        return "-"
-    return "not finite" if last.value is None else shown_number(last.value, 4)
+        return _NOTHING
+    if last.value is None:
+        return "not finite"
+    return shown_number(last.value, 4)
 
 
 def _age(seconds: float) -> str:
+    """`3 d`, `12 min`: in the largest unit that it has one of."""
     whole = math.floor(seconds)
-    return next((f"{whole // n} {unit}" for n, unit in _AGES if whole >= n), f"{whole} s")
+    for unit_seconds, unit in _AGES:
+        if whole >= unit_seconds:
+            return f"{whole // unit_seconds} {unit}"
+    return f"{whole} s"

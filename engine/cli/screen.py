@@ -15,6 +15,7 @@ from contextlib import redirect_stdout
 from typing import Any, TextIO
 
 import tyro
+from tyro.constructors import ConstructorRegistry
 
 from dataflow.safe_text import printable
 from dataflow.width import fold_lines, screen_width
@@ -24,17 +25,38 @@ _CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 def say(text: str = "", *, end: str = "\n", fold: bool = True) -> None:
     """Print a text. fold: its lines may be broken; not those of a file that is printed."""
-    print(printable(fold_lines(text, screen_width(sys.maxsize)) if fold else text), end=end)
+    if fold:
+        text = fold_lines(text, screen_width(sys.maxsize))
+    print(printable(text), end=end)
 
 
-def read_flags(kind: Any, *, args: Sequence[str], prog: str, about: str, **more: Any) -> Any:
-    """What tyro makes of flags; about: above the help. Raises SystemExit like `tyro.cli`."""
-    shown = _Help(sys.stdout)
+def read_flags(
+    kind: Any,
+    *,
+    args: Sequence[str],
+    prog: str,
+    about: str,
+    registry: ConstructorRegistry | None = None,
+    config: Sequence[Any] | None = None,
+    return_unknown_args: bool = False,
+) -> Any:
+    """Read flags with tyro into an instance of this kind; with return_unknown_args also returns the
+    words that it has no flag for. about: stands above the help. Raises SystemExit like `tyro.cli`.
+    """
+    help_text = _Help(sys.stdout)
     try:
-        with redirect_stdout(shown):
-            return tyro.cli(kind, args=args, prog=prog, description=about, **more)
+        with redirect_stdout(help_text):
+            return tyro.cli(
+                kind,
+                args=args,
+                prog=prog,
+                description=about,
+                registry=registry,
+                config=config,
+                return_unknown_args=return_unknown_args,
+            )
     finally:
-        print(shown.fitted(), end="")
+        print(help_text.fold_lines(), end="")
 
 
 class _Help(io.StringIO):
@@ -47,11 +69,12 @@ class _Help(io.StringIO):
     def isatty(self) -> bool:
         return self._real.isatty()
 
-    def fitted(self) -> str:
-        """With its other lines folded. Codes for colours have no width."""
-        lines, width = self.getvalue().split("\n"), screen_width(sys.maxsize)
-        wide = [len(_CODE.sub("", line)) > width for line in lines]
-        return "\n".join(
-            fold_lines(line, width) if is_wide else line
-            for line, is_wide in zip(lines, wide, strict=True)
-        )
+    def fold_lines(self) -> str:
+        """Fold the lines that are wider than the screen. Codes for colours have no width."""
+        width = screen_width(sys.maxsize)
+        lines: list[str] = []
+        for line in self.getvalue().split("\n"):
+            if len(_CODE.sub("", line)) > width:
+                line = fold_lines(line, width)
+            lines.append(line)
+        return "\n".join(lines)

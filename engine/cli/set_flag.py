@@ -1,7 +1,8 @@
 """`--set NODE.PARAM=VALUE`: edits of the graph that a target made, and the help page of its nodes.
 
-Owns: the flag, and how nodes are listed after the other flags. Does not own: what a setting does
-(dataflow/set_expressions.py), which flag gives a value already (owners.py).
+Owns: the flag, what it says of a setting that is refused, and how nodes are listed after the other
+flags. Does not own: reading, refusing and applying a setting's text (dataflow/set_expressions.py),
+which flag gives a value already (owners.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -18,7 +20,7 @@ from dataflow.program import AnyGraph
 from dataflow.set_expressions import edited, settable
 from dataflow.width import screen_width
 from engine.cli.flag_values import FUNCTION, Settings, takes_function
-from engine.cli.owners import owners
+from engine.cli.owners import find_owners
 from engine.cli.target import Target, UsageError
 
 _WIDTH = 100
@@ -35,68 +37,102 @@ class NodeOptions:
 def with_settings(
     target: Target, values: Mapping[str, Any], graph: AnyGraph, settings: Sequence[str]
 ) -> AnyGraph:
-    """What the target made, edited. Raises UsageError for a setting that cannot be."""
+    """Edit the graph that the target made with these values. Raises UsageError for a setting that
+    is refused.
+    """
     if not settings:
         return graph
     try:
-        return edited(graph, settings, flags=owners(target, values, graph))
+        return edited(graph, settings, flags=find_owners(target, values, graph))
     except GraphError as error:
-        raise refused(error) from error
+        raise _usage_error(error) from error
 
 
-def refused(error: GraphError) -> UsageError:
-    """The error of a setting that cannot be, as one of the command line."""
+@contextmanager
+def refusing_settings() -> Iterator[None]:
+    """Raise a UsageError for what --set was refused within; any other error passes."""
+    try:
+        yield
+    except GraphError as error:
+        if any(fault.rule == "setting" for fault in error.faults):
+            raise _usage_error(error) from error
+        raise
+
+
+def _usage_error(error: GraphError) -> UsageError:
+    """Turn the error of a setting into one of the command line."""
     fault = error.faults[0]
     return UsageError(fault.where.replace("setting ", "--set ", 1), fault.problem, fault.fix)
 
 
+def settable_paths(graph: AnyGraph) -> Iterator[str]:
+    """List `NODE.PARAM` of all that --set may change."""
+    for node in settable(graph):
+        for parameter in node.parameters:
+            yield f"{node.name}.{parameter.name}"
+
+
 def nodes_page(target: Target, values: Mapping[str, Any], graph: AnyGraph) -> str:
-    """The nodes with what --set may change of each: value, what it may be, and what it means; or
-    the flag that gives it.
+    """List the nodes with what --set may change of each: value, what it may be, and what it means;
+    or the flag that gives it.
     """
-    flags = owners(target, values, graph)
+    owners = find_owners(target, values, graph)
     lines = ["nodes, and what --set NODE.PARAM=VALUE may change of each, with its value now:"]
     for node in settable(graph):
         lines += ["", f"{node.name} ({node.operator})"]
         if not node.parameters:
             lines.append("  nothing that can be set")
-        paths = (f"{node.name}.{parameter.name}" for parameter in node.parameters)
-        lines += _parameters(node.parameters, [flags.get(path, "") for path in paths])
+        flags: list[str] = []
+        for parameter in node.parameters:
+            owner = owners.get(f"{node.name}.{parameter.name}", "")
+            flags.append(owner.replace("_", "-"))
+        lines += _parameter_lines(node.parameters, flags)
     return "\n".join(lines)
 
 
-def _parameters(parameters: Sequence[NodeParameter], flags: Sequence[str]) -> Iterator[str]:
-    """A line for each, or more. flags: those that give the value already, empty if none does."""
-    values = [f"{parameter.name}={_text(parameter.value)}" for parameter in parameters]
+def _parameter_lines(parameters: Sequence[NodeParameter], flags: Sequence[str]) -> Iterator[str]:
+    """Write a line for each, or more. flags: those that give the value already, empty if none
+    does.
+    """
+    settings = [f"{parameter.name}={_text(parameter.value)}" for parameter in parameters]
     screen = screen_width(_WIDTH)
-    wide = min(max(map(len, values), default=0), screen * 2 // 5)
-    for value_now, parameter, flag in zip(values, parameters, flags, strict=True):
-        words = f"by --{flag.replace('_', '-')}" if flag else parameter.expected
+    # One long value does not push the explanations of all others off the screen.
+    wide = min(max(map(len, settings), default=0), screen * 2 // 5)
+    for setting, parameter, flag in zip(settings, parameters, flags, strict=True):
+        words = parameter.expected
+        if flag:
+            words = f"by --{flag}"
         if parameter.about:
             words += f": {parameter.about}"
-        start, rest = f"  {value_now.ljust(wide)}  ", " " * (wide + 4)
         yield from textwrap.wrap(
             words,
             screen,
-            initial_indent=start,
-            subsequent_indent=rest,
+            initial_indent=f"  {setting.ljust(wide)}  ",
+            subsequent_indent=" " * (wide + 4),
             break_long_words=False,
             break_on_hyphens=False,
         )
 
 
 def how_to_see_nodes(command: str, target: Target) -> str:
-    """What `--help` says in place of the nodes where flags that the graph needs are missing."""
-    parameters = inspect.signature(target.function).parameters.values()
+    """Say how `--help` lists the nodes, where flags that the graph needs are missing."""
     hints = get_type_hints(target.function)
-    needed = [p.name for p in parameters if p.default is p.empty]
-    like = [FUNCTION if takes_function(hints.get(name)) else name.upper() for name in needed]
-    flags = [f"--{n.replace('_', '-')} {what}" for n, what in zip(needed, like, strict=True)]
-    line = " ".join(["dataflow", command, target.text, *flags, "--help"])
+    words = ["dataflow", command, target.text]
+    for parameter in inspect.signature(target.function).parameters.values():
+        if parameter.default is not parameter.empty:
+            continue
+        flag = f"--{parameter.name.replace('_', '-')}"
+        if takes_function(hints.get(parameter.name)):
+            words += [flag, FUNCTION]
+        else:
+            words += [flag, parameter.name.upper()]
+    line = " ".join([*words, "--help"])
     return f"--help with the required flags lists the nodes, and what --set may change:\n  {line}"
 
 
 def _text(value: Any) -> str:
-    """A value as --set reads it."""
-    plain = isinstance(value, str) and value and not any(c.isspace() for c in value)
-    return value if plain else repr(value)
+    """Write a value as --set reads it."""
+    is_word = isinstance(value, str) and value and not any(map(str.isspace, value))
+    if is_word:
+        return value
+    return repr(value)

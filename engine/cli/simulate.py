@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from dataflow.graph import Graph
 from dataflow.storage import writing
 from dataflow.width import screen_width
 from engine.cli.flag_values import Spreads
-from engine.cli.flags import graph_and
+from engine.cli.flags import graph_and, without_own_flags
 from engine.cli.screen import say
 from engine.cli.target import UsageError, is_received, load_target
 from engine.plan.options import RunOptions
@@ -63,21 +63,27 @@ def main(arguments: Sequence[str]) -> int:
     # Here: it imports what runs kernels.
     from engine.predict.simulations import Variant, require_graph
 
-    base = Variant(graph=require_graph(graph), options=_of_run(options), devices=options.devices)
-    rows = _rows(options, {node.name for node in base.graph.nodes})
+    base = Variant(
+        graph=require_graph(graph),
+        options=without_own_flags(options),
+        devices=options.devices,
+    )
+    node_names = {node.name for node in base.graph.nodes}
+    rows = _simulated_rows(options, node_names)
     if not options.what_if:
-        return _one(base, rows, options)
-    return _several(base, rows, options, arguments)
+        return _simulate_one(base, rows, options)
+    return _compare_several(base, rows, options, arguments)
 
 
-def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
+def _simulate_one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
     from engine.predict.simulation.report import WIDTH, report
     from engine.predict.simulation.summary import as_data, summary_of, write_json
     from engine.predict.simulation.timeline import write_timeline
     from engine.predict.simulations import simulate
 
     prediction = simulate(base.graph, base.options, rows, devices=base.devices)
-    figures, origins = summary_of(prediction), _origins(rows, options)
+    figures = summary_of(prediction)
+    origins = _origins(rows, options)
     if options.json is not None:
         write_json(options.json, as_data(figures, origins))
     if options.timeline is not None:
@@ -86,7 +92,7 @@ def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
     return 0
 
 
-def _several(
+def _compare_several(
     base: Variant, rows: SimulatedRows, options: SimulateOptions, arguments: Sequence[str]
 ) -> int:
     from engine.predict.simulation.plan_comparison import (
@@ -102,8 +108,14 @@ def _several(
         if options.progress:
             say(f"simulating {text}")
 
-    make, parameters = _maker(arguments), _parameters(arguments[0])
-    plans = what_if(base, options.what_if, rows, make=make, parameters=parameters, tell=tell)
+    plans = what_if(
+        base,
+        options.what_if,
+        rows,
+        make=_graph_maker(arguments),
+        parameters=_function_parameters(arguments[0]),
+        tell=tell,
+    )
     fits = any(plan.summary for plan in plans)
     if options.json is not None:
         write_json(options.json, export_comparison(plans, _origins(rows, options)))
@@ -114,57 +126,51 @@ def _several(
     return 0 if fits else 1
 
 
-def _parameters(target: str) -> list[str]:
-    """Those of the graph's function."""
+def _function_parameters(target: str) -> list[str]:
+    """List those of the graph's function; a run folder has none."""
     if is_received(target):
         return []
     return list(inspect.signature(load_target(target).function).parameters)
 
 
-def _maker(arguments: Sequence[str]) -> Callable[[Mapping[str, str]], Graph]:
-    """Makes the graph as this command line does, with some flags and settings more."""
+def _graph_maker(arguments: Sequence[str]) -> Callable[[Mapping[str, str]], Graph]:
+    """Return what makes the graph as this command line does, with further flags and settings."""
 
     def make(texts: Mapping[str, str]) -> Graph:
         from engine.predict.simulations import require_graph
 
         words = list(arguments)
         settings: list[str] = []
-        for key, value in texts.items():
+        for key, text in texts.items():
             if "." in key:
-                settings.append(f"{key}={value}")
+                settings.append(f"{key}={text}")
             else:
-                words += [f"--{key}", value]
+                words += [f"--{key}", text]
         if settings:
             words += ["--set", *settings]
-        return require_graph(graph_and(SimulateOptions, "simulate", words)[0])
+        graph, _ = graph_and(SimulateOptions, "simulate", words)
+        return require_graph(graph)
 
     return make
 
 
-def _of_run(options: SimulateOptions) -> RunOptions:
-    """Without what is the simulation's own."""
-    return RunOptions(**{f.name: getattr(options, f.name) for f in fields(RunOptions)})
-
-
 def _refuse_absurd(options: SimulateOptions) -> None:
-    """Before anything is planned. Raises UsageError."""
-    steps, several = options.steps, bool(options.what_if)
-    wrong = [s for s in options.seconds.items() if not 0 <= s[1] < math.inf]
-    name, seconds = wrong[0] if wrong else ("score", 0)
-    shares = [share for share in options.cpu.items() if not 0 <= share[1] <= 1]
-    waits, share = shares[0] if shares else ("judge", 0)
-    checks = [
-        ("--steps", steps, steps is None or steps < 1, "1 Step or more", "5"),
-        ("--seconds", f"{name}={seconds}", bool(wrong), "some seconds a row", f"{name}=0.002"),
-        ("--cpu", f"{waits}={share}", bool(shares), "a share from 0 to 1", f"{waits}=0.01"),
-        ("--timeline", "--what-if", several and options.timeline is not None, "one plan", ""),
-        ("--picture", "one plan", not several and options.picture is not None, "--what-if", ""),
-    ]
-    for flag, text, is_wrong, expected, fix in checks:
-        if is_wrong:
-            problem = f"{flag}: expected {expected}, found {text}"
-            remedy = f"{flag} {fix}" if fix else f"leave {flag} out"
-            raise UsageError("dataflow simulate", problem, remedy)
+    """Raise UsageError for an option that makes no sense, before anything is planned."""
+    steps = options.steps
+    if steps is None or steps < 1:
+        raise _absurd("--steps", "1 Step or more", steps, "--steps 5")
+    for name, seconds in options.seconds.items():
+        if not 0 <= seconds < math.inf:
+            fix = f"--seconds {name}=0.002"
+            raise _absurd("--seconds", "some seconds a row", f"{name}={seconds}", fix)
+    for name, share in options.cpu.items():
+        if not 0 <= share <= 1:
+            fix = f"--cpu {name}=0.01"
+            raise _absurd("--cpu", "a share from 0 to 1", f"{name}={share}", fix)
+    if options.what_if and options.timeline is not None:
+        raise _absurd("--timeline", "one plan", "--what-if", "leave --timeline out")
+    if not options.what_if and options.picture is not None:
+        raise _absurd("--picture", "--what-if", "one plan", "leave --picture out")
     for flag in ("json", "timeline", "picture"):
         path: Path | None = getattr(options, flag)
         if path is not None and path.is_dir():
@@ -172,22 +178,34 @@ def _refuse_absurd(options: SimulateOptions) -> None:
             raise UsageError("dataflow simulate", problem, f"--{flag} simulated.{flag}")
 
 
-def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
-    """What is simulated, whatever the plan. nodes: of the graph; a run's may have others."""
+def _absurd(flag: str, expected: str, argument: object, fix: str) -> UsageError:
+    problem = f"{flag}: expected {expected}, found {argument}"
+    return UsageError("dataflow simulate", problem, fix)
+
+
+def _simulated_rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
+    """Say what is simulated, whatever the plan. nodes: of the graph; those of the run whose lengths
+    are taken may be others.
+    """
     from engine.predict.row_statistics import seen_rows
     from engine.predict.simulations import SimulatedRows
 
-    seen = seen_rows(options.lengths, options.prompts)
+    measured = seen_rows(options.lengths, options.prompts)
+    measured_seconds = {name: s for name, s in measured.seconds.items() if name in nodes}
+    measured_cpu = {name: share for name, share in measured.cpu.items() if name in nodes}
     return SimulatedRows(
-        lengths=seen,
+        lengths=measured,
         steps=options.steps or 0,
-        seconds={n: s for n, s in seen.seconds.items() if n in nodes} | dict(options.seconds),
-        cpu={n: s for n, s in seen.cpu.items() if n in nodes} | dict(options.cpu),
+        seconds=measured_seconds | dict(options.seconds),
+        cpu=measured_cpu | dict(options.cpu),
         kept=options.kept,
         profile=options.profile,
     )
 
 
 def _origins(rows: SimulatedRows, options: SimulateOptions) -> dict[str, str]:
-    """Where the seconds of each node come from that no plan has."""
-    return {n: "given" if n in options.seconds else "measured" for n in rows.seconds}
+    """Say where each node's seconds come from, of the nodes that no plan has seconds of."""
+    origins = dict.fromkeys(rows.seconds, "measured")
+    for name in options.seconds:
+        origins[name] = "given"
+    return origins

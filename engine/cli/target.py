@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from engine.keep.untrusted_files import kept_options, list_imports, read_documen
 FUNCTIONS = "module:function or file.py:function"
 FORMS = "module:function, file.py:function, a run folder or its graph.json"
 GRAPH = "graph.json"
+_NO_ARGUMENTS: Mapping[str, Any] = {}
 _PLANNED = (
     "Options that a plan is made of (places, cluster, threads, seed) are by default those of that"
     " run, and a flag overrides each; all others have the defaults below. `run` begins a new run;"
@@ -54,11 +55,11 @@ class Target:
     text: str
     function: Callable[..., Any]
 
-    def graph(self, **arguments: Any) -> AnyGraph:
-        """Call it. Raises UsageError if it makes no Graph and no Program, SourceError if user code
-        raises.
+    def graph(self, arguments: Mapping[str, Any] = _NO_ARGUMENTS) -> AnyGraph:
+        """Call the function. Raises UsageError if it makes no Graph and no Program, SourceError if
+        user code raises.
         """
-        with _users_own(self.text):
+        with _users_errors(self.text):
             graph = self.function(**arguments)
         if not isinstance(graph, AnyGraph):
             returned = f"{type(graph).__name__} {graph!r:.60}"
@@ -68,19 +69,21 @@ class Target:
 
 
 def load_target(text: str, *, runs: bool = False) -> Target:
-    """The function that a TARGET names; that of a run folder, or of a snapshot, takes no
+    """Load the function that a TARGET names; that of a run folder, or of a snapshot, takes no
     parameters. runs: the graph will run; only then is what a snapshot names imported, and said
     first. Raises UsageError, GraphError, RunError.
     """
     if not is_received(text):
         return Target(text=text, function=load_function(text, "TARGET", FORMS))
-    folder, path = run_folder(text), Path(text)
+    folder = run_folder(text)
+    path = Path(text)
     if os.path.isdir(text):
         path = path / GRAPH
         if not path.is_file():
             problem = f"no {GRAPH} in it: the run was killed before it was written"
             raise UsageError(f"run folder {text}", problem, "the module:function that it ran")
-    return Target(text=text, function=_snapshot(_existing(path, "snapshot"), folder, runs=runs))
+    file = _require_file(path, "snapshot")
+    return Target(text=text, function=_snapshot_reader(file, folder, runs=runs))
 
 
 def is_received(text: str) -> bool:
@@ -89,8 +92,8 @@ def is_received(text: str) -> bool:
 
 
 def run_folder(text: str) -> Path | None:
-    """The run folder that a TARGET is, or that its graph.json lies in; None for any other TARGET.
-    Raises UsageError for a folder that is no run's.
+    """Find the run folder that a TARGET is, or that its graph.json lies in; None for any other
+    TARGET. Raises UsageError for a folder that is no run's.
     """
     path = Path(text)
     if os.path.isdir(text):
@@ -98,18 +101,26 @@ def run_folder(text: str) -> Path | None:
             return path
         runs = sorted(str(folder) for folder in path.glob("*") if is_run(folder))[:4]
         problem = "expected a run folder (with versions.json in it), found another folder"
-        fix = f"one of: {', '.join(runs)}" if runs else FORMS
+        fix = FORMS
+        if runs:
+            fix = f"one of: {', '.join(runs)}"
         raise UsageError(f"TARGET {text!r}", problem, fix)
-    return path.parent if path.name == GRAPH and is_run(path.parent) else None
+    if path.name == GRAPH and is_run(path.parent):
+        return path.parent
+    return None
 
 
-def _snapshot(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], AnyGraph]:
+def _snapshot_reader(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], AnyGraph]:
+    """Return a function that reads a graph.json; its docstring is what --help shows of it."""
+
     def snapshot() -> AnyGraph:
         if runs:
-            further = kept_options(folder)[1] if folder else ()
+            import_folders: Sequence[str] = ()
+            if folder is not None:
+                _, import_folders = kept_options(folder)
             import_from([str(Path.cwd())])
-            tell_imports(list_imports(path, further))
-            import_named(path, further)
+            tell_imports(list_imports(path, import_folders))
+            import_named(path, import_folders)
         with reading(path):
             return read(read_document(path), str(path), imports=runs)
 
@@ -135,32 +146,34 @@ def import_named(path: Path, folders: Sequence[str]) -> None:
         names = named_modules(read_document(path))
     for name in names:
         if find_module(name) is not None:
-            with _users_own(f"{path}, which imports {name!r}"):
+            with _users_errors(f"{path}, which imports {name!r}"):
                 importlib.import_module(name)
 
 
 def load_function(text: str, what: str, forms: str = FUNCTIONS) -> Callable[..., Any]:
-    """The function at `module:function` or `file.py:function`. forms: all that may stand there.
-    Raises UsageError, SourceError.
+    """Load the function at `module:function` or `file.py:function`. forms: all that may stand
+    there. Raises UsageError, SourceError.
     """
-    place, mark, name = text.rpartition(":")
-    if not mark or not place or not name:
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
         near = _folder_near(text) or " or ".join(_graphs_in(text.rstrip(":")))
         fix = near or "my_module:my_graph, or my_file.py:my_graph"
         raise UsageError(f"{what} {text!r}", f"expected {forms}", fix)
-    with _users_own(f"{what} {text!r}"):
-        file = _existing(Path(place), what) if place.endswith(".py") else None
-        module = _file_module(file) if file else _named_module(place, what)
+    with _users_errors(f"{what} {text!r}"):
+        if place.endswith(".py"):
+            module = _import_file(_require_file(Path(place), what))
+        else:
+            module = _import_module(place, what)
     function: Any = module
     for part in name.split("."):
         function = getattr(function, part, None)
     if not callable(function):
-        raise _missing(module, name, what, text)
+        raise _no_function(module, name, what, text)
     return function
 
 
 def functions_in(place: str) -> list[ast.FunctionDef]:
-    """The public functions that a module or a file defines itself; nothing is imported."""
+    """List the public functions that a module or a file defines itself; nothing is imported."""
     file = _file_of(place)
     if not file.endswith(".py"):
         return []
@@ -173,34 +186,45 @@ def functions_in(place: str) -> list[ast.FunctionDef]:
 
 
 def _file_of(place: str) -> str:
-    """The file of a module, or the file itself; empty if there is none."""
+    """Find the file of a module, or the file itself; empty if there is none."""
     if not place or place.endswith(".py"):
         return place
     spec = find_module(place, (str(Path.cwd()),))
-    return (spec and spec.origin) or ""
+    if spec is None:
+        return ""
+    return spec.origin or ""
 
 
 def _graphs_in(place: str) -> list[str]:
-    """`place:function` of each function there that says that it returns a graph, else of each; at
-    most four.
+    """List `place:function` of each function there that says that it returns a graph, else of each;
+    at most four.
     """
-    public = functions_in(place)
-    makers = [f for f in public if f.returns and ast.unparse(f.returns) in ("Graph", "Program")]
-    return [f"{place}:{function.name}" for function in (makers or public)[:4]]
+    functions = functions_in(place)
+    makers: list[ast.FunctionDef] = []
+    for function in functions:
+        if function.returns and ast.unparse(function.returns) in ("Graph", "Program"):
+            makers.append(function)
+    likely = makers or functions
+    return [f"{place}:{function.name}" for function in likely[:4]]
 
 
 def _folder_near(text: str) -> str:
-    """The folder that a path may have meant; empty if none is like it."""
+    """Find the folder that a path may have meant; empty if none is like it."""
     folder, name = os.path.split(text)
     if not os.path.isdir(folder):
         return ""
-    near = nearest(name, [path.name for path in Path(folder).glob("*") if path.is_dir()])
-    return os.path.join(folder, near) if near else ""
+    siblings = [path.name for path in Path(folder).glob("*") if path.is_dir()]
+    near = nearest(name, siblings)
+    if not near:
+        return ""
+    return os.path.join(folder, near)
 
 
 @contextmanager
-def _users_own(what: str) -> Iterator[None]:
-    """The user's own errors as one line with its place; sys.exit does not end the command."""
+def _users_errors(what: str) -> Iterator[None]:
+    """Raise what user code raises as one line with its place; sys.exit does not end the command.
+    Raises SourceError, UsageError.
+    """
     try:
         yield
     except DataflowError:
@@ -210,7 +234,9 @@ def _users_own(what: str) -> Iterator[None]:
         fix = "if __name__ == '__main__' in front of it"
         raise UsageError(f"{raised_at(stop)} {what}", problem, fix) from stop
     except Exception as error:
-        message = error.msg if isinstance(error, SyntaxError) else error
+        message: object = error
+        if isinstance(error, SyntaxError):  # its text has the place, too, which comes first here
+            message = error.msg
         cause = " ".join(f"{type(error).__name__}: {message}".split())
         fix = "mend that line; --traceback shows how it was reached"
         raise SourceError(f"{raised_at(error)} {what}: raised {cause}. Fix: {fix}.") from error
@@ -220,44 +246,54 @@ def raised_at(error: BaseException) -> str:
     """`my_file.py:12`: the innermost line of an exception that is in no installed package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
-    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     installed = (sys.prefix, sys.base_prefix, "<")
-    user_frames = [frame for frame in frames if not frame[0].startswith(installed)] or frames
-    if not user_frames:
+    frames = list(traceback.extract_tb(error.__traceback__))
+    user_frames = [frame for frame in frames if not frame.filename.startswith(installed)]
+    if not frames:
         return "?"
-    file, line = user_frames[-1]
-    return f"{Path(file).name}:{line}"
+    innermost = (user_frames or frames)[-1]
+    return f"{Path(innermost.filename).name}:{innermost.lineno}"
 
 
-def _missing(module: ModuleType, name: str, what: str, text: str) -> UsageError:
-    place = module.__name__
+def _no_function(module: ModuleType, name: str, what: str, text: str) -> UsageError:
+    """Make the error for a module that lacks the function."""
     functions: list[str] = []
     for key, member in vars(module).items():
-        if callable(member) and getattr(member, "__module__", None) == place:
+        if callable(member) and getattr(member, "__module__", None) == module.__name__:
             functions.append(key)
     fix = f"one of: {', '.join(functions) or '(it has no function)'}"
     near = nearest(name, functions)
     if near:
-        fix = f"{text.rpartition(':')[0]}:{near}"
-    return UsageError(f"{what} {text!r}", f"no function {name!r} in {place}", fix)
+        place = text.rpartition(":")[0]
+        fix = f"{place}:{near}"
+    return UsageError(f"{what} {text!r}", f"no function {name!r} in {module.__name__}", fix)
 
 
-def _existing(path: Path, what: str) -> Path:
+def _require_file(path: Path, what: str) -> Path:
+    """Return the whole path of a file. Raises UsageError where there is none, with the file beside
+    it that it may have meant.
+    """
     try:
         if path.is_file():
             return path.resolve()
         folder = path.parent
-        siblings = folder.glob(f"*{path.suffix}") if folder.is_dir() else ()
-        names = [sibling.name for sibling in siblings]
+        names: list[str] = []
+        if folder.is_dir():
+            names = [sibling.name for sibling in folder.glob(f"*{path.suffix}")]
     except OSError as error:  # a name that is too long, a folder that is closed
         problem = f"{str(path)[:80]!r} cannot be read: {error.strerror}"
         raise UsageError(what, problem, "another path") from error
     near = nearest(path.name, names)
-    fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
+    fix = f"a path from {Path.cwd()}"
+    if near:
+        fix = str(path.with_name(near))
     raise UsageError(what, f"no file {str(path)!r}", fix)
 
 
-def _named_module(name: str, what: str) -> ModuleType:
+def _import_module(name: str, what: str) -> ModuleType:
+    """Import a module that Python finds from the current folder. Raises UsageError if there is
+    none.
+    """
     import_from([str(Path.cwd())])
     try:
         return importlib.import_module(name)
@@ -271,7 +307,7 @@ def _named_module(name: str, what: str) -> ModuleType:
         raise UsageError(what, f"no module {error.name!r} (for {name!r})", fix) from None
 
 
-def _file_module(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     """Import a file by the name that a Worker finds it by: from its package's root, if any."""
     folder, name = path.parent, path.stem
     while (folder / "__init__.py").is_file():
@@ -280,7 +316,8 @@ def _file_module(path: Path) -> ModuleType:
     importlib.invalidate_caches()
     spec = find_module(name)
     origin = spec.origin if spec else None
-    if origin is None or Path(origin).resolve() != path:  # refused before the other is imported
+    # Refused before the other module is imported, which may do anything.
+    if origin is None or Path(origin).resolve() != path:
         place = origin or "a folder, or built in"
         problem = f"Python has another module {name!r} ({place})"
         raise UsageError(path.name, problem, "give the file another name")

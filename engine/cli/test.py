@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         registry=registry(),
     )
     function = load_function(options.target, "TARGET")
-    parameters = {name: _value(text) for name, text in options.set.items()}
+    parameters = {name: _value_of(text) for name, text in options.set.items()}
     suite = contract(function, examples=options.examples, **parameters)
     broken = 0
     wide = max(map(len, suite.promises))
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if broken else 0
 
 
-def _value(text: str) -> Any:
-    """A number, True, None, a tuple of them; anything else is text."""
+def _value_of(text: str) -> Any:
+    """Read a number, True, None, a tuple of them; anything else is text."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

@@ -15,7 +15,7 @@ from typing import Annotated
 import tyro
 
 from dataflow.width import screen_width
-from engine.cli.run_lookup import found_run
+from engine.cli.run_lookup import find_run
 from engine.cli.screen import read_flags, say
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     """Show a run; raises UsageError where there is none."""
     about = TopOptions.__doc__ or ""
     options = read_flags(TopOptions, args=arguments, prog="dataflow top", about=about)
-    folder = found_run("dataflow top", options.run, options.root)
+    folder = find_run("dataflow top", options.run, options.root)
     from engine.watch.top.page import page_lines  # here: they import rich and Arrow
     from engine.watch.top.run_view import RunReader
 

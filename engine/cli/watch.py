@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     about = WatchOptions.__doc__ or ""
     options = read_flags(WatchOptions, args=arguments, prog="dataflow watch", about=about)
     require_ui("dataflow watch")
-    serving_options = serving(options)
+    serving = _serving_of(options)
     from engine.watch.server import serve  # here: it imports the server
 
     def tell(url: str) -> None:
@@ -68,71 +68,89 @@ def main(arguments: Sequence[str]) -> int:
         if options.open:
             webbrowser.open(url)
 
-    serve(serving_options, tell)
+    serve(serving, tell)
     return 0
 
 
 def require_ui(where: str) -> None:
-    """Raises UsageError where the packages of the extra [ui] are not installed."""
+    """Raise UsageError where the packages of the extra [ui] are not installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        problem = f"needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not"
-        raise UsageError(where, f"{problem} installed", "pip install 'dataflow-rl[ui]'")
+        verb = "is" if len(missing) == 1 else "are"
+        problem = f"needs {' and '.join(missing)}, which {verb} not installed"
+        raise UsageError(where, problem, "pip install 'dataflow-rl[ui]'")
 
 
-def serving(options: WatchOptions) -> Serving:
-    """What the options ask for. Raises UsageError."""
+def _serving_of(options: WatchOptions) -> Serving:
+    """Say what is served, and where, for these options. Raises UsageError."""
     from engine.watch.server import Serving
     from engine.watch.token_file import kept_token
 
-    root, names = _root_of(options.root, options.run)
+    root, names = _split_runs(options.root, options.run)
     if not root.is_dir():
         fix = "dataflow watch --root FOLDER, a folder with run folders in it"
         raise UsageError("dataflow watch", f"no folder {str(root)!r}", fix)
     for name in names:
         if not is_run(root / name):
             runs = sorted(path.name for path in root.iterdir() if is_run(path))[:4]
-            fix = f"one of: {', '.join(runs)}" if runs else "a run folder"
+            fix = "a run folder"
+            if runs:
+                fix = f"one of: {', '.join(runs)}"
             raise UsageError("dataflow watch", f"no run {name!r} in {root}", fix)
     if not 0 <= options.port < 65536:
         problem = f"expected a port from 0 to 65535, found {options.port}"
         raise UsageError("dataflow watch --port", problem, "--port 0")
-    token = kept_token(options.token_file) if options.token_file else ""
+    token = ""
+    if options.token_file:
+        token = kept_token(options.token_file)
     return Serving(root=root, first=names, port=options.port, token=token)
 
 
-def _root_of(root: Path, runs: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """The folder of all runs, and the names in it that were given, as names or as paths."""
+def _split_runs(root: Path, runs: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """Split runs, which are names or paths, into the folder of all of them and their names in it.
+    Raises UsageError for runs of several folders.
+    """
     if len(runs) == 1 and os.path.isdir(runs[0]) and not is_run(Path(runs[0])):
         return Path(runs[0]), ()
-    paths = [Path(run) if is_run(Path(run)) else root / run for run in runs]
+    paths: list[Path] = []
+    for run in runs:
+        path = Path(run)
+        if not is_run(path):
+            path = root / run
+        paths.append(path)
     folders = list(dict.fromkeys(path.resolve().parent for path in paths))
     if len(folders) > 1:
         problem = f"expected runs of one folder, found some in {folders[0]} and in {folders[1]}"
         raise UsageError("dataflow watch", problem, "put them into one folder, or watch one")
-    return (folders[0] if folders else root), tuple(path.resolve().name for path in paths)
+    names = tuple(path.resolve().name for path in paths)
+    if folders:
+        return folders[0], names
+    return root, names
 
 
 @contextmanager
 def watching(root: Path, name: str, *, wanted: bool) -> Iterator[None]:
-    """While a run goes on, a process beside it that serves its page, if that is wanted.
+    """Serve a run's page from a process beside it while it goes on, if that is wanted.
 
-    It ends after this process, however that ends: its standard input is a pipe from here. Ctrl-C
-    and other stop signals are the run's.
+    That process ends after this one, however this one ends: its standard input is a pipe from here.
+    Ctrl-C and other stop signals are the run's.
     """
     if not wanted:
         yield
         return
     require_ui("--watch")
     root.mkdir(parents=True, exist_ok=True)
-    words = [str(root.resolve()), name]
-    command, pipe = [sys.executable, "-c", _BESIDE, *words], subprocess.PIPE
+    command = [sys.executable, "-c", _BESIDE, str(root.resolve()), name]
+    pipe = subprocess.PIPE
     with hold_back_signals():
         child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert child.stdin is not None
     assert child.stdout is not None
     url = child.stdout.readline().strip()
-    say(f"watch  {url}" if url else "the page could not be served; the run goes on", fold=False)
+    if url:
+        say(f"watch  {url}", fold=False)
+    else:
+        say("the page could not be served; the run goes on", fold=False)
     try:
         yield
     finally:

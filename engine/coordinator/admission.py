@@ -94,9 +94,9 @@ class Admission:
         self.table.retire(self.table.prompts.slots(REJECTED, DROPPED))
         return True
 
-    def starved(self, step: int, place: Callable[[str], str] = str) -> str:
+    def why_starved(self, step: int, place: Callable[[str], str] = str) -> str:
         """Why no attempt is left to fill a Step; empty while one is, or a row is on its way."""
-        if not self._spent() or self.table.prompts.running:
+        if not self._is_spent() or self.table.prompts.running:
             return ""
         finished = self.table.prompts.count[FINISHED]
         most, name = min((n.max_attempts, n.name) for n in self.table.nodes if n.refill)
@@ -111,9 +111,9 @@ class Admission:
         if self._steps is not None:
             room = min(room, (self._steps - version) * self.source.batch)
         room -= self.table.prompts.outstanding
-        return 0 if room <= 0 or self._spent() else room
+        return 0 if room <= 0 or self._is_spent() else room
 
-    def _spent(self) -> bool:
+    def _is_spent(self) -> bool:
         """Whether the refilling selects allow no further prompt for a Step that is not full yet."""
         if not self._rejected:
             return False
@@ -174,13 +174,13 @@ class Admission:
         """Give these prompts up in this attempt; they are admitted again, before any other."""
         self._again += self.table.again(slots)
 
-    def formed(self) -> None:
+    def note_formed(self) -> None:
         """A Step is formed: count the attempts to fill the next one from 0."""
         self._rejected, self.vain = 0, Vain()
         self._formed_at = self.table.prompts.admissions
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether no prompt is left to train: none to come, on its way or finished."""
         return not self.table.prompts.count[FINISHED] and not self._coming()
 

@@ -43,7 +43,7 @@ def split_evenly(
         return greedy
     order = np.argsort(-items, kind="stable")
     # The first of equal ones, so that the split depends on nothing else.
-    splits = [_differenced(items, order, parts, equal_counts), greedy]
+    splits = [_merge_parts(items, order, parts, equal_counts), greedy]
     return min(splits, key=lambda part: int(sum_by_part(items, part, parts).max()))
 
 
@@ -67,7 +67,7 @@ def split_longest_first(items: np.ndarray, parts: int, *, equal_counts: bool = F
     return part
 
 
-def _differenced(
+def _merge_parts(
     items: np.ndarray, order: np.ndarray, parts: int, equal_counts: bool
 ) -> np.ndarray:
     """Merge the two partitions whose parts differ most, heaviest part with lightest, until one is
@@ -94,7 +94,7 @@ def _differenced(
         tree = (left, right, stand)
         heapq.heapreplace(heap, (_minus_spread(merged), number, merged, tree))
         number += 1
-    return _resolved(heap[0][3], first, len(items), parts)
+    return _resolve_parts(heap[0][3], first, len(items), parts)
 
 
 def _minus_spread(sums: np.ndarray) -> int:
@@ -104,7 +104,7 @@ def _minus_spread(sums: np.ndarray) -> int:
     return int(sums[0] - sums[-1])
 
 
-def _resolved(tree: _Tree, first: list[np.ndarray], items: int, parts: int) -> np.ndarray:
+def _resolve_parts(tree: _Tree, first: list[np.ndarray], items: int, parts: int) -> np.ndarray:
     """Where each item ended up: follow the merges back from the last one."""
     part = np.zeros(items, dtype=np.int64)
     unresolved: list[tuple[_Tree, np.ndarray]] = [(tree, np.arange(parts))]

@@ -76,7 +76,7 @@ class Blocks:
             self._done.append(number)
         return number
 
-    def unwanted(self, number: int) -> None:
+    def mark_unwanted(self, number: int) -> None:
         """Nothing needs a block that was just added: the next `drain` frees it."""
         self._needed[number] = 0
         self._done.append(number)
@@ -88,7 +88,7 @@ class Blocks:
 
     def drop(self, blocks: np.ndarray) -> None:
         """One row of each listed block is no longer wanted; blocks may be listed repeatedly."""
-        for number, count in zip(*_counted(blocks), strict=True):
+        for number, count in zip(*_count_numbers(blocks), strict=True):
             self._less(number, count)
 
     def hold(self, numbers: Iterable[int]) -> None:
@@ -140,7 +140,7 @@ class Blocks:
         keys: Keys | None = None,
     ) -> Reading:
         """These rows, by their blocks' numbers."""
-        numbers, index = _indexed(block)
+        numbers, index = _index_numbers(block)
         return Reading(producer, columns, numbers, index, row, keys)
 
     def tokens(self, inputs: Readings, rows: int) -> np.ndarray:
@@ -159,7 +159,7 @@ class Blocks:
     def gather(self, reading: Reading) -> Gather:
         """Where these rows lie now, with the blocks numbered from 0. All have to be there."""
         if self._moved and not self._moved.keys().isdisjoint(reading.numbers):
-            reading = self._followed(reading)
+            reading = self._follow(reading)
         refs = tuple(self._refs[n] for n in reading.numbers)
         return Gather(
             producer=reading.producer,
@@ -177,7 +177,7 @@ class Blocks:
             gathers[name] = tuple(self.gather(reading) for reading in readings)
         return gathers
 
-    def _followed(self, reading: Reading) -> Reading:
+    def _follow(self, reading: Reading) -> Reading:
         """The same rows in the blocks that have them now."""
         block, row = np.array(reading.numbers, dtype=np.int64)[reading.block], reading.row.copy()
         moved = True
@@ -247,7 +247,7 @@ def _nobody_asks(number: int) -> None:
     del number
 
 
-def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
+def _count_numbers(blocks: np.ndarray) -> tuple[list[int], list[int]]:
     """Which numbers occur, and how often; those of blocks that live together are close."""
     if not len(blocks):
         return [], []
@@ -259,7 +259,7 @@ def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
     return (present + first).tolist(), counts[present].tolist()
 
 
-def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
+def _index_numbers(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
     """The numbers that occur, ascending, and for each entry the index of its number (int32)."""
     if not len(blocks):
         return [], np.zeros(0, dtype=np.int32)

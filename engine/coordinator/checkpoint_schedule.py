@@ -33,7 +33,7 @@ class CheckpointDue:
         self._now = now
         self.at = now if self.at is None else self.at
 
-    def stored(self, step: int) -> None:
+    def note_stored(self, step: int) -> None:
         """The checkpoint of a Step is on disk."""
         self.step, self.at = step, self._now
 

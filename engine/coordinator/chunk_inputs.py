@@ -45,7 +45,7 @@ def table_readings(
     return inputs
 
 
-def held(inputs: Readings) -> frozenset[int]:
+def held_blocks(inputs: Readings) -> frozenset[int]:
     """The numbers of the blocks that are read."""
     # One by one: blocks are let go in this set's order, which depends on how it was filled.
     readings = chain.from_iterable(inputs.values())

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.reduced_rows import dropped
+from engine.coordinator.reduced_rows import dropped_prompts
 from engine.coordinator.tables import ABSENT, PRESENT, RowTable, with_bytes
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import PlannedInput
@@ -39,18 +39,18 @@ def joined_state(
             state = with_bytes(state, i.fetches, tables, slots)
         parts.append(state)
     joined = np.concatenate(parts, axis=1)
-    gone = dropped(tables, slots, above)
+    gone = dropped_prompts(tables, slots, above)
     return np.where(gone[:, None] & (joined == PRESENT), np.uint8(ABSENT), joined)
 
 
 def keys_beside(inputs: Sequence[PlannedInput], keys_of: Mapping[str, Keys]) -> Keys:
     """The keys of a concat's rows, sorted. keys_of: those of each gate."""
-    parts = [shifted(keys_of[i.gate], i.offset) for i in inputs]
+    parts = [shift_samples(keys_of[i.gate], i.offset) for i in inputs]
     keys = Keys.concat(parts)
     return keys.take(keys.order())
 
 
-def shifted(keys: Keys, offset: int) -> Keys:
+def shift_samples(keys: Keys, offset: int) -> Keys:
     """The same prompts, with samples so much greater."""
     return Keys(keys.position, (keys.sample + offset).astype(np.int32), keys.attempt)
 

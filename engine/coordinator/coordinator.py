@@ -90,7 +90,8 @@ class Coordinator:
     def start(self, restored: Restored | None = None) -> list[m.Instruction]:
         """Begin, or resume from a checkpoint. Every reader is told which version to load."""
         if restored is not None:
-            self._ranks.kept(ref for rows in restored.rows.values() for ref in rows.values())
+            for rows in restored.rows.values():
+                self._ranks.note_lengths(rows.values())
         self._course.begin(restored)
         return self._flush()
 
@@ -142,22 +143,22 @@ class Coordinator:
         is_heard = may_move = False
         for event in events:
             # The ledger first: what an answer means depends on what was asked (decision 0027).
-            asked = self._outstanding.heard(event)
+            asked = self._outstanding.note_answer(event)
             if isinstance(event, m.WorkerLost):
                 # Of an incarnation that is known to be gone, nothing follows. It is alone in its
                 # group, so nothing else is lost with this return.
-                if not self._recovery.lost(event):
+                if not self._recovery.note_lost(event):
                     return []
-                self._losses.owed = self._outstanding.lost(event.worker)
-            core_events, rank_instructions = self._ranks.heard(event, asked)
-            self._first_instructions += self._turns.heard(event)
+                self._losses.owed = self._outstanding.forget_worker(event.worker)
+            core_events, rank_instructions = self._ranks.merge_answers(event, asked)
+            self._first_instructions += self._turns.go_on_after(event)
             self._first_instructions += rank_instructions
             for core_event in core_events:
                 is_heard |= self.at != "gone"
                 may_move |= self._hear(core_event, asked)
         if is_heard:
             self._go_on(may_move=may_move)
-        livelock = self._livelock.seen(now)
+        livelock = self._livelock.find_cause(now)
         if livelock and self.at == "gather":
             self._course.fail(livelock)
         if self._replicas.groups:
@@ -197,7 +198,7 @@ class Coordinator:
             case m.FetchFailed() if asked is not None:
                 self._dispatch.take_back(asked)
             case m.Loaded() | m.Offered() if asked is not None:
-                self._weights_moved(event, asked)
+                self._take_weights(event, asked)
             case m.WorkerLost():
                 self._losses.lose_at_the_end(event.worker)
 
@@ -222,20 +223,20 @@ class Coordinator:
     def _note(self, event: m.Event, asked: Pending | None) -> None:
         match event:
             case m.Produced():
-                self._produced(event, asked)
+                self._take_rows(event, asked)
             case m.Tombstoned():
-                self._tombstoned(event)
+                self._drop_row(event)
             case _ if asked is not None and isinstance(event, m.TaskEnd):
-                self._ended(event, asked)
+                self._take_task_end(event, asked)
             case m.WorkerLost():
                 self._losses.lose_worker(event)
-            case m.WorkerOpened() if self._recovery.opened(event):
-                self._versions.opened(event.worker)
-                self._replicas.opened(event.worker)
+            case m.WorkerOpened() if self._recovery.note_opened(event):
+                self._versions.note_opened(event.worker)
+                self._replicas.note_opened(event.worker)
             case m.Checkpointed():
-                self.checkpoints.stored(event.step)
+                self.checkpoints.note_stored(event.step)
             case m.SourceOpened():
-                self._opened(event)
+                self._take_source(event)
             case _:
                 self._note_wish(event)
 
@@ -251,34 +252,34 @@ class Coordinator:
             case m.LeaveRequested():
                 self._losses.leave(event.workers, self._now)
 
-    def _ended(self, event: m.TaskEnd, asked: Pending) -> None:
-        """The last answer to a task; of several ranks, the last one's."""
+    def _take_task_end(self, event: m.TaskEnd, asked: Pending) -> None:
+        """Take the last answer to a task; of several ranks, the last one's."""
         match event:
             case m.ChunkDone():
-                self._chunk_done(event, asked)
+                self._close_chunk(event, asked)
             case m.FetchFailed():
                 self._losses.tell_unfetched_again(event, asked)
             case m.Stepped():
-                self._training.stepped()
+                self._training.end_turn()
             case m.Loaded() | m.Offered():
-                self._weights_moved(event, asked)
+                self._take_weights(event, asked)
             case m.Recorded() | m.Evaluated():
-                self._recovery.finished(asked.task.worker)
+                self._recovery.note_finished(asked.task.worker)
         if isinstance(event, m.Evaluated):
             self._evaluation.evaluated[event.node] = event.version
 
-    def _weights_moved(self, event: m.Loaded | m.Offered, asked: Pending) -> None:
+    def _take_weights(self, event: m.Loaded | m.Offered, asked: Pending) -> None:
         assert isinstance(asked.task, m.Offer | m.Load)
-        self._course.out += self._versions.heard(event, asked.task)
+        self._course.out += self._versions.note_answer(event, asked.task)
 
-    def _opened(self, event: m.SourceOpened) -> None:
+    def _take_source(self, event: m.SourceOpened) -> None:
         self._course.unopened.discard(event.node)
         self._evaluation.rows_of[event.node] = event.rows
         if event.node in self.sources.admissions:
             self.sources.admissions[event.node].rows = event.rows
             self._course.out += warn_of_small_data(self.plan, event.node, event.rows)
 
-    def _produced(self, event: m.Produced, asked: Pending | None) -> None:
+    def _take_rows(self, event: m.Produced, asked: Pending | None) -> None:
         if asked is None or not asked.wanted:  # it was given up: let its rows go
             self._blocks.add(event.ref, 0)
             return
@@ -287,8 +288,8 @@ class Coordinator:
         number = self._regions[chunk.node.region].take_rows(chunk, event.ref)
         self._dispatch.note_rows(chunk, number, event.ref)
 
-    def _chunk_done(self, event: m.ChunkDone, asked: Pending) -> None:
-        self._recovery.finished(asked.task.worker)
+    def _close_chunk(self, event: m.ChunkDone, asked: Pending) -> None:
+        self._recovery.note_finished(asked.task.worker)
         chunk = asked.chunk
         assert chunk is not None
         difference = self._dispatch.finish(asked)
@@ -304,7 +305,7 @@ class Coordinator:
             problem = "its kernel ended a chunk without row (position, sample, attempt)"
             self._course.fail(f"{self.plan.place(event.node)}: {problem} {missing}")
 
-    def _tombstoned(self, event: m.Tombstoned) -> None:
+    def _drop_row(self, event: m.Tombstoned) -> None:
         node = self.plan.node(event.node)
         why = self._regions[node.region].drop_group(node, event)
         if why:
@@ -316,8 +317,8 @@ class Coordinator:
         """Hand out what is said: to every rank of a node, and only to Workers that have their
         devices.
         """
-        to_ranks = self._ranks.told(self._course.out)
-        instructions = self._first_instructions + self._turns.told(to_ranks)
+        to_ranks = self._ranks.split_by_rank(self._course.out)
+        instructions = self._first_instructions + self._turns.let_through(to_ranks)
         self._first_instructions = []
         self._course.out = []
         return instructions

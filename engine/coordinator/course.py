@@ -133,7 +133,7 @@ class Course:
         chunks = admission.admit(self.version, sparing=self._recovery.spilling)
         self.assign(chunks, 0)
         if self.at == "gather" and not chunks:
-            starved = admission.starved(self.version + 1, self._plan.place)
+            starved = admission.why_starved(self.version + 1, self._plan.place)
             if starved:
                 self.fail(starved)
         return bool(chunks)
@@ -155,7 +155,7 @@ class Course:
         if fruitless:
             self.fail(fruitless)
             return False
-        if self._versions.offered:
+        if self._versions.no_offer_under_way:
             self.out += evaluation_round.tell(self._recovery.there)
         if not evaluation_round.done:
             return False
@@ -164,19 +164,19 @@ class Course:
         return True
 
     def _in_gather(self) -> bool:
-        if self._stopping or self.done or self._sources.drained:
+        if self._stopping or self.done or self._sources.is_drained:
             return self._end()
         # A synchronous Step waits for the end of its chunks, not for their rows alone: what they
         # measured comes after the rows, and once the weights have moved on a chunk whose Worker
         # dies before that could not run again (decision 0024).
-        if self._dispatch.unended("stream"):
+        if self._dispatch.has_unended("stream"):
             return False
         taken = self._sources.take(self.version)
-        if self._sources.drained:
+        if self._sources.is_drained:
             return self._end()
         if any(not len(slots) for slots in taken.values()):
             return False
-        self._sources.formed()
+        self._sources.note_formed()
         self._training.form(self.version + 1, taken)
         self.at = "step"
         return True
@@ -200,10 +200,10 @@ class Course:
         return True
 
     def _in_settle(self) -> bool:
-        if not self._versions.settled:
+        if not self._versions.is_settled:
             return False
         self._training.retire()
-        last = self.done or self._sources.drained
+        last = self.done or self._sources.is_drained
         self._evaluate_or_close(self._evaluation.due(self.version, last=last))
         return True
 
@@ -236,7 +236,7 @@ class Course:
 
     def _tell_checkpoint(self) -> None:
         """Tell it once every row that goes into it is there, and every rank is free to write."""
-        if not self._versions.offered:
+        if not self._versions.no_offer_under_way:
             return
         message = self._sources.checkpoint(self.version, self._dispatch)
         if message is not None:
@@ -287,7 +287,7 @@ class Course:
         """Whether the run ends here because someone asked. A synchronous Step, which begins with
         its admission, is finished first: begun again, it would have other rows.
         """
-        return bool(self._stop) and (self._at_once or not self._sources.begun)
+        return bool(self._stop) and (self._at_once or not self._sources.has_begun)
 
     @property
     def done(self) -> bool:

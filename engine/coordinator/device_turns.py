@@ -82,28 +82,30 @@ class DeviceTurns:
 
     # --- what the core says -----------------------------------------------------------------------
 
-    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
-        """What may go out now, in order; within a Worker only Go and Release overtake."""
+    def let_through(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
+        """Hold tasks back until their Worker has its devices; returns what may go out now, in
+        order. Within a Worker only Go and Release overtake.
+        """
         out: list[m.Instruction] = []
         for instruction in instructions:
-            out += self._told(instruction)
+            out += self._let_one_through(instruction)
         return out
 
-    def _told(self, instruction: m.Instruction) -> list[m.Instruction]:
+    def _let_one_through(self, instruction: m.Instruction) -> list[m.Instruction]:
         if isinstance(instruction, m.Respawn):
             for worker in instruction.workers:
-                self._lost(worker)
-            return [instruction, *self._all_moved(instruction.workers)]
+                self._forget_worker(worker)
+            return [instruction, *self._hand_on_all(instruction.workers)]
         if not isinstance(instruction, m.Task):
             return [instruction]
         devices = self._devices_of.get(instruction.worker)
         if devices is None:
             return [instruction]
         if devices.state == "held" and devices.holder == instruction.worker and not devices.turns:
-            self._outstanding.sent(instruction.id, instruction.worker)
+            self._outstanding.note_sent(instruction.id, instruction.worker)
             return [instruction]
         self._turn(devices, instruction).held.append(instruction)
-        return self._moved(devices)
+        return self._hand_on(devices)
 
     def _turn(self, devices: _SharedDevices, instruction: m.Task) -> _Turn:
         """This Worker's last turn; for a task of several ranks only if that is the last of all."""
@@ -120,50 +122,52 @@ class DeviceTurns:
 
     # --- what the world says ----------------------------------------------------------------------
 
-    def heard(self, event: m.Event) -> list[m.Instruction]:
-        """What an event lets go on, once the ledger has noted it."""
+    def go_on_after(self, event: m.Event) -> list[m.Instruction]:
+        """Hand devices on as an event allows, once the ledger has noted it; returns the tasks that
+        go out.
+        """
         if not isinstance(event, _SAID):
-            return self._all_moved(())
+            return self._hand_on_all(())
         match event:
             case m.Woken():
                 self._devices_of[event.worker].state = "held"
             case m.Slept():
                 self._devices_of[event.worker].free()
             case m.WorkerLost():
-                self._lost(event.worker)
-        return self._all_moved((event.worker,))
+                self._forget_worker(event.worker)
+        return self._hand_on_all((event.worker,))
 
-    def _all_moved(self, workers: Iterable[str]) -> list[m.Instruction]:
+    def _hand_on_all(self, workers: Iterable[str]) -> list[m.Instruction]:
         """Hand on the devices of these Workers, and of those that have answered something: all that
         can have changed.
         """
         if not self._shared:
             return []
         moved: dict[int, _SharedDevices] = {}
-        for worker in self._outstanding.eased().union(workers):
+        for worker in self._outstanding.drain_eased().union(workers):
             devices = self._devices_of.get(worker)
             if devices is not None:
                 moved[devices.place] = devices
         out: list[m.Instruction] = []
         # By place, as a set of Workers has no order: the same events give the same instructions.
         for place in sorted(moved):
-            out += self._moved(moved[place])
+            out += self._hand_on(moved[place])
         return out
 
-    def _lost(self, worker: str) -> None:
-        """A Worker is gone, and waits for nothing: the core asks again for what it still wants."""
+    def _forget_worker(self, worker: str) -> None:
+        """Drop the turns of a Worker that is gone: the core asks again for what it still wants."""
         devices = self._devices_of.get(worker)
         if devices is not None:
             devices.turns = deque(turn for turn in devices.turns if turn.worker != worker)
             if devices.holder == worker:
                 devices.free()
 
-    def _moved(self, devices: _SharedDevices) -> list[m.Instruction]:
+    def _hand_on(self, devices: _SharedDevices) -> list[m.Instruction]:
         """Hand the devices on, as far as is possible without a further event."""
         out: list[m.Instruction] = []
         while devices.next_is_holder:
             for task in devices.turns.popleft().held:
-                self._outstanding.sent(task.id, task.worker)
+                self._outstanding.note_sent(task.id, task.worker)
                 out.append(task)
         if not devices.turns:
             return out

@@ -93,7 +93,7 @@ class Dispatch:
             return []
         if self._lost or self._suspects:
             return self._tell_readable(able)
-        if not (self._news or self._idlest.changed):
+        if not (self._news or self._idlest.has_changed):
             return []
         self._news = False
         tasks: list[RunChunk] = []
@@ -260,7 +260,7 @@ class Dispatch:
             " nothing but its rows and the draws of its session."
         )
 
-    def unended(self, region: str) -> bool:
+    def has_unended(self, region: str) -> bool:
         """Whether a chunk of this region, of a node without lag, has never ended, so that metrics
         of it are still to come.
         """

@@ -83,12 +83,12 @@ class Evaluation:
     def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
         """As in RunRegion."""
         assert self.round is not None
-        return self.round.produced(chunk.node, ref)
+        return self.round.add_rows(chunk.node, ref)
 
     def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """As in RunRegion."""
         assert self.round is not None
-        return self.round.closed(chunk)
+        return self.round.close_chunk(chunk)
 
     def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """Leave the group out of the round if a node's own policy gave the row up. A failure ends

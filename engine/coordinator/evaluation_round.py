@@ -63,13 +63,13 @@ class EvaluationRound:
                 chunks.append(table.admit(range(rows), [0] * rows, self._version))
         return chunks
 
-    def produced(self, node: PlannedNode, ref: Ref) -> int:
-        """Rows have come; returns the block's number."""
-        return self._prompts[node.source].produced(node.name, ref)
+    def add_rows(self, node: PlannedNode, ref: Ref) -> int:
+        """Add rows; returns the block's number."""
+        return self._prompts[node.source].add_rows(node.name, ref)
 
-    def closed(self, chunk: NodeChunk) -> Key | None:
-        """A chunk is done; returns a row that never came, if any."""
-        return self._prompts[chunk.node.source].closed(chunk.node, chunk.keys)
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
+        """Close a chunk; returns a row that never came, if any."""
+        return self._prompts[chunk.node.source].close_chunk(chunk.node, chunk.keys)
 
     def drop(self, node: PlannedNode, event: Tombstoned) -> None:
         """A node's own policy gave a row up: leave its group out of the evaluation."""
@@ -146,7 +146,7 @@ class EvaluationRound:
     def done(self) -> bool:
         """Whether every due node has its numbers, and every chunk of the round has ended."""
         # What a chunk measured comes after its last rows, and counts (decision 0024).
-        return not (self._waiting or self.under_way or self._dispatch.unended("evaluation"))
+        return not (self._waiting or self.under_way or self._dispatch.has_unended("evaluation"))
 
     def release(self) -> None:
         """Release the rows."""

@@ -26,7 +26,7 @@ class Livelock:
         self._patience = patience
         self._since: float | None = None
 
-    def seen(self, now: float) -> str:
+    def find_cause(self, now: float) -> str:
         """Why the run will complete no Step; empty while it may. To be called at each event."""
         in_vain = [a for a in self._admissions.values() if a.vain.prompts]
         if not in_vain or self._patience <= 0:

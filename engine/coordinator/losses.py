@@ -55,7 +55,7 @@ class Losses:
         if worker in self._plan.stateful:
             self._course.go_back(worker, event.error)
             return
-        if self._replicas.lost(worker):
+        if self._replicas.note_lost(worker):
             self._recovery.stay_away(worker)
             self._lose(worker, self.owed)
             return
@@ -75,14 +75,14 @@ class Losses:
         """Note that a Worker is gone where nobody needs its rows any more."""
         lost_blocks = self._blocks.lose(worker)
         self._dispatch.lose(worker, self.owed, lost_blocks)
-        self._versions.lost(worker)
+        self._versions.forget_worker(worker)
 
     def move_replicas(self) -> None:
         """Have replicas end and begin as is wanted now."""
         ended, begun = self._replicas.moves(self._outstanding.owes, self._blocks.any_at)
         for worker in ended:
-            owed = self._outstanding.lost(worker)
-            self._ranks.lost(worker)
+            owed = self._outstanding.forget_worker(worker)
+            self._ranks.forget_worker(worker)
             self._recovery.retire(worker)
             self._course.out.append(m.Retire(workers=(worker,)))
             self._lose(worker, owed)
@@ -101,7 +101,7 @@ class Losses:
     def _lose(self, worker: str, owed: list[Pending]) -> None:
         """Have what a Worker without state had and did made or done again, where it is needed."""
         lost_blocks = self._blocks.lose(worker)
-        self._versions.lost(worker)
+        self._versions.forget_worker(worker)
         for asked in owed:
             self._undo(asked)
         # First, so that chunks that run again come before those that a region begins anew.

@@ -81,7 +81,7 @@ class PromptTable:
         keys = self.prompts.keys(slots, np.zeros(len(slots), dtype=np.int64))
         return NodeChunk(self.nodes[0], keys, {})
 
-    def produced(self, node: str, ref: Ref) -> int:
+    def add_rows(self, node: str, ref: Ref) -> int:
         """Rows have come; returns the block's number. Rows of a retired prompt or an older attempt,
         and duplicates, are dropped.
         """
@@ -102,7 +102,7 @@ class PromptTable:
         if len(rows) < len(samples):
             slots, samples = slots[rows], samples[rows]
         table.put(slots, samples, number, rows.astype(np.int32), ref)
-        self._readiness.changed(node, slots)
+        self._readiness.note_changed(node, slots)
         return number
 
     def _produced_one(self, node: str, ref: Ref) -> int:
@@ -115,19 +115,19 @@ class PromptTable:
         if awaited and table.put_one(slot, sample, number, ref.version.item()):
             self._readiness.changed_one(node, slot)
         else:
-            self.blocks.unwanted(number)
+            self.blocks.mark_unwanted(number)
         return number
 
-    def closed(self, node: PlannedNode, keys: Keys) -> Key | None:
+    def close_chunk(self, node: PlannedNode, keys: Keys) -> Key | None:
         """A chunk is done: a select's missing rows are absent. Returns any other missing row."""
-        slots, samples = self._located(keys, node)
+        slots, samples = self._locate(keys, node)
         table = self._tables[node.name]
         missing = table.state.reshape(-1)[table.entries(slots, samples)] == PENDING
         if not any_true(missing):
             return None
         if node.relation == "subset":
             table.state[slots[missing], samples[missing]] = ABSENT
-            self._readiness.changed(node.name, slots[missing])
+            self._readiness.note_changed(node.name, slots[missing])
             return None
         return self.prompts.keys(slots[missing][:1], samples[missing][:1]).rows()[0]
 
@@ -142,10 +142,10 @@ class PromptTable:
         self._tables[node].state[slots] = ABSENT
         self._tables[node].given_up[slots] = True
         self._readiness.give_up(node, slots)
-        self._readiness.changed(node, slots)
+        self._readiness.note_changed(node, slots)
         return bool(first)
 
-    def _located(self, keys: Keys, node: PlannedNode) -> tuple[np.ndarray, np.ndarray]:
+    def _locate(self, keys: Keys, node: PlannedNode) -> tuple[np.ndarray, np.ndarray]:
         """Slots and samples of the output rows of a chunk, as far as their prompts still run."""
         out = keys.expand(node.rows // node.inner) if node.rows > node.inner else keys
         slots = self.prompts.find(out)
@@ -351,18 +351,18 @@ class PromptTable:
             attempts = [attempt for _, _, attempt in cut.finished]
             self.admit(positions, attempts, version)
             for name, ref in rows.items():
-                self.produced(name, ref)
+                self.add_rows(name, ref)
             slots = self.prompts.slots(RUNNING)
             for table in self._tables.values():  # what a select took away is absent from `rows`
                 state = table.state[slots]
                 table.state[slots] = np.where(state == PENDING, ABSENT, state)
             self._date(slots)
             self.prompts.move(slots, FINISHED)
-            self._readiness.settled()
+            self._readiness.note_settled()
         self.prompts.next = cut.next
         return [(position, attempt + 1) for position, _, attempt in cut.running]
 
-    def stored(self, node: str) -> StepRows:
+    def stored_rows(self, node: str) -> StepRows:
         """The rows of a node that belong to finished prompts."""
         return self.rows(node, self.prompts.slots(FINISHED))
 

@@ -68,19 +68,19 @@ class RankGroups:
 
     # --- what the core says -----------------------------------------------------------------------
 
-    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
+    def split_by_rank(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
         """Make every TrainStep and Offer to a rank group into one a rank; all else passes."""
         if not self._groups:
             return list(instructions)
         out: list[m.Instruction] = []
         for instruction in instructions:
-            out += self._told(instruction)
+            out += self._split_instruction(instruction)
         return out
 
-    def _told(self, instruction: m.Instruction) -> list[m.Instruction]:
+    def _split_instruction(self, instruction: m.Instruction) -> list[m.Instruction]:
         match instruction:
             case m.TrainStep() if instruction.node in self._groups:
-                return self._assigned(instruction)
+                return self._split_assignment(instruction)
             case m.Offer() if instruction.writer in self._groups:
                 ranks = self._groups[instruction.writer].workers
                 self._outstanding.ask_all(instruction, ranks)
@@ -88,10 +88,10 @@ class RankGroups:
             case m.Release():
                 for block in instruction.blocks:
                     self._lengths.pop((instruction.worker, block), None)
-                return self._released(instruction)
+                return self._release_unread(instruction)
         return [instruction]
 
-    def _assigned(self, message: m.TrainStep) -> list[m.Instruction]:
+    def _split_assignment(self, message: m.TrainStep) -> list[m.Instruction]:
         group = self._groups[message.node]
         self._outstanding.ask_all(message, group.workers)
         rows_by_share = self._shares(message, group)
@@ -112,7 +112,7 @@ class RankGroups:
         self._fetching[message.id, message.worker] = frozenset(refs)
         self._awaited.update(refs)
 
-    def _released(self, message: m.Release) -> list[m.Instruction]:
+    def _release_unread(self, message: m.Release) -> list[m.Instruction]:
         """Release what no rank may still fetch; the rest once it has answered."""
         worker = message.worker
         released: list[int] = []
@@ -157,58 +157,60 @@ class RankGroups:
 
     # --- what the world says ----------------------------------------------------------------------
 
-    def kept(self, refs: Iterable[Ref]) -> None:
+    def note_lengths(self, refs: Iterable[Ref]) -> None:
         """Note the lengths of rows that a checkpoint brought back."""
         for ref in refs if self._groups else ():
             self._lengths[ref.worker, ref.block] = ref.lengths
 
-    def heard(
+    def merge_answers(
         self, event: m.Event, asked: Pending | None
     ) -> tuple[list[m.Event], list[m.Instruction]]:
-        """What the core is to hear, and what the ranks are to be told. asked: what this answers."""
+        """Merge what ranks say into what the core hears; also returns what the ranks are told.
+        asked: what this answers.
+        """
         match event:
             case m.Produced() | m.ChunkDone():  # most events
                 if isinstance(event, m.Produced) and event.node in self._weighed:
-                    self.kept((event.ref,))
+                    self.note_lengths((event.ref,))
             case m.Prepared():
-                released = self._answered(event)
-                return [], released + self._prepared(asked)
+                released = self._end_fetch(event)
+                return [], released + self._begin_if_prepared(asked)
             case m.Stepped() if event.node in self._groups:
-                return self._stepped(event, asked), []
+                return self._pass_last_step(event, asked), []
             case m.FetchFailed() if asked is not None and self._is_group(asked.task):
-                return self._dropped(event, asked), self._answered(event)
+                return self._pass_first_failure(event, asked), self._end_fetch(event)
             case m.Offered() if asked is not None and event.worker != asked.task.worker:
                 # All ranks took part, but only the first one's block counts.
                 if event.block < 0:
                     return [], []
                 return [], [m.Release(worker=event.worker, blocks=(event.block,))]
             case m.WorkerLost():
-                self.lost(event.worker)
+                self.forget_worker(event.worker)
         return [event], []
 
-    def _dropped(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
-        """A rank cannot fetch its rows: the core hears the first one that says so."""
+    def _pass_first_failure(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
+        """Pass on the first of the ranks that says that it cannot fetch its rows."""
         is_first = asked.wanted
         self._lacking.pop(event.id, None)
         self._outstanding.give_up(asked)
         return [event] if is_first else []
 
-    def _stepped(self, event: m.Stepped, asked: Pending | None) -> list[m.Event]:
-        """The core hears of the last one, as if the first rank said it."""
+    def _pass_last_step(self, event: m.Stepped, asked: Pending | None) -> list[m.Event]:
+        """Pass on the last rank's Step, as if the first rank said it."""
         if asked is None or asked.parts:
             return []
         return [replace(event, worker=self._groups[event.node].workers[0])]
 
-    def lost(self, worker: str) -> None:
-        """A Worker is gone, with its blocks."""
+    def forget_worker(self, worker: str) -> None:
+        """Forget the blocks of a Worker that is gone."""
         self._lengths = {ref: tokens for ref, tokens in self._lengths.items() if ref[0] != worker}
         self._free = {ref for ref in self._free if ref[0] != worker}
 
     def _is_group(self, task: m.Task) -> TypeGuard[m.TrainStep]:
         return isinstance(task, m.TrainStep) and task.node in self._groups
 
-    def _answered(self, event: m.Prepared | m.FetchFailed) -> list[m.Instruction]:
-        """A rank has fetched its rows, or dropped them: release the blocks that only it kept."""
+    def _end_fetch(self, event: m.Prepared | m.FetchFailed) -> list[m.Instruction]:
+        """Release the blocks that only this rank kept, as it has fetched or dropped its rows."""
         refs = self._fetching.pop((event.id, event.worker), frozenset())
         self._awaited.subtract(refs)
         unread = {ref for ref in refs if not self._awaited[ref]}
@@ -218,8 +220,8 @@ class RankGroups:
         self._free -= released
         return [m.Release(worker=worker, blocks=(block,)) for worker, block in sorted(released)]
 
-    def _prepared(self, asked: Pending | None) -> list[m.Instruction]:
-        """Once all ranks are prepared, they begin."""
+    def _begin_if_prepared(self, asked: Pending | None) -> list[m.Instruction]:
+        """Let the ranks begin once all of them are prepared."""
         if asked is None or not asked.wanted or self._lacks_one(asked):
             return []
         task = asked.task

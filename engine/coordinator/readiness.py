@@ -15,7 +15,7 @@ import numpy as np
 from dataflow.arrays import any_true
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.chunk_inputs import held, table_readings
+from engine.coordinator.chunk_inputs import held_blocks, table_readings
 from engine.coordinator.concat_rows import joined_state
 from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, PromptStates
 from engine.coordinator.reduced_rows import reduced_state, uppers
@@ -60,7 +60,7 @@ class Readiness:
 
     # --- what has changed -------------------------------------------------------------------------
 
-    def changed(self, node: str, slots: np.ndarray) -> None:
+    def note_changed(self, node: str, slots: np.ndarray) -> None:
         """Rows of a node have come, or never will."""
         self._dirty.update(slots.tolist())
         self._touched.add(node)
@@ -75,7 +75,7 @@ class Readiness:
         self._dirty.update(self._prompts.slots(RUNNING).tolist())
         self._touched.update(n.name for n in self._nodes)
 
-    def settled(self) -> None:
+    def note_settled(self) -> None:
         """Nothing has changed."""
         self._dirty.clear()
         self._touched.clear()
@@ -132,7 +132,7 @@ class Readiness:
         for node in nodes:
             if not self._touched.isdisjoint(self._gates[node.name]):
                 chunks += self._ready(node, slots)
-        self.settled()
+        self.note_settled()
         return slots, chunks
 
     @property
@@ -223,4 +223,4 @@ class Readiness:
 
     def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> NodeChunk:
         inputs = table_readings(node, self._tables, self._blocks, at, samples, self._prompts.keys)
-        return NodeChunk(node, self._prompts.keys(at, samples), inputs, held(inputs))
+        return NodeChunk(node, self._prompts.keys(at, samples), inputs, held_blocks(inputs))

@@ -72,8 +72,8 @@ class Recovery:
         """Whether the outbox of some Worker has gone over its memory."""
         return bool(self._spilling)
 
-    def lost(self, event: WorkerLost) -> bool:
-        """A Worker is gone; False if that is known, or a later incarnation is there."""
+    def note_lost(self, event: WorkerLost) -> bool:
+        """Note that a Worker is gone; False if that is known, or a later incarnation is there."""
         inbox = self._inboxes[event.worker]
         # The same end may be told twice, or once the next incarnation has begun.
         if event.epoch != inbox.epoch:
@@ -84,8 +84,8 @@ class Recovery:
         self._deaths.setdefault(event.worker, []).append(event.error)
         return True
 
-    def opened(self, event: WorkerOpened) -> bool:
-        """A Worker is there; False if it was, or another incarnation is meant."""
+    def note_opened(self, event: WorkerOpened) -> bool:
+        """Note that a Worker is there; False if it was, or another incarnation is meant."""
         if event.epoch != self._inboxes[event.worker].epoch or event.worker not in self._down:
             return False
         self._down.discard(event.worker)
@@ -112,8 +112,8 @@ class Recovery:
         """Whether a Worker can be told something."""
         return worker not in self._down
 
-    def finished(self, worker: str) -> None:
-        """A Worker has finished an assignment."""
+    def note_finished(self, worker: str) -> None:
+        """Forget what a Worker died of, as it has finished something since."""
         self._deaths.pop(worker, None)
 
     def step_ended(self) -> None:

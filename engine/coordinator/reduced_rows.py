@@ -60,11 +60,11 @@ def reduced_state(
         lacks_bytes = (gate == PRESENT) & (fetched == PENDING)
         bytes_state = np.where(lacks_bytes, PENDING, PRESENT)
         state = np.minimum(state, _least_below(bytes_state, i.fan_in))
-    gone = dropped(tables, slots, above)
+    gone = dropped_prompts(tables, slots, above)
     return np.where(gone[:, None] & (state == PRESENT), np.uint8(ABSENT), state)
 
 
-def dropped(
+def dropped_prompts(
     tables: Mapping[str, RowTable], slots: np.ndarray, above: Sequence[PlannedNode]
 ) -> np.ndarray:
     """Boolean [slots]: prompts that one of these nodes gave up, or kept nothing of and refills."""

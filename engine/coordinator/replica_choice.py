@@ -42,7 +42,7 @@ class Idlest:
         self._touched[worker] = None
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether a choice may come out differently than the last time."""
         return bool(self._touched)
 

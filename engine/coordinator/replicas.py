@@ -163,13 +163,13 @@ class Replicas:
         group = self._of.get(worker)
         return group is None or group.state[worker] == "present"
 
-    def opened(self, worker: str) -> None:
+    def note_opened(self, worker: str) -> None:
         """It is there."""
         group = self._of.get(worker)
         if group is not None and group.state[worker] == "joining":
             group.moves(worker, "present")
 
-    def lost(self, worker: str) -> bool:
+    def note_lost(self, worker: str) -> bool:
         """It has died. Whether it was leaving, so that it is not to begin again."""
         group = self._of.get(worker)
         if group is None:
@@ -203,7 +203,7 @@ class Replicas:
                     group.end(worker)
                     ended.append(worker)
             ended += self._too_many(group)
-            begun += self._begun(group)
+            begun += self._begin(group)
         return ended, begun
 
     def _over(self, group: _Replicas, worker: str) -> bool:
@@ -239,7 +239,7 @@ class Replicas:
             else:
                 group.leave(worker, now + self._settings.grace)
 
-    def _begun(self, group: _Replicas) -> Iterator[str]:
+    def _begin(self, group: _Replicas) -> Iterator[str]:
         """Those that begin; first of all those that were to leave stay."""
         short = group.wanted - group.coming
         if short <= 0:

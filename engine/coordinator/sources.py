@@ -55,19 +55,19 @@ class Sources:
         """For each source the slots that can form the next Step; none where there are too few."""
         return {name: admission.take(version) for name, admission in self.admissions.items()}
 
-    def formed(self) -> None:
+    def note_formed(self) -> None:
         """A Step is formed."""
         for admission in self.admissions.values():
-            admission.formed()
+            admission.note_formed()
         self._barren = dict.fromkeys(self.tables, 0)
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether no further Step can be formed: some source has nothing left."""
-        return any(admission.exhausted for admission in self.admissions.values())
+        return any(admission.is_exhausted for admission in self.admissions.values())
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether a synchronous Step has begun, as it does with its admission."""
         return any(
             a.source.max_lag == 0 and a.table.prompts.outstanding for a in self.admissions.values()
@@ -90,11 +90,11 @@ class Sources:
     def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
         """As in RunRegion."""
         node = chunk.node
-        return self.tables[node.source].produced(node.name, ref)
+        return self.tables[node.source].add_rows(node.name, ref)
 
     def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """As in RunRegion."""
-        return self.tables[chunk.node.source].closed(chunk.node, chunk.keys)
+        return self.tables[chunk.node.source].close_chunk(chunk.node, chunk.keys)
 
     def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
@@ -169,7 +169,7 @@ class Sources:
             if not table.prompts.count[FINISHED]:
                 continue
             for node in table.nodes:
-                stored = table.stored(node.name)
+                stored = table.stored_rows(node.name)
                 reading = self._blocks.reading(node.name, (), stored.block, stored.row)
                 if not dispatch.there(reading.numbers):
                     return None

@@ -13,7 +13,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.concat_rows import keys_beside, shifted
+from engine.coordinator.concat_rows import keys_beside, shift_samples
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.tables import StepRows, split_by_prompt
 from engine.plan.plan import PlannedNode
@@ -57,7 +57,7 @@ class StepRun:
         while moved:
             moved = False
             for node in list(self._waiting.values()):
-                if all(self._known(i.gate) for i in node.inputs):
+                if all(self._is_known(i.gate) for i in node.inputs):
                     moved |= self._start(node, chunks)
         return chunks
 
@@ -73,7 +73,7 @@ class StepRun:
         if not len(keys):
             self._rows[node.name] = StepRows.merge([])
             return True
-        parts = self._parted(node, keys)
+        parts = self._split_rows(node, keys)
         self._running[node.name] = len(parts)
         self._parts[node.name] = []
         self._expected[node.name] = keys
@@ -82,7 +82,7 @@ class StepRun:
             chunks.append(NodeChunk(node, part, inputs, holds))
         return False
 
-    def _parted(self, node: PlannedNode, keys: Keys) -> list[Keys]:
+    def _split_rows(self, node: PlannedNode, keys: Keys) -> list[Keys]:
         if node.scope == "batch" or node.chunks == 1:
             return [keys]
         inputs, _ = self.inputs(node.inputs, keys)
@@ -91,25 +91,25 @@ class StepRun:
 
     def next_train(self) -> PlannedNode | None:
         """The train node whose turn it is; None while others run, or when all are trained."""
-        return self._trains[0] if self.settled and self._trains else None
+        return self._trains[0] if self.is_settled and self._trains else None
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether every row of the Step is there, and only training is left."""
         return not self._waiting and not self._running
 
-    def trained(self) -> None:
-        """The train node whose turn it was is done."""
+    def end_turn(self) -> None:
+        """End the turn of the train node that is done."""
         self._trains.pop(0)
 
     @property
     def complete(self) -> bool:
         """Whether nothing of the Step is left to run."""
-        return self.settled and not self._trains
+        return self.is_settled and not self._trains
 
-    def produced(self, node: str, ref: Ref, fresh: np.ndarray | None) -> int:
-        """Rows of a step-region node have come; returns the block's number. fresh: which of them
-        come for the first time (None: all).
+    def add_rows(self, node: str, ref: Ref, fresh: np.ndarray | None) -> int:
+        """Add rows of a step-region node; returns the block's number. fresh: which of them come for
+        the first time (None: all).
         """
         # Of a chunk that runs again, the rows that came before count where they first lay: the
         # blocks move to where they are now (dispatch.py).
@@ -120,8 +120,8 @@ class StepRun:
             self._parts[node].append(StepRows(ref.keys.take(rows), block, rows.astype(np.int32)))
         return number
 
-    def closed(self, node: PlannedNode) -> Key | None:
-        """A chunk has ended; after the node's last one, returns a row that never came, if any."""
+    def close_chunk(self, node: PlannedNode) -> Key | None:
+        """Close a chunk; after the node's last one, returns a row that never came, if any."""
         self._running[node.name] -= 1
         if self._running[node.name]:
             return None
@@ -169,7 +169,7 @@ class StepRun:
         """
         if i.width:
             mine = keys.take(i.within(keys.sample))
-            return shifted(mine, -i.offset), mine
+            return shift_samples(mine, -i.offset), mine
         if i.fan_in:
             return self.rows(i.gate).below(keys, i.fan_in)
         return keys, None
@@ -194,11 +194,11 @@ class StepRun:
         """For the watchdog: what the Step still waits for, in words."""
         lines = [f"{name}: is running in step {self.step}" for name in sorted(self._running)]
         for node in self._waiting.values():
-            missing = ", ".join(g for g in node.gates if not self._known(g))
+            missing = ", ".join(g for g in node.gates if not self._is_known(g))
             lines.append(f"{node.name}: waits in step {self.step} for {missing}")
         return lines + [
             f"{n.name}: its turn to train in step {self.step} has not come" for n in self._trains
         ]
 
-    def _known(self, node: str) -> bool:
+    def _is_known(self, node: str) -> bool:
         return node in self._table_of or node in self._rows

@@ -87,7 +87,7 @@ class Outstanding:
         """All of these Workers, the ranks of a node, are to be told it, and have to answer."""
         asked = self._asked[task.id]
         for worker in list(asked.parts):
-            self._left(asked, worker)
+            self._drop_part(asked, worker)
         for worker in workers:
             self._set(asked, worker, "due")
 
@@ -101,8 +101,8 @@ class Outstanding:
         """The same, the tasks alone."""
         return [asked.task for asked in self.of(kind) if isinstance(asked.task, kind)]
 
-    def sent(self, task: int, worker: str) -> None:
-        """A Worker was told, now that it has its devices."""
+    def note_sent(self, task: int, worker: str) -> None:
+        """Note that a Worker was told, now that it has its devices."""
         asked = self._asked.get(task)
         if asked is not None:
             self._set(asked, worker, "told")
@@ -115,15 +115,15 @@ class Outstanding:
         """Whether a Worker was told something that it has not ended."""
         return self._told[worker] > 0
 
-    def eased(self) -> set[str]:
-        """The Workers that have answered something since this was asked last."""
+    def drain_eased(self) -> set[str]:
+        """Return the Workers that have answered something since this was asked last."""
         eased, self._eased = self._eased, set()
         return eased
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def heard(self, event: m.Event) -> Pending | None:
-        """What this answers, once that is noted; None for no task, or one that is forgotten."""
+    def note_answer(self, event: m.Event) -> Pending | None:
+        """Note an answer; returns what it answers: None for no task, or one that is forgotten."""
         if isinstance(event, _NO_END):  # most events
             return self._asked.get(event.id)
         if not isinstance(event, m.TaskEvent):
@@ -133,9 +133,9 @@ class Outstanding:
             case m.Prepared() if asked is not None and asked.wanted:
                 self._set(asked, event.worker, "prepared")
             case m.Prepared() | m.Stepped() | m.Offered() | m.Loaded() | m.FetchFailed():
-                self._answered(asked, event.worker)
+                self._close_part(asked, event.worker)
             case _ if asked is not None:
-                self._answered(asked, asked.task.worker)
+                self._close_part(asked, asked.task.worker)
         return asked
 
     def begin(self, asked: Pending) -> None:
@@ -147,20 +147,20 @@ class Outstanding:
         """Nobody wants it any more: ranks that wait for Go need not answer."""
         asked.wanted = False
         for worker in [name for name, part in asked.parts.items() if part == "prepared"]:
-            self._answered(asked, worker)
+            self._close_part(asked, worker)
 
-    def lost(self, worker: str) -> list[Pending]:
-        """A Worker is gone; returns what it owed, in the order in which it was asked."""
+    def forget_worker(self, worker: str) -> list[Pending]:
+        """Forget a Worker that is gone; returns what it owed, in the order it was asked in."""
         # Sorted, as the parts of a task of several ranks are entered after it was asked.
         owed = [asked for _, asked in sorted(self._owed.get(worker, {}).items())]
         for asked in owed:
-            self._answered(asked, worker)
+            self._close_part(asked, worker)
         return owed
 
-    def _answered(self, asked: Pending | None, worker: str) -> None:
+    def _close_part(self, asked: Pending | None, worker: str) -> None:
         if asked is None or worker not in asked.parts:
             return
-        self._left(asked, worker)
+        self._drop_part(asked, worker)
         if asked.parts:
             return
         task = asked.task
@@ -179,8 +179,8 @@ class Outstanding:
         self._told[worker] += (part != "due") - (old != "due")
         self._owed.setdefault(worker, {})[asked.task.id] = asked
 
-    def _left(self, asked: Pending, worker: str) -> None:
-        """A Worker owes nothing of this any more."""
+    def _drop_part(self, asked: Pending, worker: str) -> None:
+        """Note that a Worker owes nothing of this any more."""
         self._told[worker] -= asked.parts.pop(worker) != "due"
         del self._owed[worker][asked.task.id]
         self._eased.add(worker)

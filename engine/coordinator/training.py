@@ -93,7 +93,7 @@ class Training:
         """What the recorder and the train node whose turn it is can be told now."""
         assert self.run is not None
         instructions: list[Record | TrainStep | Warn] = []
-        if not self.run.settled:
+        if not self.run.is_settled:
             return instructions
         if self._unrecorded:
             instructions += self._tell_recorder(self.run, can_be_told)
@@ -106,7 +106,7 @@ class Training:
             empty_sets = [name for name in keys_of if name not in full_sets]
             warnings = [self._empty(self.run, node, name) for name in empty_sets]
             if not full_sets:
-                self.run.trained()
+                self.run.end_turn()
                 instructions += warnings
                 continue
             message = self._tell(self.run, node, full_sets)
@@ -168,12 +168,12 @@ class Training:
         """As in RunRegion."""
         assert self.run is not None
         fresh = self._dispatch.find_fresh(chunk, ref.keys)
-        return self.run.produced(chunk.node.name, ref, fresh)
+        return self.run.add_rows(chunk.node.name, ref, fresh)
 
     def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """As in RunRegion."""
         assert self.run is not None
-        return self.run.closed(chunk.node)
+        return self.run.close_chunk(chunk.node)
 
     def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """A Step has the groups that it was formed of: any failure ends the run."""
@@ -230,10 +230,10 @@ class Training:
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def stepped(self) -> None:
-        """The train node whose turn it was is done."""
+    def end_turn(self) -> None:
+        """End the turn of the train node that is done."""
         assert self.run is not None
-        self.run.trained()
+        self.run.end_turn()
         self._moved = True
 
     @property

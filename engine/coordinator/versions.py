@@ -61,11 +61,11 @@ class Versions:
         self._loading = StillLoading(n.name for n in elastic_nodes(plan))
         self._reads: Counter[tuple[str, int]] = Counter()
         """Blocks of weights that are being loaded."""
-        outstanding.on_load = self._moved
+        outstanding.on_load = self._count_load
         self.on_able: Callable[[str], None] = nobody_considers
         """Called with a Worker that has a version, after it had none."""
         for worker in plan.spare:
-            self.lost(worker)
+            self.forget_worker(worker)
 
     # --- publishing -------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Versions:
                 self._owe(place)
                 continue
             if self._on_the_spot(message):
-                yield self._asked(message)
+                yield self._ask_load(message)
                 continue
             weights = self._weights.get((written, message.version))
             if weights is None:
@@ -123,7 +123,7 @@ class Versions:
                 weights.held.append(message)
                 self._loading.add(place)
             else:
-                yield self._addressed(message, weights.offered)
+                yield self._ask_load_of_block(message, weights.offered)
 
     def _offer(self, written: str, message: Load) -> Offer:
         task = Offer(
@@ -136,12 +136,12 @@ class Versions:
         self._outstanding.ask(task)
         return task
 
-    def _asked(self, message: Load) -> Load:
+    def _ask_load(self, message: Load) -> Load:
         task = replace(message, id=self._outstanding.new_id())
         self._outstanding.ask(task)
         return task
 
-    def _addressed(self, message: Load, offered: Offered) -> Load:
+    def _ask_load_of_block(self, message: Load, offered: Offered) -> Load:
         task = replace(
             message,
             id=self._outstanding.new_id(),
@@ -157,10 +157,10 @@ class Versions:
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def heard(self, event: Loaded | Offered, task: Offer | Load) -> list[Load]:
+    def note_answer(self, event: Loaded | Offered, task: Offer | Load) -> list[Load]:
         """Note the answer to a task; returns who is told what now."""
         if isinstance(event, Offered):
-            return self._offered(event, (task.model, task.version))
+            return self._take_offer(event, (task.model, task.version))
         if isinstance(task, Load) and task.version == self._published:
             place = _place(task)
             self._loading.has_one(place)
@@ -168,14 +168,14 @@ class Versions:
         self._let_go()
         return []
 
-    def _offered(self, event: Offered, model: tuple[str, int]) -> list[Load]:
-        """The weights are a block: tell who waits for it, or release it if nobody does."""
+    def _take_offer(self, event: Offered, model: tuple[str, int]) -> list[Load]:
+        """Tell who waits for these weights, which are a block now, or release it if nobody does."""
         weights = self._weights.get(model)
         if weights is None or weights.offered is not None:
             self._gone.append((event.worker, event.block))
             return []
         weights.offered = event
-        loads = [self._addressed(message, event) for message in weights.held]
+        loads = [self._ask_load_of_block(message, event) for message in weights.held]
         # Only now that each of these loads, which is a reason to wait, too: in between nobody
         # counts as having the version.
         for message in weights.held:
@@ -186,9 +186,9 @@ class Versions:
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def lost(self, worker: str) -> None:
-        """A Worker is gone, with its weights. It has no train node and no follower (else the run
-        goes back to a checkpoint), so everything that it read can be loaded again.
+    def forget_worker(self, worker: str) -> None:
+        """Note that a Worker is gone, with its weights. It has no train node and no follower (else
+        the run goes back to a checkpoint), so everything that it read can be loaded again.
         """
         self._down.add(worker)
         self._due.discard(worker)
@@ -203,8 +203,8 @@ class Versions:
                 self._loading.drop(_place(message))
         self._let_go()
 
-    def opened(self, worker: str) -> None:
-        """It is there again."""
+    def note_opened(self, worker: str) -> None:
+        """Note that a Worker is there again: it is told what it is owed."""
         self._down.discard(worker)
         if worker in self._owed:
             self._due.add(worker)
@@ -267,8 +267,8 @@ class Versions:
             self._owed.pop(place[2], None)
             self._due.discard(place[2])
 
-    def _moved(self, load: Load, more: int) -> None:
-        """One is loading more (1), or less (-1)."""
+    def _count_load(self, load: Load, more: int) -> None:
+        """Count one load more (1), or less (-1)."""
         if more > 0:
             self._loading.add(_place(load))
         else:
@@ -283,12 +283,12 @@ class Versions:
         return not self._loading.readers
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether every reader that needs exactly the published version has it."""
         return self._loading.readers.keys() <= self._late
 
     @property
-    def offered(self) -> bool:
+    def no_offer_under_way(self) -> bool:
         """Whether no offer is under way. Ranks make one together, and write files together whether
         asleep or awake: then no rank may still wait for its devices with an offer.
         """

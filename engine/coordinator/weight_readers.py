@@ -32,7 +32,7 @@ class StillLoading:
     def add(self, place: Place) -> None:
         """There is one reason more to wait for this."""
         self._reasons[place] += 1
-        if self._reasons[place] == 1 and not self._overlooked(place):
+        if self._reasons[place] == 1 and not self._is_overlooked(place):
             self._count(place[0], 1)
 
     def drop(self, place: Place) -> None:
@@ -41,7 +41,7 @@ class StillLoading:
         if self._reasons[place]:
             return
         del self._reasons[place]
-        if not self._overlooked(place):
+        if not self._is_overlooked(place):
             self._count(place[0], -1)
 
     def has_none(self, place: Place) -> None:
@@ -68,9 +68,9 @@ class StillLoading:
 
     def places(self) -> set[Place]:
         """All that is waited for."""
-        return {place for place in self._reasons if not self._overlooked(place)}
+        return {place for place in self._reasons if not self._is_overlooked(place)}
 
-    def _overlooked(self, place: Place) -> bool:
+    def _is_overlooked(self, place: Place) -> bool:
         return place[0] in self._elastic and place in self._fresh
 
     def _count(self, reader: str, more: int) -> None:

@@ -32,18 +32,18 @@ class AppendLog:
 
     def append(self, content: bytes) -> None:
         """Write all of it. What a full disk or a kill tears off is a torn tail."""
-        descriptor = self._opened()
+        descriptor = self._require_open()
         rest = memoryview(content)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
 
     def cut(self, size: int) -> None:
         """Keep the first `size` bytes; what follows is appended behind them."""
-        os.ftruncate(self._opened(), size)
+        os.ftruncate(self._require_open(), size)
 
     def sync(self) -> None:
         """Wait until all of it is on the disk."""
-        os.fsync(self._opened())
+        os.fsync(self._require_open())
 
     def reader(self) -> BinaryIO:
         """The file, from its beginning, to read."""
@@ -61,7 +61,7 @@ class AppendLog:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _opened(self) -> int:
+    def _require_open(self) -> int:
         assert self._descriptor is not None, f"{self.path} is closed"
         return self._descriptor
 

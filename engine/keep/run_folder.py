@@ -85,7 +85,7 @@ class RunFolder:
         with writing("the run folder", path):
             _refuse_contents(path, overwrite)  # before the lock: no lock file in a foreign folder
             path.mkdir(parents=True, exist_ok=True)
-        with _locked(path) as run, writing("the run folder", path):
+        with _lock_folder(path) as run, writing("the run folder", path):
             # versions.json marks the folder as a run's: it goes last, so that a kill in between can
             # be overwritten again.
             old_names = _refuse_contents(path, overwrite)
@@ -111,7 +111,7 @@ class RunFolder:
             raise RunError(
                 f"run folder {path}: {expected}, found {what_is_there}. Fix: check the path."
             )
-        with _locked(path) as run:
+        with _lock_folder(path) as run:
             require_plain(path, but=VIEWS)
             with writing("the run folder", path):
                 for folder in FOLDERS:
@@ -121,7 +121,7 @@ class RunFolder:
         return run
 
     @staticmethod
-    def seen(path: Path) -> RunFolder:
+    def open_remote(path: Path) -> RunFolder:
         """The folder of a run on another host, which has the lock: for logs and samples here."""
         return RunFolder(path, -1)
 
@@ -152,7 +152,7 @@ class RunFolder:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[RunFolder]:
+def _lock_folder(path: Path) -> Iterator[RunFolder]:
     """The folder with its lock, which is released again only where what follows fails."""
     with writing("the run folder", path):
         run = RunFolder(path, _acquire(path))
@@ -225,8 +225,8 @@ def _is_only_begun(path: Path, names: list[str]) -> bool:
 def _acquire(path: Path) -> int:
     """The folder's lock, by flock: the kernel releases it when this process dies."""
     lock = open_own_file(path / LOCK, os.O_RDWR | os.O_CREAT)
-    while not _taken(lock, fcntl.LOCK_EX):
-        if _taken(lock, fcntl.LOCK_SH):  # nobody writes: someone asked (`is_held`) just now
+    while not _try_lock(lock, fcntl.LOCK_EX):
+        if _try_lock(lock, fcntl.LOCK_SH):  # nobody writes: someone asked (`is_held`) just now
             continue
         holder = os.pread(lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
@@ -248,12 +248,12 @@ def is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _taken(lock, fcntl.LOCK_SH)
+        return not _try_lock(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
 
 
-def _taken(lock: int, kind: int) -> bool:
+def _try_lock(lock: int, kind: int) -> bool:
     """Whether the lock could be taken at once, for one (LOCK_EX) or shared (LOCK_SH)."""
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)

@@ -29,13 +29,15 @@ KEPT = "/kept"
 
 
 def read_measured(folder: Path) -> dict[int, MeasuredRun]:
-    """By phase of a Program; 0 is a graph alone. Raises DataError for a folder without metrics."""
+    """Read what a run measured, by phase of a Program; 0 is a graph alone. Raises DataError for a
+    folder without metrics.
+    """
     rows = seconds_by_step(folder)
     flows: dict[int, list[Flow]] = defaultdict(list)
     for record in read_steps(folder / EVENTS):
         if isinstance(record, Flow):
             flows[record.phase].append(record)
-    return {phase: _measured(rows[phase], flows[phase]) for phase in rows}
+    return {phase: _measure_run(rows[phase], flows[phase]) for phase in rows}
 
 
 def node_seconds(folder: Path) -> dict[str, float]:
@@ -61,9 +63,9 @@ class RowCost:
 
 
 def row_costs(folder: Path, *, after: int, rows_a_step: Mapping[str, float]) -> dict[str, RowCost]:
-    """By node, of the rows that a run of a graph made, or trained, in the Steps after the first
-    `after`. rows_a_step: by node, for a run that kept no `events/` to say so; nodes that neither
-    names are left out. Raises DataError for a folder without metrics.
+    """Find the cost of a row by node, from the rows that a run of a graph made, or trained, in the
+    Steps after the first `after`. rows_a_step: by node, for a run that kept no `events/` to say
+    so; nodes that neither names are left out. Raises DataError for a folder without metrics.
     """
     steps = seconds_by_step(folder).get(0, [])[after:]
     cpu = _means(seconds_by_step(folder, "cpu/").get(0, [])[after:])
@@ -105,7 +107,7 @@ def kept_by_step(folder: Path) -> list[dict[str, float]]:
     """Of each Step of a graph alone, selection -> the share of its rows that it kept. Raises
     DataError without metrics.
     """
-    return [_named(row, after=KEPT) for phase, row in _metrics(folder) if phase == 0]
+    return [_select_metrics(row, after=KEPT) for phase, row in _metrics(folder) if phase == 0]
 
 
 def node_rows_by_step(folder: Path) -> dict[int, Counter[str]]:
@@ -125,10 +127,12 @@ def node_rows_by_step(folder: Path) -> dict[int, Counter[str]]:
 def _rows(folder: Path, kind: str) -> Iterator[tuple[int, dict[str, float]]]:
     """The phase and the seconds by node of each line of metrics."""
     for phase, row in _metrics(folder):
-        yield phase, _named(row, before=kind)
+        yield phase, _select_metrics(row, before=kind)
 
 
-def _named(row: Mapping[str, float], before: str = "", after: str = "") -> dict[str, float]:
+def _select_metrics(
+    row: Mapping[str, float], before: str = "", after: str = ""
+) -> dict[str, float]:
     """The metrics whose names begin and end so, by what is between."""
     return {
         name.removeprefix(before).removesuffix(after): number
@@ -170,7 +174,7 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: total / len(steps) for name, total in sums.items()}
 
 
-def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
+def _measure_run(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
     peaks: Counter[str] = Counter()
     grown: Counter[str] = Counter()
     devices: Counter[str] = Counter()
@@ -194,7 +198,7 @@ def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
 
 
 def _weights(flows: list[Flow]) -> Mapping[str, MeasuredWeights]:
-    """Of one load, the mean over all."""
+    """Take the mean over all loads of a weight edge."""
     loads: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)

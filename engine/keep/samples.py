@@ -209,7 +209,7 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
 
 
 def read_samples(directory: Path) -> pa.Table:
-    """All recorded Steps as one table, in order; a column that a Step lacks is null there."""
+    """Read all recorded Steps as one table, in order; a column that a Step lacks is null there."""
     tables = [_read(path) for _, path in _files(directory)]
     if not tables:
         fix = "name a run's samples folder"

@@ -105,11 +105,11 @@ def log_to_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def log_to_stderr(form: str, level: int = logging.WARNING) -> None:
-    """Send this process's records to its standard error, in this format."""
+def log_to_stderr(form: str) -> None:
+    """Send this process's warnings and errors to its standard error, in this format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Readable(form))
-    logging.basicConfig(handlers=[handler], level=level)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
 def _ended_by(error: Exception) -> logging.LogRecord:

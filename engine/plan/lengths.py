@@ -1,7 +1,8 @@
 """The greatest lengths that the rows of each node of a graph can have, and counted ones.
 
-Owns: how lengths go from node to node. Does not own: their arithmetic
-(engine/plan/cost/lengths.py).
+Owns: how lengths go from node to node, in which data the rows of a node are counted, and why none
+are where there are no such data. Does not own: their arithmetic (engine/plan/cost/lengths.py),
+counting (Operator.data_tokens), bounds on prompts (prompt_bounds.py).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
 from dataflow.rows import Domains, reader_of, row_line
-from dataflow.schema import TokenPrompt
+from dataflow.rules.context import function_at
+from dataflow.schema import Prompt, TokenPrompt
+from dataflow.token_counts import NotCounted, TokenCounts
 from engine.plan.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.plan.cost.models import Shape
-from engine.plan.prompt_counts import count_prompt_tokens, count_row_tokens
 
 Shapes = Mapping[str, Shape | None]
 """Of each Model; None where it is not known."""
@@ -80,7 +82,7 @@ class _LengthFinder:
         if reader is None:
             return lengths
         model = next((s for s in reader.states.values() if isinstance(s, Model)), None)
-        counts = None if model is None else count_row_tokens(node, model.base)
+        counts = None if model is None else _count_row_tokens(node, model.base)
         if model is None or counts is None:
             return lengths
         return lengths.demonstrated(counts, self._context_of(model))
@@ -92,7 +94,7 @@ class _LengthFinder:
         prompt = next(iter(node.inputs.values()))
         if issubclass(prompt.schema, TokenPrompt):
             return lengths.asked(self.lengths[prompt.node.name]).clipped(context)
-        counts = count_prompt_tokens(node, policy.base, self._domains)
+        counts = _count_prompt_tokens(node, policy.base, self._domains)
         drops = node.params.get("overlong_prompt") == "drop"
         return lengths.clipped(context).counted(counts, drops=drops)
 
@@ -100,3 +102,26 @@ class _LengthFinder:
         """The positions of a Model; 0 where its shape is not known."""
         shape = self._shapes[model.name]
         return shape.context if shape else 0
+
+
+def _count_prompt_tokens(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
+    """Count the prompts of a generation. base: of the Model whose tokenizer they are read by."""
+    prompt = next(iter(generation.inputs.values()))
+    for port in row_line(prompt, domains):
+        above = port.node
+        if above.operator.data_tokens:
+            count = function_at(above.operator.data_tokens)
+            return count(above.params["data"], above.params.get("split"), base)
+        if above.operator.traits.generates or issubclass(port.schema, Prompt):
+            return NotCounted(why=f"{above.name} makes them in the run")
+    return NotCounted(why="they are in no data")
+
+
+def _count_row_tokens(source: Node, base: str) -> TokenCounts | NotCounted | None:
+    """Count the prompts and answers of a source of both; None of another node. base: of the Model
+    whose tokenizer they are read by.
+    """
+    if not source.operator.data_tokens:
+        return None
+    count = function_at(source.operator.data_tokens)
+    return count(source.params["data"], source.params.get("split"), base)

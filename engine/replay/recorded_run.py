@@ -20,7 +20,7 @@ from dataflow.kernel import Layout
 from dataflow.program import Program
 from dataflow.program_snapshot import read
 from dataflow.set_expressions import edited
-from engine.keep.record.stored_assignments import Told
+from engine.keep.record.stored_assignments import TaskHistory
 from engine.keep.record.stored_rows import StoredRows
 from engine.keep.run_folder import RECORDED, installation, is_run
 from engine.keep.untrusted_files import kept_options, read_document, reading
@@ -45,7 +45,7 @@ class RecordedRun:
     folder: Path
     options: RunOptions
     plan: Plan
-    assignments: Told
+    assignments: TaskHistory
     rows: StoredRows
     installation_changes: tuple[str, ...] = ()
 
@@ -89,7 +89,7 @@ def open_recorded(
     if settings:
         graph = edited(graph, settings)
     plan = _restore_layouts(make_plan(graph, options), _read_planned_nodes(folder))
-    assignments = Told.read(recorded, plan, until)
+    assignments = TaskHistory.read(recorded, plan, until)
     return RecordedRun(
         folder=folder,
         options=options,

@@ -24,7 +24,7 @@ import pyarrow as pa
 from dataflow.batch import Keys
 from dataflow.safe_text import one_line
 from engine.keep.record.recorder import own_columns
-from engine.keep.record.stored_assignments import Told
+from engine.keep.record.stored_assignments import TaskHistory
 from engine.keep.record.stored_rows import StoredRows
 from engine.keep.untrusted_files import read_document, reading
 from engine.plan.plan import Decisions, PlannedNode
@@ -63,7 +63,7 @@ class _Recorded:
             nodes = msgspec.convert(plan["nodes"], tuple[PlannedNode, ...])
             edges = [(edge["producer"], edge["consumer"]) for edge in plan["edges"]]
         self.nodes = [node.name for node in nodes]
-        self.assignments = Told.read(recorded, Decisions(nodes=nodes))
+        self.assignments = TaskHistory.read(recorded, Decisions(nodes=nodes))
         self.rows = StoredRows(recorded, self.assignments)
         self._readers: dict[str, list[str]] = defaultdict(list)
         for producer, consumer in edges:

@@ -127,7 +127,7 @@ class Replay:
         for load in self._versions.publish(version, moved=moved):
             assert isinstance(load, m.Load)
             self._load(load)
-            self._versions.heard(m.Loaded(id=load.id, worker=WORKER), load)
+            self._versions.note_answer(m.Loaded(id=load.id, worker=WORKER), load)
 
     def _load(self, load: m.Load) -> None:
         """Have a reader load."""

@@ -19,14 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import pyarrow as pa
-
-from dataflow.display import Displayed
 from dataflow.errors import RunError, StorageError
 from dataflow.graph import Threshold
 from dataflow.storage import writing
 from engine.coordinator.coordinator import Coordinator, Settings
-from engine.keep.checkpoint.best_versions import BestVersions
 from engine.keep.checkpoint.disk_space import warn_of_room
 from engine.keep.checkpoint.provenance import ProvenanceRecord
 from engine.keep.checkpoint.safe_state import what_is_safe
@@ -35,10 +31,9 @@ from engine.keep.flow.background_records import fold_meanwhile
 from engine.keep.flow.fold import FlowFold
 from engine.keep.flow.writer import FlowWriter
 from engine.keep.metrics.metric_lines import recorded_row
-from engine.keep.metrics.metrics_table import history
 from engine.keep.metrics.sinks import JsonLines, TensorBoard, View, Wandb
 from engine.keep.metrics.step_accounts import RunMetrics
-from engine.keep.record.run_recording import recorded
+from engine.keep.record.run_recording import record_run
 from engine.keep.record.stored_rows import settle_rows
 from engine.keep.run_folder import RunFolder
 from engine.keep.samples import SampleWriter
@@ -60,7 +55,9 @@ from engine.run.loop.watchdog import Watchdog, named_hang
 from engine.session.progress import Progress
 from engine.session.run_beginning import Beginning
 from engine.session.run_log import RunLog
-from engine.session.silent_failures import silent_failures
+from engine.session.run_result import Result
+from engine.session.silent_failures import watch_silent_failures
+from engine.session.weight_folders import best_versions, trained_folders
 
 _log = logging.getLogger(__name__)
 
@@ -69,42 +66,6 @@ FRUITLESS = 3
 
 OnStep = Callable[[Mapping[str, float]], None]
 """Called with each Step's row: `step`, then its metrics."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Displayed):
-    """How a run ended. metrics: the last Step's row. checkpoint: the last checkpoint's folder."""
-
-    _page = "engine.session.notebook_pages:result_page"
-
-    folder: Path
-    reason: str
-    step: int
-    metrics: Mapping[str, float]
-    checkpoint: Path | None
-    trained: Mapping[str, Path] = field(default_factory=dict)
-    """Model name -> its Hugging Face directory in the last checkpoint; in a Program, in that of the
-    last phase that trained it.
-    """
-    best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    """Evaluate node with keep_best -> Hugging Face directories of its best versions, best first."""
-    signal: int = 0
-    """The signal that ended it (Ctrl-C: SIGINT), after a checkpoint; 0: none did."""
-
-    def __repr__(self) -> str:
-        return f"Result({str(self.folder)!r}: {self.reason}, step {self.step})"
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal ended it."""
-        return self.signal != 0
-
-    @property
-    def history(self) -> pa.Table:
-        """Every Step's metrics, also those before a resume, a column each: null where a Step lacks
-        one, or its number was not finite.
-        """
-        return history(self.folder / "metrics.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +95,15 @@ class RunFrame:
         notice: str = "",
     ) -> None:
         """stack: ended with the run. notice: said at once, if there is one."""
-        place, shown = folder.path.absolute(), folder.path
-        kept = partial(what_is_safe, place, shown=shown)
-        self.signals = stack.enter_context(StopSignals(options.grace, kept))
-        stack.enter_context(no_silent_end(kept))
-        alone = {_alone(plan) for plan in plans}
-        name = alone.pop() if len(alone) == 1 else ""
-        stack.enter_context(log_to_file(folder.log(name or "coordinator")))
+        # Absolute, as a user's function may go to another folder.
+        what_is_safe_now = partial(what_is_safe, folder.path.absolute(), shown=folder.path)
+        self.signals = stack.enter_context(StopSignals(options.grace, what_is_safe_now))
+        stack.enter_context(no_silent_end(what_is_safe_now))
+        log_name = "coordinator"
+        only_workers = {_only_worker(plan) for plan in plans}
+        if len(only_workers) == 1:
+            log_name = only_workers.pop() or log_name
+        stack.enter_context(log_to_file(folder.log(log_name)))
         self.log = RunLog(strict=options.strict)
         if notice:
             _log.warning("%s", notice)
@@ -166,12 +129,15 @@ def run_phase(
             end = run.attempt(latest, begins.record)
             if isinstance(end, Finish):
                 return run.result(end), run.is_through(end)
-            furthest = max(furthest, latest.step if latest else 0)
-            fruitless = 0 if run.step > furthest else fruitless + 1
-            furthest = max(furthest, run.step)
+            if latest is not None:
+                furthest = max(furthest, latest.step)
+            fruitless += 1
+            if run.step > furthest:
+                fruitless = 0
+                furthest = run.step
             if fruitless == FRUITLESS:
-                tried = f"{FRUITLESS} attempts in a row came no further than step {furthest}"
-                raise RunError(f"{tried}: {end.error}")
+                problem = f"{FRUITLESS} attempts in a row came no further than step {furthest}"
+                raise RunError(f"{problem}: {end.error}")
             cause = _why(end).partition("\n")[0]
             _log.warning("going back to the last checkpoint, as %s", cause)
             latest = run.latest()
@@ -196,97 +162,123 @@ class _Run:
         self._options = options
         self._folder = folder
         self._hooks = hooks
-        pinned = plan.phase.pinned if plan.phase else ()
+        pinned: tuple[int, ...] = ()
+        if plan.phase is not None:
+            pinned = plan.phase.pinned
         self.store = CheckpointStore(folder.checkpoints, keep=options.keep, pinned=pinned)
         self._best = best_versions(plan, folder)
         self.step = plan.first
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
         self._stopped: StopRequested | None = None
-        self._signals, self._log = frame.signals, frame.log
+        self._signals = frame.signals
+        self._log = frame.log
         for warning in plan.warnings:
             self._log.warn(warning)
         warn_of_room(plan, folder.checkpoints, options)
-        number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
-        file, title = f"run_{number}", "dataflow"
-        if plan.phase is not None:
-            file, title = f"{file}_phase_{plan.phase_number}", f"{title}, {plan.phase.title}"
-        trace = Trace(folder.trace / f"{file}.json", process=title, first=plan.first)
-        self._trace = stack.enter_context(_closed(trace))
-        self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
+        self._trace = stack.enter_context(_closed(_open_trace(plan, folder)))
+        self._on_step = [at_each_step(on_step, first=1) for on_step in hooks.on_step]
         if options.progress:
-            progress = stack.enter_context(_progress(plan, options))
+            progress = stack.enter_context(_make_progress(plan, options))
             self._on_step.append(at_each_step(progress.update))
 
     def attempt(
         self, latest: StoredCheckpoint | None, record: ProvenanceRecord
     ) -> Finish | Rollback:
-        """One attempt, from this checkpoint or from the beginning."""
-        plan, begun = self._plan, latest.step if latest else self._plan.first
-        coordinator, hooks = Coordinator(plan, self._settings()), self._hooks
+        """Run once, from this checkpoint or from the beginning, until the run is over or has to go
+        back.
+        """
+        plan = self._plan
+        begun = latest.step if latest else plan.first
+        coordinator = Coordinator(plan, self._settings())
+        hooks = self._hooks
         early = EarlyEnd(self._signals, hooks.until, hooks.threshold, requests=hooks.requests)
         if latest is not None and has_passed(hooks.threshold, self._folder, latest.step):
             early.pass_at_once()
         with ExitStack() as stack:
-            recording = recorded(plan, self._folder, self._options, begun, stack)
-            workers, lines = self._workers(stack), self._lines(begun, stack)
+            recording = record_run(plan, self._folder, self._options, begun, stack)
+            workers = self._open_workers(stack)
+            lines = self._open_lines(begun, stack)
             stream = EventStream(self._log, self._trace, Probes(plan.seed))
-            first, phase, evaluates = plan.first, plan.phase_number, self._options.steps == 0
             metrics = RunMetrics(
-                plan.workers, lines, stream, first=first, phase=phase, evaluates=evaluates
+                plan.workers,
+                lines,
+                stream,
+                first=plan.first,
+                phase=plan.phase_number,
+                evaluates=self._options.steps == 0,
             )
-            for subscriber in (metrics, *self._views(stack)):
-                stream.add(subscriber)
-            for take in self._on_step:
-                stream.on(take, StepEnded)
-            stream.add(silent_failures(plan, self._folder.samples, stream, self._options.steps))
+            stream.add(metrics)
+            for view in self._open_views(stack):
+                stream.add(view)
+            for on_step in self._on_step:
+                stream.on(on_step, StepEnded)
+            steps = self._options.steps
+            stream.add(watch_silent_failures(plan, self._folder.samples, stream, steps))
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
             stream.add(recording)
-            stream.add(self._flow(coordinator, workers, begun, stack))
+            stream.add(self._fold_flow(coordinator, workers, begun, stack))
             store = DiskStore(
-                *(plan, self.store, self._best, latest, record),
+                plan,
+                self.store,
+                self._best,
+                latest,
+                record,
                 keep_every=self._options.keep_every,
                 on_rows=recording.know,
             )
             loop = Loop(coordinator, workers, store, stream, early)
-            watchdog = stack.enter_context(self._watchdog(workers, coordinator, loop))
+            watchdog = stack.enter_context(self._make_watchdog(workers, coordinator, loop))
             _log.info("%s begins after step %d", plan.graph, begun)
             with named_hang(watchdog):
                 end = loop.run()
-            self._stored_at, self._stopped = coordinator.checkpoints.at, early.heard
+            self._stored_at = coordinator.checkpoints.at
+            self._stopped = early.heard
         self.step = max(0, lines.last)
         self._metrics = metrics.last or self._metrics
         _log.info("%s ended at step %d: %s", plan.graph, self.step, _why(end))
         return end
 
     def result(self, finish: Finish) -> Result:
-        """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
+        """Say how the run ended. Deletes samples of a Step that never closed, as its recorder
+        died.
+        """
         SampleWriter(self._folder.samples).truncate_after(self.step)
         settle_rows(self._folder.recorded, self._plan, told_before=True)
-        last, stopped = self.store.latest(), self._stopped
+        last = self.store.latest()
+        trained: dict[str, Path] = {}
+        if last is not None:
+            trained = trained_folders(self._plan, last.path)
+        signal = 0
+        stopped = self._stopped
+        # A run that was stopped may come to its own end first; that is what the reason says then.
+        if stopped is not None and stopped.reason == finish.reason:
+            signal = stopped.signal
         return Result(
             folder=self._folder.path,
             reason=finish.reason,
             step=self.step,
             metrics=self._metrics,
             checkpoint=last.path if last else None,
-            trained=trained_in(self._plan, last.path) if last else {},
+            trained=trained,
             best=self._best.paths(),
-            signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
+            signal=signal,
         )
 
     def latest(self) -> StoredCheckpoint | None:
-        """The newest intact checkpoint of this run, or phase."""
+        """Find the newest intact checkpoint of this run, or phase."""
         newest = self.store.latest()
         return newest if newest is not None and newest.step > self._plan.first else None
 
     def is_through(self, finish: Finish) -> bool:
         """Whether this phase came to its end, and was not stopped on its way."""
-        stopped, threshold = self._stopped, self._hooks.threshold
-        own = threshold is not None and finish.reason == reached(threshold)
-        asked = stopped is not None and stopped.reason == finish.reason and not own
-        return not (asked or self._signals.requested or self._hooks.requests.stopping)
+        if self._signals.requested or self._hooks.requests.stopping:
+            return False
+        threshold = self._hooks.threshold
+        if threshold is not None and finish.reason == reached(threshold):
+            return True
+        return self._stopped is None or self._stopped.reason != finish.reason
 
     def _settings(self) -> Settings:
         return Settings(
@@ -301,28 +293,32 @@ class _Run:
             scaling=self._options.scaling,
         )
 
-    def _workers(self, stack: ExitStack) -> Workers:
-        """One Worker in this process, or several processes; imports only what these need."""
+    def _open_workers(self, stack: ExitStack) -> Workers:
+        """Make one Worker in this process, or several processes; imports only what these need."""
         plan, folder, options = self._plan, self._folder, self._options
         if plan.hosts:
             from engine.run.hosts.hosts import HostsWorkers
 
             return stack.enter_context(_closed(HostsWorkers(plan, folder, options)))
-        if not _alone(plan):
+        name = _only_worker(plan)
+        if not name:
             from engine.run.launch.supervisor import Supervisor
 
             return stack.enter_context(_closed(Supervisor(plan, folder, options)))
         from engine.run.launch.worker_assembly import one_worker
 
-        return stack.enter_context(_closed(one_worker(_alone(plan), plan, folder, options, stack)))
+        worker = one_worker(name, plan, folder, options, stack)
+        return stack.enter_context(_closed(worker))
 
-    def _watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
-        """What it prints: every Worker's work, and who waits for whom."""
+    def _make_watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
+        """Make the watchdog, which prints every Worker's work, and who waits for whom."""
 
         def describe() -> str:
-            place = coordinator.plan.place
-            busy = [each for each in workers.doing() if each.node]
-            lines = [f"{each.worker} is in {place(each.node)} ({each.what})" for each in busy]
+            lines: list[str] = []
+            for each in workers.doing():
+                if each.node:
+                    place = coordinator.plan.place(each.node)
+                    lines.append(f"{each.worker} is in {place} ({each.what})")
             return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
 
         def sign() -> object:
@@ -330,8 +326,10 @@ class _Run:
 
         return Watchdog(self._options.watchdog, describe, sign, self._signals)
 
-    def _lines(self, step: int, stack: ExitStack) -> JsonLines:
-        """The metrics file; drops lines, samples and best versions of Steps that come again."""
+    def _open_lines(self, step: int, stack: ExitStack) -> JsonLines:
+        """Open the metrics file; drops lines, samples and best versions of Steps that come
+        again.
+        """
         lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan, self._options))
         lines.truncate_after(step or -1)  # Step 0 has a row in a run of no Steps
@@ -340,15 +338,18 @@ class _Run:
             self._best.truncate_after(step)
         return lines
 
-    def _flow(self, by: Coordinator, workers: Workers, begun: int, stack: ExitStack) -> FlowFold:
-        """What flows, for whoever looks at the run's folder."""
+    def _fold_flow(
+        self, coordinator: Coordinator, workers: Workers, begun: int, stack: ExitStack
+    ) -> FlowFold:
+        """Note what flows, for whoever looks at the run's folder."""
         writer = FlowWriter(self._folder.events, after=begun)
         stack.callback(writer.close)
-        flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._plan.phase_number)
+        number = self._plan.phase_number
+        flow = FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=number)
         stack.enter_context(fold_meanwhile(flow, workers.doing))
         return flow
 
-    def _views(self, stack: ExitStack) -> list[View]:
+    def _open_views(self, stack: ExitStack) -> list[View]:
         kinds = {"tensorboard": TensorBoard, "wandb": Wandb}
         views = [View(name, kinds[name]()) for name in self._options.sinks]
         for view in views:
@@ -357,9 +358,11 @@ class _Run:
         return views
 
 
-def _alone(plan: Plan) -> str:
-    """The one Worker, which is this process; empty where there are several, or other hosts."""
-    return plan.workers[0] if len(plan.workers) == 1 and not plan.hosts else ""
+def _only_worker(plan: Plan) -> str:
+    """Name the one Worker, which is this process; empty where there are several, or other hosts."""
+    if len(plan.workers) == 1 and not plan.hosts:
+        return plan.workers[0]
+    return ""
 
 
 def has_passed(threshold: Threshold | None, folder: RunFolder, step: int) -> bool:
@@ -388,42 +391,38 @@ def _closed(thing: C1) -> Iterator[C1]:
     thing.close()
 
 
+def _open_trace(plan: Plan, folder: RunFolder) -> Trace:
+    """Begin a timeline; a resumed run adds one to those that are there."""
+    number = len(list(folder.trace.glob("*.json")))
+    file_name, title = f"run_{number}", "dataflow"
+    if plan.phase is not None:
+        file_name += f"_phase_{plan.phase_number}"
+        title += f", {plan.phase.title}"
+    return Trace(folder.trace / f"{file_name}.json", process=title, first=plan.first)
+
+
 def _config(plan: Plan, options: RunOptions) -> dict[str, Any]:
     name = plan.phase.program if plan.phase else plan.graph
     return {"graph": name, "seed": options.seed}
 
 
-def _progress(plan: Plan, options: RunOptions) -> Progress:
-    """The display, of which a phase shows only its own Steps."""
+def _make_progress(plan: Plan, options: RunOptions) -> Progress:
+    """Make the display, of which a phase shows only its own Steps."""
     title, label = plan.graph, ""
+    steps = options.steps
+    if steps is not None:
+        steps += plan.first
     if plan.phase is not None:
         title = plan.phase.program
         label = f"phase {plan.phase.number}/{plan.phase.count} {plan.graph}"
     return Progress(
-        None if options.steps is None else plan.first + options.steps,
+        steps,
         title=title,
         phase=label,
         first=plan.first,
         every=options.log_every,
         lag=any(source.max_lag for source in plan.sources),
     )
-
-
-def trained_in(plan: Plan, checkpoint: Path) -> dict[str, Path]:
-    """Model name -> its Hugging Face directory in a checkpoint of this plan."""
-    return {m.name: checkpoint / m.writer for m in plan.models if m.writer}
-
-
-def best_versions(plan: Plan, folder: RunFolder) -> BestVersions:
-    """The best versions that evaluate nodes of this plan keep."""
-    return BestVersions(folder.checkpoints, _kept_best(plan), phase=plan.phase_number)
-
-
-def _kept_best(plan: Plan) -> dict[str, int]:
-    """Evaluate node -> how many best versions it keeps."""
-    assert plan.program is not None
-    evaluations = [plan.program.node(n.name) for n in plan.nodes if n.work == "evaluate"]
-    return {node.name: node.params["keep_best"] for node in evaluations if node.params["keep_best"]}
 
 
 @contextmanager
@@ -445,4 +444,7 @@ def _settled_memory() -> Iterator[Callable[[Opened], None]]:
 
 
 def _why(end: Finish | Rollback) -> str:
-    return end.reason if isinstance(end, Finish) else f"Worker {end.worker} was lost: {end.error}"
+    """Say why an attempt ended."""
+    if isinstance(end, Finish):
+        return end.reason
+    return f"Worker {end.worker} was lost: {end.error}"

@@ -26,7 +26,7 @@ from dataflow.display import Displayed
 from dataflow.errors import RunError, nearest_or_all
 from engine.keep.metrics.metrics_table import history
 from engine.run.loop.run_requests import RunRequests
-from engine.session.attempts import Result
+from engine.session.run_result import Result
 
 State = Literal["running", "ended", "failed"]
 
@@ -101,9 +101,9 @@ class RunHandle(Displayed):
 
     def _refuse_scale(self, node: str, count: int) -> None:
         if node not in self._elastic:
-            fix = (
-                nearest_or_all(node, list(self._elastic)) or f"replicas={{{node!r}: '1..{count}'}}"
-            )
+            fix = nearest_or_all(node, list(self._elastic))
+            if not fix:  # no node has a range
+                fix = f"replicas={{{node!r}: '1..{count}'}}"
             problem = f"expected a node with a range of replicas, found {node!r}"
             raise RunError(f"{self.folder}: scale: {problem}. Fix: {fix}.")
         least, most = self._elastic[node]

@@ -27,7 +27,7 @@ from engine.keep.checkpoint.layout_changes import layout_changes
 from engine.keep.checkpoint.parameter_edits import parameter_edits
 from engine.keep.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance
 from engine.keep.checkpoint.safe_state import telling_what_is_safe
-from engine.keep.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.keep.checkpoint.store import CheckpointStore
 from engine.keep.end_record import EndRecord
 from engine.keep.run_folder import RunFolder
 from engine.keep.untrusted_files import OPTIONS, reading
@@ -37,21 +37,22 @@ from engine.plan.options import RunOptions
 from engine.plan.program_plan import AnyPlan
 from engine.plan.replica_ranges import elastic_nodes, least_replicas
 from engine.run.loop.early_end import Until
-from engine.session.attempts import OnStep, Result, StepHooks
+from engine.session.attempts import OnStep, StepHooks
 from engine.session.background_run import RunHandle, refuse_second
 from engine.session.edit_trial import TriedEdit
-from engine.session.finished_run import finished
+from engine.session.finished_run import find_finished
 from engine.session.node_phase import find_phase
 from engine.session.peek import first_rows
 from engine.session.phases import find_place, run_phases
 from engine.session.planning import Runnable, plan, source_of
-from engine.session.run_beginning import Beginning, WantedRun, beginning, keep_changes
+from engine.session.run_beginning import Beginning, WantedRun, find_beginning, keep_changes
+from engine.session.run_result import Result
 
 __all__ = ["Until", "peek", "resume", "run"]
 
 
-def _refuse_file(options: RunOptions) -> None:
-    """A cluster file tells of hosts, and starts nothing on them."""
+def _refuse_cluster_file(options: RunOptions) -> None:
+    """Raise PlanError for a cluster file: it tells of hosts, and starts nothing on them."""
     if options.cluster not in (None, run_options.HERE) and not run_options.is_on_ray(options):
         problem = f"a run takes ray or ray:local, found {options.cluster!r}, which is for explain"
         raise PlanError(f"options: --cluster: {problem}. Fix: --cluster ray.")
@@ -92,7 +93,7 @@ def run(
     """
     refuse_second()
     options = options or RunOptions()
-    _refuse_file(options)
+    _refuse_cluster_file(options)
     source = source_of(graph)
     planned = plan(graph, options)
     name = options.name or planned.graph
@@ -102,15 +103,16 @@ def run(
     begins = Beginning(record=record, notice=notice)
     with telling_what_is_safe(Path(options.runs) / name, is_made=False):
         folder = RunFolder.create(name, options.runs, overwrite=options.overwrite)
-    go = partial(_begun, planned, text, options, folder, begins)
+    run_with = partial(_run_new, planned, text, options, folder, begins)
     if wait:
-        return go(hooks)
-    handle = RunHandle(folder.path, hooks.requests, _elastic(planned))
-    handle.start(partial(go, replace(hooks, on_step=(handle.follow, *on_step))))
+        return run_with(hooks)
+    handle = RunHandle(folder.path, hooks.requests, _replica_ranges(planned))
+    hooks = replace(hooks, on_step=(handle.follow, *on_step))
+    handle.start(partial(run_with, hooks))
     return handle
 
 
-def _begun(
+def _run_new(
     planned: AnyPlan,
     text: str,
     options: RunOptions,
@@ -118,19 +120,19 @@ def _begun(
     begins: Beginning,
     hooks: StepHooks,
 ) -> Result:
-    """A run in its new folder, from its records to its end. text: of graph.json. Closes it."""
+    """Run in a new folder, from its records to the end. Closes the folder. text: of graph.json."""
     with telling_what_is_safe(folder.path), folder, EndRecord(folder) as end:
         folder.write_text("graph.json", text)
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
         folder.write_text(OPTIONS, run_options.encode_options(options, path=_import_path()))
-        result = run_phases(planned, options, folder, hooks, begins)
-        end.tell(result.reason, interrupted=result.interrupted)
-    return result
+        ended_run = run_phases(planned, options, folder, hooks, begins)
+        end.tell(ended_run.reason, interrupted=ended_run.interrupted)
+    return ended_run
 
 
-def _elastic(planned: AnyPlan) -> dict[str, tuple[int, int]]:
-    """The least and most replicas of the nodes whose replicas come and go."""
+def _replica_ranges(planned: AnyPlan) -> dict[str, tuple[int, int]]:
+    """List the least and most replicas of the nodes whose replicas come and go."""
     replicas: dict[str, tuple[int, int]] = {}
     for phase in planned.phases:
         for node in elastic_nodes(phase):
@@ -164,74 +166,73 @@ def resume(
     path = Path(folder)
     run_options.require_resume_options(changes)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
-        options_text = _recorded(path / OPTIONS)
+        options_text = _read_record(path / OPTIONS)
         options, imports = run_options.decode_options(options_text, changes, str(path / OPTIONS))
-        _refuse_file(options)
+        _refuse_cluster_file(options)
         import_from(imports)
-        recorded = _recorded(path / "graph.json")
+        recorded_graph = _read_record(path / "graph.json")
         with reading(path / "graph.json"):
-            was = graph or read(recorded, str(path / "graph.json"))
-            again = edited(was, settings) if settings else was
-            checked = check(again)
+            before = graph or read(recorded_graph, str(path / "graph.json"))
+            after = edited(before, settings) if settings else before
+            checked = check(after)
         planned = plan(checked, options)
         latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
-        done = finished(planned, options, opened, latest)
-        text, script, notice = write_importable_snapshot(again)
+        finished_run = find_finished(planned, options, opened, latest)
+        text, script, notice = write_importable_snapshot(after)
         wanted = WantedRun(
-            made_of=provenance(again, script=script.module),
-            graph=identity(again),
+            made_of=provenance(after, script=script.module),
+            graph=identity(after),
             accept=accept_changes,
-            edits=parameter_edits(was, again),
-            layouts=_layouts(opened, planned),
-            ended=_ended(planned, opened, latest),
+            edits=parameter_edits(before, after),
+            layouts=_find_layout_changes(opened, planned),
+            ended=find_place(planned, opened, latest).number - 1,
         )
-        begins = beginning(opened, latest, wanted)
-        if done is not None:
-            return done
-        edit = " ".join(settings) or ("another graph" if graph is not None else "")
+        # Also where no Step is left: a run that is made of something else is refused all the same.
+        begins = find_beginning(opened, latest, wanted)
+        if finished_run is not None:
+            return finished_run
+        edit = " ".join(settings)
+        if graph is not None:
+            edit = edit or "another graph"
         with TriedEdit(opened, edit) as tried:
             keep_changes(opened, begins)
             if edit:
                 opened.write_text("graph.json", text)
-            hooks = StepHooks(on_step=(tried.hold, *on_step), until=until)
+            hooks = StepHooks(on_step=(tried.make_final, *on_step), until=until)
             begins = replace(begins, notice=notice)
-            return _went_on(planned, options, opened, hooks, begins)
+            return _run_on(planned, options, opened, hooks, begins)
 
 
-def _went_on(
+def _run_on(
     planned: AnyPlan,
     options: RunOptions,
     folder: RunFolder,
     hooks: StepHooks,
     begins: Beginning,
 ) -> Result:
-    """A run in its old folder, from its records to its end."""
+    """Run on in a folder that there was, from its records to the end."""
     folder.write_text(OPTIONS, run_options.encode_options(options, path=_import_path()))
     folder.write_text("plan.json", planned.to_json())
     folder.write_text("plan.txt", explain(planned))
     with EndRecord(folder) as end:
-        result = run_phases(planned, options, folder, hooks, begins)
-        end.tell(result.reason, interrupted=result.interrupted)
-    return result
+        ended_run = run_phases(planned, options, folder, hooks, begins)
+        end.tell(ended_run.reason, interrupted=ended_run.interrupted)
+    return ended_run
 
 
-def _layouts(folder: RunFolder, planned: AnyPlan) -> list[ProvenanceDifference]:
-    """What the run does otherwise than it did, so that its last bits may differ."""
-    recorded = folder.path / "plan.json"
-    if not recorded.is_file():
+def _find_layout_changes(folder: RunFolder, planned: AnyPlan) -> list[ProvenanceDifference]:
+    """Find what the run does otherwise than it did, so that its last bits may differ."""
+    plan_file = folder.path / "plan.json"
+    if not plan_file.is_file():
         return []
-    return layout_changes(recorded.read_text(encoding="utf-8", errors="replace"), planned.to_json())
-
-
-def _ended(planned: AnyPlan, folder: RunFolder, latest: StoredCheckpoint | None) -> int:
-    """How many phases are over."""
-    return find_place(planned, folder, latest).number - 1
+    recorded_plan = plan_file.read_text(encoding="utf-8", errors="replace")
+    return layout_changes(recorded_plan, planned.to_json())
 
 
 def peek(graph: AnyGraph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:
-    """The first rows of a node's output, running only what it needs, with every Model at its base.
-    Of a Program: `rollout`, or `PHASE/rollout` or `2/rollout` where several phases have the name.
-    It all runs in this process, by kernels that can share it. Raises GraphError.
+    """Read the first rows of a node's output, running only what it needs, with every Model at its
+    base. Of a Program: `rollout`, or `PHASE/rollout` or `2/rollout` where several phases have the
+    name. It all runs in this process, by kernels that can share it. Raises GraphError.
     """
     phase, name = find_phase(graph, node)
     here = run_options.on_this_host(options or RunOptions())
@@ -239,13 +240,14 @@ def peek(graph: AnyGraph, node: str, rows: int = 4, options: RunOptions | None =
 
 
 def _import_path() -> list[str]:
-    """Folders outside the installation from which this process, and a resume, imports."""
-    installed = tuple({sys.prefix, sys.base_prefix})
-    folders = [os.path.abspath(p) for p in sys.path if p]
+    """List the folders outside the installation from which this process, and a resume, imports."""
+    installed = (sys.prefix, sys.base_prefix)
+    folders = [os.path.abspath(entry) for entry in sys.path if entry]
     return [folder for folder in folders if not folder.startswith(installed)]
 
 
-def _recorded(path: Path) -> str:
+def _read_record(path: Path) -> str:
+    """Read a file that the run's first process wrote. Raises RunError."""
     if not path.is_file():
         fix = "run again with overwrite"
         raise RunError(f"{path}: the run was killed before it was written. Fix: {fix}.")

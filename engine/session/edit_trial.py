@@ -23,25 +23,28 @@ _CHANGED = ("graph.json", CHANGES, OPTIONS, "plan.json", "plan.txt")
 
 
 class TriedEdit:
-    """Around a resume: where an error ends it before its first Step has, the folder's records are
-    as they were. A signal takes nothing back. what: the edit in words; empty if there is none.
+    """Takes back what a resume wrote to the folder's records, where an error ends it before its
+    first Step has ended; a context manager. A signal takes nothing back. what: the edit in words;
+    empty if there is none.
     """
 
     def __init__(self, folder: RunFolder, what: str) -> None:
         self._folder = folder
         self._what = what
-        self._before: dict[str, str] = {}
-        self._held = False
+        self._texts_before: dict[str, str] = {}
+        self._is_final = False
 
-    def hold(self, row: Mapping[str, float]) -> None:
-        """A Step has ended with it."""
-        self._held = True
+    def make_final(self, row: Mapping[str, float]) -> None:
+        """Note that a Step has ended with it: it stays, whatever comes."""
+        self._is_final = True
 
     def __enter__(self) -> TriedEdit:
-        for name in _CHANGED if self._what else ():
+        if not self._what:
+            return self
+        for name in _CHANGED:
             path = self._folder.path / name
             if path.is_file():
-                self._before[name] = path.read_text(encoding="utf-8", errors="replace")
+                self._texts_before[name] = path.read_text(encoding="utf-8", errors="replace")
         return self
 
     def __exit__(
@@ -50,21 +53,21 @@ class TriedEdit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._what or self._held or not isinstance(error, Exception):
+        if not self._what or self._is_final or not isinstance(error, Exception):
             return
         start = f"{self._folder.path}: an error came before the first step with {self._what} ended"
         try:
             self._take_back()
-            told = f"{start}, so it is taken back: the next resume is without it."
-        except StorageError as lost:
-            told = f"{start}, and it cannot be taken back: {lost} Fix: set the old value."
-        print(printable(told), file=sys.stderr, flush=True)
+            message = f"{start}, so it is taken back: the next resume is without it."
+        except StorageError as failure:
+            message = f"{start}, and it cannot be taken back: {failure} Fix: set the old value."
+        print(printable(message), file=sys.stderr, flush=True)
 
     def _take_back(self) -> None:
         for name in _CHANGED:
             path = self._folder.path / name
-            if name in self._before:
-                self._folder.write_text(name, self._before[name])
+            if name in self._texts_before:
+                self._folder.write_text(name, self._texts_before[name])
             else:
                 with writing("a record of the run", path):
                     path.unlink(missing_ok=True)

@@ -32,32 +32,45 @@ _LEFT_OUT = ("/reward", "/rows")
 
 
 def figures(row: Mapping[str, float], *, lag: bool) -> list[Figure]:
-    """What is shown of a Step's row, evaluations left out: rewards, or where there are none the
-    loss; then what tells how training goes; then time. lag: rows may be older than a version.
+    """Choose what is shown of a Step's row, evaluations left out: rewards, or where there are none
+    the loss; then what tells how training goes; then time. lag: rows may be older than a version.
     """
-    shown = [*_rewards(row)] or [*_losses(row)]
-    exact = any(of == "policy/entropy" for of, _ in map(_unlabelled, row))
-    # What the loss says of the entropy is better than an estimate.
-    wanted = [each for each in _TRAINING if not (exact and each[1] == "policy/sampled_entropy")]
-    wanted += [_LENGTH, _LAG, *_SPEED] if lag else [_LENGTH, *_SPEED]
-    for label, name, form in wanted:
-        for of, number in _of_each(row, name):
-            shown.append((f"{label} {of}".rstrip(), form.format(number)))
-    return shown
+    step_figures = list(_rewards(row)) or list(_losses(row))
+    for label, name, form in _metrics(row, lag=lag):
+        for node, number in _find_numbers(row, name):
+            step_figures.append((f"{label} {node}".rstrip(), form.format(number)))
+    return step_figures
 
 
-def _of_each(row: Mapping[str, float], name: str) -> Iterator[tuple[str, float]]:
-    """The metric's number, or of several train nodes those of each, with what it is labelled by."""
+def _metrics(row: Mapping[str, float], *, lag: bool) -> Iterator[tuple[str, str, str]]:
+    """List the metrics beside rewards and losses that are shown where a row has them: label, name
+    and form.
+    """
+    names = {_split_label(key)[0] for key in row}
+    for label, name, form in _TRAINING:
+        # What the loss says of the entropy is better than an estimate.
+        if name != "policy/sampled_entropy" or "policy/entropy" not in names:
+            yield label, name, form
+    yield _LENGTH
+    if lag:
+        yield _LAG
+    yield from _SPEED
+
+
+def _find_numbers(row: Mapping[str, float], name: str) -> Iterator[tuple[str, float]]:
+    """Find a metric's number, or those of several train nodes; each with the node's label, which is
+    empty for the only one.
+    """
     if name in row:
         yield "", row[name]
         return
     for key, number in row.items():
-        metric, label = _unlabelled(key)
+        metric, label = _split_label(key)
         if metric == name:
             yield label, number
 
 
-def _unlabelled(name: str) -> tuple[str, str]:
+def _split_label(name: str) -> tuple[str, str]:
     """`policy/first/mismatch/mean`: (`policy/mismatch/mean`, `first`); so of `rows/first/...`."""
     if name.startswith("rows/"):
         _, label, metric = name.split("/", 2)
@@ -70,10 +83,11 @@ def _unlabelled(name: str) -> tuple[str, str]:
 
 
 def _rewards(row: Mapping[str, float]) -> Iterator[Figure]:
-    """The reward that training reads, and each function's own where there are several."""
+    """Show the reward that training reads, and each function's own where there are several."""
     for name, number in row.items():
-        if found := _REWARD.fullmatch(name):
-            yield f"reward {found[1] or ''}".rstrip(), f"{number:.3f}"
+        match = _REWARD.fullmatch(name)
+        if match is not None:
+            yield f"reward {match[1] or ''}".rstrip(), f"{number:.3f}"
     if "reward/mean" not in row:
         return
     functions = [name for name in row if _FUNCTION.fullmatch(name)]
@@ -83,17 +97,18 @@ def _rewards(row: Mapping[str, float]) -> Iterator[Figure]:
 
 
 def _losses(row: Mapping[str, float]) -> Iterator[Figure]:
-    """The loss; of several each by its name."""
+    """Show the loss; of several each by its name."""
     names = [name for name in row if name.startswith("loss/")]
     for name in names:
-        yield (name if len(names) > 1 else "loss"), f"{row[name]:.4f}"
+        label = name if len(names) > 1 else "loss"
+        yield label, f"{row[name]:.4f}"
 
 
 def evaluations(row: Mapping[str, float]) -> dict[str, float]:
-    """The numbers of the row's evaluations after Step 0 that are shown, by metric."""
-    later = {n: v for n, v in row.items() if n.startswith("eval/")}
-    return {
-        name: value
-        for name, value in later.items()
-        if not name.startswith("eval/initial/") and not name.endswith(_LEFT_OUT)
-    }
+    """Choose the numbers of the row's evaluations after Step 0 that are shown, by metric."""
+    numbers: dict[str, float] = {}
+    for name, number in row.items():
+        is_later = name.startswith("eval/") and not name.startswith("eval/initial/")
+        if is_later and not name.endswith(_LEFT_OUT):
+            numbers[name] = number
+    return numbers

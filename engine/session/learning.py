@@ -61,45 +61,51 @@ _UNCHANGED = Standstill(
 )
 
 
-def trained_models(plan: Plan) -> tuple[TrainedModel, ...]:
-    """Those of a plan, in the order of its train nodes."""
+def list_trained_models(plan: Plan) -> tuple[TrainedModel, ...]:
+    """List the Models that a plan trains, in the order of its train nodes."""
     if plan.program is None:
         return ()
-    trained: list[TrainedModel] = []
+    models: list[TrainedModel] = []
     for name, label in metric_labels(plan).items():
         node = plan.program.node(name)
         model = next(state for state in node.states.values() if isinstance(state, Model))
         prefix = label.on("optim/updates").removesuffix("updates")
         start = node.params.get("start", 0)
-        trained.append(TrainedModel(name=model.name, prefix=prefix, start=start))
-    return tuple(trained)
+        models.append(TrainedModel(name=model.name, prefix=prefix, start=start))
+    return tuple(models)
 
 
-def standstills(
+def find_standstills(
     models: Sequence[TrainedModel], metrics: Mapping[str, float], step: int, last: int | None
 ) -> dict[str, Standstill | None]:
-    """For each Model of which a Step's metrics tell: why its weights stayed as they were, or None.
+    """Find why each Model's weights stayed as they were in a Step, or None where they changed; by
+    Model. A Model of which the metrics do not tell is left out.
 
     last: the run's last Step, if it is known. A Model that begins later stands still on purpose as
-    long as another one learns.
+    long as another one learns, and is left out, too.
     """
     reporting = [model for model in models if f"{model.prefix}updates" in metrics]
     learning = {model.name for model in reporting if metrics[f"{model.prefix}updates"] > 0}
-    by_model = {}
+    standstills: dict[str, Standstill | None] = {}
     for model in reporting:
-        never = last is not None and model.start > last
-        if step < model.start and learning - {model.name} and not never:
+        never_begins = last is not None and model.start > last
+        others_learn = bool(learning - {model.name})
+        if step < model.start and others_learn and not never_begins:
             continue
-        by_model[model.name] = _standstill(model, metrics, step)
-    return by_model
+        standstills[model.name] = _find_standstill(model, metrics, step)
+    return standstills
 
 
-def _standstill(model: TrainedModel, metrics: Mapping[str, float], step: int) -> Standstill | None:
+def _find_standstill(
+    model: TrainedModel, metrics: Mapping[str, float], step: int
+) -> Standstill | None:
     if metrics[f"{model.prefix}updates"] == 0:
         if step < model.start:
             cause = f"no update was made before Step {model.start} (train(start={model.start}))"
             return Standstill(cause=cause, fix="an earlier start=, or more Steps")
-        return _MASKED if metrics.get(f"{model.prefix}skipped") else _NO_ROW
+        if metrics.get(f"{model.prefix}skipped"):
+            return _MASKED
+        return _NO_ROW
     rate = metrics.get(f"{model.prefix}lr", 1.0)
     if 0 < rate < _LEAST_RATE:
         cause = f"its learning rate was {rate:g}, which moves no weight of float32"

@@ -19,8 +19,8 @@ from engine.plan.explain import explain
 from engine.plan.explain.nodes import HEADS, cells
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
-from engine.session.attempts import Result
 from engine.session.background_run import RunHandle
+from engine.session.run_result import Result
 
 _CHARTS = {
     "reward": r"(rows/[^/]+/)?reward/(.*/)?mean",
@@ -31,60 +31,74 @@ _CHARTS = {
 
 
 def plan_page(plan: AnyPlan) -> str:
-    """The drawing, the nodes as a table, warnings, and the whole plan behind a click."""
-    parts = [_nodes(phase) for phase in plan.phases]
+    """Show the drawing, the nodes as a table, warnings, and the whole plan behind a click."""
+    parts: list[str] = []
+    for phase in plan.phases:
+        if phase.program is not None:
+            parts.append(draw_image(phase.program))
+        parts.append(_node_table(phase))
     warnings = "\n".join(map(str, plan.warnings))
-    parts += [write_lines(warnings)] if warnings else []
-    return "".join([*parts, write_details("the whole plan", write_lines(explain(plan)))])
+    if warnings:
+        parts.append(write_lines(warnings))
+    parts.append(write_details("the whole plan", write_lines(explain(plan))))
+    return "".join(parts)
 
 
-def _nodes(plan: Plan) -> str:
-    shown = draw_image(plan.program) if plan.program is not None else ""
-    return shown + write_table(["node", *HEADS], ([n.name, *cells(plan, n)] for n in plan.nodes))
+def _node_table(plan: Plan) -> str:
+    rows = [[node.name, *cells(plan, node)] for node in plan.nodes]
+    return write_table(["node", *HEADS], rows)
 
 
-def result_page(result: Result) -> str:
-    """How the run ended, charts of what it learned, and the last Step's metrics."""
-    rows = [("run folder", result.folder), *result.trained.items()]
-    for name, folders in result.best.items():
+def result_page(ended_run: Result) -> str:
+    """Show how the run ended, charts of what it learned, and the last Step's metrics."""
+    rows = [("run folder", ended_run.folder), *ended_run.trained.items()]
+    for name, folders in ended_run.best.items():
         rows += [(f"best by {name}", folder) for folder in folders]
-    ended = write_table([result.reason, f"step {result.step}"], rows)
-    return ended + charts(result.history) + _last(result.metrics)
+    end = write_table([ended_run.reason, f"step {ended_run.step}"], rows)
+    return end + draw_charts(ended_run.history) + _metric_table(ended_run.metrics)
 
 
 def handle_page(handle: RunHandle) -> str:
-    """Where the run is just now, and charts of what it has learned so far."""
+    """Show where the run is just now, and charts of what it has learned so far."""
     state = write_table([handle.state, f"step {handle.step}"], [("run folder", handle.folder)])
-    return state + charts(handle.history) + _last(handle.metrics)
+    return state + draw_charts(handle.history) + _metric_table(handle.metrics)
 
 
-def _last(metrics: Mapping[str, float]) -> str:
-    rows = [(name, shown_number(value, 4)) for name, value in metrics.items() if value is not None]
+def _metric_table(metrics: Mapping[str, float]) -> str:
+    rows: list[tuple[str, str]] = []
+    for name, number in metrics.items():
+        if number is not None:
+            rows.append((name, shown_number(number, 4)))
     return write_details("metrics of the last step", write_table(["metric", "value"], rows))
 
 
-def charts(history: pa.Table) -> str:
-    """A chart of each kind of metric that the table has."""
+def draw_charts(history: pa.Table) -> str:
+    """Draw a chart of each kind of metric that the table has."""
     steps = history.column("step").to_pylist()
-    found = {}
-    for title, named in _CHARTS.items():
-        names = [name for name in history.column_names if re.fullmatch(named, name)]
+    pictures: dict[str, str] = {}
+    for title, pattern in _CHARTS.items():
+        names = [name for name in history.column_names if re.fullmatch(pattern, name)]
         lines = _distinct({name: _points(history, name, steps) for name in names})
-        if lines and not (title == "loss" and "reward" in found):
-            found[title] = write_image(draw_chart(title, lines), f"{title} over the Steps")
-    return "".join(found.values())
+        if lines and not (title == "loss" and "reward" in pictures):
+            pictures[title] = write_image(draw_chart(title, lines), f"{title} over the Steps")
+    return "".join(pictures.values())
 
 
 def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
-    """Without those that are empty, or lie on another: a single function's mean is the reward's."""
-    found: dict[str, Points] = {}
+    """Leave out lines that are empty, or lie on another: a single function's mean is the
+    reward's.
+    """
+    distinct_lines: dict[str, Points] = {}
     for name, points in lines.items():
-        if points and points not in found.values():
-            found[name] = points
-    return found
+        if points and points not in distinct_lines.values():
+            distinct_lines[name] = points
+    return distinct_lines
 
 
 def _points(history: pa.Table, name: str, steps: Sequence[int]) -> Points:
-    """The Steps that have the metric, with its value."""
-    values = history.column(name).to_pylist()
-    return [(step, v) for step, v in zip(steps, values, strict=True) if v is not None]
+    """List the Steps that have the metric, with its number."""
+    points: list[tuple[float, float]] = []
+    for step, number in zip(steps, history.column(name).to_pylist(), strict=True):
+        if number is not None:
+            points.append((step, number))
+    return points

@@ -32,28 +32,32 @@ WORKER = "main"
 
 
 def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
-    """At most `rows` rows of a node's first output, keys first. GraphError if it has no output."""
+    """Run what a node needs, and return at most `rows` rows of its first output, keys first. Raises
+    GraphError if it has no output.
+    """
     target = plan.node(node)
     if target.relation == "sink":
-        problem, fix = "it has no output that runs before a Step", "peek at what it reads"
+        problem = "it has no output that runs before a Step"
+        fix = "peek at what it reads"
         raise GraphError(Fault(rule="peek", where=f"peek {node!r}", problem=problem, fix=fix))
-    shown = _physical(plan, target)
-    small = _needed(plan, {node, shown}, prompts=-(-rows // target.rows))
+    holder = _find_holder(plan, target)
+    prompts = -(-rows // target.rows)
+    small = _reduce_plan(plan, {node, holder}, prompts=prompts)
     worker = Worker(WORKER, small, channel=InprocChannel())
-    rows_of = _RowsOf(worker, node, shown)
+    collected = _CollectedRows(worker, node, holder)
     coordinator = Coordinator(small, Settings(steps=1))
     with closing(InprocWorkers(worker)) as workers, suppress(_AllThere):
-        Loop(coordinator, workers, NoStore(), EventStream(rows_of)).run()
-    batches = rows_of.batches
+        Loop(coordinator, workers, NoStore(), EventStream(collected)).run()
+    batches = collected.batches
     if not batches[node]:
-        prompts = small.sources[0].batch
         raise RunError(f"peek {node}: no row came out of it for the first {prompts} prompts")
-    output, holder = Batch.concat(batches[node]).sorted(), Batch.concat(batches[shown]).sorted()
-    return _table(output, holder, rows)
+    output = Batch.concat(batches[node]).sorted()
+    held_rows = Batch.concat(batches[holder]).sorted()
+    return _make_table(output, held_rows, rows)
 
 
-def _physical(plan: Plan, target: PlannedNode) -> str:
-    """The node that holds the columns of the target's first output: a select moves no rows."""
+def _find_holder(plan: Plan, target: PlannedNode) -> str:
+    """Find the node that holds the columns of the target's first output: a select moves no rows."""
     assert plan.program is not None
     port: Port = plan.program.node(target.name).port()
     while not port.node.operator.traits.moves_rows:
@@ -61,15 +65,19 @@ def _physical(plan: Plan, target: PlannedNode) -> str:
     return port.node.name
 
 
-def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
-    """Only what these nodes need, as one Step of some prompts; all Models are at their bases."""
-    names = plan.with_ancestors(wanted)
+def _reduce_plan(plan: Plan, outputs: set[str], *, prompts: int) -> Plan:
+    """Reduce a plan to what these nodes need, as one Step of some prompts; all Models are at their
+    bases.
+    """
+    names = plan.with_ancestors(outputs)
     nodes: list[PlannedNode] = []
+    sources: list[PlannedSource] = []
     for node in plan.nodes:
         if node.name in names:
-            is_output = node.name in wanted and node.work != "source"
+            is_output = node.name in outputs and node.work != "source"
             nodes.append(_in_this_process(plan, node, is_output=is_output))
-    sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
+            if node.work == "source":
+                sources.append(PlannedSource(name=node.name, batch=prompts))
     models = [_as_its_base(model, names) for model in plan.models]
     return replace(
         plan,
@@ -83,13 +91,19 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
 
 
 def _in_this_process(plan: Plan, node: PlannedNode, *, is_output: bool) -> PlannedNode:
-    """The node alone in the one Worker, in the stream, at lag 0. is_output: its rows are what is
-    wanted, so that they give nothing back to admission.
+    """Plan the node alone in the one Worker, in the stream, at lag 0. is_output: its rows are what
+    is looked at, so that they give nothing back to admission.
     """
+    region = node.region
+    if region == "evaluation":
+        region = "stream"
+    returns = node.returns
+    if is_output:
+        returns = ()
     return replace(
         node,
-        region="stream" if node.region == "evaluation" else node.region,
-        returns=() if is_output else node.returns,
+        region=region,
+        returns=returns,
         refill=False,
         max_lag=0,
         lag=0,
@@ -101,18 +115,22 @@ def _in_this_process(plan: Plan, node: PlannedNode, *, is_output: bool) -> Plann
 
 
 def _sharing_kernel(plan: Plan, node: PlannedNode) -> str:
-    """A node's kernel, or if that needs a Worker to itself, its operator's first that does not."""
+    """Choose a node's kernel, or if that needs a Worker to itself, its operator's first that does
+    not.
+    """
     assert plan.program is not None
     if not needs_of(plan.program, node).own_worker:
         return node.kernel
     operator = plan.program.node(node.name).operator
-    alone = {name for name, needs in operator.needs.items() if needs.own_worker}
-    offered = (path for name, path in operator.kernels.items() if name not in alone)
-    return next(offered, node.kernel)
+    for name, path in operator.kernels.items():
+        needs = operator.needs.get(name)
+        if needs is None or not needs.own_worker:
+            return path
+    return node.kernel
 
 
 def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
-    """Without a writer: its readers have version 0 from the base."""
+    """Leave out a Model's writer: its readers have version 0 from the base."""
     readers = tuple(name for name in model.readers if name in names)
     return replace(model, readers=readers, aliases=(), writer="", follows="")
 
@@ -121,13 +139,13 @@ class _AllThere(Exception):
     """Ends the run: the node has made its rows."""
 
 
-class _RowsOf:
+class _CollectedRows:
     """Collects the batches of a node, and of the one that holds its columns, as they are made."""
 
     takes = (Produced, ChunkDone)
 
-    def __init__(self, worker: Worker, node: str, shown: str) -> None:
-        self.batches: dict[str, list[Batch]] = {node: [], shown: []}
+    def __init__(self, worker: Worker, node: str, holder: str) -> None:
+        self.batches: dict[str, list[Batch]] = {node: [], holder: []}
         self._worker = worker
         self._node = node
 
@@ -140,10 +158,14 @@ class _RowsOf:
                 raise _AllThere
 
 
-def _table(output: Batch, holder: Batch, rows: int) -> pa.Table:
-    """Keys of the output's first rows, and their columns, which the holder has."""
-    holder_codes = codes(holder.keys.position, holder.keys.sample)
+def _make_table(output: Batch, held_rows: Batch, rows: int) -> pa.Table:
+    """Make a table of the keys of the output's first rows, and their columns, which the holder
+    has.
+    """
+    held_codes = codes(held_rows.keys.position, held_rows.keys.sample)
     output_codes = codes(output.keys.position, output.keys.sample)
-    shown = holder.take(np.searchsorted(holder_codes, output_codes[:rows]))
-    keys = {"position": pa.array(shown.keys.position), "sample": pa.array(shown.keys.sample)}
-    return pa.table(keys | {name: shown.array(name) for name in shown.names})
+    first = held_rows.take(np.searchsorted(held_codes, output_codes[:rows]))
+    columns = {"position": pa.array(first.keys.position), "sample": pa.array(first.keys.sample)}
+    for name in first.names:
+        columns[name] = first.array(name)
+    return pa.table(columns)

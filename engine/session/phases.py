@@ -30,8 +30,10 @@ from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
-from engine.session.attempts import Result, RunFrame, StepHooks, has_passed, run_phase
+from engine.session.attempts import RunFrame, StepHooks, has_passed, run_phase
 from engine.session.run_beginning import Beginning
+from engine.session.run_result import Result
+from engine.session.weight_folders import weights_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Standing:
     checkpoint: StoredCheckpoint | None = None
 
     def after(self, step: int) -> Standing:
-        """The next phase's start."""
+        """Go to the start of the next phase, as this one ended with this Step."""
         return Standing(number=self.number + 1, boundaries=(*self.boundaries, step))
 
 
@@ -60,52 +62,66 @@ def run_phases(
     also for a phase whose Steps lack the metric of its threshold, or KeyboardInterrupt if a signal
     ends the run at once.
     """
-    place, best = find_place(planned, folder, begins.checkpoint), {}
+    place = find_place(planned, folder, begins.checkpoint)
+    best: dict[str, tuple[Path, ...]] = {}
     with ExitStack() as stack:
         frame = RunFrame(planned.phases, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
         while True:
-            plan = begun(planned, place, folder)
-            phase_options = replace(options, steps=phase_steps(planned, place.number, options))
-            phase_hooks = replace(hooks, threshold=phase_of(planned, place.number).until)
-            start = replace(begins, checkpoint=place.checkpoint)
-            result, is_through = run_phase(frame, plan, phase_options, folder, phase_hooks, start)
-            best |= result.best
+            plan = begin_phase(planned, place, folder)
+            phase_result, is_through = run_phase(
+                frame,
+                plan,
+                replace(options, steps=phase_steps(planned, place.number, options)),
+                folder,
+                replace(hooks, threshold=phase_of(planned, place.number).until),
+                replace(begins, checkpoint=place.checkpoint),
+            )
+            best |= phase_result.best
             if not is_through or place.number == len(planned.phases):
-                return _whole(result, best, plan, frame)
+                return _complete(phase_result, best, plan, frame)
             _require_seen(planned, place, folder)
-            place = place.after(result.step)
+            place = place.after(phase_result.step)
 
 
-def _whole(
-    result: Result, best: Mapping[str, tuple[Path, ...]], plan: Plan, frame: RunFrame
+def _complete(
+    last: Result, best: Mapping[str, tuple[Path, ...]], plan: Plan, frame: RunFrame
 ) -> Result:
-    """How the run ended, with what all of its phases left."""
+    """Complete the result of the last phase that ran with what those before it left."""
     if plan.phase is None:  # one phase, and no time between two in which a signal could come
-        return result
-    trained = {name: Path(path) for name, path in plan.phase.left.items()} | dict(result.trained)
-    number = frame.signals.number
-    reason = frame.signals.reason if number else result.reason
-    return replace(result, trained=trained, best=dict(best), signal=number, reason=reason)
+        return last
+    earlier = {name: Path(path) for name, path in plan.phase.left.items()}
+    signal = frame.signals.number
+    reason = last.reason
+    if signal:
+        reason = frame.signals.reason
+    trained = earlier | dict(last.trained)
+    return replace(last, trained=trained, best=dict(best), signal=signal, reason=reason)
 
 
 def phase_of(planned: AnyPlan, number: int) -> Phase:
-    """A phase as it was written, counted from 1; also that of a graph alone."""
+    """Look up a phase as it was written, counted from 1; also that of a graph alone."""
     assert planned.program is not None
     return planned.program.phases[number - 1]
 
 
 def phase_steps(planned: AnyPlan, number: int, options: RunOptions) -> int | None:
-    """The Steps of a phase. Those of the options are for a graph alone: a Program refuses them."""
+    """Count the Steps of a phase; None where the data decides. Those of the options are for a graph
+    alone: a Program refuses them.
+    """
     steps = phase_of(planned, number).steps
-    return options.steps if steps is None else steps
+    if steps is None:
+        return options.steps
+    return steps
 
 
 def find_place(
     planned: AnyPlan, folder: RunFolder, checkpoint: StoredCheckpoint | None
 ) -> Standing:
-    """The place of a checkpoint: within its phase, or the start of the next one if it had ended."""
+    """Find the place of a checkpoint: within its phase, or the start of the next one if its phase
+    had ended.
+    """
     if checkpoint is None:
         return Standing()
     if planned.phases[0].phase is None:  # the manifests of a graph alone name no phase
@@ -124,21 +140,23 @@ def find_place(
 
 
 def _read_place(checkpoint: StoredCheckpoint, phases: int) -> tuple[int, tuple[int, ...]]:
-    """The phase that a manifest names, and where those before it ended."""
-    number, boundaries = checkpoint.meta.get("phase"), checkpoint.meta.get("boundaries")
+    """Read which phase a manifest names, and where those before it ended. Raises CheckpointError
+    for one that does not fit the Program.
+    """
+    number = checkpoint.meta.get("phase")
+    boundaries = checkpoint.meta.get("boundaries")
     if isinstance(number, int) and isinstance(boundaries, list) and 1 <= number <= phases:
         steps = tuple(step for step in boundaries if isinstance(step, int))
         if len(steps) == len(boundaries) == number - 1:
             return number, steps
-    found = f"found phase {number!r:.20} after {boundaries!r:.60}"
-    problem = (
-        f"{checkpoint.path}: expected a phase of {phases}, and where the others ended, {found}"
-    )
-    raise CheckpointError(f"{problem}. Fix: resume the Program that made it.")
+    expected = f"expected a phase of {phases}, and where the others ended"
+    problem = f"{expected}, found phase {number!r:.20} after {boundaries!r:.60}"
+    fix = "resume the Program that made it"
+    raise CheckpointError(f"{checkpoint.path}: {problem}. Fix: {fix}.")
 
 
-def begun(planned: AnyPlan, place: Standing, folder: RunFolder) -> Plan:
-    """The phase's plan, with the directories that its Models begin with; all of them are intact.
+def begin_phase(planned: AnyPlan, place: Standing, folder: RunFolder) -> Plan:
+    """Add to the phase's plan the directories that its Models begin with, which are all intact.
     Raises CheckpointError if one is not. A graph alone begins with its bases.
     """
     plan = planned.phases[place.number - 1]
@@ -146,30 +164,33 @@ def begun(planned: AnyPlan, place: Standing, folder: RunFolder) -> Plan:
         return plan
     left = planned.left[place.number - 1]
     store = CheckpointStore(folder.checkpoints, pinned=place.boundaries)
-    used = sorted({place.boundaries[weights.phase - 1] for weights in left.values()})
-    stored = {step: store.read(step).path.absolute() for step in used}
+    used_steps = sorted({place.boundaries[weights.phase - 1] for weights in left.values()})
+    checkpoints = {step: store.read(step).path.absolute() for step in used_steps}
 
-    def directory(weights: Carried) -> str:
-        of = planned.phases[weights.phase - 1]
-        return str(stored[place.boundaries[weights.phase - 1]] / _folder_of(of, weights.model))
+    def find_directory(weights: Carried) -> str:
+        """Where the phase that changed them left these weights."""
+        checkpoint = checkpoints[place.boundaries[weights.phase - 1]]
+        return str(checkpoint / weights_folder(planned.phases[weights.phase - 1], weights.model))
 
+    carried = plan.phase.carried
     optimizers = phase_of(planned, place.number).optimizers
-    writers = {m.writer: plan.phase.carried[m.name] for m in plan.models if m.name in optimizers}
+    states: dict[str, str] = {}
+    for model in plan.models:
+        if model.name in optimizers:
+            states[model.writer] = find_directory(carried[model.name])
+    left_directories: dict[str, str] = {}
+    for name, weights in left.items():
+        if weights.model == name:
+            left_directories[name] = find_directory(weights)
     phase = replace(
         plan.phase,
         boundaries=place.boundaries,
-        pinned=tuple(sorted({*used, *place.boundaries[-1:]})),
-        starts={name: directory(weights) for name, weights in plan.phase.carried.items()},
-        states={writer: directory(weights) for writer, weights in writers.items()},
-        left={n: directory(weights) for n, weights in left.items() if weights.model == n},
+        pinned=tuple(sorted({*used_steps, *place.boundaries[-1:]})),
+        starts={name: find_directory(weights) for name, weights in carried.items()},
+        states=states,
+        left=left_directories,
     )
     return replace(plan, phase=phase)
-
-
-def _folder_of(plan: Plan, model: str) -> str:
-    """Where a checkpoint of this phase has a Model's weights (run/loop/checkpoint_files.py)."""
-    writer = next(m.writer for m in plan.models if m.name == model)
-    return writer or f"followers/{model}"
 
 
 def _require_seen(planned: AnyPlan, place: Standing, folder: RunFolder) -> None:
@@ -180,11 +201,14 @@ def _require_seen(planned: AnyPlan, place: Standing, folder: RunFolder) -> None:
     threshold = phase.until
     if threshold is None:
         return
-    rows = recorded_rows(folder.metrics)
-    names = {name for row in rows if row.get("phase") == place.number for name in row}
-    if threshold.metric in names:
+    metric = threshold.metric
+    names: set[str] = set()
+    for row in recorded_rows(folder.metrics):
+        if row.get("phase") == place.number:
+            names.update(row)
+    if metric in names:
         return
-    label, metric = phase_label(place.number, phase), threshold.metric
+    label = phase_label(place.number, phase)
     near = nearest(metric, sorted(names)) or f"a metric of {folder.metrics}"
     problem = f"{label}: its threshold is of {metric!r}, and no Step of it had that metric"
     raise RunError(f"{problem}. Fix: until=Threshold({near!r}, ...).")

@@ -65,10 +65,12 @@ def plan(
     checked = check(graph) if isinstance(graph, AnyGraph) else graph
     source = checked.source
     placing = replace(run_options.make_placing(options), simulated=simulated)
-    cluster = cluster or _cluster(options, source)
+    cluster = cluster or _find_cluster(options, source)
     if cluster is not None:
         placing, cluster = resolve_labels(placing, cluster)
-    rates = None if profile is None else _profile(profile, cluster)
+    rates = None
+    if profile is not None:
+        rates = _read_rates(profile, cluster)
     planned = _plan_checked(checked, options, placing, cluster, rates)
     require_recordable(planned.phases, options.record)
     if options.strict and planned.warnings:
@@ -83,22 +85,31 @@ def _plan_checked(
     cluster: Cluster | None,
     profile: Profile | None,
 ) -> AnyPlan:
-    """A graph alone has the run's Steps; the phases of a Program share out its wishes for places,
-    and have Steps of their own.
+    """Plan a graph, or all phases of a Program: these share out the wishes for places, and have
+    Steps of their own. Raises PlanError.
     """
-    seed, threads = options.seed, options.threads
     if isinstance(checked, CheckedGraph):
         return make_plan(
-            checked, seed=seed, threads=threads, placing=placing, cluster=cluster, profile=profile
+            checked,
+            seed=options.seed,
+            threads=options.threads,
+            placing=placing,
+            cluster=cluster,
+            profile=profile,
         )
     _refuse_steps(options)
     return make_program_plan(
-        checked, seed=seed, threads=threads, placing=placing, cluster=cluster, profile=profile
+        checked,
+        seed=options.seed,
+        threads=options.threads,
+        placing=placing,
+        cluster=cluster,
+        profile=profile,
     )
 
 
-def _cluster(options: RunOptions, source: AnyGraph) -> Cluster | None:
-    """The hosts that a plan may use; None for this one alone."""
+def _find_cluster(options: RunOptions, source: AnyGraph) -> Cluster | None:
+    """Find the hosts that a plan may use; None for this one alone."""
     if options.cluster in (None, run_options.HERE) or options.inproc:
         return None
     if not run_options.is_on_ray(options):
@@ -108,17 +119,18 @@ def _cluster(options: RunOptions, source: AnyGraph) -> Cluster | None:
     return ray_cluster(options, source)
 
 
-def _profile(path: Path, cluster: Cluster | None) -> Profile:
-    """Of this machine; for a cluster file, of a kind of device that it names. Raises PlanError."""
+def _read_rates(path: Path, cluster: Cluster | None) -> Profile:
+    """Read a profile, of this machine, or for a cluster file of a kind of device that it names.
+    Raises PlanError for any other.
+    """
     if cluster is None or cluster.live:
         return read_profile(path)
     profile = read_profile(path, here=False)
     kinds = {host.kind or CPU for host in cluster.hosts}
     if profile.device.name not in kinds:
         problem = f"expected one of {', '.join(sorted(kinds))}, found {profile.device.name}"
-        raise PlanError(
-            f"profile {path}: {problem}. Fix: measure it: dataflow profile GRAPH there."
-        )
+        fix = "measure it: dataflow profile GRAPH there"
+        raise PlanError(f"profile {path}: {problem}. Fix: {fix}.")
     return profile
 
 
@@ -129,12 +141,14 @@ def _refuse_steps(options: RunOptions) -> None:
 
 
 def source_of(graph: Runnable) -> AnyGraph:
-    """What the user wrote."""
-    return graph if isinstance(graph, AnyGraph) else graph.source
+    """Look up what the user wrote."""
+    if isinstance(graph, AnyGraph):
+        return graph
+    return graph.source
 
 
 def _with_digests(planned: AnyPlan, source: AnyGraph) -> AnyPlan:
-    """The plan with digests that another process computes, too."""
+    """Add digests to the plan that another process computes, too."""
     plans: list[Plan] = []
     for plan, phase in zip(planned.phases, source.phases, strict=True):
         plans.append(replace(plan, digest=fingerprint(phase.graph)))

@@ -107,20 +107,20 @@ class Progress:
         self._evals |= evals
         # rich draws from a thread of its own, so the list is new, never one that changes
         if self._live is not None:
-            self._figures = self._texts(row, self._evals)
+            self._figures = self._choose_figures(row, self._evals)
             return
-        self._figures = self._texts(row, evals)
+        self._figures = self._choose_figures(row, evals)
         self._left_out = not (evals or self._is_due())
         if not self._left_out:
             self._print()
 
     def line(self) -> str:
-        """The last Step as one line of text."""
+        """Write the last Step as one line of text."""
         return "  ".join(self._parts())
 
     def _parts(self) -> list[str]:
-        parts = [f"step {self._count()}", *_texts_of(self._figures)]
-        return [self._phase, *parts] if self._phase else parts
+        parts = [self._phase] if self._phase else []
+        return [*parts, f"step {self._count()}", *_texts_of(self._figures)]
 
     def _is_due(self) -> bool:
         """Whether the last Step has a line, whatever its numbers."""
@@ -128,34 +128,42 @@ class Progress:
             return self._done % self._every == 0
         return self._done <= EACH_STEP_UNTIL or self._done % THEN_EVERY == 0
 
-    def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[Figure]:
-        """Everything shown except the Step."""
-        shown = figures(row, lag=self._lag)
-        shown += [(name, f"{value:.3f}") for name, value in evals.items()]
+    def _choose_figures(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[Figure]:
+        """Choose everything that is shown but the Step."""
+        chosen = figures(row, lag=self._lag)
+        for name, number in evals.items():
+            chosen.append((name, f"{number:.3f}"))
         if self._steps:
-            shown.append(("eta", _duration(self._remaining(self._steps))))
-        return shown
+            chosen.append(("eta", _duration(self._remaining(self._steps))))
+        return chosen
 
     def _count(self) -> str:
-        return f"{self._done}/{self._steps}" if self._steps else f"{self._done}"
+        if self._steps:
+            return f"{self._done}/{self._steps}"
+        return f"{self._done}"
 
     def _remaining(self, steps: int) -> float:
-        """Seconds left at the pace of the last Steps; nan before the first."""
+        """Estimate the seconds left at the pace of the last Steps; nan before the first."""
         if not self._durations:
             return math.nan
         remaining = max(0, steps - self._done)
         return remaining * sum(self._durations) / len(self._durations)
 
     def _panel(self) -> Table:
-        """What rich draws: a bar with the Step, and the figures below."""
+        """Make what rich draws: a bar with the Step, and the figures below."""
         assert self._console is not None
-        width, count = self._console.width, self._count()  # a terminal may change its width
+        width = self._console.width  # anew each time: a terminal may change its width
+        count = self._count()
+        room = width - len(count) - 3
+        panel = Table.grid()
+        head = Table.grid(padding=(0, 1))
         title = "  ".join(filter(None, [self._title, self._phase]))
-        panel, head, room = Table.grid(), Table.grid(padding=(0, 1)), width - len(count) - 3
         if len(title) + _BAR > room:  # a line of its own
             panel.add_row(Text(title, no_wrap=True, overflow="ellipsis"))
             title = ""
-        total = None if self._steps is None else self._steps - self._first
+        total = None
+        if self._steps is not None:
+            total = self._steps - self._first
         completed = self._done - self._first
         bar = ProgressBar(total=total, completed=completed, width=max(1, min(_BAR, room)))
         if title:
@@ -183,8 +191,8 @@ class Progress:
             _log.warning(problem, error.strerror)
 
 
-def _texts_of(shown: list[Figure]) -> list[str]:
-    return [f"{label} {text}" for label, text in shown]
+def _texts_of(figures: list[Figure]) -> list[str]:
+    return [f"{label} {text}" for label, text in figures]
 
 
 def _duration(seconds: float) -> str:

@@ -53,13 +53,14 @@ class WantedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Where the first attempt begins (None: at the start). record: goes into every later cut.
-    found: what it changes after the checkpoint. notice: said once, before anything runs.
+    """Where the first attempt begins. checkpoint: None at the run's start. record: goes into every
+    later cut. differences: what changes after the checkpoint. notice: said once, before anything
+    runs.
     """
 
     record: ProvenanceRecord
     checkpoint: StoredCheckpoint | None = None
-    found: tuple[ProvenanceDifference, ...] = ()
+    differences: tuple[ProvenanceDifference, ...] = ()
     notice: str = ""
 
 
@@ -71,104 +72,135 @@ class _Accepted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     changes: list[AcceptedChange]
 
 
-def beginning(folder: RunFolder, latest: StoredCheckpoint | None, wanted: WantedRun) -> Beginning:
-    """Where a resume begins. latest: its newest checkpoint. Raises CheckpointError that names
+def find_beginning(
+    folder: RunFolder, latest: StoredCheckpoint | None, wanted: WantedRun
+) -> Beginning:
+    """Find where a resume begins. latest: its newest checkpoint. Raises CheckpointError that names
     differences that nobody accepted, and settings that cannot change in a run.
     """
     if latest is None:
         return Beginning(record=ProvenanceRecord(made_of=wanted.made_of))
     cut = read_cut(latest.path, latest.step)
-    known = _accepted(folder, cut)
-    found = _differences(known, cut, wanted)
-    asked = {(edit.where, edit.what): edit for edit in wanted.edits}
-    real = [asked[d.where, d.what] for d in found if (d.where, d.what) in asked]
-    require_edits_allowed(real, str(folder.path), ended=wanted.ended)
-    others = [d for d in found if (d.where, d.what) not in asked]
-    others += _gap(folder, cut.step)
+    before = _read_accepted(folder, cut)
+    edits_by_place = {(edit.where, edit.what): edit for edit in wanted.edits}
+    edits: list[Edit] = []
+    edited: list[ProvenanceDifference] = []
+    others: list[ProvenanceDifference] = []
+    for difference in _find_differences(before, cut, wanted):
+        edit = edits_by_place.get((difference.where, difference.what))
+        if edit is None:
+            others.append(difference)
+        else:
+            edits.append(edit)
+            edited.append(difference)
+    require_edits_allowed(edits, str(folder.path), ended=wanted.ended)
+    others += _find_gap(folder, cut.step)
     if others and not wanted.accept:
         raise CheckpointError(_refusal(folder, cut.step, others))
-    found = [d for d in found if (d.where, d.what) in asked] + others + list(wanted.layouts)
-    changes = known.changes if known else ()
-    changes += tuple(
-        AcceptedChange(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new)
-        for d in found
+    found_differences = (*edited, *others, *wanted.layouts)
+    changes = list(before.changes) if before is not None else []
+    for difference in found_differences:
+        changes.append(_accept(difference, cut.step + 1))
+    record = ProvenanceRecord(made_of=wanted.made_of, changes=tuple(changes))
+    return Beginning(record=record, checkpoint=latest, differences=found_differences)
+
+
+def _accept(difference: ProvenanceDifference, step: int) -> AcceptedChange:
+    return AcceptedChange(
+        step=step,
+        where=difference.where,
+        what=difference.what,
+        old=difference.old,
+        new=difference.new,
     )
-    record = ProvenanceRecord(made_of=wanted.made_of, changes=changes)
-    return Beginning(record=record, checkpoint=latest, found=tuple(found))
 
 
 def keep_changes(folder: RunFolder, begins: Beginning) -> None:
     """Write what changes after the checkpoint, if anything does, and say it."""
     if begins.checkpoint is None:
         _say_that_it_starts_over(folder)
-    elif begins.found:
+    elif begins.differences:
         step, record = begins.checkpoint.step, begins.record
-        kept = _Accepted(step=step, made_of=record.made_of, changes=list(record.changes))
-        folder.write_text(CHANGES, msgspec.json.format(msgspec.json.encode(kept)).decode())
-        _say(f"{folder.path}: from step {step + 1} on:\n{_listed(begins.found)}")
+        accepted = _Accepted(step=step, made_of=record.made_of, changes=list(record.changes))
+        text = msgspec.json.format(msgspec.json.encode(accepted))
+        folder.write_text(CHANGES, text.decode())
+        _say(f"{folder.path}: from step {step + 1} on:\n{_list_lines(begins.differences)}")
 
 
-def _accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:
-    """What the run was last made of: as accepted since the cut, else the cut's own, if any."""
+def _read_accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:
+    """Read what the run was last made of: as accepted since the cut, else the cut's own, if any."""
     path = folder.path / CHANGES
     if path.is_file():
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
+            accepted = msgspec.json.decode(path.read_bytes(), type=_Accepted)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             fix = "restore it, or delete it"
             raise RunError(f"{path}: cannot be read: {error}. Fix: {fix}.") from error
-        if found.step >= cut.step:
-            return ProvenanceRecord(made_of=found.made_of, changes=tuple(found.changes))
+        # An older one is of a resume whose changes the cut has recorded since.
+        if accepted.step >= cut.step:
+            changes = tuple(accepted.changes)
+            return ProvenanceRecord(made_of=accepted.made_of, changes=changes)
     return cut.record
 
 
-def _differences(
-    known: ProvenanceRecord | None, cut: Cut, wanted: WantedRun
+def _find_differences(
+    before: ProvenanceRecord | None, cut: Cut, wanted: WantedRun
 ) -> list[ProvenanceDifference]:
-    if known is not None:
-        return differences(known.made_of, wanted.made_of)
+    """Find what the run is made of otherwise than it was."""
+    if before is not None:
+        return differences(before.made_of, wanted.made_of)
     if cut.graph == wanted.graph:  # an older version kept nothing but a digest of the graph
         return []
-    told = "that of an older version's checkpoint, which kept no parameters"
-    return [ProvenanceDifference(where="graph", what="nodes", old=told, new="others")]
+    old = "that of an older version's checkpoint, which kept no parameters"
+    return [ProvenanceDifference(where="graph", what="nodes", old=old, new="others")]
 
 
-def _gap(folder: RunFolder, until: int) -> list[ProvenanceDifference]:
-    """Steps up to the cut that the metrics lack."""
-    missing = sorted(set(range(1, until + 1)) - set(recorded_steps(folder.metrics)))
-    if not missing:
+def _find_gap(folder: RunFolder, until: int) -> list[ProvenanceDifference]:
+    """Find the Steps up to the cut that the metrics lack, as one difference; none if they lack
+    none.
+    """
+    missing_steps = sorted(set(range(1, until + 1)) - set(recorded_steps(folder.metrics)))
+    if not missing_steps:
         return []
-    where, wanted, there = folder.metrics.name, f"steps 1 to {until}", f"all but {_spans(missing)}"
-    return [ProvenanceDifference(where=where, what="steps", old=wanted, new=there)]
+    gap = ProvenanceDifference(
+        where=folder.metrics.name,
+        what="steps",
+        old=f"steps 1 to {until}",
+        new=f"all but {_spans(missing_steps)}",
+    )
+    return [gap]
 
 
 def _spans(steps: Sequence[int]) -> str:
-    """`3, 5-7`."""
-    found: list[list[int]] = []
+    """`3, 5-7`; of more than five spans the first."""
+    spans: list[list[int]] = []
     for step in steps:
-        if found and step == found[-1][1] + 1:
-            found[-1][1] = step
+        if spans and step == spans[-1][1] + 1:
+            spans[-1][1] = step
         else:
-            found.append([step, step])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in found]
-    return ", ".join(shown[:5] + (["..."] if len(shown) > 5 else []))
+            spans.append([step, step])
+    texts = [str(start) if start == end else f"{start}-{end}" for start, end in spans]
+    if len(texts) > 5:
+        texts[5:] = ["..."]
+    return ", ".join(texts)
 
 
-def _refusal(folder: RunFolder, step: int, found: Sequence[ProvenanceDifference]) -> str:
-    what = "one thing is" if len(found) == 1 else f"{len(found)} things are"
+def _refusal(folder: RunFolder, step: int, others: Sequence[ProvenanceDifference]) -> str:
+    what = "one thing is" if len(others) == 1 else f"{len(others)} things are"
     problem = f"expected what the run had up to step {step}, found that {what} another"
     fix = f"undo that; or --accept-changes, which records that it holds from step {step + 1} on"
-    return f"{folder.path}: {problem}:\n{_listed(found)}\nFix: {fix}."
+    return f"{folder.path}: {problem}:\n{_list_lines(others)}\nFix: {fix}."
 
 
-def _listed(found: Sequence[ProvenanceDifference]) -> str:
-    return "\n".join(f"  {each}" for each in found)
+def _list_lines(differences: Sequence[ProvenanceDifference]) -> str:
+    return "\n".join(f"  {difference}" for difference in differences)
 
 
 def _say_that_it_starts_over(folder: RunFolder) -> None:
     reached = max(recorded_steps(folder.metrics), default=0)
-    lost = f"; its metrics reached step {reached}, of which nothing is left" if reached else ""
-    problem = f"no checkpoint was written before the run ended{lost}"
+    problem = "no checkpoint was written before the run ended"
+    if reached:
+        problem += f"; its metrics reached step {reached}, of which nothing is left"
     _say(f"{folder.path}: {problem}. It starts over, with the same seed.")
 
 

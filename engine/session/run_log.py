@@ -49,7 +49,7 @@ class RunLog:
             case EventHeard(event=LeaveRequested(workers=workers, reason=reason)):
                 _log.warning("%s will have to leave: %s", ", ".join(workers), reason)
             case EventHeard(event=Tombstoned(node=node, failed=True) as dropped):
-                self._dropped(node, dropped)
+                self._say_dropped(node, dropped)
             case WritingFailed(of=Checkpoint(step=step), error=error):
                 _log.warning("the checkpoint of step %d was not written: %s", step, error)
             case FailingSilently(rule=rule, text=text):
@@ -57,12 +57,12 @@ class RunLog:
             case WritingFailed(of=Evaluated(version=version), error=error):
                 _log.warning("version %d was not kept among the best: %s", version, error)
 
-    def _dropped(self, node: str, row: Tombstoned) -> None:
+    def _say_dropped(self, node: str, row: Tombstoned) -> None:
         """Say of a node's first row that failed; later ones only count, in data/dropped."""
         if node not in self._dropping:
             self._dropping.add(node)
-            told = "%s: row %s failed, and its prompt is dropped; the first such: %s"
-            _log.warning(told, node, row.key, row.error)
+            message = "%s: row %s failed, and its prompt is dropped; the first such: %s"
+            _log.warning(message, node, row.key, row.error)
 
     def warn(self, warning: GraphWarning) -> None:
         """Show a warning once. Raises RunError where the run is strict."""

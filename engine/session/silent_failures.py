@@ -18,8 +18,8 @@ from engine.session.learning import (
     GRADIENT,
     Standstill,
     TrainedModel,
-    standstills,
-    trained_models,
+    find_standstills,
+    list_trained_models,
 )
 
 STEPS = 10
@@ -33,17 +33,26 @@ function or the Model.
 """
 
 
-def silent_failures(
+def watch_silent_failures(
     plan: Plan, samples: Path, stream: EventStream, steps: int | None = None
 ) -> SilentFailures:
-    """Those of a plan's Steps. samples: the folder of the run's samples. steps: how many the run,
-    or its phase, has, if that is known.
+    """Make what counts the signs in a plan's Steps. samples: the folder of the run's samples.
+    steps: how many the run, or its phase, has, if that is known.
     """
-    nodes = plan.program.nodes if plan.program is not None else ()
-    compares = any(node.operator.normalises == "group" for node in nodes)
-    last = None if steps is None else plan.first + steps
-    trained = trained_models(plan)
-    return SilentFailures(stream, samples, compares_groups=compares, trained=trained, last=last)
+    compares_groups = False
+    if plan.program is not None:
+        nodes = plan.program.nodes
+        compares_groups = any(node.operator.normalises == "group" for node in nodes)
+    last = None
+    if steps is not None:
+        last = plan.first + steps
+    return SilentFailures(
+        stream,
+        samples,
+        compares_groups=compares_groups,
+        trained=list_trained_models(plan),
+        last=last,
+    )
 
 
 class SilentFailures:
@@ -79,10 +88,10 @@ class SilentFailures:
             return
         signs: list[tuple[_Key, bool]] = []
         several = event.metrics.get("data/rows", 0.0) > 1.0
-        for node, of_rows in _by_train_node(event.metrics).items():
-            signs += self._signs(node, of_rows, several=several)
+        for node, row_metrics in _split_by_train_node(event.metrics).items():
+            signs += self._find_row_signs(node, row_metrics, several=several)
         without_signal = any(key[0] == "no_signal" and is_present for key, is_present in signs)
-        signs += self._unlearnt(event, without_signal=without_signal)
+        signs += self._find_standstill_signs(event, without_signal=without_signal)
         for key, is_present in signs:
             if not is_present:
                 self._counts[key] = 0
@@ -95,7 +104,7 @@ class SilentFailures:
                     text = f"rows of {node}: {text}"
                 self._stream.emit(FailingSilently(step=event.step, rule=rule, text=text))
 
-    def _signs(
+    def _find_row_signs(
         self, node: str, metrics: Mapping[str, float], *, several: bool
     ) -> Iterator[tuple[_Key, bool]]:
         """Whether a Step has each sign of its rows. several: it has more than one."""
@@ -106,32 +115,40 @@ class SilentFailures:
             yield ("no_signal", node, ""), metrics["reward/std"] == 0.0
         if "completion/truncated" in metrics:
             yield ("all_truncated", node, ""), metrics["completion/truncated"] == 1.0
-        for function in self._functions(node, metrics):
+        for function in self._partial_functions(node, metrics):
             share = metrics.get(f"reward/{function}/applied", 1.0)
             yield ("reward_never_applies", node, function), share == 0.0
 
-    def _unlearnt(self, event: StepEnded, *, without_signal: bool) -> Iterator[tuple[_Key, bool]]:
-        why = standstills(self._trained, event.metrics, event.step, self._last)
-        for model, standstill in why.items():
+    def _find_standstill_signs(
+        self, event: StepEnded, *, without_signal: bool
+    ) -> Iterator[tuple[_Key, bool]]:
+        """Whether a Step taught each Model nothing. without_signal: its rows had no signal."""
+        standstills = find_standstills(self._trained, event.metrics, event.step, self._last)
+        for model, standstill in standstills.items():
             if standstill is GRADIENT and without_signal:
                 continue  # no_signal says why it is 0
             if standstill is not None:
                 self._standstills[model] = standstill
             yield ("nothing_learnt", "", model), standstill is not None
 
-    def _functions(self, node: str, metrics: Mapping[str, float]) -> set[str]:
-        """Reward functions that did not apply to every row, now or before."""
+    def _partial_functions(self, node: str, metrics: Mapping[str, float]) -> set[str]:
+        """List the reward functions that did not apply to every row, now or before."""
         if "reward/mean" not in metrics:
             return set()
-        before = {key[2] for key in self._counts if key[:2] == ("reward_never_applies", node)}
-        return before | {found[1] for name in metrics if (found := _APPLIED.fullmatch(name))}
+        functions = {key[2] for key in self._counts if key[:2] == ("reward_never_applies", node)}
+        for name in metrics:
+            match = _APPLIED.fullmatch(name)
+            if match is not None:
+                functions.add(match[1])
+        return functions
 
     def _text(self, rule: str, function: str, count: int, step: int) -> str:
-        """What it means, and where to look. function: or the Model that it is about."""
+        """Say what a sign means, and where to look. function: or the Model that it is about."""
         steps = f"in the last {count} Steps (up to step {step})"
         if rule == "nothing_learnt":
-            why = self._standstills[function]
-            return f"{function!r} learnt nothing {steps}: {why.cause}. Fix: {why.fix}."
+            standstill = self._standstills[function]
+            cause, fix = standstill.cause, standstill.fix
+            return f"{function!r} learnt nothing {steps}: {cause}. Fix: {fix}."
         look = f"look at the answers in {self._samples}"
         if rule == "all_truncated":
             fix = f"{look}; a larger max_tokens, or a prompt that asks for shorter answers"
@@ -139,17 +156,17 @@ class SilentFailures:
         if rule == "reward_never_applies":
             fix = f"{look}; the columns of the data that {function!r} reads, its conditions"
             return f"reward {function!r} returned None for every row {steps}. Fix: {fix}."
-        of = "each group" if self._compares_groups else "a Step"
-        why = f"all rewards of {of} were equal {steps}, so that no answer was better than another"
+        rows = "each group" if self._compares_groups else "a Step"
+        why = f"all rewards of {rows} were equal {steps}, so that no answer was better than another"
         fix = f"{look}, or with dataflow peek TARGET NODE; then the reward function, a task of"
         return f"{why}. Fix: {fix} another difficulty, a higher temperature or a larger n."
 
 
-def _by_train_node(metrics: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """The metrics of a Step's rows; where several train nodes have their own, those of each."""
+def _split_by_train_node(metrics: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
+    """Split the metrics of a Step's rows where several train nodes have their own."""
     by_node: dict[str, dict[str, float]] = {}
-    for name, value in metrics.items():
+    for name, number in metrics.items():
         if name.startswith("rows/"):
             _, node, metric = name.split("/", 2)
-            by_node.setdefault(node, {})[metric] = value
+            by_node.setdefault(node, {})[metric] = number
     return by_node or {"": metrics}

@@ -39,7 +39,7 @@ Answer = Callable[[ServedRuns, Request], Any]
 
 
 def application(served: ServedRuns, feeds: Feeds) -> Starlette:
-    """All routes; behind a Guard."""
+    """Make the application of all routes, behind a Guard."""
     routes = [
         Route("/", _page),
         Route("/static/{path:path}", _static),

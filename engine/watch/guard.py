@@ -107,7 +107,9 @@ class Guard:
         return cookie is not None and self._is_our_token(cookie.value)
 
     def _has_bearer(self, headers: Mapping[str, str]) -> bool:
-        """As Prometheus sends it; a page of another site cannot, as nothing allows it to."""
+        """Whether the token is in a header, as Prometheus sends it. A page of another site cannot
+        send one, as nothing allows it to.
+        """
         scheme, _, token = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self._is_our_token(token.strip())
 

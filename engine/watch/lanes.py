@@ -39,7 +39,7 @@ class LanePart:
 
 
 class Lanes:
-    """Of one run; each segment is kept as arrays. Several threads may call its methods."""
+    """One run's lanes; each segment is kept as arrays. Several threads may call its methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

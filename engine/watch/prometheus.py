@@ -138,7 +138,7 @@ _Figure = tuple[str, Labels, float]
 
 
 def _newest(folder: Path, flow: Flow | None) -> Iterator[_Figure]:
-    """Of the last Step's row, and of the last record of flows."""
+    """List the figures of the last Step's row, and of the last record of flows."""
     with open_run(folder, guarded=True) as opened:
         row = last_row(opened)
     yield "step", (), float(row.get("step", 0))
@@ -277,7 +277,7 @@ def _follow_run(events: Path) -> tuple[list[Flow], list[_Figure]]:
 
 
 def _counted(flow: Flow) -> Iterator[_Figure]:
-    """What a Step adds to the totals."""
+    """List what a Step adds to the totals."""
     for key, replica in flow.nodes.items():
         node, _, worker = key.partition("@")
         for state in _STATES:

@@ -152,7 +152,7 @@ def _summary(run: Mapping[str, Any], now: float) -> str:
 
 
 def _versions(versions: Any) -> dict[str, str]:
-    """Of versions.json, which somebody else may have written, what tells most."""
+    """Choose what tells most of versions.json, which somebody else may have written."""
     record = _dict_or_empty(versions)
     packages = _dict_or_empty(record.get("packages"))
     git = _dict_or_empty(record.get("git"))
@@ -210,7 +210,7 @@ def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[s
 
 
 def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
-    """Without those that are empty, or lie on another: a single function's mean is the reward's."""
+    """Leave out lines that are empty, or lie on another: one function's mean is the reward's."""
     distinct: dict[str, Points] = {}
     for metric, points in lines.items():
         if points and points not in distinct.values():
@@ -324,7 +324,7 @@ def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def made_or_nothing(make: Callable[[], str]) -> str:
-    """What it makes; nothing where the run has not what it takes."""
+    """Make a part of the report; an empty one where the run lacks what it is made of."""
     try:
         return make()
     except NotServed:

@@ -118,7 +118,7 @@ def _differing_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _order(name: str) -> tuple[bool, str]:
-    """What is learned before what it cost."""
+    """Sort metrics of learning before those of cost, and each kind by name."""
     return not name.startswith(_FIRST), name
 
 

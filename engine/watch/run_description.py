@@ -98,7 +98,7 @@ def _unix_time(mark: FileMark | None) -> float | None:
 
 
 def _graph_name(folder: OpenFolder) -> str:
-    """By the beginning of plan.json, which may be large."""
+    """Find the graph's name in the beginning of plan.json, which may be large."""
     with_head = folder.open("plan.json")
     if with_head is None:
         return ""

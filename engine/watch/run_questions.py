@@ -79,7 +79,7 @@ class KeptRun:
             return self.records[1]
 
     def vocabulary(self, folder: OpenFolder, node: str) -> Vocabulary | None:
-        """That of a train node's tokenizer; looked for again until there is one."""
+        """Find the vocabulary of a train node's tokenizer; looks again until there is one."""
         with self.lock:
             if self.vocabularies.get(node) is None:
                 self.vocabularies = {node: find_vocabulary(folder, node)}
@@ -138,7 +138,7 @@ class ServedRuns:
                 raise NotServed("; ".join(records.problems) or "no graph")
             placed = None
             if by_worker and records.plans:
-                placed = records.plans[at].placed
+                placed = records.plans[at].placed_nodes
             return draw(graph, "svg", life=life, placed=placed, fold=fold)
 
     def series(

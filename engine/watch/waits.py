@@ -53,7 +53,7 @@ class Wait:
 
     @property
     def blamed_node(self) -> str:
-        """Without the replica."""
+        """The node that it waits for, without the replica."""
         return self.blamed.partition("@")[0]
 
     def __str__(self) -> str:

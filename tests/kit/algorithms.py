@@ -13,10 +13,10 @@ from typing import Any
 
 from dataflow.graph import Graph
 from dataflow.node import Node
-from engine.cli.graphs import shipped
+from engine.cli.graphs import shipped_graphs
 from tests.kit.run_graphs import vowels, vowels_of_steps
 
-NAMES = tuple(shipped())
+NAMES = tuple(shipped_graphs())
 
 MODELS = ("base", "setter_base", "solver_base")
 """Parameters that are a model directory."""

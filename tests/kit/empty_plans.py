@@ -13,9 +13,10 @@ from engine.plan.options import RunOptions
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planner import make_plan
-from engine.session.attempts import Result, StepHooks
+from engine.session.attempts import StepHooks
 from engine.session.phases import run_phases
 from engine.session.run_beginning import Beginning
+from engine.session.run_result import Result
 from tests.kit import empty_kernels
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import headers

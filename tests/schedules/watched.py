@@ -37,15 +37,15 @@ class WatchedSpans:
                     self.arrows.lose(worker, event.at)
                     self._since[worker] = event.at
             case InstructionTold(instruction=told):
-                self.arrows.told(told)
+                self.arrows.note_instruction(told)
                 if isinstance(told, m.Task):
                     self.tasks[told.id, told.worker] = told
                     self._told_at[told.id, told.worker] = event.at
             case EventHeard(event=heard):
                 self._hear(heard, event.at)
-                self.arrows.heard(heard, event.at)
+                self.arrows.note_event(heard, event.at)
             case WorkersMeasured():
-                self.joined += self.arrows.measured(self._spans)
+                self.joined += self.arrows.join_spans(self._spans)
                 self._spans = []
 
     def _hear(self, event: m.Event, at: float) -> None:

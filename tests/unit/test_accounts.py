@@ -100,9 +100,9 @@ def test_a_step_that_is_closed_again_has_its_evaluations_alone() -> None:
 
 def test_time_of_files_has_no_kernel_in_it_where_there_is_one_worker() -> None:
     steps = accounts()
-    steps.writing(10.0)
+    steps.begin_writing(10.0)
     steps.add([("time/rollout", 1.0, 1.0)], [])
-    steps.written(13.0)
+    steps.end_writing(13.0)
     row = close(steps, 1, 14.0)
     assert (row["time/checkpoint"], row["time/rollout"], row["time/engine"]) == (2.0, 1.0, 1.0)
 

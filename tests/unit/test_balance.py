@@ -69,7 +69,7 @@ def test_differencing_beats_longest_first_unless_items_times_parts_are_too_many(
 def test_a_cohort_for_thousands_of_parts_is_split_longest_first(
     monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
-    monkeypatch.setattr(balance, "_differenced", None)  # which must not be called
+    monkeypatch.setattr(balance, "_merge_parts", None)  # which must not be called
     items = np.random.default_rng(2).lognormal(6, 1, 4096).astype(np.int64)
     part = split_evenly(items, parts)
     assert np.array_equal(part, split_longest_first(items, parts))

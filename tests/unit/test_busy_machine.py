@@ -13,7 +13,7 @@ import pytest
 
 from dataflow.errors import RunError
 from engine.cli import main
-from engine.cli.profile import shown
+from engine.cli.profile import describe_profile
 from engine.plan.cost.devices import device
 from engine.plan.cost.process_memory import ImportedMemory
 from engine.plan.cost.profile import ProfileCell
@@ -124,7 +124,7 @@ def test_too_much_load_is_an_error_unless_it_is_accepted(
 
 def test_the_command_says_how_busy_the_machine_was(monkeypatch: pytest.MonkeyPatch) -> None:
     made = profile_under(MadeUpLoad(cells=0.5, used=(1.5,)), monkeypatch, accept=True)
-    told = list(shown(made, Path("here.json")))
+    told = list(describe_profile(made, Path("here.json")))
     expected = "others used 1.5 of 2 cores, and had up to 50 % of those that a measurement wanted"
     assert f"meanwhile {expected}" in told
     assert any("others disturbed the short run" in line for line in told)

@@ -18,7 +18,7 @@ from dataflow.model import linear
 from dataflow.snapshot import to_json
 from engine.cli import COMMANDS, main, usage
 from engine.cli.flags import parse
-from engine.cli.peek import shown
+from engine.cli.peek import describe_rows
 from engine.cli.target import SourceError, UsageError, load_function, load_target
 from engine.plan.options import RunOptions
 from graphs.sft import sft
@@ -413,7 +413,7 @@ def test_showing_a_graph_imports_no_torch(folder: Path) -> None:
 
 def test_peek_shows_text_as_it_is_and_lists_with_their_length() -> None:
     row = {"completion": "a\nb", "ids": [1, 2, 3], "reward": 0.1234567890, "long": "x" * 500}
-    lines = list(shown(pa.Table.from_pylist([row])))
+    lines = list(describe_rows(pa.Table.from_pylist([row])))
     values = ["  completion  a\\nb", "  ids         [3] 1 2 3", "  reward      0.123457"]
     assert lines[:4] == ["row 0", *values]
     assert lines[4].endswith("xxx...")

@@ -12,7 +12,7 @@ import pytest
 
 from engine.cli import COMMANDS, main
 from engine.cli.completion import SCRIPTS
-from engine.cli.graphs import shipped
+from engine.cli.graphs import shipped_graphs
 from graphs.sft import sft
 from tests.kit.kept_runs import kept_run
 from tests.kit.processes import COMMAND_LINE, ROOT
@@ -104,7 +104,9 @@ def test_the_first_words_are_the_commands_and_the_graphs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert set(completed(capsys, "dataflow ")) > COMMANDS.keys()
-    assert completed(capsys, "dataflow run ") == [f"graphs.{name}:{name}" for name in shipped()]
+    assert completed(capsys, "dataflow run ") == [
+        f"graphs.{name}:{name}" for name in shipped_graphs()
+    ]
 
 
 def test_bash_is_told_only_what_follows_a_colon(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from engine.coordinator import intake
-from engine.coordinator.blocks import Blocks, _counted, _indexed
+from engine.coordinator.blocks import Blocks, _count_numbers, _index_numbers
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.prompt_table import PromptTable
@@ -70,8 +70,8 @@ def test_too_old_counts_from_the_version_that_the_step_starts_from() -> None:
 def test_counting_and_indexing_are_those_of_unique(values: list[int]) -> None:
     array = np.array(values, dtype=np.int64)
     numbers, index, counts = np.unique(array, return_inverse=True, return_counts=True)
-    assert _counted(array) == (numbers.tolist(), counts.tolist())
-    distinct, places = _indexed(array)
+    assert _count_numbers(array) == (numbers.tolist(), counts.tolist())
+    distinct, places = _index_numbers(array)
     assert (distinct, places.tolist()) == (numbers.tolist(), index.tolist())
 
 
@@ -134,7 +134,7 @@ def test_tokens_are_those_of_the_longest_input() -> None:
 def test_a_long_prompt_has_a_chunk_to_itself() -> None:
     table, _ = with_prompts(3, node("logprobs", "rollout", chunks=2))
     lengths = np.array([1, 1, 50, 50, 2, 2])
-    table.produced("rollout", replace(ref(both(0, 1, 2)), lengths=lengths))
+    table.add_rows("rollout", replace(ref(both(0, 1, 2)), lengths=lengths))
     first, second = table.pump()
     assert first.keys.position.tolist() == [0, 0, 2, 2]
     assert second.keys.position.tolist() == [1, 1]
@@ -161,7 +161,7 @@ def both(*prompts: int) -> Keys:
 
 
 def feed(table: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -> list:
-    table.produced(name, ref(keys, version=version))
+    table.add_rows(name, ref(keys, version=version))
     return table.pump()
 
 
@@ -225,10 +225,10 @@ def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
     table, _ = with_prompts(2, node("keep", "rollout", relation="subset", refill=True))
     (ready,) = feed(table, "rollout", both(0, 1))
     feed(table, "keep", Keys.of([1], [1]))
-    assert table.closed(ready.node, ready.keys) is None
+    assert table.close_chunk(ready.node, ready.keys) is None
     assert table.pump() == []
     assert (prompts(table, REJECTED), prompts(table, FINISHED)) == ([0], [1])
-    assert table.stored("keep").keys.rows() == [(1, 1, 0)]
+    assert table.stored_rows("keep").keys.rows() == [(1, 1, 0)]
     table.retire(table.prompts.slots(REJECTED, FINISHED))
     assert len(table.blocks.drain()["w"]) == 3
     assert (table.prompts.watermark, table.prompts.outstanding) == (2, 0)
@@ -275,7 +275,7 @@ def test_a_cut_is_taken_up_with_its_rows() -> None:
     }
     assert table.restore(cut, rows, 5) == [(5, 2), (8, 1)]
     assert made_with(table) == [3, 3]
-    assert table.stored("keep").keys.rows() == [(7, 1, 2)]
+    assert table.stored_rows("keep").keys.rows() == [(7, 1, 2)]
     assert table.prompts.cut_state([(5, 2), (8, 1)]) == cut
 
 
@@ -365,7 +365,7 @@ def test_a_prompt_whose_fate_is_known_still_runs_where_others_do() -> None:
     )
     keep, _ = feed(table, "rollout", both(0, 1))
     feed(table, "keep", both(1))
-    assert table.closed(keep.node, keep.keys) is None
+    assert table.close_chunk(keep.node, keep.keys) is None
     assert table.pump() == []
     assert prompts(table, RUNNING) == [0, 1]
     (second,) = feed(table, "first", both(0, 1))

@@ -32,24 +32,24 @@ class TurnsByHand(DeviceTurns):
         self.recovery = Recovery(name for names in plan.turns for name in (*names, "free"))
         super().__init__(plan, self.outstanding)
 
-    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
+    def let_through(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
         instructions, workers = list(instructions), dict[int, list[str]]()
         for each in instructions:
             if isinstance(each, m.Task):
                 self.outstanding.ask(each)
                 workers.setdefault(each.id, []).append(each.worker)
                 self.outstanding.ask_all(each, workers[each.id])
-        return super().told(instructions)
+        return super().let_through(instructions)
 
-    def heard(self, event: m.Event) -> list[m.Instruction]:
-        asked = self.outstanding.heard(event)
+    def go_on_after(self, event: m.Event) -> list[m.Instruction]:
+        asked = self.outstanding.note_answer(event)
         if isinstance(event, m.WorkerLost):
-            if not self.recovery.lost(event):
+            if not self.recovery.note_lost(event):
                 return []
-            self.outstanding.lost(event.worker)
+            self.outstanding.forget_worker(event.worker)
         elif isinstance(event, m.FetchFailed) and asked is not None:
             self.outstanding.give_up(asked)
-        return super().heard(event)
+        return super().go_on_after(event)
 
 
 def turns_of(*groups: tuple[str, ...]) -> TurnsByHand:
@@ -129,13 +129,13 @@ class DeviceWorld:
             self.awake.discard(worker)
         if not isinstance(told, m.Wake | m.Sleep):
             self.begun[worker].append(told)
-        self.take(self.filter.heard(answer(told)))
+        self.take(self.filter.go_on_after(answer(told)))
 
     def lose(self, worker: str) -> None:
         self.queues[worker].clear()
         if worker != "free":
             self.awake.discard(worker)
-        self.take(self.filter.heard(death(worker, epoch=self.deaths[worker])))
+        self.take(self.filter.go_on_after(death(worker, epoch=self.deaths[worker])))
         self.deaths[worker] += 1
 
     def some(self, draw: random.Random) -> None:
@@ -160,7 +160,7 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
         worker = draw.choice(WORKERS)
         told = draw.choice(list(asked(number, worker).values()))
         wanted[worker].append(told)
-        world.take(world.filter.told([told]))
+        world.take(world.filter.let_through([told]))
         if losses and draw.random() < 0.05:
             lost = draw.choice(WORKERS)
             world.lose(lost)
@@ -185,7 +185,7 @@ class InLockStep(DeviceWorld):
         node = told.node if isinstance(told, m.TrainStep) else told.writer
         there = self.there[told.id]
         if worker not in there and isinstance(told, m.TrainStep):
-            self.take(self.filter.heard(m.Prepared(id=told.id, node=node, worker=worker)))
+            self.take(self.filter.go_on_after(m.Prepared(id=told.id, node=node, worker=worker)))
         there.add(worker)
         if there >= set(RANKS[node]):
             super().step(worker)
@@ -229,7 +229,7 @@ def test_rank_groups_over_several_turns_never_wait_for_each_other(seed: int) -> 
             instructions = [m.Offer(**offer, worker=w) for w in RANKS[node]]
         for each in instructions:
             expected[each.worker].append(each)
-        world.take(world.filter.told(instructions))
+        world.take(world.filter.let_through(instructions))
         world.some(draw)
     world.drain(draw)
     assert world.begun == expected
@@ -243,7 +243,7 @@ def death(worker: str, epoch: int = 0) -> m.WorkerLost:
 def test_a_turn_passes_to_who_waits_longest() -> None:
     world = DeviceWorld(turns_of())
     for number, worker in enumerate("acba"):
-        world.take(world.filter.told([chunk(number, worker)]))
+        world.take(world.filter.let_through([chunk(number, worker)]))
     assert world.filter.waiting() == [
         "worker a: is waking",
         "worker c: waits for the devices that a has",
@@ -296,7 +296,7 @@ Line = tuple[list[Any] | m.Event, list[Any]]
 def require(turns: TurnsByHand, *script: Line) -> None:
     """All of it, in order."""
     for number, (said, out) in enumerate(script):
-        found = turns.told(said) if isinstance(said, list) else turns.heard(said)
+        found = turns.let_through(said) if isinstance(said, list) else turns.go_on_after(said)
         assert found == out, f"line {number}"
 
 

@@ -14,7 +14,7 @@ from dataflow.check import check
 from dataflow.errors import GraphError
 from dataflow.snapshot import from_json, to_json
 from engine.cli import main
-from engine.cli.graphs import shipped, summary
+from engine.cli.graphs import shipped_graphs, summary
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
 from engine.plan.options import RunOptions, make_placing
@@ -39,7 +39,7 @@ def parameters(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_each_is_a_file_of_its_own_with_one_short_function_that_says_what_it_is(name: str) -> None:
-    tree = ast.parse(shipped()[name].read_text())
+    tree = ast.parse(shipped_graphs()[name].read_text())
     imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
     assert not [module for module in imported if module.startswith("graphs")]
     function = [n for n in tree.body if isinstance(n, ast.FunctionDef)][-1]
@@ -48,7 +48,7 @@ def test_each_is_a_file_of_its_own_with_one_short_function_that_says_what_it_is(
     doc = inspect.getdoc(algorithms.function_of(name)) or ""
     told = re.findall(r"^    (\w+(?:, \w+)*):", doc.partition("Args:\n")[2], re.MULTILINE)
     assert set(", ".join(told).split(", ")) == set(parameters(name))
-    assert 20 < len(summary(shipped()[name])) <= 96
+    assert 20 < len(summary(shipped_graphs()[name])) <= 96
 
 
 @pytest.mark.long
@@ -127,7 +127,7 @@ def test_the_page_of_algorithms_is_what_its_script_writes(tmp_path: Path) -> Non
     done = call_python("scripts/algorithms.py", str(tmp_path))
     assert done.returncode == 0, done.stderr
     made = {file.relative_to(tmp_path) for file in tmp_path.rglob("*.*")}
-    assert made == {Path("algorithms.md"), *(Path(f"drawings/{n}.svg") for n in shipped())}
+    assert made == {Path("algorithms.md"), *(Path(f"drawings/{n}.svg") for n in shipped_graphs())}
     for name in made:
         assert (ROOT / "docs" / name).read_text() == (tmp_path / name).read_text(), name
 
@@ -135,10 +135,10 @@ def test_the_page_of_algorithms_is_what_its_script_writes(tmp_path: Path) -> Non
 def test_the_command_lists_them_and_prints_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["graphs"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for line, (name, file) in zip(lines, shipped().items(), strict=True):
+    for line, (name, file) in zip(lines, shipped_graphs().items(), strict=True):
         assert (line.split()[0], line.endswith(summary(file))) == (name, True)
     assert main(["graphs", "grpo"]) == 0
-    assert capsys.readouterr().out == shipped()["grpo"].read_text()
+    assert capsys.readouterr().out == shipped_graphs()["grpo"].read_text()
 
 
 def test_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:

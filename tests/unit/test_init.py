@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
-from engine.cli.init import project
+from engine.cli.init import make_project
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_a_path_names_the_project_by_its_last_part(
 
 
 def test_the_files_have_the_name_in_them_and_lint(here: Path) -> None:
-    for name, text in project("mine").items():
+    for name, text in make_project("mine").items():
         assert "NAME" not in text
         (here / name).write_text(text)
     ruff = [sys.executable, "-m", "ruff"]

@@ -28,7 +28,7 @@ from engine.plan.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
 from engine.plan.plan import Plan
 from engine.run.launch.child import environment
-from engine.session.peek import _needed
+from engine.session.peek import _reduce_plan
 from graphs.grpo import grpo
 from operators.data import prompts
 from operators.generate import generate
@@ -332,7 +332,7 @@ def test_a_resume_names_another_kernel() -> None:
 
 def test_peek_takes_kernels_that_can_share_its_process() -> None:
     plan = placed(small_grpo(), **TWO_RANKS)
-    small = _needed(plan, {"rollout"}, prompts=1).node("rollout")
+    small = _reduce_plan(plan, {"rollout"}, prompts=1).node("rollout")
     assert (small.kernel, small.layout.inner, small.workers) == (TORCH, 1, ("main",))
     graph = f"{Path(__file__).parents[2]}/examples/user_reward.py:graph"
     with pytest.raises(UsageError, match="peek runs in this process"):

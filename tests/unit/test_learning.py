@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol.events import EventStream, FailingSilently, StepEnded
-from engine.session.learning import TrainedModel, standstills, trained_models
+from engine.session.learning import TrainedModel, find_standstills, list_trained_models
 from engine.session.silent_failures import STEPS, SilentFailures
 from tests.kit.plans import grpo_plan, ppo_plan
 
@@ -101,10 +101,10 @@ def test_a_gradient_of_equal_rewards_is_told_once_as_no_signal() -> None:
 
 
 def test_the_models_of_a_plan_have_the_names_of_their_metrics() -> None:
-    assert trained_models(grpo_plan()) == (policy(),)
+    assert list_trained_models(grpo_plan()) == (policy(),)
     labelled = replace(policy(), prefix="optim/policy/")
-    assert trained_models(ppo_plan()) == (labelled, CRITIC_MODEL)
+    assert list_trained_models(ppo_plan()) == (labelled, CRITIC_MODEL)
 
 
 def test_metrics_that_do_not_tell_count_for_nothing() -> None:
-    assert standstills((policy(),), {"loss/x": 0.0}, 3, None) == {}
+    assert find_standstills((policy(),), {"loss/x": 0.0}, 3, None) == {}

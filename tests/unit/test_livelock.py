@@ -146,7 +146,7 @@ def test_what_a_checkpoint_brings_back_too_old_is_not_given_up_in_vain() -> None
         keys = Keys(
             lane.prompts.position[slots], np.zeros(6, np.int32), lane.prompts.attempt[slots]
         )
-        lane.produced(name, ref(keys, version=2))
+        lane.add_rows(name, ref(keys, version=2))
     lane.pump()
     admission.take(5)
     assert (admission.vain.prompts, admission.vain.version, admission.vain.oldest) == (6, 5, 2)

@@ -117,7 +117,7 @@ def prompt_table(*, refill: bool = False, chunking: str = "cohort") -> PromptTab
 
 
 def produced(table: PromptTable, node: str, *rows: tuple[int, int]) -> None:
-    table.produced(node, ref(Keys.of(*zip(*rows, strict=True)), block=0, version=0))
+    table.add_rows(node, ref(Keys.of(*zip(*rows, strict=True)), block=0, version=0))
 
 
 def begin(table: PromptTable, prompts: int = 1, *, later: bool = True) -> None:
@@ -132,7 +132,7 @@ def select(table: PromptTable, *kept: tuple[int, int], prompt: int = 0) -> None:
     """The selection has decided on a prompt: it keeps these rows."""
     if kept:
         produced(table, "left", *kept)
-    table.closed(table.nodes[3], Keys.of([prompt] * 4, range(4)))
+    table.close_chunk(table.nodes[3], Keys.of([prompt] * 4, range(4)))
 
 
 def only(chunks: list[NodeChunk]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:

@@ -9,7 +9,7 @@ from dataflow.check import check
 from dataflow.draw import draw
 from dataflow.errors import GraphError
 from engine.cli import COMMANDS, main
-from engine.cli.peek import shown
+from engine.cli.peek import describe_rows
 from engine.plan.explain import explain
 from tests.kit.comparison import require_golden
 from tests.kit.plans import planned
@@ -92,7 +92,7 @@ def test_the_faults_of_a_graph_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_peek_cuts_values_to_what_is_left() -> None:
     row = {"text": "word " * 40, "ids": list(range(100)), "number": 0.5}
-    lines = list(shown(pa.Table.from_pylist([row])))
+    lines = list(describe_rows(pa.Table.from_pylist([row])))
     assert max(map(len, lines)) == NARROW
     assert [line.split()[0] for line in lines] == ["row", "text", "ids", "number"]
 

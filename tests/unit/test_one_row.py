@@ -30,7 +30,7 @@ def prompt_table(chunking: str) -> PromptTable:
     )
     table = PromptTable("prompts", nodes, ("score",), Blocks())
     table.admit(range(PROMPTS), [0] * PROMPTS, 0)
-    table.produced("prompts", ref(range(PROMPTS), block=0))
+    table.add_rows("prompts", ref(range(PROMPTS), block=0))
     table.pump()
     return table
 
@@ -43,8 +43,8 @@ def test_one_row_is_as_the_same_row_beside_one_that_nobody_wants(
     for number, ((position, sample, attempt), version, look) in enumerate(rows, 1):
         key = Keys.of([position], [sample], [attempt])
         both = Keys.concat([key, Keys.of([99])])
-        alone.produced("rollout", ref(key, block=number, version=version))
-        beside.produced("rollout", ref(both, block=number, version=version))
+        alone.add_rows("rollout", ref(key, block=number, version=version))
+        beside.add_rows("rollout", ref(both, block=number, version=version))
         if look:
             told = [[chunk.keys.rows() for chunk in each.pump()] for each in (alone, beside)]
             assert told[0] == told[1]
@@ -69,7 +69,7 @@ def test_a_cohort_begins_with_its_last_row_whatever_its_order(
     for at, row in enumerate(order):
         for prompt in [prompt for prompt, moment in when.items() if moment == at]:
             table.drop("rollout", prompt, 0)
-        table.produced("rollout", ref(Keys.of(*zip(row, strict=True)), block=at + 1))
+        table.add_rows("rollout", ref(Keys.of(*zip(row, strict=True)), block=at + 1))
         came.add(row)
         chunks = table.pump() if looks[at] or row == order[-1] else []
         left = [row for row in ROWS if when.get(row[0], 6) > at]
@@ -84,7 +84,7 @@ def test_a_cohort_begins_with_its_last_row_whatever_its_order(
 def test_a_cohort_waits_no_more_for_a_prompt_that_is_gone() -> None:
     table = prompt_table("cohort")
     for position, sample in ROWS[:-WIDTH]:
-        table.produced("rollout", ref(Keys.of([position], [sample])))
+        table.add_rows("rollout", ref(Keys.of([position], [sample])))
         assert not table.pump()
     again = table.again(table.prompts.find(Keys.of([PROMPTS - 1])))
     assert again == [(PROMPTS - 1, 1)]

@@ -22,7 +22,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.names import SYSTEMS, Known, PeerName, peer_name, read_peer_names
 from engine.cli.flags import graph_and
-from engine.cli.graphs import shipped
+from engine.cli.graphs import shipped_graphs
 from engine.cli.target import UsageError
 from engine.plan.options import RunOptions
 from graphs.grpo import grpo
@@ -55,7 +55,7 @@ def test_each_name_leads_to_something_that_exists() -> None:
         assert peer.ours or peer.note, peer
         for ours in peer.ours:
             if ours.startswith("graphs."):
-                assert ours.removeprefix("graphs.") in shipped(), peer
+                assert ours.removeprefix("graphs.") in shipped_graphs(), peer
             elif not (ours in options or ours in COMMANDS):
                 require_parameters(peer, ours)
 

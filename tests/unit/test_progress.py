@@ -26,7 +26,7 @@ from engine.protocol.events import EventStream, FailingSilently, StepEnded
 from engine.run.worker.row_metrics import row_metrics
 from engine.session.progress import Progress
 from engine.session.run_log import RunLog
-from engine.session.silent_failures import STEPS, SilentFailures, silent_failures
+from engine.session.silent_failures import STEPS, SilentFailures, watch_silent_failures
 from graphs.grpo import grpo
 from graphs.ppo import ppo
 from tests.kit.comparison import require_golden
@@ -228,13 +228,13 @@ def test_where_groups_are_not_compared_all_rewards_of_a_step_are_equal() -> None
 @pytest.mark.parametrize(("make", "compares"), [(grpo, True), (ppo, False)])
 def test_the_graph_says_whether_groups_are_compared(make: Any, compares: bool) -> None:
     plan = planned(make("tiny", "train.parquet", zero))
-    assert silent_failures(plan, Path("samples"), EventStream())._compares_groups is compares
+    assert watch_silent_failures(plan, Path("samples"), EventStream())._compares_groups is compares
 
 
 def test_the_log_and_the_sinks_hear_of_it(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     sink = Mock(spec=["open", "write", "warn", "close"])
     view = View("tensorboard", sink)
-    view.open(RunFolder.seen(tmp_path), {})
+    view.open(RunFolder.open_remote(tmp_path), {})
     stream = EventStream(RunLog(strict=True), view)
     stream.add(SilentFailures(stream, Path("runs/x/samples"), compares_groups=True))
     with caplog.at_level(logging.WARNING):

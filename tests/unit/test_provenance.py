@@ -27,7 +27,7 @@ from engine.keep.checkpoint.provenance import (
 from engine.keep.checkpoint.store import CheckpointStore
 from engine.keep.run_folder import RunFolder
 from engine.replay.run_diff import accepted_changes
-from engine.session.run_beginning import Beginning, WantedRun, beginning, keep_changes
+from engine.session.run_beginning import Beginning, WantedRun, find_beginning, keep_changes
 from graphs.grpo import grpo
 from tests.kit.files import save_jsonl
 
@@ -213,7 +213,7 @@ def steps(folder: RunFolder, *numbers: int) -> None:
 
 def begin(folder: RunFolder, graph: Graph, *, accept: bool = False) -> Beginning:
     wanted = WantedRun(made_of=provenance(graph), graph="g", accept=accept)
-    begins = beginning(folder, CheckpointStore(folder.checkpoints).latest(), wanted)
+    begins = find_beginning(folder, CheckpointStore(folder.checkpoints).latest(), wanted)
     keep_changes(folder, begins)
     return begins
 

@@ -33,15 +33,15 @@ class GroupsByHand(RankGroups):
         self.outstanding = Outstanding()
         super().__init__(plan, self.outstanding)
 
-    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
+    def split_by_rank(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
         instructions = list(instructions)
         for each in instructions:
             if isinstance(each, m.Task):
                 self.outstanding.ask(each)
-        return super().told(instructions)
+        return super().split_by_rank(instructions)
 
     def answers(self, event: m.Event) -> tuple[list[m.Event], list[m.Instruction]]:
-        return self.heard(event, self.outstanding.heard(event))
+        return self.merge_answers(event, self.outstanding.note_answer(event))
 
     def prepared(self, *workers: str, id: int = 0) -> list[m.Instruction]:
         """These have fetched their rows, of which the core hears nothing."""
@@ -54,7 +54,7 @@ class GroupsByHand(RankGroups):
 
     def released(self, *blocks: int) -> list[int]:
         """The core needs these no more: those that are released at once."""
-        return blocks_in(self.told([m.Release(worker="gen", blocks=blocks)]))
+        return blocks_in(self.split_by_rank([m.Release(worker="gen", blocks=blocks)]))
 
 
 def blocks_in(told: Iterable[m.Instruction]) -> list[int]:
@@ -108,7 +108,7 @@ def shares_of(groups: GroupsByHand, message: m.TrainStep, refs: list[Ref]) -> li
     for ref in refs:
         produced = m.Produced(id=0, node="rollout", ref=ref)
         assert groups.answers(produced) == ([produced], [])
-    out = groups.told([message])
+    out = groups.split_by_rank([message])
     assert all(isinstance(each, m.TrainStep) for each in out)
     return [each for each in out if isinstance(each, m.TrainStep)]
 
@@ -251,7 +251,7 @@ def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None
     groups = ranks()
     for task in (7, 8):
         offer = m.Offer(id=task, model="m", writer="learn", worker="t0", version=4)
-        assert groups.told([offer]) == [offer, replace(offer, worker="t1")]
+        assert groups.split_by_rank([offer]) == [offer, replace(offer, worker="t1")]
     first = m.Offered(id=7, worker="t0", block=3, digest="d")
     assert groups.answers(first) == ([first], [])
     second = replace(first, worker="t1", block=8)
@@ -266,11 +266,11 @@ def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
         m.Offer(id=7, model="n", writer="lone", worker="t0", version=1),
         m.Load(id=8, model="m", writer="learn", reader="r", version=1, worker="gen"),
     ]
-    assert groups.told(others) == others
+    assert groups.split_by_rank(others) == others
     stepped = m.Stepped(id=0, node="lone", step=1, worker="t0")
     assert groups.answers(stepped) == ([stepped], [])
     message, _ = assignment([1, 2])
-    assert ranks(1).told([message]) == [message]
+    assert ranks(1).split_by_rank([message]) == [message]
 
 
 @pytest.mark.parametrize("how", ["released", "lost"])

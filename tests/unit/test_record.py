@@ -31,7 +31,7 @@ from engine.keep.record.place import (
     row_files,
 )
 from engine.keep.record.recorder import RowRecorder
-from engine.keep.record.stored_assignments import Told
+from engine.keep.record.stored_assignments import TaskHistory
 from engine.keep.record.stored_rows import StoredRows, cut_after, read_file, recorded_batch
 from engine.protocol import messages as m
 from engine.protocol.events import EventHeard, InstructionTold, WritingBegan
@@ -116,8 +116,8 @@ def place(tmp_path: Path) -> RecordPlace:
     return RecordPlace(folder=tmp_path, nodes=("made",), life=begin_life(tmp_path))
 
 
-def told_in(place: RecordPlace, until: int | None = None) -> Told:
-    return Told.read(place.folder, PLAN, until)
+def told_in(place: RecordPlace, until: int | None = None) -> TaskHistory:
+    return TaskHistory.read(place.folder, PLAN, until)
 
 
 def found_in(place: RecordPlace, *positions: int) -> pa.Table:

@@ -33,11 +33,11 @@ def worker_lost(worker: str, epoch: int = 0, error: str = "killed") -> m.WorkerL
 
 def test_a_death_counts_once_and_opens_the_next_epoch() -> None:
     recovery = Recovery(["w"])
-    assert recovery.lost(worker_lost("w"))
-    assert not recovery.lost(worker_lost("w"))
+    assert recovery.note_lost(worker_lost("w"))
+    assert not recovery.note_lost(worker_lost("w"))
     assert not recovery.there("w")
-    assert not recovery.opened(m.WorkerOpened(worker="w", epoch=0))
-    assert recovery.opened(m.WorkerOpened(worker="w", epoch=1))
+    assert not recovery.note_opened(m.WorkerOpened(worker="w", epoch=0))
+    assert recovery.note_opened(m.WorkerOpened(worker="w", epoch=1))
     assert recovery.there("w")
     stale = m.From(worker="w", epoch=0, number=0, event=worker_lost("w"))
     assert list(recovery.in_order(stale)) == []
@@ -46,12 +46,12 @@ def test_a_death_counts_once_and_opens_the_next_epoch() -> None:
 def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_told() -> None:
     recovery = Recovery(["w"])
     for epoch in range(DEATHS - 1):
-        recovery.lost(worker_lost("w", epoch, f"death {epoch}"))
+        recovery.note_lost(worker_lost("w", epoch, f"death {epoch}"))
     assert not recovery.hopeless("w")
-    recovery.finished("w")
+    recovery.note_finished("w")
     for epoch in range(DEATHS - 1, 2 * DEATHS - 1):
         assert not recovery.hopeless("w")
-        recovery.lost(worker_lost("w", epoch, f"death {epoch}"))
+        recovery.note_lost(worker_lost("w", epoch, f"death {epoch}"))
     assert f"The first time: death {DEATHS - 1}" in recovery.hopeless("w")
 
 
@@ -59,8 +59,8 @@ def test_deaths_in_steps_far_apart_do_not_count_together() -> None:
     recovery = Recovery(["w", "v"])
     for epoch in range(2 * DEATHS):
         for worker in ("w", "v"):
-            recovery.lost(worker_lost(worker, epoch))
-        recovery.opened(m.WorkerOpened(worker="w", epoch=epoch + 1))
+            recovery.note_lost(worker_lost(worker, epoch))
+        recovery.note_opened(m.WorkerOpened(worker="w", epoch=epoch + 1))
         recovery.step_ended()
         assert not recovery.hopeless("w")
         assert bool(recovery.hopeless("v")) is (epoch + 1 >= DEATHS)
@@ -330,7 +330,7 @@ def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
     keys = Keys.of([0, 1])
     versions = {"prompts": NO_VERSION, "rollout": 0, "score": NO_VERSION}
     for number, (name, version) in enumerate(versions.items()):
-        table.produced(name, ref(keys, number, version, worker=name))
+        table.add_rows(name, ref(keys, number, version, worker=name))
         table.pump()
     assert table.prompts.count[FINISHED] == 2
 

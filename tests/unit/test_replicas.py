@@ -38,7 +38,7 @@ class ByHand:
         self.replicas.passes(self.now)
         ended, begun = self.replicas.moves(self.busy.__contains__, self.keeps.__contains__)
         for worker in begun:
-            self.replicas.opened(worker)
+            self.replicas.note_opened(worker)
         return ended, begun
 
     def scale(self, count: int, *, after: float = 0.0) -> Moves:
@@ -140,13 +140,13 @@ def test_all_machines_go_and_nothing_is_left_but_their_places() -> None:
 
 def test_a_death_begins_again_unless_it_was_leaving() -> None:
     by_hand = ByHand()
-    assert not by_hand.replicas.lost("a")
+    assert not by_hand.replicas.note_lost("a")
     assert "a: is to join" in str(by_hand.replicas.waiting())
-    by_hand.replicas.opened("a")
+    by_hand.replicas.note_opened("a")
     by_hand.busy = {"b"}
     by_hand.leave("b")
     by_hand.moves()
-    assert by_hand.replicas.lost("b")
+    assert by_hand.replicas.note_lost("b")
     assert by_hand.moves() == NOBODY
     assert by_hand.there == 2
 
@@ -155,11 +155,11 @@ def test_of_those_that_die_again_and_again_only_the_ones_there_have_to_be_end_a_
     by_hand = ByHand()
     by_hand.scale(4)
     for worker, most in (("d", 3), ("a", 2), ("c", None), ("b", None)):
-        assert not by_hand.replicas.lost(worker)
+        assert not by_hand.replicas.note_lost(worker)
         assert by_hand.replicas.give_up(worker) == most
     assert by_hand.scale(4) == NOBODY
     for worker in ("b", "c"):
-        by_hand.replicas.opened(worker)
+        by_hand.replicas.note_opened(worker)
     assert by_hand.there == 2
     assert by_hand.replicas.give_up("data") is None
 
@@ -175,7 +175,7 @@ def test_too_many_are_waited_for_before_those_that_are_there_leave() -> None:
     replicas = Replicas(plan(), Settings())
     replicas.scale("score", 4)
     assert replicas.moves(lambda _: False, lambda _: False) == ([], ["c", "d"])
-    replicas.opened("c")
+    replicas.note_opened("c")
     replicas.scale("score", 3)
     assert replicas.moves(lambda _: False, lambda _: False) == (["d"], [])
 

@@ -251,7 +251,7 @@ def test_asking_whether_a_folder_is_held_keeps_no_run_out(
     ended: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Someone shares the lock just as a run wants it, and lets it go again."""
-    asker, taken = os.open(ended / LOCK, os.O_RDONLY), runfolder._taken
+    asker, taken = os.open(ended / LOCK, os.O_RDONLY), runfolder._try_lock
     fcntl.flock(asker, fcntl.LOCK_SH)
     tried = []
 
@@ -262,7 +262,7 @@ def test_asking_whether_a_folder_is_held_keeps_no_run_out(
             fcntl.flock(asker, fcntl.LOCK_UN)
         return found
 
-    monkeypatch.setattr(runfolder, "_taken", let_go_after)
+    monkeypatch.setattr(runfolder, "_try_lock", let_go_after)
     RunFolder.open_existing(ended).close()
     os.close(asker)
     assert tried == [fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_EX]

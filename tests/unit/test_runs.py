@@ -13,7 +13,7 @@ import pytest
 
 from dataflow.errors import RunError, StorageError
 from engine.cli import main
-from engine.cli.runs import listed
+from engine.cli.runs import list_runs
 from engine.keep.end_record import EndRecord, RunEnd, end_of
 from engine.keep.reader.run_summary import (
     NO_WORD,
@@ -190,7 +190,7 @@ and nothing in it says how the run ended
 
 @pytest.mark.parametrize("wide, golden", [(100, WIDE), (50, NARROW)])
 def test_the_list(wide: int, golden: str) -> None:
-    shown = "\n".join(listed(RUNS, now=NOW, wide=wide)) + "\n"
+    shown = "\n".join(list_runs(RUNS, now=NOW, wide=wide)) + "\n"
     assert shown == golden
     assert max(map(len, shown.splitlines())) <= wide
 

@@ -19,7 +19,7 @@ from dataflow.errors import DataError, Fault, GraphError, RunError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.safe_text import printable, shown_bytes, shown_number
-from engine.cli.peek import shown
+from engine.cli.peek import describe_rows
 from engine.cli.screen import say
 from engine.keep.worker_logs import log_to_file
 from engine.session.progress import Progress
@@ -122,7 +122,7 @@ def test_differences_errors_and_rows_are_escaped() -> None:
     assert "\n" in str(DataError("line\nline"))
     text = HOSTILE.replace("\ud800", "")
     table = pa.table({f"c{text}": [text, "a\nb"], "many": [[text], ["x"]]})
-    assert not any(_RAW.search(line) or "\n" in line for line in shown(table))
+    assert not any(_RAW.search(line) or "\n" in line for line in describe_rows(table))
 
 
 def test_the_screen_the_log_and_the_progress_are_escaped(

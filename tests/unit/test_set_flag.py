@@ -15,7 +15,7 @@ import pytest
 from dataflow.graph import Graph
 from dataflow.snapshot import to_json
 from engine.cli import main
-from engine.cli.owners import owners
+from engine.cli.owners import find_owners
 from engine.cli.set_flag import nodes_page
 from engine.cli.target import Target, load_target
 from graphs.dapo import dapo
@@ -186,7 +186,7 @@ def owned(name: str, **changes: Any) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(algorithms, "function_of", lambda name: kept)
         made = algorithms.small(name, folder, **changes)
-    return owners(Target(text=name, function=function), given, made)
+    return find_owners(Target(text=name, function=function), given, made)
 
 
 @pytest.mark.long
@@ -223,7 +223,7 @@ def test_what_runs_is_the_edited_graph(
 def test_the_help_page_of_a_shipped_graph_lists_its_nodes() -> None:
     given = {"base": "models/base", "data": "train.jsonl", "reward_fn": exact}
     target = Target(text="graphs.dapo:dapo", function=dapo)
-    require_golden("cli/dapo_nodes.txt", nodes_page(target, given, target.graph(**given)) + "\n")
+    require_golden("cli/dapo_nodes.txt", nodes_page(target, given, target.graph(given)) + "\n")
 
 
 def test_help_without_the_required_flags_says_how_to_see_the_nodes(command: Command) -> None:

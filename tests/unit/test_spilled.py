@@ -31,7 +31,7 @@ def test_a_worker_spills_until_it_says_that_it_does_not_or_is_gone() -> None:
     assert hear(5, 0, "v")
     assert hear(0, 1)
     assert hear(7, 1)  # once more, and wrong
-    workers.lost(WorkerLost(worker="v", epoch=0, error="killed"))
+    workers.note_lost(WorkerLost(worker="v", epoch=0, error="killed"))
     assert not workers.spilling
     assert not hear(3, 1, "v")  # from beyond the grave
 

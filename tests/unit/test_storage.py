@@ -77,7 +77,7 @@ def _table() -> pa.Table:
 
 def _metrics(folder: Path, change: Callable[[JsonLines], None]) -> None:
     lines = JsonLines()
-    lines.open(RunFolder.seen(folder), {})
+    lines.open(RunFolder.open_remote(folder), {})
     with _closed(lines):
         change(lines)
 
@@ -108,7 +108,7 @@ def _tokenizer(folder: Path) -> None:
 
 WRITERS = {
     "run folder": lambda f: RunFolder.create("new", f).close(),
-    "record": lambda f: RunFolder.seen(f).write_text("graph.json", "new"),
+    "record": lambda f: RunFolder.open_remote(f).write_text("graph.json", "new"),
     "samples": lambda f: SampleWriter(f).write(1, _table()),
     "metrics": lambda f: _metrics(f, lambda lines: lines.write(2, {"a": 2.0})),
     "amended metrics": lambda f: _metrics(f, lambda lines: lines.amend(1, {"b": 2.0})),
@@ -259,7 +259,7 @@ def test_a_view_that_cannot_be_written_is_said_once_and_left_out(
     sink = Mock(spec=["open", "write", "close"])
     sink.write.side_effect = error
     view = View("tensorboard", sink)
-    view.open(RunFolder.seen(tmp_path), {})
+    view.open(RunFolder.open_remote(tmp_path), {})
     view.take(StepEnded(step=1, metrics={}))
     view.take(StepEnded(step=2, metrics={}))
     view.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dataflow.batch import Batch
-from engine.session.learning import TrainedModel, standstills
+from engine.session.learning import TrainedModel, find_standstills
 from operators.kernels.torch.weight_sample import MOST, WeightSample
 from operators.optimizers import AdamW
 from tests.kit.rows import random_rows, with_tokens
@@ -41,7 +41,7 @@ def test_updates_that_float32_rounds_away_are_told(
     assert distance(weights_of(kernel), before) == 0.0
     assert (metrics["optim/updates"], metrics["optim/changed"]) == (2.0, 0.0)
     assert metrics["optim/grad_norm"] > 0.0
-    standstill = standstills((POLICY,), metrics, 1, None)["policy"]
+    standstill = find_standstills((POLICY,), metrics, 1, None)["policy"]
     assert standstill is not None
     assert "its updates changed none of the weights that were compared" in standstill.cause
 
@@ -52,7 +52,7 @@ def test_small_updates_are_no_standstill(base: str, rows: Batch, dtype: str) -> 
     kernel = opened(base, PG, dtype=dtype, lr=1e-6)
     metrics = kernel.step(with_advantage(rows))
     assert 0.9 < metrics["optim/changed"] <= 1.0
-    assert standstills((POLICY,), metrics, 1, None) == {"policy": None}
+    assert find_standstills((POLICY,), metrics, 1, None) == {"policy": None}
 
 
 def test_a_rate_that_moves_only_the_least_weights_moves_a_small_share(

@@ -42,7 +42,7 @@ class BestVersions:
         """Keep this version, which `save` writes, if it is among the best. Raises StorageError."""
         if name not in self._keep or not math.isfinite(score):
             return False
-        others = [version for version in self._ranked(name) if version[1] != step]
+        others = [version for version in self._rank(name) if version[1] != step]
         if sum(version <= (-score, step) for version in others) >= self._keep[name]:
             return False
         final = self._folders[name] / f"step_{step}"
@@ -67,7 +67,7 @@ class BestVersions:
     def prune(self) -> None:
         """Delete displaced versions, once a checkpoint is on disk or the run is over."""
         for name, keep in self._keep.items():
-            for _, step in self._ranked(name)[keep:]:
+            for _, step in self._rank(name)[keep:]:
                 delete_folder(self._folders[name] / f"step_{step}")
 
     def truncate_after(self, step: int) -> None:
@@ -75,7 +75,7 @@ class BestVersions:
         for name, folder in self._folders.items():
             for torn in folder.glob(".tmp-*"):
                 shutil.rmtree(torn)
-            for _, version in self._ranked(name):
+            for _, version in self._rank(name):
                 if version > step:
                     delete_folder(folder / f"step_{version}")
 
@@ -83,11 +83,11 @@ class BestVersions:
         """The kept directories by evaluate node, the best first."""
         paths = {}
         for name, folder in self._folders.items():
-            best = self._ranked(name)[: self._keep[name]]
+            best = self._rank(name)[: self._keep[name]]
             paths[name] = tuple(folder / f"step_{step}" for _, step in best)
         return paths
 
-    def _ranked(self, name: str) -> list[tuple[float, int]]:
+    def _rank(self, name: str) -> list[tuple[float, int]]:
         """(-score, step), the best first."""
         folder = self._folders[name]
         if folder.is_dir():

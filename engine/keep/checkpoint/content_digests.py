@@ -136,7 +136,7 @@ def code_digest(text: str) -> str:
 
 def _code(text: str) -> str:
     try:
-        comments, string_lines = _marked(text)
+        comments, string_lines = _find_marks(text)
     except (tokenize.TokenError, SyntaxError):
         return text
     lines = text.splitlines()
@@ -147,7 +147,7 @@ def _code(text: str) -> str:
     return "\n".join(line for n, line in kept_lines if line or n in string_lines)
 
 
-def _marked(text: str) -> tuple[list[tuple[int, int]], set[int]]:
+def _find_marks(text: str) -> tuple[list[tuple[int, int]], set[int]]:
     """(line, column) of each comment; the lines that end in a string, where spaces count."""
     comments: list[tuple[int, int]] = []
     within: set[int] = set()

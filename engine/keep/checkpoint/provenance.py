@@ -75,11 +75,11 @@ class ProvenanceDifference:
             place = ""
         change = f"{_short(self.old)} -> {_short(self.new)}"
         if self.old.startswith(CONTENT) and self.new.startswith(CONTENT):
-            change = f"its content changed{_listed(self.parts)}"
+            change = f"its content changed{_list_parts(self.parts)}"
         return f"{self.where}: {as_set(self.what)}{place}: {change}"
 
 
-def _listed(parts: Sequence[str]) -> str:
+def _list_parts(parts: Sequence[str]) -> str:
     if len(parts) > _NAMED:
         more = f" and {len(parts) - _NAMED} more"
     else:
@@ -102,7 +102,7 @@ class AcceptedChange:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenanceRecord:
-    """In a cut: what the run is made of now, and earlier changes."""
+    """What a cut says of its run: what it is made of now, and earlier changes."""
 
     made_of: Provenance
     changes: tuple[AcceptedChange, ...] = ()
@@ -130,8 +130,10 @@ def provenance(graph: AnyGraph, *, script: str = "") -> Provenance:
             models[numbered_name(number, name)] = values
         sources |= phase_record.sources
         trains += [numbered_name(number, name) for name in phase_record.trains]
-        places |= {_numbered(name, number): place for name, place in phase_record.places.items()}
-        parts |= {_numbered(name, number): part for name, part in phase_record.parts.items()}
+        for name, place in phase_record.places.items():
+            places[_number_phase(name, number)] = place
+        for name, part in phase_record.parts.items():
+            parts[_number_phase(name, number)] = part
     version = _version()
     return Provenance(
         nodes=nodes,
@@ -150,7 +152,7 @@ def _version() -> str:
     return metadata.version("dataflow-rl")
 
 
-def _numbered(name: str, phase: int) -> str:
+def _number_phase(name: str, phase: int) -> str:
     """`node 2/rollout data` for `node rollout data`; of a source file, the name alone."""
     if not phase:
         return name
@@ -173,7 +175,7 @@ def _of_graph(graph: Graph, script: str) -> Provenance:
     models = [state for state in graph.states if isinstance(state, Model)]
     nodes = {node.name: _node(node, files) for node in graph.nodes}
     if script:
-        nodes = {name: _renamed(values, script) for name, values in nodes.items()}
+        nodes = {name: _rename_values(values, script) for name, values in nodes.items()}
     return Provenance(
         nodes=nodes,
         models={model.name: _model(model, files) for model in models},
@@ -185,7 +187,7 @@ def _of_graph(graph: Graph, script: str) -> Provenance:
     )
 
 
-def _renamed(values: Mapping[str, str], script: str) -> dict[str, str]:
+def _rename_values(values: Mapping[str, str], script: str) -> dict[str, str]:
     return {key: text.replace(f"{MAIN}:", f"{script}:") for key, text in values.items()}
 
 

@@ -47,7 +47,7 @@ def sources_of(graph: Graph, files: Files, script: str) -> dict[str, str]:
     for name, module in _with_imports(modules).items():
         path = Path(module.__file__ or "")
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        digests[name] = files.content(f"source {name}", path.name, code_content(_imported(text)))
+        digests[name] = files.content(f"source {name}", path.name, code_content(_cut_main(text)))
     return dict(sorted(digests.items()))
 
 
@@ -66,7 +66,7 @@ def _modules_of(graph: Graph) -> dict[str, ModuleType]:
     return modules
 
 
-def _imported(text: str) -> str:
+def _cut_main(text: str) -> str:
     """A source without what an import of it leaves out: `if __name__ == "__main__":`."""
     left_out: set[int] = set()
     for line_numbers in guards(text):
@@ -137,7 +137,7 @@ def _stands_alone(definition: Any, module: ModuleType | None) -> bool:
 
 
 def _source(definition: Any) -> str:
-    """Its source; empty if unknown, which is not compared."""
+    """Read a module's source; empty if unknown, which is not compared."""
     try:
         return inspect.getsource(definition)
     except (OSError, TypeError):
@@ -145,7 +145,7 @@ def _source(definition: Any) -> str:
 
 
 def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    """These modules, and the user's modules that they import, or import something from."""
+    """Add to these modules the user's modules that they import, or import something from."""
     modules_by_name, waiting = dict(modules), list(modules.values())
     while waiting:
         importer = waiting.pop()

@@ -43,7 +43,7 @@ class Queued:
 
 @dataclass(slots=True)
 class ReplicaSeconds:
-    """Of one replica in a stretch."""
+    """Where the seconds of one replica went in a stretch."""
 
     busy: float = 0.0
     for_turn: float = 0.0
@@ -51,8 +51,8 @@ class ReplicaSeconds:
     blames: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
-    def told(self) -> float:
-        """With a task."""
+    def with_task(self) -> float:
+        """Seconds with a task."""
         return self.busy + self.for_turn + self.for_weights
 
 
@@ -67,8 +67,8 @@ class Running:
 
 
 class Activity:
-    """Of one attempt. Times are of the run's clock. One that goes back, as another thread has read
-    the clock meanwhile, counts as the last one.
+    """What each Worker is doing in one attempt. Times are of the run's clock. One that goes back,
+    as another thread has read the clock meanwhile, counts as the last one.
     """
 
     def __init__(self, plan: Plan, now: float) -> None:
@@ -90,9 +90,9 @@ class Activity:
 
     # --- what is heard ----------------------------------------------------------------------------
 
-    def told(self, task: m.Task, now: float) -> None:
-        """A Worker has one more task."""
-        queued, worker = _queued(task), task.worker
+    def add_task(self, task: m.Task, now: float) -> None:
+        """Add a task to a Worker's queue."""
+        queued, worker = _queue_entry(task), task.worker
         self._accrue(worker, now)
         queue = self._queues.setdefault(worker, [])
         at = len(queue)
@@ -102,8 +102,10 @@ class Activity:
         self._where.setdefault(task.id, []).append(worker)
         self._look(worker, now)
 
-    def ended(self, task: int, worker: str, now: float) -> None:
-        """A Worker has answered; `worker` may be empty where only one has the task."""
+    def end_task(self, task: int, worker: str, now: float) -> None:
+        """Take a task out of the queue of the Worker that has answered. worker: may be empty where
+        only one has the task.
+        """
         where = self._where.get(task, [])
         workers = [worker] if worker else list(where)
         for name in workers:
@@ -120,8 +122,8 @@ class Activity:
         """The Workers that have a task."""
         return tuple(self._where.get(task, ()))
 
-    def lost(self, worker: str, now: float) -> None:
-        """A Worker is gone, with all that it was told."""
+    def forget_worker(self, worker: str, now: float) -> None:
+        """Forget a Worker that is gone, with all that it was told."""
         self._accrue(worker, now)
         for queued in self._queues[worker]:
             where = self._where.get(queued.id, [])
@@ -216,7 +218,7 @@ class Activity:
         return Running(tuple(in_order), tuple(alone))
 
 
-def _queued(task: m.Task) -> Queued:
+def _queue_entry(task: m.Task) -> Queued:
     match task:
         case m.Load():
             loads = task.leader or task.writer

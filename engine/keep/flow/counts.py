@@ -13,7 +13,9 @@ from engine.protocol import messages as m
 
 
 class StretchCounts:
-    """By (node, Worker), by edge, by weight edge, or by `node@worker`."""
+    """The counters of one stretch: by (node, Worker), by edge, by weight edge, or by
+    `node@worker`.
+    """
 
     def __init__(self) -> None:
         self.rows: Counter[tuple[str, str]] = Counter()

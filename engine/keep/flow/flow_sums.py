@@ -31,16 +31,16 @@ def sum_flows(flows: Iterable[Flow]) -> Flow:
         last,
         start=last.end - sum(flow.end - flow.start for flow in last_phase),
         nodes=_nodes(last_phase),
-        edges=_merged([flow.edges for flow in last_phase], _edges),
-        weights=_merged([flow.weights for flow in last_phase], _weights),
-        cuts=_merged([flow.cuts for flow in last_phase], _cuts),
-        workers=_merged([flow.workers for flow in last_phase], lambda many: many[-1]),
+        edges=_merge_all([flow.edges for flow in last_phase], _edges),
+        weights=_merge_all([flow.weights for flow in last_phase], _weights),
+        cuts=_merge_all([flow.cuts for flow in last_phase], _cuts),
+        workers=_merge_all([flow.workers for flow in last_phase], lambda many: many[-1]),
     )
 
 
 def _nodes(flows: list[Flow]) -> dict[str, ReplicaFlow]:
     """A replica was idle in the stretches in which it was not there."""
-    merged = _merged([flow.nodes for flow in flows], _replicas)
+    merged = _merge_all([flow.nodes for flow in flows], _replicas)
     for name, replica in merged.items():
         away = sum(flow.end - flow.start for flow in flows if name not in flow.nodes)
         if away > 0:
@@ -51,7 +51,7 @@ def _nodes(flows: list[Flow]) -> dict[str, ReplicaFlow]:
 T = TypeVar("T")
 
 
-def _merged(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
+def _merge_all(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
     by_key: dict[str, list[T]] = defaultdict(list)
     for part in parts:
         for key, part_flow in part.items():
@@ -59,7 +59,7 @@ def _merged(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
     return {key: merge(many) for key, many in by_key.items()}
 
 
-def _summed(many: list[Any], *names: str) -> dict[str, Any]:
+def _sum_fields(many: list[Any], *names: str) -> dict[str, Any]:
     sums: dict[str, Any] = {}
     for name in names:
         sums[name] = sum(getattr(each, name) for each in many)
@@ -75,16 +75,16 @@ def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:
         many[-1],
         blames=dict(blames),
         device_peak=max(replica.device_peak for replica in many),
-        **_summed(many, *states, "chunks", "rows", "tokens"),
+        **_sum_fields(many, *states, "chunks", "rows", "tokens"),
     )
 
 
 def _edges(many: list[EdgeFlow]) -> EdgeFlow:
-    return msgspec.structs.replace(many[-1], **_summed(many, "rows", "bytes"))
+    return msgspec.structs.replace(many[-1], **_sum_fields(many, "rows", "bytes"))
 
 
 def _weights(many: list[WeightFlow]) -> WeightFlow:
-    return msgspec.structs.replace(many[-1], **_summed(many, "loads", "seconds", "bytes"))
+    return msgspec.structs.replace(many[-1], **_sum_fields(many, "loads", "seconds", "bytes"))
 
 
 def _cuts(many: list[CutFlow]) -> CutFlow:

@@ -107,7 +107,7 @@ class FlowFold:
         """Whether the loop waits for files; nothing says so where there were none to write."""
         self._versions: dict[tuple[str, str], int] = {}
         self._bytes_a_row = {
-            f"{edge.producer}->{edge.consumer}": _planned(plan, edge.producer, edge.bytes)
+            f"{edge.producer}->{edge.consumer}": _row_bytes(plan, edge.producer, edge.bytes)
             for edge in plan.edges
         }
 
@@ -188,7 +188,7 @@ class FlowFold:
     def _take_instruction(self, instruction: m.Instruction, now: float) -> None:
         match instruction:
             case m.Release(worker=worker, blocks=blocks):
-                self._edges.released([(worker, block) for block in blocks])
+                self._edges.release_blocks([(worker, block) for block in blocks])
                 return
             case m.Retire(workers=workers):
                 for worker in workers:
@@ -199,20 +199,20 @@ class FlowFold:
                 self._close_step(self._plan.first + step, now)
                 return
             case m.Load():
-                self._weights.told(instruction, now)
+                self._weights.begin_load(instruction, now)
             case m.TrainStep():
-                lags, tokens = self._edges.trained(instruction)
+                lags, tokens = self._edges.measure_training(instruction)
                 self._made.train(instruction, lags, tokens)
-                self._edges.taken(instruction.node, instruction.inputs)
+                self._edges.take_rows(instruction.node, instruction.inputs)
             case m.RunChunk() | m.Evaluate():
-                self._edges.taken(instruction.node, instruction.inputs)
+                self._edges.take_rows(instruction.node, instruction.inputs)
         if isinstance(instruction, m.Task):
-            self._active(now).told(instruction, now)
+            self._active(now).add_task(instruction, now)
 
     def _take_heard(self, event: m.Event, now: float) -> None:
         match event:
             case m.Produced(node=node, ref=ref):
-                self._edges.produced(node, ref, now)
+                self._edges.add_rows(node, ref, now)
                 tokens = int(ref.lengths.sum())
                 self._made.rows_of(node, ref.worker, len(ref.keys), tokens)
             case m.Tombstoned():
@@ -227,7 +227,7 @@ class FlowFold:
     def _take_answer(self, event: m.TaskEnd, now: float) -> None:
         match event:
             case m.Loaded():
-                load = self._weights.loaded(event, now)
+                load = self._weights.end_load(event, now)
                 if load is not None:
                     self._versions[load.reader, load.worker] = load.version
             case m.Stepped(node=node, worker=worker, step=step):
@@ -236,13 +236,13 @@ class FlowFold:
             case m.ChunkDone(id=task, node=node) | m.Evaluated(id=task, node=node):
                 for worker in self._active(now).where(task):
                     self._made.chunks[node, worker] += 1
-        self._active(now).ended(event.id, getattr(event, "worker", ""), now)
+        self._active(now).end_task(event.id, getattr(event, "worker", ""), now)
 
     def _end(self, worker: str, now: float) -> None:
         """A Worker is gone, with what it was told and kept."""
-        self._active(now).lost(worker, now)
-        self._edges.lost(worker)
-        self._weights.lost(worker)
+        self._active(now).forget_worker(worker, now)
+        self._edges.forget_worker(worker)
+        self._weights.forget_worker(worker)
 
     def _lose(self, worker: str, error: str, now: float) -> None:
         self._end(worker, now)
@@ -322,20 +322,20 @@ class FlowFold:
         for node in self._plan.nodes:
             for worker in node.workers:
                 spent = seconds.get((node.name, worker), nothing)
-                if worker in self._away and not spent.told:
+                if worker in self._away and not spent.with_task:
                     continue
-                waits = self._reasons.without_task(node.name, states, length - spent.told)
+                waits = self._reasons.without_task(node.name, states, length - spent.with_task)
                 blames = _add_up(spent.blames, waits.blames)
                 counts = self._made
                 flows[f"{node.name}@{worker}"] = ReplicaFlow(
-                    busy=_rounded(spent.busy),
-                    for_turn=_rounded(spent.for_turn),
-                    for_weights=_rounded(spent.for_weights),
-                    for_rows=_rounded(waits.kinds["for_rows"]),
-                    for_room=_rounded(waits.kinds["for_room"]),
-                    idle=_rounded(waits.kinds["idle"]),
+                    busy=_round(spent.busy),
+                    for_turn=_round(spent.for_turn),
+                    for_weights=_round(spent.for_weights),
+                    for_rows=_round(waits.kinds["for_rows"]),
+                    for_room=_round(waits.kinds["for_room"]),
+                    idle=_round(waits.kinds["idle"]),
                     blames={
-                        name: _rounded(blamed_seconds)
+                        name: _round(blamed_seconds)
                         for name, blamed_seconds in blames.items()
                         if name
                     },
@@ -364,7 +364,7 @@ class FlowFold:
             bytes=taken,
             waiting_rows=edge.waiting,
             waiting_bytes=waiting,
-            age=_rounded(age),
+            age=_round(age),
         )
 
     def _weight_flows(self) -> dict[str, WeightFlow]:
@@ -376,7 +376,7 @@ class FlowFold:
                 offered=offered.get(model, 0),
                 loaded=reader.loaded,
                 loads=reader.loads,
-                seconds=_rounded(reader.seconds),
+                seconds=_round(reader.seconds),
                 bytes=int(self._made.weights[name]),
             )
         return flows
@@ -413,7 +413,7 @@ class FlowFold:
             flows[worker] = WorkerFlow(
                 doing=does.node,
                 what=does.what if does.node else "",
-                doing_for=_rounded(max(0.0, seconds)),
+                doing_for=_round(max(0.0, seconds)),
                 **self._memory[worker],
             )
         return flows
@@ -431,7 +431,7 @@ class FlowFold:
             self._writer.step(record)
 
 
-def _planned(plan: Plan, producer: str, nbytes: int) -> float:
+def _row_bytes(plan: Plan, producer: str, nbytes: int) -> float:
     """Bytes a row of an edge, by the plan."""
     node = plan.node(producer)
     batch = next((s.batch for s in plan.sources if s.name == node.source), 0)
@@ -444,6 +444,6 @@ def _add_up(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
     return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
 
 
-def _rounded(seconds: float) -> float:
-    """To the microsecond: further digits say nothing, and take room."""
+def _round(seconds: float) -> float:
+    """Round to the microsecond: further digits say nothing, and take room."""
     return round(seconds, 6)

@@ -40,7 +40,7 @@ class _KeptBlock:
 
 @dataclass(slots=True)
 class EdgeRows:
-    """Of one edge. rows: taken in this stretch; the others are of this moment."""
+    """The rows of one edge. rows: taken in this stretch; the others are of this moment."""
 
     rows: int = 0
     waiting: int = 0
@@ -71,16 +71,16 @@ class EdgeQueues:
                 self._readers[fetch.producer].append(node)
             self._ratio[fetch.producer, node] = max(1, fetch.ratio)
 
-    def produced(self, node: str, ref: Ref, now: float) -> None:
-        """Rows are there."""
+    def add_rows(self, node: str, ref: Ref, now: float) -> None:
+        """Add rows that wait for all readers of their node."""
         rows = len(ref.keys)
         left = dict.fromkeys(self._readers.get(node, ()), rows)
         self._blocks[ref.worker, ref.block] = _KeptBlock(ref=ref, node=node, since=now, left=left)
         for reader in left:
             self.edges[f"{node}->{reader}"].waiting += rows
 
-    def taken(self, node: str, inputs: Mapping[str, tuple[Gather, ...]]) -> None:
-        """A node takes rows."""
+    def take_rows(self, node: str, inputs: Mapping[str, tuple[Gather, ...]]) -> None:
+        """Count the rows that a node takes: they wait no more."""
         for gather in chain.from_iterable(inputs.values()):
             edge = self.edges.get(f"{gather.producer}->{node}")
             if edge is None:
@@ -101,17 +101,17 @@ class EdgeQueues:
         if not kept_block.left[node]:
             del kept_block.left[node]
 
-    def released(self, blocks: list[Block]) -> None:
-        """Nobody wants what is left of these."""
+    def release_blocks(self, blocks: list[Block]) -> None:
+        """Forget blocks of which nobody wants what is left."""
         for block in blocks:
             kept_block = self._blocks.pop(block, None)
             if kept_block is not None:
                 for reader, rows_left in kept_block.left.items():
                     self.edges[f"{kept_block.node}->{reader}"].waiting -= rows_left
 
-    def lost(self, worker: str) -> None:
-        """A Worker's blocks are gone."""
-        self.released([block for block in self._blocks if block[0] == worker])
+    def forget_worker(self, worker: str) -> None:
+        """Forget the blocks of a Worker that is gone."""
+        self.release_blocks([block for block in self._blocks if block[0] == worker])
 
     def ages(self, now: float) -> dict[str, float]:
         """Seconds since the oldest waiting row of each edge was made; 0 where none waits."""
@@ -132,7 +132,7 @@ class EdgeQueues:
             edge.rows = 0
         return figures
 
-    def trained(self, message: m.TrainStep) -> tuple[np.ndarray, int]:
+    def measure_training(self, message: m.TrainStep) -> tuple[np.ndarray, int]:
         """int64 [rows]: the lag of each row that a train node was given, without those that no
         trained Model has made; and the rows' tokens.
         """
@@ -183,15 +183,15 @@ class WeightQueues:
         """By Model, the newest version that a reader was told of."""
         self._under_way: dict[tuple[int, str], tuple[str, m.Load, float]] = {}
 
-    def told(self, load: m.Load, now: float) -> None:
-        """A reader is to load."""
+    def begin_load(self, load: m.Load, now: float) -> None:
+        """Note that a reader is to load."""
         name = f"{load.model}->{load.reader}@{load.worker}"
         self.offered[load.model] = max(self.offered.get(load.model, 0), load.version)
         self.readers.setdefault(name, ReaderWeights())
         self._under_way[load.id, load.worker] = name, load, now
 
-    def loaded(self, event: m.Loaded, now: float) -> m.Load | None:
-        """It has. Returns what it was told."""
+    def end_load(self, event: m.Loaded, now: float) -> m.Load | None:
+        """Note that it has loaded; returns what it was told."""
         name, load, since = self._under_way.pop((event.id, event.worker), ("", None, 0.0))
         if load is None:
             return None
@@ -201,8 +201,8 @@ class WeightQueues:
         reader.seconds += now - since
         return load
 
-    def lost(self, worker: str) -> None:
-        """A Worker is gone, with what it was told."""
+    def forget_worker(self, worker: str) -> None:
+        """Forget what a Worker that is gone was told."""
         for key in [key for key in self._under_way if key[1] == worker]:
             del self._under_way[key]
 

@@ -42,14 +42,14 @@ class Waits:
         self.blames: dict[str, float] = defaultdict(float)
 
     def add(self, reason: Reason, seconds: float) -> None:
-        """So many more."""
+        """Count so many seconds more."""
         self.kinds[reason.kind] += seconds
         for name in reason.blamed:
             self.blames[name] += seconds / len(reason.blamed)
 
 
 class Reasons:
-    """Of the nodes of a plan."""
+    """Finds why the nodes of a plan wait."""
 
     def __init__(self, plan: Plan) -> None:
         self._nodes = {node.name: node for node in plan.nodes}
@@ -92,14 +92,14 @@ class Reasons:
             return Reason("idle")
         nearest = self._nearest(node.name, active)
         if nearest:
-            return Reason("for_rows", _named(nearest, alone))
+            return Reason("for_rows", _name_nodes(nearest, alone))
         if not running.nodes:
             return Reason("idle")
         if node.region == "stream":
             kind = "for_room"
         else:
             kind = "for_rows"
-        return Reason(kind, _named(running.nodes, alone))
+        return Reason(kind, _name_nodes(running.nodes, alone))
 
     def _nearest(self, node: str, active: frozenset[str]) -> list[str]:
         """The first running nodes on the ways up."""
@@ -121,5 +121,5 @@ def _above(node: PlannedNode) -> tuple[str, ...]:
     return tuple(dict.fromkeys(above))
 
 
-def _named(nodes: Iterable[str], alone: Mapping[str, str]) -> tuple[str, ...]:
+def _name_nodes(nodes: Iterable[str], alone: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}@{alone[name]}" if name in alone else name for name in nodes)

@@ -89,7 +89,7 @@ def step_segments(folder: Path) -> list[Path]:
 
 
 def read_steps(folder: Path) -> Iterator[Record]:
-    """All records of Steps of an `events/` folder; none where there is no such folder."""
+    """Read all records of Steps of an `events/` folder; none where there is no such folder."""
     for path in step_segments(folder):
         for each in read_frames(path):
             yield each.record

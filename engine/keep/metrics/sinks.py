@@ -64,7 +64,7 @@ class JsonLines:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raises RunError where this or a later Step is there, StorageError for a full disk."""
-        file = self._opened()
+        file = self._require_open()
         if step <= self.last:
             problem = f"expected a Step after {self.last}, found {step}"
             fix = f"truncate_after({step - 1}) when a run goes back to a checkpoint"
@@ -76,7 +76,7 @@ class JsonLines:
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Add metrics to the last Step's line, whole or not at all; returns all of its metrics."""
-        file = self._opened()
+        file = self._require_open()
         with file.reader() as lines:
             *before, line = lines.readlines()
         merged = {**json.loads(line), **metrics}
@@ -93,13 +93,13 @@ class JsonLines:
 
     def sync(self) -> None:
         """Sync to the disk. Raises StorageError where that fails."""
-        file = self._opened()
+        file = self._require_open()
         with writing(f"the metrics up to step {self.last}", file.path):
             file.sync()
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later Steps, which a run that resumes at `step` makes again."""
-        with writing(f"the metrics up to step {step}", self._opened().path):
+        with writing(f"the metrics up to step {step}", self._require_open().path):
             self._cut_after(step)
 
     def close(self) -> None:
@@ -109,13 +109,13 @@ class JsonLines:
             with writing("the metrics", file.path), file:
                 file.sync()
 
-    def _opened(self) -> AppendLog:
+    def _require_open(self) -> AppendLog:
         assert self._file is not None, "the sink is not open"
         return self._file
 
     def _cut_after(self, step: int | None) -> None:
         """Drop a torn last line, and the lines of Steps after this one; None: of no Step."""
-        file = self._opened()
+        file = self._require_open()
         with file.reader() as lines:
             size, self.last = whole_until(require_rows(lines, file.path), step)
         file.cut(size)
@@ -183,7 +183,7 @@ class TensorBoard:
         self._add(0, [self._text("config", shown)])
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event with all scalars of the Step; on disk within 10 s, or at close."""
+        """Write one event with all scalars of the Step; on disk within 10 s, or at close."""
         assert self._writer is not None, "the sink is not open"
         if self._first:  # a session start tells TensorBoard to forget this Step and all later ones
             log = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -194,7 +194,7 @@ class TensorBoard:
         self._add(step, [make_value(tag=name, simple_value=metrics[name]) for name in names])
 
     def warn(self, step: int, rule: str, text: str) -> None:
-        """In TensorBoard's text view."""
+        """Write a warning to TensorBoard's text view."""
         self._add(step, [self._text(f"warning/{rule}", text)])
 
     def close(self) -> None:

@@ -71,11 +71,11 @@ class RunMetrics:
             case events.EventHeard():
                 self._accounts.add(self._chunks.hear(event.event), ())
             case events.WritingBegan():
-                self._accounts.writing(event.at)
+                self._accounts.begin_writing(event.at)
                 if isinstance(event.of, m.Checkpoint):  # which a resume cuts later lines off for
                     self._lines.sync()
             case events.WritingEnded():
-                self._accounts.written(event.end)
+                self._accounts.end_writing(event.end)
             case events.InstructionTold():
                 self._take_instruction(event.instruction, event.at)
 
@@ -139,12 +139,14 @@ class StepAccounts:
             if worker in self._busy:
                 self._busy[worker] += max(0.0, span.end - max(span.start, self._since))
 
-    def writing(self, now: float) -> None:
-        """The loop begins to wait for files."""
+    def begin_writing(self, now: float) -> None:
+        """Note that the loop begins to wait for files."""
         self._writing = (now, self._inside())
 
-    def written(self, now: float) -> None:
-        """The files are there. Time that a single Worker first spent in a kernel does not count."""
+    def end_writing(self, now: float) -> None:
+        """Count the wait for files, which are there now. Time that a single Worker first spent in
+        a kernel does not count.
+        """
         start, before = self._writing
         if self._several:
             kernels = 0.0
@@ -200,7 +202,7 @@ class StepAccounts:
         return rates
 
     def _trained_tokens(self) -> float | None:
-        """Of all train nodes; None where none has reported."""
+        """Add up the trained tokens of all train nodes; None where none has reported."""
         counts = [n for name, n in self._sums.items() if _TRAINED_TOKENS.fullmatch(name)]
         if counts:
             return sum(counts)

@@ -104,7 +104,7 @@ def _sum(values: list[float]) -> float:
 
 
 def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes:
-    """One strict JSON object and a newline: `step`, then metrics by name; null for nan and
+    """Write one strict JSON object and a newline: `step`, then metrics by name; null for nan and
     infinity.
 
     Logs the first non-finite value of each metric; `noted` remembers which were.

@@ -28,12 +28,13 @@ _HEAD = 256
 """Bytes at the beginning of a live file that are compared."""
 EVER = 2**62
 """A Step behind all Steps."""
+_MOST_MISHAPS = 200
 _AT_ONCE = 256
 """Flows that are summed at a time."""
 
 
 class FlowIndex:
-    """Of one run. Its methods may be called by several threads."""
+    """One run's records of flows. Its methods may be called by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -71,7 +72,7 @@ class FlowIndex:
                     yield record
 
     def newest(self, run: OpenFolder) -> Flow | None:
-        """That of the last Step; None without any."""
+        """Read the record of the last Step; None without any."""
         for name in reversed(self.refresh(run)):
             flows = [r for r in self.of_segment(run, name) if isinstance(r, Flow)]
             if flows:
@@ -79,7 +80,7 @@ class FlowIndex:
         return None
 
     def total(self, run: OpenFolder, first: int, last: int) -> Flow | None:
-        """One Flow for the Steps first..last; None where there are none."""
+        """Add up the Steps first..last to one Flow; None where there are none."""
         parts: list[Flow] = []
         names = self._overlapping(run, first, last)
         for at, name in enumerate(names):
@@ -92,20 +93,20 @@ class FlowIndex:
         return whole[0] if whole else None
 
     def of_segment(self, run: OpenFolder, name: str) -> Iterator[Record]:
-        """Its records, in order."""
+        """Read the records of a segment, in order."""
         with inside(run, EVENTS) as folder:
             if folder is not None:
                 yield from records(folder, name)
 
-    def mishaps(self, run: OpenFolder, most: int = 200) -> list[Lost | Tombstones]:
+    def mishaps(self, run: OpenFolder) -> list[Lost | Tombstones]:
         """The newest losses of Workers and rows, the newest first; of the last segments alone."""
         mishaps: list[Lost | Tombstones] = []
         for name in reversed(self.refresh(run)[-8:]):
             of = [r for r in self.of_segment(run, name) if isinstance(r, Lost | Tombstones)]
             mishaps += reversed(of)
-            if len(mishaps) >= most:
+            if len(mishaps) >= _MOST_MISHAPS:
                 break
-        return mishaps[:most]
+        return mishaps[:_MOST_MISHAPS]
 
     def _whole(self, run: OpenFolder, name: str) -> list[Flow]:
         """The sum of a segment that lies within the Steps that are asked for."""
@@ -177,7 +178,7 @@ class LiveTail:
         if known is None or begins != began or mark.size < known.size:
             offset = 0
         walls = {flow.wall for flow in self._flows}
-        for record, end in _framed(folder, name, offset):
+        for record, end in _read_frames(folder, name, offset):
             offset = end
             if isinstance(record, Flow) and record.wall not in walls:
                 self._flows.append(record)
@@ -195,10 +196,10 @@ def _beginning(folder: OpenFolder, name: str) -> bytes:
 
 def records(folder: OpenFolder, name: str) -> Iterator[Record]:
     """The whole records of a segment in an `events/` folder."""
-    return (record for record, _ in _framed(folder, name, 0))
+    return (record for record, _ in _read_frames(folder, name, 0))
 
 
-def _framed(folder: OpenFolder, name: str, offset: int) -> Iterator[tuple[Record, int]]:
+def _read_frames(folder: OpenFolder, name: str, offset: int) -> Iterator[tuple[Record, int]]:
     file = folder.open(name)  # which refuses all but a plain file of the folder's own
     if file is None:
         return

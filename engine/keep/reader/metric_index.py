@@ -60,7 +60,7 @@ class GrowingArray:
 
 
 class MetricIndex:
-    """Of one run's metrics.jsonl. Its methods may be called by several threads."""
+    """What is where in one run's metrics.jsonl. Its methods may be called by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -76,7 +76,7 @@ class MetricIndex:
 
     @property
     def names(self) -> list[str]:
-        """All metrics that some Step has, in order."""
+        """List all metrics that some Step has, in order."""
         return sorted(self._names)
 
     @property
@@ -232,7 +232,7 @@ def _values(decode: Callable[[bytes], Any], line: bytes, count: int) -> Sequence
 
 
 def ascending_rows(folder: OpenFolder) -> Iterator[dict[str, Any]]:
-    """All rows of a run's metrics in order, one at a time; lines that are none are left out."""
+    """Read all rows of a run's metrics in order, one at a time; other lines are left out."""
     file = folder.open(METRICS)
     if file is None:
         return

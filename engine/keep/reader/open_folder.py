@@ -75,9 +75,9 @@ class OpenFolder:
             return None
         except OSError as error:
             if error.errno not in _NOT_OURS:
-                raise NotServed(f"{self._told(name)}: {error.strerror}", 403) from error
+                raise NotServed(f"{self._shown_path(name)}: {error.strerror}", 403) from error
             raise NotServed(
-                f"{self._told(name)}: expected a folder of the run's own", 403
+                f"{self._shown_path(name)}: expected a folder of the run's own", 403
             ) from None
         return OpenFolder(descriptor, f"{self.name}/{name}", guarded=self._guarded)
 
@@ -91,9 +91,11 @@ class OpenFolder:
         except FileNotFoundError:
             return None
         except RunError:
-            raise NotServed(f"{self._told(name)}: expected a file of the run's own", 403) from None
+            raise NotServed(
+                f"{self._shown_path(name)}: expected a file of the run's own", 403
+            ) from None
         except OSError as error:
-            raise NotServed(f"{self._told(name)}: {error.strerror}", 403) from error
+            raise NotServed(f"{self._shown_path(name)}: {error.strerror}", 403) from error
 
     def read(self, name: str, most: int = LARGEST) -> bytes | None:
         """A file's content; None if there is none. Raises NotServed if it is larger than `most`."""
@@ -103,7 +105,7 @@ class OpenFolder:
         with file:
             content = file.read(most + 1)
         if len(content) > most:
-            raise NotServed(f"{self._told(name)}: larger than {most} bytes", 413)
+            raise NotServed(f"{self._shown_path(name)}: larger than {most} bytes", 413)
         return content
 
     def mark(self, name: str) -> FileMark | None:
@@ -131,7 +133,7 @@ class OpenFolder:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _told(self, name: str) -> str:
+    def _shown_path(self, name: str) -> str:
         return one_line(f"{self.name}/{name}")
 
 

@@ -41,7 +41,7 @@ class PlanLayout(msgspec.Struct, frozen=True):
 
 
 class PlanNode(msgspec.Struct, frozen=True):
-    """Of a node of plan.json what is shown."""
+    """What is shown of a node of plan.json."""
 
     name: str
     operator: str = ""
@@ -56,7 +56,7 @@ class PlanNode(msgspec.Struct, frozen=True):
 
 
 class PlanEdge(msgspec.Struct, frozen=True):
-    """Of a data edge."""
+    """What is shown of a data edge."""
 
     producer: str
     consumer: str
@@ -66,7 +66,7 @@ class PlanEdge(msgspec.Struct, frozen=True):
 
 
 class PlanModel(msgspec.Struct, frozen=True):
-    """Of a Model."""
+    """What is shown of a Model."""
 
     name: str
     base: str = ""
@@ -77,7 +77,7 @@ class PlanModel(msgspec.Struct, frozen=True):
 
 
 class PlanSource(msgspec.Struct, frozen=True):
-    """Of a source."""
+    """What is shown of a source."""
 
     name: str
     batch: int = 0
@@ -86,7 +86,7 @@ class PlanSource(msgspec.Struct, frozen=True):
 
 
 class PlanFile(msgspec.Struct, frozen=True):
-    """Of a plan.json, or of one phase in it."""
+    """What is shown of a plan.json, or of one phase in it."""
 
     graph: str = ""
     nodes: list[PlanNode] = []
@@ -102,7 +102,7 @@ class PlanFile(msgspec.Struct, frozen=True):
         return next((node for node in self.nodes if node.name == name), None)
 
     @property
-    def placed(self) -> Placed:
+    def placed_nodes(self) -> Placed:
         """Which node is on which Workers, for a drawing."""
         return placed(self.nodes, self.hosts, self.devices)
 

@@ -96,7 +96,7 @@ class Chosen:
 
 
 class SampleIndex:
-    """Of one run. Its methods may be called by several threads."""
+    """One run's samples. Its methods may be called by several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.lock = threading.RLock()
@@ -256,8 +256,8 @@ class SampleIndex:
     def _index_columns(self, table: pa.Table) -> dict[str, np.ndarray]:
         rows = len(table)
         return {
-            "node": self._coded(table, "node"),
-            "finish": self._coded(table, "finish"),
+            "node": self._code_texts(table, "node"),
+            "finish": self._code_texts(table, "finish"),
             "position": column_numbers(table, "position", np.int64, rows),
             "sample": column_numbers(table, "sample", np.int32, rows),
             "reward": column_numbers(table, "reward", np.float32, rows),
@@ -265,7 +265,7 @@ class SampleIndex:
             "mismatch": greatest_mismatch(table),
         }
 
-    def _coded(self, table: pa.Table, name: str) -> np.ndarray:
+    def _code_texts(self, table: pa.Table, name: str) -> np.ndarray:
         """A column of few different texts as numbers."""
         return np.array([self._code(text) for text in _values(table, name, len(table))], np.int32)
 

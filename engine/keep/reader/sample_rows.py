@@ -52,7 +52,7 @@ def _short(row: Mapping[str, Any]) -> dict[str, Any]:
 def _read(
     run: OpenFolder, places: list[tuple[str, int]], columns: Iterable[str] | None
 ) -> list[dict[str, Any]]:
-    """These rows; every file is opened once, only these columns are read (None: all)."""
+    """Read these rows; every file is opened once, only these columns are read (None: all)."""
     rows_by_place: dict[tuple[str, int], dict[str, Any]] = {}
     with inside(run, SAMPLES) as folder:
         for name in dict.fromkeys(name for name, _ in places) if folder is not None else ():

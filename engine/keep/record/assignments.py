@@ -51,7 +51,7 @@ SCHEMA = pa.schema([
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ToldLine:
+class AssignmentLine:
     """One line of a file. node: of a gather, the producer."""
 
     life: int
@@ -88,8 +88,8 @@ class Assignments:
         self._row_sets = {n.name: {i.name: i.row_set for i in n.inputs} for n in plan.nodes}
         self._blocks: dict[tuple[str, int], Keys] = {}
         """Keys of each block of rows that may be gathered."""
-        self._lines: list[ToldLine] = []
-        self._step, self._of_step = -1, list[ToldLine]()
+        self._lines: list[AssignmentLine] = []
+        self._step, self._of_step = -1, list[AssignmentLine]()
         """The last Step that closed, and its lines: it may close again."""
         self._job = BackgroundJob("assignments")
 
@@ -146,7 +146,7 @@ class Assignments:
         for name, rows in assignment.others.items():
             keys_by_row_set[name] = rows.keys
             self._lines.append(
-                ToldLine(
+                AssignmentLine(
                     life=self._life,
                     id=assignment.id,
                     event="set",
@@ -171,7 +171,7 @@ class Assignments:
         total: int | None = None,
     ) -> None:
         self._lines.append(
-            ToldLine(
+            AssignmentLine(
                 life=self._life,
                 id=task.id,
                 event=event,
@@ -195,7 +195,7 @@ class Assignments:
                 if gather.keys is None and _same(keys, keys_of_input(name)):
                     keys = None
                 self._lines.append(
-                    ToldLine(
+                    AssignmentLine(
                         life=self._life,
                         id=task,
                         event="gather",
@@ -222,7 +222,7 @@ class Assignments:
             case m.Produced(ref=ref):
                 self._blocks[ref.worker, ref.block] = ref.keys
                 self._lines.append(
-                    ToldLine(
+                    AssignmentLine(
                         life=self._life,
                         id=heard.id,
                         event="made",
@@ -233,7 +233,7 @@ class Assignments:
                 )
             case m.Stepped():
                 self._lines.append(
-                    ToldLine(
+                    AssignmentLine(
                         life=self._life,
                         id=heard.id,
                         event="stepped",
@@ -259,14 +259,14 @@ def _same(a: Keys, b: Keys) -> bool:
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-def _write(recorded: Path, step: int, lines: Sequence[ToldLine]) -> None:
+def _write(recorded: Path, step: int, lines: Sequence[AssignmentLine]) -> None:
     table = assignment_table(lines)
     path = step_file(recorded, step)
     with replacing(f"the assignments of step {step}", path, table.nbytes) as file:
         pq.write_table(table, file, compression="zstd", use_compliant_nested_type=False)
 
 
-def assignment_table(lines: Sequence[ToldLine]) -> pa.Table:
+def assignment_table(lines: Sequence[AssignmentLine]) -> pa.Table:
     """Lines as a table of `SCHEMA`."""
     columns = {
         name: pa.array([getattr(line, name) for line in lines], kind)

@@ -44,7 +44,7 @@ class RecordPlace:
 
     @staticmethod
     def of(plan: Plan, run: Path, options: RunOptions) -> RecordPlace | None:
-        """As a run, or a Worker of it, is to record; None if it records nothing."""
+        """Say where a run, or a Worker of it, is to record; None if it records nothing."""
         if not options.record:
             return None
         folder = run / RECORDED
@@ -64,7 +64,7 @@ class RowFile:
 
     def has(self, life: int, chunk: int, worker: str) -> bool:
         """Whether rows of this chunk may be in it."""
-        return (self.life, self.worker) == (life, _quoted(worker)) and (
+        return (self.life, self.worker) == (life, _quote(worker)) and (
             self.first <= chunk <= self.last
         )
 
@@ -106,7 +106,7 @@ def require_recordable(plans: Iterable[Plan], text: str) -> None:
 
 def node_folder(recorded: Path, node: str) -> Path:
     """Where the rows of a node are."""
-    return recorded / _quoted(node)
+    return recorded / _quote(node)
 
 
 def nodes_in(recorded: Path) -> list[str]:
@@ -119,7 +119,7 @@ def nodes_in(recorded: Path) -> list[str]:
 
 def row_file(recorded: Path, node: str, *, life: int, first: int, last: int, worker: str) -> Path:
     """The path of a file of rows."""
-    return node_folder(recorded, node) / f"{life}-{first}-{last}-{_quoted(worker)}.parquet"
+    return node_folder(recorded, node) / f"{life}-{first}-{last}-{_quote(worker)}.parquet"
 
 
 def row_files(recorded: Path, node: str) -> list[RowFile]:
@@ -164,7 +164,7 @@ def begin_life(recorded: Path) -> int:
     return life
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """A name as a part of a path. No two names have the same; none begins with `_` or `.`."""
     quoted = quote(name, safe="")
     if quoted[:1] in ("_", "."):

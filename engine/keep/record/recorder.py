@@ -52,7 +52,7 @@ class EndedChunk:
 
 
 class RowRecorder:
-    """Of one Worker. What goes wrong in its thread is raised by the next call."""
+    """Records the rows of one Worker. What goes wrong in its thread is raised by the next call."""
 
     def __init__(self, place: RecordPlace, worker: str, plan: Plan) -> None:
         self._place, self._worker, self._first = place, worker, plan.first
@@ -144,7 +144,7 @@ class RowRecorder:
 
 
 def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
-    """One file of these chunks of one node."""
+    """Write one file of these chunks of one node."""
     node, ids = chunks[0].node, [chunk.id for chunk in chunks]
     first, last = min(ids), max(ids)
     path = row_file(place.folder, node, life=place.life, first=first, last=last, worker=worker)

@@ -20,7 +20,7 @@ from engine.protocol.refs import Ref
 
 
 class NothingRecorded:
-    """Of a run that records nothing."""
+    """The recording of a run that records nothing."""
 
     takes: tuple[type, ...] = ()
 
@@ -31,11 +31,11 @@ class NothingRecorded:
         """Nothing is gathered for a file."""
 
 
-def recorded(
+def record_run(
     plan: Plan, folder: RunFolder, options: RunOptions, begun: int, stack: ExitStack
 ) -> Assignments | NothingRecorded:
-    """A subscriber to an attempt that begins after Step `begun`, in a new life of the run; later
-    Steps are cut. stack: of the attempt, with which it ends.
+    """Make a subscriber to an attempt that begins after Step `begun`, in a new life of the run;
+    later Steps are cut. stack: of the attempt, with which it ends.
     """
     where = folder.recorded
     if where.is_dir():

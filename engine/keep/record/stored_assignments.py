@@ -79,12 +79,12 @@ class RecordedTask:
 
     @property
     def keys(self) -> Keys:
-        """Of its own rows."""
+        """The keys of its own rows."""
         return self.rows[ROWS].keys
 
 
-class Told:
-    """All that a run was told up to a Step, in order."""
+class TaskHistory:
+    """All tasks that a run was told up to a Step, in order."""
 
     def __init__(self, tasks: Iterable[RecordedTask], plan: Decisions) -> None:
         self.tasks = list(tasks)
@@ -94,12 +94,12 @@ class Told:
         self._sources = {n.name: n.source for n in plan.nodes}
 
     @staticmethod
-    def read(recorded: Path, plan: Decisions, until: int | None = None) -> Told:
-        """The files of all Steps up to this one. Raises DataError for a damaged one."""
+    def read(recorded: Path, plan: Decisions, until: int | None = None) -> TaskHistory:
+        """Read the files of all Steps up to this one. Raises DataError for a damaged one."""
         files = [(s, p) for s, p in assignment_files(recorded) if until is None or s <= until]
         row_sets = {n.name: {i.name: i.row_set for i in n.inputs} for n in plan.nodes}
         try:
-            return Told(_tasks(files, row_sets), plan)
+            return TaskHistory(_tasks(files, row_sets), plan)
         except (AssertionError, AttributeError, LookupError, TypeError) as error:
             problem = f"expected assignments as a run writes them, found {error!r:.80}"
             fix = "restore its files, or record again"
@@ -110,7 +110,7 @@ class Told:
         return sorted({task.step for task in self.tasks if task.kind == "train"})
 
     def of(self, node: str) -> list[RecordedTask]:
-        """All tasks of a node, in order."""
+        """List all tasks of a node, in order."""
         return [task for task in self.tasks if task.node == node]
 
     def ranks_of(self, task: RecordedTask) -> list[RecordedTask]:
@@ -149,9 +149,9 @@ class Told:
         """
         if node in self._versioned or task.step:
             return task.step
-        return self._trained().get((self._sources[node], key[0], key[2]), 0)
+        return self._trained_steps().get((self._sources[node], key[0], key[2]), 0)
 
-    def _trained(self) -> Mapping[tuple[str, int, int], int]:
+    def _trained_steps(self) -> Mapping[tuple[str, int, int], int]:
         """(source, position, attempt) of each prompt with trained rows -> the Step."""
         if self._steps is None:
             self._steps = {}
@@ -234,7 +234,7 @@ def _task(line: Mapping[str, Any], closed: int) -> RecordedTask:
         step=line["step"],
         closed=closed,
         again=line["again"],
-        rows={ROWS: _assigned(line)},
+        rows={ROWS: _read_assigned(line)},
     )
 
 
@@ -242,7 +242,7 @@ def _add_told(task: RecordedTask, line: Mapping[str, Any], row_sets: Mapping[str
     """What follows a task's own line."""
     name = line["name"]
     if line["event"] == "set":
-        task.rows[name] = _assigned(line)
+        task.rows[name] = _read_assigned(line)
         return
     task_keys = task.rows[row_sets.get(name, ROWS) if task.kind == "train" else ROWS].keys
     keys = _keys(line)
@@ -266,7 +266,7 @@ def _add_heard(task: RecordedTask, line: Mapping[str, Any]) -> None:
         task.done, task.digest = True, line["digest"]
 
 
-def _assigned(line: Mapping[str, Any]) -> AssignedRows:
+def _read_assigned(line: Mapping[str, Any]) -> AssignedRows:
     keys = _keys(line)
     assert keys is not None
     return AssignedRows(keys=keys, mine=line["mine"], total=line["total"])

@@ -24,7 +24,12 @@ from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
 from engine.keep.record.place import RowFile, nodes_in, row_files
 from engine.keep.record.recorder import own_columns, write_recorded_rows
-from engine.keep.record.stored_assignments import RecordedTask, TaskId, Told, assignment_files
+from engine.keep.record.stored_assignments import (
+    RecordedTask,
+    TaskHistory,
+    TaskId,
+    assignment_files,
+)
 from engine.plan.plan import Decisions
 from engine.protocol.refs import Key
 
@@ -37,7 +42,7 @@ _OF_ROW = (*KEYS, "made.chunk")
 class StoredRows:
     """The recorded rows of a run folder, by node and key."""
 
-    def __init__(self, recorded: Path, tasks: Told) -> None:
+    def __init__(self, recorded: Path, tasks: TaskHistory) -> None:
         self.nodes = frozenset(nodes_in(recorded))
         self._recorded, self._told = recorded, tasks
         self._files: dict[str, list[RowFile]] = {}
@@ -78,7 +83,7 @@ class StoredRows:
         return any(self._place(node, key, step) is None for key in keys)
 
     def of_task(self, node: str, task: RecordedTask) -> pa.Table | None:
-        """All rows that are on the disk of what a chunk made; None if there are none."""
+        """Read all rows of what a chunk made that are on the disk; None if there are none."""
         table_and_rows = self._read(node, task)
         if table_and_rows is None:
             return None
@@ -168,7 +173,7 @@ def settle_rows(recorded: Path, plan: Decisions, *, told_before: bool = False) -
         with writing("recorded rows", torn):
             torn.unlink()
     try:
-        tasks = Told.read(recorded, plan)
+        tasks = TaskHistory.read(recorded, plan)
     except DataError as error:
         _tell_damaged(error, told_before=told_before)
         return

@@ -29,7 +29,7 @@ _VERSIONS = 4
 
 
 class Arrow(NamedTuple):
-    """From one span to another. kind: `rows` or `version`."""
+    """An arrow from one span to another. kind: `rows` or `version`."""
 
     kind: str
     source: SpanOf
@@ -46,7 +46,7 @@ class JoinedSpan:
 
 
 @dataclass(slots=True, eq=False)
-class _Told:
+class _OpenTask:
     """A task of one Worker. pointed: the arrows of its rows have been drawn. versions: by Model the
     last version that it has an arrow from.
     """
@@ -58,11 +58,13 @@ class _Told:
 
 
 class Arrows:
-    """Of one attempt at a run after another. first: Steps of the run before this graph's own."""
+    """Draws the arrows of one attempt at a run after another. first: Steps of the run before this
+    graph's own.
+    """
 
     def __init__(self, *, first: int = 0) -> None:
         self._first = first
-        self._told: dict[int, dict[str, _Told]] = {}
+        self._told: dict[int, dict[str, _OpenTask]] = {}
         """By id and Worker: ranks are told the same."""
         self._makers: dict[tuple[str, int], SpanOf] = {}
         """By Worker and block."""
@@ -76,8 +78,8 @@ class Arrows:
         self._released: list[m.Release] = []
         self._ended = False
 
-    def told(self, instruction: m.Instruction) -> None:
-        """The coordinator has said this; tasks, Release and Rollback count."""
+    def note_instruction(self, instruction: m.Instruction) -> None:
+        """Note what the coordinator has said; tasks, Release and Rollback count."""
         match instruction:
             case m.Release():
                 self._released.append(instruction)
@@ -85,19 +87,19 @@ class Arrows:
                 self._ended = True
             case _ if isinstance(instruction, m.Task):
                 of = self._told.setdefault(instruction.id, {})
-                of[instruction.worker] = _Told(instruction, self._args(instruction))
+                of[instruction.worker] = _OpenTask(instruction, self._args(instruction))
 
-    def heard(self, event: m.Event, at: float) -> None:
-        """A task has ended, or a Worker is gone with all that it was told, has made and has loaded;
-        nothing else counts.
+    def note_event(self, event: m.Event, at: float) -> None:
+        """Note that a task has ended, or that a Worker is gone with all that it was told, has made
+        and has loaded; nothing else counts.
         """
         if isinstance(event, m.WorkerLost):
             self.lose(event.worker, at)
         elif isinstance(event, m.TaskEnd):
             self._over.append(event)
 
-    def measured(self, spans: Sequence[SpanOf]) -> list[JoinedSpan]:
-        """These spans, joined; each comes once."""
+    def join_spans(self, spans: Sequence[SpanOf]) -> list[JoinedSpan]:
+        """Join spans with what is known of them; each comes once."""
         for span in spans:  # all of them first: those of hosts do not come in order of time
             if span.block >= 0 and span.end > self._lost.get(span.worker, -math.inf):
                 self._makers[span.worker, span.block] = span
@@ -110,7 +112,7 @@ class Arrows:
         """How many things are kept."""
         return len(self._told) + len(self._makers)
 
-    def _find(self, span: SpanOf) -> _Told | None:
+    def _find(self, span: SpanOf) -> _OpenTask | None:
         return self._told.get(span.task, {}).get(span.worker)
 
     def _note_step(self, span: SpanOf) -> None:
@@ -130,12 +132,12 @@ class Arrows:
                 args = {}
             return JoinedSpan(span=span, args=args, arrows=())
         if span.block >= 0:
-            args = self._made(span) | told_task.args
+            args = self._describe_rows(span) | told_task.args
         else:
             args = told_task.args
         if isinstance(told_task.task, m.RunChunk) and (loads := self._loads.get(span.track)):
             args = args | {"versions": {model: at for model, (_, at) in loads.items()}}
-        arrows = [a for a in self._ending(span, told_task) if a.source.start <= a.target.start]
+        arrows = [a for a in self._draw_arrows(span, told_task) if a.source.start <= a.target.start]
         return JoinedSpan(span=span, args=args, arrows=arrows)
 
     def _args(self, task: m.Task) -> dict[str, Any]:
@@ -157,31 +159,31 @@ class Arrows:
             case m.Offer() | m.Load():
                 return {"model": task.model, "version": task.version}
 
-    def _made(self, span: SpanOf) -> dict[str, Any]:
+    def _describe_rows(self, span: SpanOf) -> dict[str, Any]:
         return {"rows": span.rows, **({"tokens": span.tokens} if span.tokens else {})}
 
-    def _ending(self, span: SpanOf, told_task: _Told) -> Iterator[Arrow]:
+    def _draw_arrows(self, span: SpanOf, told_task: _OpenTask) -> Iterator[Arrow]:
         match told_task.task:
             case m.Offer() | m.Load() as task:
-                yield from self._moved(span, task)
+                yield from self._draw_weights(span, task)
             case m.RunChunk() | m.TrainStep() | m.Evaluate() as task:
                 if not told_task.pointed:
                     told_task.pointed = True
                     makers = (self._makers.get(block) for block in _blocks(task))
                     yield from (Arrow("rows", maker, span) for maker in makers if maker is not None)
                 if isinstance(task, m.RunChunk):
-                    yield from self._used(span, told_task)
+                    yield from self._draw_loads(span, told_task)
 
-    def _moved(self, span: SpanOf, task: m.Offer | m.Load) -> Iterator[Arrow]:
-        """From the train Step of a version; a load is noted."""
+    def _draw_weights(self, span: SpanOf, task: m.Offer | m.Load) -> Iterator[Arrow]:
+        """Draw an arrow from the train Step of a version; a load is noted."""
         train_step = self._steps.get(task.writer, {}).get(task.version)
         if train_step is not None:
             yield Arrow("version", train_step, span)
         if isinstance(task, m.Load):
             self._loads.setdefault(span.track, {})[task.model] = span, task.version
 
-    def _used(self, span: SpanOf, told_task: _Told) -> Iterator[Arrow]:
-        """From the loads of the versions that a chunk computes with, once for each."""
+    def _draw_loads(self, span: SpanOf, told_task: _OpenTask) -> Iterator[Arrow]:
+        """Draw arrows from the loads of the versions that a chunk computes with, once for each."""
         for model, (load, version) in self._loads.get(span.track, {}).items():
             if told_task.versions.get(model) != version:
                 told_task.versions[model] = version

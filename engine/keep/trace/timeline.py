@@ -59,7 +59,7 @@ class _Event(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """Of an arrow: where it leaves, and where it comes."""
+    """Where an arrow leaves, and where it comes."""
 
     number: int
     kind: str
@@ -126,14 +126,14 @@ class Trace:
                     self._arrows.lose(worker, event.at)
                     self.instant(f"{worker}/left", "left", event.at)
             case InstructionTold(instruction=told):
-                self._arrows.told(told)
+                self._arrows.note_instruction(told)
             case EventHeard(event=m.WorkerLost(worker=worker, error=error) as lost):
-                self._arrows.heard(lost, event.at)
+                self._arrows.note_event(lost, event.at)
                 self.instant(f"{worker}/lost", "lost", event.at, error=error)
             case EventHeard(event=ended):
-                self._arrows.heard(ended, event.at)
+                self._arrows.note_event(ended, event.at)
             case WorkersMeasured():
-                self.show(self._arrows.measured(event.spans))
+                self.show(self._arrows.join_spans(event.spans))
             case WritingEnded(of=m.Checkpoint(step=step)):
                 self.span("checkpoint", "checkpoint", event.start, event.end, step=step)
 
@@ -147,7 +147,7 @@ class Trace:
                 self._arrow(arrow)
 
     def _arrow(self, arrow: Arrow) -> None:
-        """From the last moment of its source at which the target has not begun."""
+        """Draw an arrow from the last moment of its source at which the target has not begun."""
         source, target = arrow.source, arrow.target
         at = max(source.start, min(source.end - _INSIDE, target.start))
         self._number += 1
@@ -260,7 +260,7 @@ def _us(seconds: float) -> float:
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """All events of a trace, even of a killed writer. Raises DataError where it is no trace."""
+    """Read all events of a trace, even of a killed writer. Raises DataError for other files."""
     text = path.read_text(encoding="utf-8").rstrip()
     if text.endswith("\n]"):
         body = text.removesuffix("\n]")

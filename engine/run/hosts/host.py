@@ -117,7 +117,7 @@ class HostedRun:
             os.chdir(directory)
         else:
             _log.warning("no folder %s here: relative paths will not be found", directory)
-        folder = RunFolder.seen(path)
+        folder = RunFolder.open_remote(path)
         logging.getLogger().addHandler(LogFile(folder.log(f"host-{self._name}")))
         logging.getLogger("engine").setLevel(logging.INFO)
         return folder

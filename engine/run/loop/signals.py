@@ -37,6 +37,10 @@ _command = False
 """Whether this process is a command, which may be ended; else it is a notebook's or a script's."""
 
 
+_DOING = "stopping after this Step with a checkpoint"
+"""What follows the first signal."""
+
+
 class Signalled(KeyboardInterrupt):
     """A signal ended a run at once, in a process that is not a command's own."""
 
@@ -57,19 +61,14 @@ class StopSignals:
         self,
         grace: float = 60.0,
         describe_safe: Callable[[], str] = lambda: "",
-        asked: Callable[[], None] = lambda: None,
-        doing: str = "stopping after this Step with a checkpoint",
     ) -> None:
-        """grace: seconds from the first signal to an end without a checkpoint. kept: says what
-        is safe. asked: called at the first signal, in the reading thread. doing: what
-        follows the first signal, in words.
+        """grace: seconds from the first signal to an end without a checkpoint. describe_safe: says
+        what is safe.
         """
         self.number = 0
         """The first signal; 0 while there is none."""
         self._grace = grace
-        self._kept = describe_safe
-        self._asked = asked
-        self._doing = doing
+        self._describe_safe = describe_safe
         self._raises = ""
         self._runs = 0
         self._previous: dict[int, Any] = {}
@@ -147,20 +146,20 @@ class StopSignals:
             return
         began = time.monotonic()
         self.number = first
-        self._asked()
         same: int | None = first
         while same not in (None, _OVER):
             same = self._until(began + min(SAME, self._grace))
         again = "Ctrl-C again" if first == signal.SIGINT else "another signal"
-        _say(f"\n{name(first)}: {self._doing}, within {self._grace:g} s; {again} to stop now")
+        _say(f"\n{name(first)}: {_DOING}, within {self._grace:g} s; {again} to stop now")
         if same == _OVER:
             return
         second = self._until(began + self._grace)
         if second is None:
-            late = f"{self._doing} took longer than --grace {self._grace:g} s"
-            self._end(first, f"ended by {name(first)}: {late}; safe: {self._kept()}")
+            late = f"{_DOING} took longer than --grace {self._grace:g} s"
+            self._end(first, f"ended by {name(first)}: {late}; safe: {self._describe_safe()}")
         elif second != _OVER:
-            self._end(second, f"ended at once by {name(second)}; safe: {self._kept()}")
+            safe = self._describe_safe()
+            self._end(second, f"ended at once by {name(second)}; safe: {safe}")
 
     def _until(self, end: float | None) -> int | None:
         """The next stop signal; _OVER once the run is over; None after this time."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator.concat_rows import shifted
+from engine.coordinator.concat_rows import shift_samples
 from engine.plan.costs import RowLengths
 from engine.plan.planned_input import PlannedInput
 from engine.protocol.refs import Gather, Ref
@@ -112,7 +112,7 @@ class SimulatedOutboxes:
                     problem = "is to be reduced, and its rows belong to others"
                     raise RunError(f"a gather from {gather.producer} {problem}")
                 self._check_part(i, keys, own_keys, gather)
-                at = shifted(own_keys, -i.offset)
+                at = shift_samples(own_keys, -i.offset)
                 self.check_rows(at, gather, fetch.ratio, i.fan_in)
 
     @staticmethod

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,12 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class NewestRows:
-    """Of the nodes of one Worker. clock: seconds."""
+    """Of the nodes of one Worker."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path) -> None:
         """folder: the run's. Raises nothing where it cannot be written."""
         self._folder = folder / NEWEST
-        self._clock = clock
         self._due: dict[str, float] = {}
         self._failed = False
         self._there = False
@@ -43,7 +41,7 @@ class NewestRows:
 
     def offer(self, node: str, batch: Batch) -> None:
         """Write the first rows of a batch, unless the node's file is fresh."""
-        now = self._clock()
+        now = time.monotonic()
         if self._failed or now < self._due.get(node, now):
             return
         self._due[node] = now + _EVERY

@@ -77,7 +77,7 @@ class RunReader:
         )
 
     def _of_phase(self, number: int) -> Mapping[str, Any]:
-        """Its plan; that of a graph alone."""
+        """Look up the plan of a phase; a graph alone has one plan."""
         phases = self._plans.get("phases")
         if phases is None:
             if "nodes" in self._plans:

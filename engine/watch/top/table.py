@@ -81,7 +81,7 @@ def _line(cells: Sequence[Text], columns: Sequence[TableColumn], widths: Sequenc
 
 
 def shortened(text: str, width: int) -> str:
-    """At most so many characters of one line, its middle left out."""
+    """Shorten a text to a line of at most so many characters, by leaving out its middle."""
     text = one_line(text)
     if len(text) <= width:
         return text
