@@ -22,7 +22,8 @@ from dataflow.safe_text import one_line, shown_bytes, shown_number
 from dataflow.width import pack_parts, screen_width
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
-from engine.keep.reader.run_summary import NO_WORD, LastValue, RunSummary, read_summaries
+from engine.keep.reader.run_state import NO_WORD
+from engine.keep.reader.run_summary import LastValue, RunSummary, read_summaries
 
 _TITLES: tuple[str, ...] = ("run", "state", "steps", "reward", "eval", "loss", "size", "written")
 _NOTHING = "-"

@@ -13,7 +13,9 @@ not own: when a version is published (course.py), who has not loaded it yet
 (weight_readers.py), nor how the bytes travel.
 
 A reader loads straight from a writer of one rank in its own Worker; for all others the writer's
-Worker makes a block at once (Offer), so that it can go on training.
+Worker makes a block at once (Offer), so that it can go on training. Readers ask for the block when
+they can load it, and the writer pushes nothing: a reader that drains a chunk may be ready minutes
+later, and a push would hold the writer up that long (decision 0013).
 """
 
 from __future__ import annotations

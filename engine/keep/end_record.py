@@ -1,7 +1,8 @@
 """How a run ended, kept in its folder as ended.json.
 
-Owns: the record, when it is written, reading it. Does not own: why a run ends. A killed run leaves
-none, and one that goes on deletes it.
+Owns: the record, when it is written, reading it. Does not own: why a run ends, in which state a
+folder's run is (reader/run_state.py). A killed run leaves no record, and one that goes on deletes
+it.
 """
 
 from __future__ import annotations

@@ -26,14 +26,8 @@ from engine.keep.metrics.metric_lines import METRICS
 from engine.keep.reader.metric_index import MetricIndex
 from engine.keep.reader.open_folder import FileMark, NotServed, OpenFolder, inside
 from engine.keep.reader.plan_records import KeptRecords, PlanFile, PlanNode, read_record
-from engine.keep.reader.run_summary import (
-    BEGINNING,
-    NO_WORD,
-    OPTIONS,
-    UNKNOWN,
-    run_state,
-    summarize,
-)
+from engine.keep.reader.run_state import NO_WORD, UNKNOWN, run_state
+from engine.keep.reader.run_summary import BEGINNING, OPTIONS, summarize
 from engine.keep.run_folder import ENDED
 from engine.plan.drawing import ranks
 

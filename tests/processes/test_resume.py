@@ -18,7 +18,8 @@ from dataflow.graph import Graph
 from engine.api import Result, resume
 from engine.keep.checkpoint.cut import Cut
 from engine.keep.end_record import RunEnd, end_of
-from engine.keep.reader.run_summary import NO_WORD, read_summary
+from engine.keep.reader.run_state import NO_WORD
+from engine.keep.reader.run_summary import read_summary
 from graphs.grpo import grpo
 from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, killable_run, require_stopped

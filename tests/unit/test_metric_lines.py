@@ -14,7 +14,8 @@ from dataflow.errors import DataError
 from engine.keep.metrics.metric_lines import METRICS, MetricTail, recorded_rows, recorded_steps
 from engine.keep.reader.metric_index import MetricIndex, ascending_rows
 from engine.keep.reader.open_folder import open_run
-from engine.keep.reader.run_summary import NO_WORD, read_summary, summarize
+from engine.keep.reader.run_state import NO_WORD
+from engine.keep.reader.run_summary import read_summary, summarize
 from engine.keep.run_measurements import seconds_by_step
 from engine.watch.run_description import describe_in_list
 from tests.kit.kept_runs import kept_run

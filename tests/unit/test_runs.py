@@ -15,13 +15,8 @@ from dataflow.errors import RunError, StorageError
 from engine.cli import main
 from engine.cli.runs import list_runs
 from engine.keep.end_record import EndRecord, RunEnd, end_of
-from engine.keep.reader.run_summary import (
-    NO_WORD,
-    LastValue,
-    RunSummary,
-    read_summaries,
-    read_summary,
-)
+from engine.keep.reader.run_state import NO_WORD
+from engine.keep.reader.run_summary import LastValue, RunSummary, read_summaries, read_summary
 from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.replay.run_diff import run_differences

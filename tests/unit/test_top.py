@@ -169,7 +169,7 @@ def test_while_it_runs_the_last_seconds_count(run: Path, monkeypatch: pytest.Mon
         live.write(replace(flow(1), start=second, end=second + 1.0, wall=2000.0 + second))
     live.close()
     assert RunReader(run).look().stretch == "Steps 1 to 3"
-    monkeypatch.setattr("engine.keep.reader.run_summary.is_held", lambda path: True)
+    monkeypatch.setattr("engine.keep.reader.run_state.is_held", lambda path: True)
     seen = RunReader(run).look()
     assert seen.stretch == "the last 10 s"
     assert seen.flow.nodes["score@data"].rows == 640

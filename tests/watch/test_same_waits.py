@@ -77,7 +77,7 @@ def first_sentences(run: Path) -> dict[str, str]:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.keep.reader.run_summary.is_held", lambda path: True)
+    monkeypatch.setattr("engine.keep.reader.run_state.is_held", lambda path: True)
 
 
 @pytest.mark.parametrize(

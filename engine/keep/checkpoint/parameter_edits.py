@@ -1,8 +1,9 @@
 """What settings change in a graph between two Steps of a run, and what may not change there.
 
-Owns: naming each parameter that two versions of a graph give another value, with what its operator
-declares of it. Does not own: reading settings (dataflow/set_expressions.py), which differences a
-resume accepts (engine/session/run_beginning.py).
+Owns: naming each parameter that two versions of a graph give another value, and refusing those
+that its operator declares as fixed in a run. Does not own: reading settings
+(dataflow/set_expressions.py), what else a resume compares and accepts
+(engine/session/run_beginning.py).
 """
 
 from __future__ import annotations

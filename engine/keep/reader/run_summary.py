@@ -1,8 +1,9 @@
 """What a run folder tells of its run without reading much: how far it is, and how it ended.
 
 Owns: the summary of a run folder, which `runs`, `top`, the page and Prometheus share, so that they
-say the same of a run; which folders are runs. Does not own: the files that it reads
-(engine/keep/run_folder.py, end_record.py, metrics/metric_lines.py), the table (engine/cli/runs.py).
+say the same of a run; which folders are runs. Does not own: in which state a run is (run_state.py),
+the files that it reads (engine/keep/run_folder.py, metrics/metric_lines.py), the table
+(engine/cli/runs.py).
 
 It reads the end of metrics.jsonl, and writes nothing.
 """
@@ -18,16 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.errors import DataflowError
-from engine.keep.end_record import parse_end
 from engine.keep.metrics.metric_lines import METRICS, MetricTail, finite
 from engine.keep.reader.open_folder import OpenFolder, open_run
-from engine.keep.run_folder import ENDED, is_held, is_run
+from engine.keep.reader.run_state import UNKNOWN, run_state
+from engine.keep.run_folder import ENDED, is_run
 
-NO_WORD = "ended without a word"
-"""The state of a run that no process holds and that left no record of its end: it was killed, or is
-of a version that kept none.
-"""
-UNKNOWN = "unknown"
 OPTIONS = "options.json"
 BEGINNING = "versions.json"
 _WRITTEN = (BEGINNING, METRICS, ENDED)
@@ -120,21 +116,6 @@ def summarize(folder: OpenFolder, path: Path, *, nbytes: int = 0) -> RunSummary:
         written=max(_times(folder), default=0.0),
         problem="; ".join([*problems, *tail.problems]),
     )
-
-
-def run_state(folder: OpenFolder, path: Path, problems: list[str]) -> tuple[str, str]:
-    """(state, reason) of a run; what keeps it from being known is added to problems."""
-    try:
-        content = folder.read(ENDED)
-        if content is not None:
-            end = parse_end(content, path / ENDED)
-            return end.state, end.reason
-        if is_held(folder.path):
-            return ("running", "")
-        return (NO_WORD, "")
-    except (DataflowError, OSError) as error:
-        problems.append(str(error))
-        return UNKNOWN, ""
 
 
 @contextmanager
