@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 from dataflow.errors import Fault, GraphError, Origin, nearest
-from dataflow.names import Known, peer_name
+from dataflow.peer_parameters import Known, peer_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

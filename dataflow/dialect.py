@@ -1,7 +1,8 @@
 """Dialects of graphs: which peer's conventions each operator and each loss follows.
 
 Owns: filling in a graph's dialect where a node or a loss's term names none, and the list of what
-has one. Does not own: what the dialects mean (convention.py, tables beside the formulas).
+has one. Does not own: what the dialects mean (convention.py, tables beside the formulas), peers'
+names of our parameters (peer_parameters.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The parameters of a finished node: which there are, their values, and what each takes.
 
 Owns: telling parameters from ports, States, functions and names. Does not own: reading a value
-(literals.py), editing a graph (set_expressions.py), the limits (declarations).
+(value_parser.py), editing a graph (set_expressions.py), the limits (declarations), refusing a name
+that is no parameter (calls.py).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dataflow.limits import number
-from dataflow.literals import AcceptedValues
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, Model, Table
 from dataflow.node import Node, Port
 from dataflow.operator_functions import call_arguments, function_of
+from dataflow.value_parser import AcceptedValues
 
 _WEIGHT = number(like=1.0)
 _FILE = "edit the graph's file"

@@ -1,8 +1,8 @@
 """Settings: `NODE.PARAM=VALUE` texts that edit a finished graph, and what they may name.
 
 Owns: finding node and parameter, what is refused, and the edited graph. Does not own: what a
-parameter takes (literals.py), making a node anew (operator_functions.py), the rules (the check runs
-after).
+parameter takes (value_parser.py), making a node anew (operator_functions.py), the rules (the check
+runs after).
 
 A loss's parameter is `NODE.LOSS.PARAM`, the factor of its term `NODE.LOSS.weight`, LOSS being the
 term's label; in a Program `PHASE/NODE.PARAM`, by the phase's number or name, where phases share it.
@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.graph import Graph, Inputs, Phase, States
 from dataflow.loss import Loss, LossTerm
-from dataflow.names import Known, peer_name
 from dataflow.node import Node
 from dataflow.operator_functions import remake_node, remake_term
 from dataflow.parameters import NodeParameter, find_unsettable, parameters_of
+from dataflow.peer_parameters import Known, peer_name
 from dataflow.program import AnyGraph, Program, numbered_name, numbered_phases
 
 Source = TypeVar("Source", Graph, Program, AnyGraph)

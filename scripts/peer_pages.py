@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from dataflow.names import SYSTEMS, PeerName, read_peer_names  # noqa: E402
+from dataflow.peer_parameters import SYSTEMS, PeerName, read_peer_names  # noqa: E402
 
 PAGES = {"from-trl.md": ("trl",), "from-verl.md": ("verl", "openrlhf")}
 """Page -> the tables of names on it."""

@@ -19,7 +19,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dataflow.errors import GraphError
-from dataflow.literals import AcceptedValues
+from dataflow.value_parser import AcceptedValues
 
 Groups = tuple[tuple[str, ...], ...]
 FUNCTION = "MODULE:FUNCTION"

@@ -22,7 +22,7 @@ import tyro
 from dataflow.convention import Dialect
 from dataflow.draw.node_calls import shown_value
 from dataflow.model import Schedule
-from dataflow.names import Known
+from dataflow.peer_parameters import Known
 from dataflow.program import AnyGraph
 from engine.cli.flag_values import (
     FUNCTION,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Suppress
 
-from dataflow.names import Known
+from dataflow.peer_parameters import Known
 from engine.cli.flag_values import Settings, gather_values, registry
 from engine.cli.flags import asks_for_help, options_in
 from engine.cli.run import print_end

@@ -1,7 +1,7 @@
 """Flags that neither a command nor a graph function has, and what to write in their place.
 
 Owns: refusing another system's names, and parameters of nodes written as flags. Does not own: which
-names other systems have (dataflow/names.py), any other unknown flag, which tyro refuses.
+names other systems have (dataflow/peer_parameters.py), any other unknown flag, which tyro refuses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from dataflow.names import Known, peer_name
+from dataflow.peer_parameters import Known, peer_name
 from engine.cli.flag_values import name_of_flag, option_names
 from engine.cli.set_flag import settable_paths
 from engine.cli.target import UsageError, load_target

@@ -20,7 +20,7 @@ import operators
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from dataflow.names import SYSTEMS, Known, PeerName, peer_name, read_peer_names
+from dataflow.peer_parameters import SYSTEMS, Known, PeerName, peer_name, read_peer_names
 from engine.cli.flags import graph_and
 from engine.cli.graphs import shipped_graphs
 from engine.cli.target import UsageError
