@@ -2,7 +2,7 @@
 
 Owns: panels, heights of layers, places of boxes. Does not own: layers and their order (layers.py),
 what is in a box (boxes.py), the cut (cut_marks.py), edges (edge_marks.py), the frames of Workers
-(frames.py), any syntax (svg.py).
+(worker_columns.py), any syntax (svg.py).
 
 Training's nodes are in one panel, the stream region above the cut and the step region below it;
 evaluation has its own panel. A State stands beside its writer, else beside its first reader.
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataflow.draw.boxes import Unit, node_unit, set_in, set_in_drum
 from dataflow.draw.cut_marks import cut_room, draw_line, mark_cut, right_end
 from dataflow.draw.edge_marks import make_lanes, mark_edges
-from dataflow.draw.frames import HEADER, FrameColumns, assign_columns, frame_columns
 from dataflow.draw.layers import Layers, assign_layers, lay_out_boxes
 from dataflow.draw.links import Links, link_boxes, state_label
 from dataflow.draw.measure import measure_sans
@@ -24,6 +23,7 @@ from dataflow.draw.panel_sheet import PAD, PanelSheet
 from dataflow.draw.picture import TITLES, Box, Picture, Region
 from dataflow.draw.routes import Arrival, LayerRoom, measure_room, settle, stack_layers
 from dataflow.draw.scene import NodeMark, Panel, Rect, StateMark, Words
+from dataflow.draw.worker_columns import HEADER, FrameColumns, assign_columns, frame_columns
 
 LIMIT, LARGE = 1700.0, 17.0
 """Width that a panel's layers do not exceed, where they have several boxes; the same by box of a

@@ -2,7 +2,7 @@
 
 Owns: layers, waypoints, and the result. Does not own: the order within a layer (layer_order.py),
 places from left to right (layer_places.py), what the boxes are, heights and how lines run
-(arrange.py, routes.py), in which column a node is drawn as text (frames.py).
+(arrange.py, routes.py), which column a Worker has (worker_columns.py).
 
 An edge over several layers gets a waypoint in each one between, which takes part in the ordering
 like a box; so long edges run beside boxes and not behind them. The edges of one box share their

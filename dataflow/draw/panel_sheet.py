@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataflow.draw.boxes import Unit
-from dataflow.draw.frames import FrameColumns
 from dataflow.draw.layers import Layers
 from dataflow.draw.links import Links
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.picture import Picture
 from dataflow.draw.routes import Arrival, Lane, Levels
 from dataflow.draw.scene import Rect
+from dataflow.draw.worker_columns import FrameColumns
 
 PAD = 24.0
 """Between a panel's rim and what is in it."""
