@@ -78,19 +78,19 @@ def without_events() -> Iterator[None]:
     """Runs fold, count and write nothing of what flows."""
     with ExitStack() as stack:
         stack.enter_context(_changed(attempts, "FlowFold", lambda *_, **__: _Nobody()))
-        stack.enter_context(_changed(FlowCounts, "taken", lambda *_: None))
-        stack.enter_context(_changed(FlowCounts, "brought", lambda *_: None))
+        stack.enter_context(_changed(FlowCounts, "count_row_bytes", lambda *_: None))
+        stack.enter_context(_changed(FlowCounts, "count_weight_bytes", lambda *_: None))
         stack.enter_context(_changed(NewestRows, "offer", lambda *_: None))
         stack.enter_context(_changed(PeakReports, "reports", lambda *_: []))
-        stack.enter_context(_changed(PeakReports, "grown", lambda *_: False))
+        stack.enter_context(_changed(PeakReports, "has_grown", lambda *_: False))
         yield
 
 
 @contextmanager
 def timed(spent: Counter[str]) -> Iterator[None]:
     """Adds up the seconds inside of the events' own code; calls in it are not counted twice."""
-    parts = [(FlowFold, "take"), (FlowCounts, "taken"), (FlowCounts, "reports")]
-    parts += [(NewestRows, "offer"), (PeakReports, "reports"), (PeakReports, "grown")]
+    parts = [(FlowFold, "take"), (FlowCounts, "count_row_bytes"), (FlowCounts, "reports")]
+    parts += [(NewestRows, "offer"), (PeakReports, "reports"), (PeakReports, "has_grown")]
     with ExitStack() as stack:
         for where, name in parts:
             label = f"{getattr(where, '__name__', '').rpartition('.')[2]}.{name}"

@@ -115,8 +115,8 @@ encode = msgspec.msgpack.Encoder().encode
 """A message as msgpack."""
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[T], encoded: Any) -> T:
-    """The inverse of `encode`. Raises RunError for any other bytes."""
+def decode_struct(decoder: msgspec.msgpack.Decoder[T], encoded: Any) -> T:
+    """Invert `encode`. Raises RunError for any other bytes."""
     try:
         return decoder.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -124,7 +124,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], encoded: Any) -> T:
         raise RunError(problem) from error
 
 
-header_of = partial(decoded, msgspec.msgpack.Decoder(BlockHeader))
+header_of = partial(decode_struct, msgspec.msgpack.Decoder(BlockHeader))
 """A header that was encoded alone. Raises RunError for any other bytes."""
 
 

@@ -61,8 +61,8 @@ class MovedBytes:
         with self._lock:
             self._counts[route] += nbytes
 
-    def taken(self) -> dict[str, int]:
-        """Bytes since the last call."""
+    def take_counts(self) -> dict[str, int]:
+        """Return the bytes since the last call."""
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts

@@ -35,8 +35,8 @@ def make_room_for_children(workers: int) -> None:
         raise RunError(f"supervisor: {problem}, found a hard limit below that. {fix}")
 
 
-def exhausted(error: OSError) -> str | None:
-    """The problem and its fix, if there are too many open files; None for any other error."""
+def explain_shortage(error: OSError) -> str | None:
+    """Say the problem and its fix, if there are too many open files; None for any other error."""
     if error.errno == errno.EMFILE:
         return f"{error.strerror}. Fix: {more_files()}"
     if error.errno == errno.ENFILE:

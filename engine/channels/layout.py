@@ -55,7 +55,7 @@ class SchemaLayout:
 
 def layout_of(schema: pa.Schema) -> SchemaLayout:
     """A schema's layout. Raises DataError naming the column whose type cannot travel."""
-    return _cached(schema.serialize().to_pybytes())
+    return _cached_layout(schema.serialize().to_pybytes())
 
 
 def layout_from(encoded: bytes) -> SchemaLayout:
@@ -64,7 +64,7 @@ def layout_from(encoded: bytes) -> SchemaLayout:
     if size > LARGEST_SCHEMA:
         raise RunError(f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {size}")
     try:
-        return _cached(encoded)
+        return _cached_layout(encoded)
     except (pa.ArrowException, OSError, ValueError) as error:
         problem = f"expected an Arrow schema of plain types, found {size} other bytes: {error}"
         raise RunError(problem) from error
@@ -90,7 +90,7 @@ def _indices_of(columns: Sequence[int], begins: Sequence[int]) -> tuple[int, ...
 
 
 @lru_cache(maxsize=256)
-def _cached(encoded: bytes) -> SchemaLayout:
+def _cached_layout(encoded: bytes) -> SchemaLayout:
     return _schema_layout(pa.ipc.read_schema(pa.py_buffer(encoded)), encoded)
 
 

@@ -68,15 +68,15 @@ def seal_message(message: Struct | bytes) -> bytes:
 
 def request_of(frame: Any) -> h.FetchRequest:
     """The request in a first frame. Raises RunError for other bytes."""
-    return h.decoded(_requests, _opened(frame))
+    return h.decode_struct(_requests, _verify_frame(frame))
 
 
 def message_of(frame: Any) -> Message:
     """The message in a first frame. Raises RunError for other bytes."""
-    return h.decoded(_messages, _opened(frame))
+    return h.decode_struct(_messages, _verify_frame(frame))
 
 
-def _opened(frame: Any) -> memoryview:
+def _verify_frame(frame: Any) -> memoryview:
     view = memoryview(frame)
     if len(view) < _SUM or xxhash.xxh3_64_digest(view[_SUM:]) != bytes(view[:_SUM]):
         problem = f"found {len(view)} bytes whose checksum is wrong"

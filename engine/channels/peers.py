@@ -57,13 +57,13 @@ class PeerReader(ABC):
     def close(self) -> None:
         """Close the connection."""
 
-    def lost(self, problem: str) -> PeerLost:
-        """Mark the connection broken; returns the error of a peer that is gone."""
+    def mark_lost(self, problem: str) -> PeerLost:
+        """Mark the connection broken. Returns the error of a peer that is gone."""
         self.broken = True
         return PeerLost(self.peer, problem)
 
-    def refused(self, problem: object) -> RunError:
-        """Mark the connection broken; returns the error of an invalid answer."""
+    def mark_invalid(self, problem: object) -> RunError:
+        """Mark the connection broken. Returns the error of an invalid answer."""
         self.broken = True
         return make_refusal(self.peer, problem)
 

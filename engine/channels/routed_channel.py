@@ -90,7 +90,7 @@ class AddressBook:
         long. Raises PeerLost if it is gone, or has not said where in time.
         """
 
-        def known() -> AddressEntry | None:
+        def find_entry() -> AddressEntry | None:
             """Its entry, once that says where, or is one of a later incarnation."""
             entry = self._entries.get(peer)
             if entry is None or entry.epoch < epoch:
@@ -100,7 +100,7 @@ class AddressBook:
             return entry
 
         with self._changed:
-            entry = self._changed.wait_for(known, timeout)
+            entry = self._changed.wait_for(find_entry, timeout)
         if entry is None or entry.epoch != epoch:
             problem = "its process is gone, or it has not said where its ranks meet"
             raise PeerLost(peer, f"{problem}. Fix: look at what it says in its log.")
@@ -147,16 +147,16 @@ class RoutedChannel:
         return self._zmq.address.endpoint
 
     @property
-    def refused(self) -> dict[str, int]:
+    def refusals(self) -> dict[str, int]:
         """Messages and handshakes of each peer that were refused."""
         if self._zmq is None:
-            return self._shm.refused
-        return self._shm.refused | self._zmq.refused
+            return self._shm.refusals
+        return self._shm.refusals | self._zmq.refusals
 
     @property
-    def spilled(self) -> int:
+    def spilled_bytes(self) -> int:
         """Bytes of the outbox in files."""
-        return self._shm.spilled
+        return self._shm.spilled_bytes
 
     def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
@@ -172,9 +172,9 @@ class RoutedChannel:
                 self._moved.add(routes[i], rows[i].nbytes)
         return [rows[i] for i in range(len(requests))]
 
-    def moved(self) -> dict[str, int]:
-        """Payload bytes by route since the last call."""
-        return self._moved.taken()
+    def take_moved_bytes(self) -> dict[str, int]:
+        """Return the payload bytes by route since the last call."""
+        return self._moved.take_counts()
 
     def close(self) -> None:
         """Release all resources."""

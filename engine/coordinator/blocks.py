@@ -23,7 +23,7 @@ import numpy as np
 
 from dataflow.arrays import all_true
 from dataflow.batch import Keys
-from engine.protocol.grouping import grouped, values_at
+from engine.protocol.grouping import group_indices, values_at
 from engine.protocol.refs import Gather, Ref
 
 
@@ -184,7 +184,7 @@ class Blocks:
         while moved:
             moved = False
             here, index = np.unique(block, return_inverse=True)
-            parts = grouped(index, len(here))
+            parts = group_indices(index, len(here))
             for number, mine in zip(here.tolist(), parts, strict=True):
                 if number in self._moved:
                     numbers, rows = self._moved[number]

@@ -44,7 +44,7 @@ from engine.coordinator.tables import shares
 from engine.coordinator.task_ledger import Outstanding, Pending
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol import messages as m
-from engine.protocol.grouping import grouped, values_at
+from engine.protocol.grouping import group_indices, values_at
 from engine.protocol.refs import Gather, OwnRows, Ref
 
 
@@ -134,7 +134,7 @@ class RankGroups:
                 continue
             gathers = {i.name: message.inputs[i.name] for i in inputs if i.name in message.inputs}
             share = self._split(keys_of[name], gathers, count)
-            rows_by_share[name] = grouped(share, count)
+            rows_by_share[name] = group_indices(share, count)
         return rows_by_share
 
     def _split(

@@ -18,7 +18,7 @@ from dataflow.batch import Keys
 from engine.coordinator.balance import split_evenly
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput
-from engine.protocol.grouping import grouped
+from engine.protocol.grouping import group_indices
 from engine.protocol.refs import Ref
 from engine.protocol.staleness import NO_VERSION
 
@@ -242,7 +242,7 @@ def split_by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> li
     if parts == 1 or not tokens.any():
         return split_in_runs(positions, parts)
     share = shares(positions, tokens, parts)
-    full_parts = (rows for rows in grouped(share, parts) if len(rows))
+    full_parts = (rows for rows in group_indices(share, parts) if len(rows))
     return sorted(full_parts, key=lambda rows: int(rows[0]))
 
 

@@ -15,8 +15,8 @@ _SPARSE = 4
 """Blocks with so many times the rows that are wanted are not copied together."""
 
 
-def grouped(group: np.ndarray, count: int) -> list[np.ndarray]:
-    """For each group 0 .. count - 1, the indices of its entries, ascending (int64).
+def group_indices(group: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the indices of the entries of each group 0 .. count - 1, ascending (int64).
 
     group: integers [rows], each below count. The work is rows * log(rows) + count.
     """
@@ -40,6 +40,6 @@ def values_at(blocks: Sequence[np.ndarray], block: np.ndarray, row: np.ndarray) 
         starts = np.cumsum([0, *sizes], dtype=np.int64)
         return np.concatenate(blocks).astype(np.int64)[starts[block] + row]
     gathered = np.zeros(len(row), dtype=np.int64)
-    for values, mine in zip(blocks, grouped(block, len(blocks)), strict=True):
+    for values, mine in zip(blocks, group_indices(block, len(blocks)), strict=True):
         gathered[mine] = values[row[mine]]
     return gathered

@@ -266,7 +266,7 @@ class Replay:
         if count:
             rows = self._find_rows(recorded.producer, recorded.keys, step)
             outbox = self._worker.rows
-            restored = outbox.device.restored(recorded.producer, rows)
+            restored = outbox.device.restore_batch(recorded.producer, rows)
             ref = outbox.keep(recorded.producer, restored)
             refs = ((WORKER, ref.block),)
         return Gather(

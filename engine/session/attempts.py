@@ -45,7 +45,7 @@ from engine.protocol.events import EventStream, Opened, StepEnded, at_each_step
 from engine.protocol.messages import Finish, Rollback, StopRequested
 from engine.protocol.workers import Workers
 from engine.run.loop.checkpoint_files import DiskStore
-from engine.run.loop.early_end import EarlyEnd, Until, reached
+from engine.run.loop.early_end import EarlyEnd, Until, describe_threshold
 from engine.run.loop.loop import Loop
 from engine.run.loop.probes import Probes
 from engine.run.loop.run_requests import RunRequests
@@ -273,10 +273,10 @@ class _Run:
 
     def is_through(self, finish: Finish) -> bool:
         """Whether this phase came to its end, and was not stopped on its way."""
-        if self._signals.requested or self._hooks.requests.stopping:
+        if self._signals.is_stop_requested or self._hooks.requests.stopping:
             return False
         threshold = self._hooks.threshold
-        if threshold is not None and finish.reason == reached(threshold):
+        if threshold is not None and finish.reason == describe_threshold(threshold):
             return True
         return self._stopped is None or self._stopped.reason != finish.reason
 

@@ -93,7 +93,7 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     content = np.frombuffer(memory, dtype=np.uint8)
     hashes: list[bytes] = []
     for row, (low, high) in zip(rows, pairwise(offsets.tolist()), strict=True):
-        hashes.append(_copied(row, content[low:high]))
+        hashes.append(_copy_tensor(row, content[low:high]))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(memory)]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
     return describe_pieces(rows, hashes, SCHEMA, column)
@@ -216,7 +216,7 @@ def require_complete(rows: Sequence[PieceRow]) -> None:
             raise RunError(f"weights: {problem}: one is missing or out of order. Fix: {fix}.")
 
 
-def _copied(row: PieceRow, part: np.ndarray) -> bytes:
+def _copy_tensor(row: PieceRow, part: np.ndarray) -> bytes:
     """Copy a tensor into the block; returns the piece's hash."""
     import torch
 

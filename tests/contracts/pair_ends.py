@@ -139,7 +139,7 @@ def serve(
     """Answers everything until the reader is done."""
     pairs = owner(listening, device, content)
     while (request := requests.recv()) is not None:
-        pairs.asked(READER, *request)
+        pairs.begin_send(READER, *request)
     pairs.close()
 
 
@@ -166,6 +166,6 @@ def read(
         devices += [str(tensor.device) for tensor in arrived]
         said.append(str(equal(arrived, right)))
     requests.send(None)
-    moved = pairs.moved()
+    moved = pairs.take_moved_bytes()
     pairs.close()
     return said, moved, devices

@@ -59,19 +59,19 @@ def test_the_store_picks_rows_until_it_forgets_them() -> None:
     store, kept = ColumnStore(), columns(1)
     store.keep(1, kept)
     for request in (ASKED[0][0], wanted(1, columns=NAMES)):
-        assert equal(store.picked(1, request.columns, request.rows), expected([request]))
-    assert store.picked(1, ("int64",), None)[0] is kept["int64"].values
+        assert equal(store.pick_rows(1, request.columns, request.rows), expected([request]))
+    assert store.pick_rows(1, ("int64",), None)[0] is kept["int64"].values
     told = r"block 1: expected the device columns float32, .*, found other"
     with pytest.raises(RunError, match=told):
-        store.picked(1, ("other",), None)
+        store.pick_rows(1, ("other",), None)
     for rows in ([0, 50], [-1]):
         with pytest.raises(RunError, match="block 1: expected rows below 50"):
-            store.picked(1, ("int64",), np.array(rows))
+            store.pick_rows(1, ("int64",), np.array(rows))
     store.release(1)
     store.release(1)
     assert not len(store)
     with pytest.raises(KeyError):
-        store.picked(1, ("int64",), None)
+        store.pick_rows(1, ("int64",), None)
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -131,7 +131,7 @@ def test_who_sends_nothing_refuses_to_be_asked(data_socket: Sockets) -> None:
     theirs.have_sent(OWNER, 0, [wanted(0)])
     with pytest.raises(PeerLost):
         theirs.fetch([wanted(0)])
-    assert ours.refused == {READER: 1}
+    assert ours.refusals == {READER: 1}
 
 
 Transfers = tuple[list[str], int, list[str]]
@@ -273,7 +273,7 @@ def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
 def test_rows_are_picked_on_the_device() -> None:
     store, kept = ColumnStore(), columns(1, "cuda")
     store.keep(1, kept)
-    found = store.picked(1, NAMES, ASKED[1][1].rows)
+    found = store.pick_rows(1, NAMES, ASKED[1][1].rows)
     assert {t.device.type for t in found} == {"cuda"}
     assert equal(found, expected([ASKED[1][1]]))
 
@@ -318,7 +318,7 @@ def both(
 
     def answer() -> None:
         while (request := hears.recv()) is not None:
-            pairs.asked(READER, *request)
+            pairs.begin_send(READER, *request)
 
     thread = threading.Thread(target=answer)
     thread.start()

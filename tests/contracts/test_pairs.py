@@ -118,7 +118,7 @@ def test_weights_on_a_device_have_the_same_id() -> None:
 
 def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     pairs = TensorPairs(OWNER, not_asked)
-    pairs.asked(READER, 0, WEIGHTS)
+    pairs.begin_send(READER, 0, WEIGHTS)
     assert "and has no world here" in caplog.text
     with pytest.raises(PeerLost, match="expected its process"):
         pairs.receive(READER, WEIGHTS, lambda device: [])
@@ -148,7 +148,7 @@ def anew(rank: int, port: int, first: ListeningPlace, second: ListeningPlace) ->
     for at in (first, second):
         if at is second:
             pairs.meet(READER, at.end(), writes=True)
-        other = TensorPairs(READER, lambda _, *what: pairs.asked(READER, *what), timeout=20)
+        other = TensorPairs(READER, lambda _, *what: pairs.begin_send(READER, *what), timeout=20)
         other.meet(OWNER, at.end(), writes=False)
         same.append(equal(other.receive(OWNER, WEIGHTS, room_like(right)), right))
         other.close()

@@ -72,7 +72,7 @@ def test_after_a_respawn_only_the_new_key_is_answered() -> None:
         assert new.channel.fetch(request)[0].num_rows == 3
         with pytest.raises(PeerLost):
             old.channel.fetch(request)
-        assert a.channel.refused["b"] > 0, "it was refused over its old connection"
+        assert a.channel.refusals["b"] > 0, "it was refused over its old connection"
         a.knows(old)  # a message that was late
         with pytest.raises(PeerLost):
             old.channel.fetch(request)
@@ -94,7 +94,7 @@ def test_whoever_asks_before_its_key_is_known_asks_again() -> None:
         b.book.wait = wait  # type: ignore[method-assign]
         assert b.channel.fetch(request)[0].num_rows == 3
         assert refused.is_set()
-        assert sum(a.channel.refused.values()) >= 1
+        assert sum(a.channel.refusals.values()) >= 1
 
 
 def test_whose_key_never_comes_is_refused_for_no_longer_than_the_lease() -> None:

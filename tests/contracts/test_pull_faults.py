@@ -160,7 +160,7 @@ def test_a_refused_answer_is_counted_with_its_peer() -> None:
     its.sendall(b"\x03\x00\x00\x00abc")
     with pytest.raises(RunError, match="data plane"):
         channel.fetch(of_a(0))
-    assert channel.refused == {"a": 1}
+    assert channel.refusals == {"a": 1}
     channel.close()
     its.close()
 
@@ -177,7 +177,7 @@ def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
         packets.send(message)
         packets.wait(time.monotonic() + 5.0)  # an answer, or the end
         packets.close()
-    assert world["a"].refused["wicked"] > 100
+    assert world["a"].refusals["wicked"] > 100
     assert fetched(world, block).num_rows == 3
     world.close()
 
@@ -321,11 +321,11 @@ def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     dealer.send(honest)
     assert fetched(world, block).num_rows == 3
     deadline = time.monotonic() + 10.0
-    while sum(world["a"].refused.values()) < 100 and time.monotonic() < deadline:
+    while sum(world["a"].refusals.values()) < 100 and time.monotonic() < deadline:
         dealer.poll(10)
         with contextlib.suppress(pyzmq.Again):
             dealer.recv_multipart(pyzmq.NOBLOCK)
-    assert sum(world["a"].refused.values()) >= 100
+    assert sum(world["a"].refusals.values()) >= 100
     dealer.close(0)
     context.destroy(linger=0)
     world.close()

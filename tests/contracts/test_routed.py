@@ -80,8 +80,8 @@ def test_an_answer_that_was_changed_on_its_way_is_asked_for_again(tmp_path: Path
         with changed(REFUSALS - 1):
             (found,) = b.fetch(of_a(block))
         assert found.equals(rows.records)
-        assert b.refused == {"a": REFUSALS - 1}
-        assert b.moved() == {"zmq": found.nbytes}, "what is refused is no payload"
+        assert b.refusals == {"a": REFUSALS - 1}
+        assert b.take_moved_bytes() == {"zmq": found.nbytes}, "what is refused is no payload"
 
 
 def test_what_is_always_wrong_fails(tmp_path: Path) -> None:
@@ -89,6 +89,6 @@ def test_what_is_always_wrong_fails(tmp_path: Path) -> None:
         block = a.keep(rollouts(20, 30))
         with changed(REFUSALS), pytest.raises(RunError, match=r"a: refused: .* changed on its way"):
             b.fetch(of_a(block))
-        assert b.refused == {"a": REFUSALS}
+        assert b.refusals == {"a": REFUSALS}
         with pytest.raises(KeyError):  # not a refusal: it is raised at once
             b.fetch(of_a(block + 1))

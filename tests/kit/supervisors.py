@@ -34,7 +34,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         with RunFolder.create("run", tmp_path) as folder:
             supervisor = Supervisor(planned, folder, RunOptions(**options))
             try:
-                supervisor.opened = list(supervisor.open())  # type: ignore[attr-defined]
+                supervisor.wait_until_open = list(supervisor.open())  # type: ignore[attr-defined]
                 yield supervisor
             finally:
                 supervisor.close()

@@ -39,8 +39,8 @@ from engine.run.loop import watchdog
 from dataflow.activity import show
 
 class Patient(watchdog.OutsideWatch):
-    def interrupted(self):
-        super().interrupted()
+    def note_interrupt(self):
+        super().note_interrupt()
         print("interrupted", flush=True)
 
 watchdog.OutsideWatch, watchdog.TO_END = Patient, 1.0

@@ -75,7 +75,7 @@ def log(supervisor: Supervisor, worker: str) -> str:
 
 def test_rows_go_from_worker_to_worker(start: Start) -> None:
     with start(host_plans.plan()) as supervisor:
-        events = [each.event for each in supervisor.opened]  # type: ignore[attr-defined]
+        events = [each.event for each in supervisor.wait_until_open]  # type: ignore[attr-defined]
         assert {type(event) for event in events} == {m.SourceOpened, m.WorkerOpened}
         # Not with the next heartbeat, before which a short run ends.
         assert f"{FLOW}memory/host" in [name for name, *_ in supervisor.reports()]

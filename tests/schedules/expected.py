@@ -45,7 +45,9 @@ class Expected:
         if known is None:
             known = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
             if node.relation == "subset":
-                known = known & self.case.outcomes.kept(node.name, self.keys(node.rows, prompt))
+                known = known & self.case.outcomes.draw_kept_rows(
+                    node.name, self.keys(node.rows, prompt)
+                )
             self._rows[node.name, prompt] = known
         return known
 
@@ -54,7 +56,7 @@ class Expected:
         line = [n for n in self.case.plan.nodes if n.source == source and n.region == "stream"]
         for node in line:
             reached = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
-            failed = self.case.outcomes.failed(node.name, self.keys(node.rows, prompt))
+            failed = self.case.outcomes.draw_failed_rows(node.name, self.keys(node.rows, prompt))
             if self.childless(node, prompt) or (reached & failed).any():
                 return "dropped"
         if any(node.refill and not self.rows(node, prompt).any() for node in line):

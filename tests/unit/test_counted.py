@@ -94,13 +94,13 @@ def test_a_peak_that_has_grown_since_it_was_reported_is_worth_a_report(
 ) -> None:
     peaks = PeakReports("w")
     monkeypatch.setattr("engine.run.worker.counters._peak", lambda: 100 << 20)
-    assert peaks.grown()
+    assert peaks.has_grown()
     assert values(peaks.reports(outbox=7)).items() >= {"flow/outbox/w": 7.0}.items()
-    assert not peaks.grown()
+    assert not peaks.has_grown()
     monkeypatch.setattr("engine.run.worker.counters._peak", lambda: (101 << 20) - 1)
-    assert not peaks.grown(), "a few pages grow with nearly every instruction"
+    assert not peaks.has_grown(), "a few pages grow with nearly every instruction"
     monkeypatch.setattr("engine.run.worker.counters._peak", lambda: 101 << 20)
-    assert peaks.grown()
+    assert peaks.has_grown()
 
 
 def test_a_step_of_less_than_a_second_tells_the_peak_that_it_had(

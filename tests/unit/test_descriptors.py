@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from engine.channels.descriptors import exhausted
+from engine.channels.descriptors import explain_shortage
 from engine.run.control.control import Failed
 
 _LIMITED = """
@@ -64,6 +64,6 @@ def test_too_many_open_files_are_no_fault_of_the_engine() -> None:
     message = Failed.of(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "gen-3").text
     assert message.startswith("worker gen-3: Too many open files. Fix: ulimit -n ")
     assert "internal" not in message
-    assert "fs.file-max" in (exhausted(OSError(errno.ENFILE, "Too many")) or "")
-    assert exhausted(OSError(errno.EACCES, "no")) is None
+    assert "fs.file-max" in (explain_shortage(OSError(errno.ENFILE, "Too many")) or "")
+    assert explain_shortage(OSError(errno.EACCES, "no")) is None
     assert "internal error: PermissionError" in Failed.of(OSError(errno.EACCES, "no"), "w").text

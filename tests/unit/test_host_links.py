@@ -163,7 +163,7 @@ def test_whatever_calls_do_all_messages_come_once_and_in_order(
         assert [both.desk.take() for _ in to_host] == to_host
         assert both.heard(len(to_run)) == to_run
         both.desk.settle(SOON)
-        assert both.desk._to_send.settled
+        assert both.desk._to_send.is_settled
         assert both.calls.largest < INLINE
 
 
@@ -341,9 +341,9 @@ def test_quit_ends_the_part_of_the_host_and_what_it_says_last_arrives() -> None:
 def test_changes_of_a_host_are_one_until_it_looks() -> None:
     desk = Desk()
     for _ in range(3):
-        desk.changed()
+        desk.note_change()
     assert desk.take() is desk_module.CHANGED
-    desk.changed()
+    desk.note_change()
     desk.accept(0, [b"l" + encode_message(begin(9.0))])
     assert [desk.take() for _ in range(2)] == [desk_module.CHANGED, begin(9.0)]
     desk.close()

@@ -45,7 +45,7 @@ class OneWay:
     def calm(self) -> None:
         """From now on nothing is lost."""
         self.to_send.resend()
-        while not self.to_send.settled:
+        while not self.to_send.is_settled:
             self.came += self.arrived.take(*self.to_send.take())
             self.to_send.acknowledge(self.arrived.count)
 
@@ -118,4 +118,4 @@ def test_an_old_acknowledgement_takes_nothing_away(count: int) -> None:
     assert to_send.acknowledge(2)
     assert not to_send.acknowledge(count)
     assert to_send.take() == (2, [b"lc"])
-    assert not to_send.settled
+    assert not to_send.is_settled

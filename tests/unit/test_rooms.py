@@ -28,21 +28,21 @@ SILENT, GONE = BundleState.SILENT, BundleState.GONE
 
 
 class FakeRoom:
-    """A room. settled: whether it is there; states: of its bundles, one after another."""
+    """A room. is_settled: whether it is there; states: of its bundles, one after another."""
 
-    def __init__(self, bundles: Sequence[Bundle], wait: float, *, settled: bool) -> None:
+    def __init__(self, bundles: Sequence[Bundle], wait: float, *, is_settled: bool) -> None:
         self.bundles = bundles
-        self.settled = settled
+        self.is_settled = is_settled
         self.closed = False
         self.nodes: dict[str, str] = {}
         self.states: dict[str, Iterator[BundleState]] = {}
 
     def dial(self, bundle: str, host: str) -> Any:
-        def dialled(stop: threading.Event) -> tuple[FakeRoom, str, str]:
+        def dial_host(stop: threading.Event) -> tuple[FakeRoom, str, str]:
             self.nodes[bundle] = f"node of {bundle}"
             return self, bundle, host
 
-        return dialled
+        return dial_host
 
     def moves(self, host: str) -> bool:
         return False
@@ -64,7 +64,7 @@ class FakeRay:
     has_room: bool = True
 
     def ask(self, bundles: Sequence[Bundle], wait: float) -> FakeRoom:
-        self.rooms.append(FakeRoom(bundles, wait, settled=self.has_room))
+        self.rooms.append(FakeRoom(bundles, wait, is_settled=self.has_room))
         return self.rooms[-1]
 
 
@@ -99,7 +99,7 @@ def test_the_bundle_on_a_node_that_answers_again_is_used_again(
 ) -> None:
     """After a partition there is no other room: the first one holds what there is."""
     places, ray.has_room = begin(rooms, "a", "b"), False
-    rooms.lost(places["b"], ended=False)
+    rooms.note_lost_host(places["b"], ended=False)
     first = ray.rooms[0]
     first.states["b"] = iter([SILENT, SILENT, BUSY, FREE])
     place = rooms.again("b")
@@ -116,7 +116,7 @@ def test_a_process_that_is_being_killed_is_waited_for(
 ) -> None:
     """Though there is room elsewhere: nobody would be in this bundle until the run ends."""
     places = begin(rooms, "a", "b")
-    rooms.lost(places["b"], ended=False)
+    rooms.note_lost_host(places["b"], ended=False)
     ray.rooms[0].states["b"] = iter([SILENT, BUSY, BUSY, FREE])
     assert rooms.again("b").dial(threading.Event()) == (ray.rooms[0], "b", "b")
     assert ray.rooms[1].closed
@@ -129,7 +129,7 @@ def test_a_bundle_that_does_not_come_back_is_not_waited_for_where_there_is_room(
     for each in (SILENT, BUSY):
         monkeypatch.setitem(rooms_module._PATIENCE, each, 0.0)
     places = begin(rooms, "a", "b")
-    rooms.lost(places["b"], ended=False)
+    rooms.note_lost_host(places["b"], ended=False)
     ray.rooms[0].states["b"] = iter([state])
     assert rooms.again("b").dial(threading.Event()) == (ray.rooms[1], "b", "b")
     assert not ray.rooms[1].closed
@@ -138,7 +138,7 @@ def test_a_bundle_that_does_not_come_back_is_not_waited_for_where_there_is_room(
 def test_whoever_looks_for_room_has_a_vacant_bundle(ray: FakeRay, rooms: HostReservations) -> None:
     """Host b is elsewhere by now, and a is lost after it: where b was is the only room."""
     places = begin(rooms, "a", "b")
-    rooms.lost(places["b"], ended=False)
+    rooms.note_lost_host(places["b"], ended=False)
     first = ray.rooms[0]
     first.states["b"] = iter([GONE, FREE])
     elsewhere = rooms.again("b")
@@ -147,7 +147,7 @@ def test_whoever_looks_for_room_has_a_vacant_bundle(ray: FakeRay, rooms: HostRes
     places["c"] = rooms.again("c")
     assert places["c"].dial(threading.Event()) == (first, "b", "c")
     assert elsewhere.at.room is ray.rooms[1]
-    rooms.lost(places["a"], ended=False)
+    rooms.note_lost_host(places["a"], ended=False)
     assert not first.closed, "c is in it"
     rooms.give_back(places["c"])
     assert first.closed, "nobody is"
@@ -157,7 +157,7 @@ def test_a_room_in_which_nobody_is_any_more_is_given_back_at_once(
     ray: FakeRay, rooms: HostReservations
 ) -> None:
     (place,) = begin(rooms, "b").values()
-    rooms.lost(place, ended=False)
+    rooms.note_lost_host(place, ended=False)
     assert ray.rooms[0].closed
     assert rooms.again("b").dial(threading.Event()) == (ray.rooms[1], "b", "b")
 
@@ -166,7 +166,7 @@ def test_two_hosts_do_not_get_one_bundle(ray: FakeRay, rooms: HostReservations) 
     places = begin(rooms, "a", "b", "c")
     ray.rooms[0].states |= {"a": iter([FREE, GONE]), "b": iter([GONE, FREE])}
     for name in "ab":
-        rooms.lost(places[name], ended=False)
+        rooms.note_lost_host(places[name], ended=False)
     taken = [rooms.again(name).dial(threading.Event()) for name in "ab"]
     assert taken == [(ray.rooms[0], "a", "a"), (ray.rooms[0], "b", "b")]
 
@@ -183,7 +183,7 @@ def test_a_host_whose_process_alone_ended_begins_in_its_bundle(
     ray: FakeRay, rooms: HostReservations
 ) -> None:
     places = begin(rooms, "a", "b")
-    rooms.lost(places["b"], ended=True)
+    rooms.note_lost_host(places["b"], ended=True)
     assert rooms.again("b").dial(threading.Event()) == (ray.rooms[0], "b", "b")
     assert len(ray.rooms) == 1
     assert ray.avoided == []
@@ -191,7 +191,7 @@ def test_a_host_whose_process_alone_ended_begins_in_its_bundle(
 
 def test_who_looks_for_room_stops_with_its_link(ray: FakeRay, rooms: HostReservations) -> None:
     places, ray.has_room = begin(rooms, "a", "b"), False
-    rooms.lost(places["b"], ended=False)
+    rooms.note_lost_host(places["b"], ended=False)
     stop = threading.Event()
 
     def silent() -> Iterator[BundleState]:

@@ -242,7 +242,7 @@ def groups(of: Outcomes, n: int = 8) -> np.ndarray:
     """How many rows of each of 4,000 groups are kept."""
     count = 4000
     positions, samples = np.repeat(np.arange(count), n), np.tile(np.arange(n), count)
-    kept = of.kept("chosen", Keys(positions, samples, np.zeros_like(samples)))
+    kept = of.draw_kept_rows("chosen", Keys(positions, samples, np.zeros_like(samples)))
     return kept.reshape(count, n).sum(axis=1)
 
 

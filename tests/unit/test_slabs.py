@@ -247,11 +247,11 @@ def test_a_reader_lets_go_of_slabs_that_are_gone(pair) -> None:
 def test_spilled_blocks_are_read_like_others(pair) -> None:
     a, b = pair(limit=9 * MIB, verify="content")
     blocks = [a.keep(numbers(MIB // 2, start)) for start in range(4)]
-    assert a.spilled > 0
+    assert a.spilled_bytes > 0
     for start, block in enumerate(blocks):
         assert read(b, block).equals(numbers(MIB // 2, start).records)
         a.release(block)
-    assert a.spilled == 0
+    assert a.spilled_bytes == 0
 
 
 def test_nothing_is_left_open(pair) -> None:

@@ -51,7 +51,7 @@ def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
     mine, its = socket.socketpair()
     link, other = ControlSocket(mine), ControlSocket(its)
     out = Updates(link, "w", 3)
-    changes = [out.spilled(lambda n=n: n) for n in (0, 5, 9, 0, 0)]
+    changes = [out.note_spill(lambda n=n: n) for n in (0, 5, 9, 0, 0)]
     assert changes == [False, True, False, True, False]
     out.flush()
     frames = other.receive()

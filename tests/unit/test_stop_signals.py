@@ -212,7 +212,7 @@ with StopSignals() if kind == "run" else fork.Lock() as signals:
     child.start()
     child.terminate()
     child.join()
-    sys.exit(child.exitcode != -15 or (kind == "run" and signals.requested))
+    sys.exit(child.exitcode != -15 or (kind == "run" and signals.is_stop_requested))
 """
 
 

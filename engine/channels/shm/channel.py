@@ -73,12 +73,12 @@ class ShmChannel:
         return self._pool.nbytes
 
     @property
-    def spilled(self) -> int:
+    def spilled_bytes(self) -> int:
         """Bytes of the outbox in files."""
         return self._pool.spilled
 
     @property
-    def refused(self) -> dict[str, int]:
+    def refusals(self) -> dict[str, int]:
         """Messages of each peer that were refused."""
         return dict(self._peers.refused + self._server.refused)
 

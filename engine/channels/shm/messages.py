@@ -14,7 +14,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
-from engine.channels.block_requests import Count, FetchRequest, Reply, Wanted, decoded
+from engine.channels.block_requests import Count, FetchRequest, Reply, Wanted, decode_struct
 from engine.channels.contract import BlockRequest, Requests
 
 
@@ -64,7 +64,7 @@ class SendTensors(Struct, array_like=True, frozen=True, tag="send"):
 FromOwner = IndexHere | SlabHere | SlabsGone | SchemaHere | Reply
 FromReader = FetchRequest | SendTensors
 
-decode_from_owner = partial(decoded, Decoder(FromOwner))
+decode_from_owner = partial(decode_struct, Decoder(FromOwner))
 """A message of an owner. Raises RunError for other bytes."""
-decode_from_reader = partial(decoded, Decoder(FromReader))
+decode_from_reader = partial(decode_struct, Decoder(FromReader))
 """A message of a reader. Raises RunError for other bytes."""

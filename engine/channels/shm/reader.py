@@ -58,7 +58,7 @@ class SlabReader(PeerReader):
         try:
             header, layout = h.narrow_header(header, layout, tuple(request.columns))
         except RunError as error:
-            raise self.refused(error) from error
+            raise self.mark_invalid(error) from error
         return self._rows(header, request, layout)
 
     def ask(self, requests: Requests) -> int:
@@ -73,7 +73,7 @@ class SlabReader(PeerReader):
         """See PeerReader."""
         reply = self._reply(number, deadline)
         if len(reply.answers) != len(requests):
-            raise self.refused(f"expected {len(requests)} answers, found {len(reply.answers)}")
+            raise self.mark_invalid(f"expected {len(requests)} answers, found {len(reply.answers)}")
         return [self._rows(a, r) for a, r in zip(reply.answers, requests, strict=True)]
 
     def have_sent(self, sequence: int, requests: Requests, deadline: float) -> None:
@@ -84,7 +84,7 @@ class SlabReader(PeerReader):
         except SocketClosed as closed:
             raise self._gone(closed) from closed
         if not taken:
-            raise self.lost("did not take a request in time. Fix: see what it is doing")
+            raise self.mark_lost("did not take a request in time. Fix: see what it is doing")
 
     def hear(self) -> None:
         """Handle unrequested messages; replies that nobody waits for are dropped."""
@@ -110,7 +110,9 @@ class SlabReader(PeerReader):
             except SocketClosed as closed:
                 raise self._gone(closed) from closed
             if not has_data:
-                raise self.lost("did not say in time where its rows are. Fix: see what it is doing")
+                raise self.mark_lost(
+                    "did not say in time where its rows are. Fix: see what it is doing"
+                )
             for reply in self._replies():
                 if reply.id == number:
                     return reply
@@ -131,28 +133,32 @@ class SlabReader(PeerReader):
             case h.Reply():
                 if message.id > self._last:
                     expected = f"expected an answer to request {self._last}"
-                    raise self.refused(f"{expected}, found one to {message.id}")
+                    raise self.mark_invalid(f"{expected}, found one to {message.id}")
                 return message
             case m.SlabHere(number=slab):
-                self._slabs[slab] = self._mapped(f"slab {slab}", message.size, message.on_disk)
+                self._slabs[slab] = self._map_descriptor(
+                    f"slab {slab}", message.size, message.on_disk
+                )
             case m.IndexHere():
                 if message.size != SIZE:
-                    raise self.refused(f"a block index of {message.size} bytes, expected {SIZE}")
-                self._index = self._mapped("its block index", SIZE, on_disk=False)
+                    raise self.mark_invalid(
+                        f"a block index of {message.size} bytes, expected {SIZE}"
+                    )
+                self._index = self._map_descriptor("its block index", SIZE, on_disk=False)
             case m.SlabsGone():
                 for slab in message.numbers:
                     self._slabs.pop(slab, None)
             case m.SchemaHere():
                 layout = layout_from(message.data)
                 if layout.hash != message.hash:
-                    raise self.refused("a schema that was changed on its way")
+                    raise self.mark_invalid("a schema that was changed on its way")
                 self._schemas[message.hash] = layout
         return None
 
-    def _mapped(self, what: str, size: int, on_disk: bool) -> pa.Buffer:
+    def _map_descriptor(self, what: str, size: int, on_disk: bool) -> pa.Buffer:
         """Map a descriptor for reading, if it is what the peer says it is."""
         if not self._socket.descriptors:
-            raise self.refused(f"{what} without its descriptor")
+            raise self.mark_invalid(f"{what} without its descriptor")
         descriptor = self._socket.descriptors.popleft()
         try:
             status = os.fstat(descriptor)
@@ -160,7 +166,9 @@ class SlabReader(PeerReader):
             fixed = not status.st_nlink if on_disk else is_sealed(descriptor)
             if status.st_size != size or not stat.S_ISREG(status.st_mode) or not size or not fixed:
                 kind = f"{status.st_size} bytes of mode {status.st_mode:o}"
-                raise self.refused(f"{what}: expected {size} bytes of fixed size, found {kind}")
+                raise self.mark_invalid(
+                    f"{what}: expected {size} bytes of fixed size, found {kind}"
+                )
             flags = mmap.MAP_SHARED
             if not on_disk:
                 flags |= mmap.MAP_POPULATE
@@ -172,7 +180,7 @@ class SlabReader(PeerReader):
             os.close(descriptor)
 
     def _gone(self, closed: SocketClosed) -> PeerLost:
-        return self.lost(f"its process is gone ({closed})")
+        return self.mark_lost(f"its process is gone ({closed})")
 
     def _rows(
         self, answer: h.Answer, request: BlockRequest, layout: SchemaLayout | None = None
@@ -184,7 +192,7 @@ class SlabReader(PeerReader):
         except PeerLost:
             raise
         except RunError as error:
-            raise self.refused(error) from error
+            raise self.mark_invalid(error) from error
         return select_rows(rows, request.rows)
 
     def _layout(self, header: h.BlockHeader, columns: tuple[str, ...]) -> SchemaLayout:

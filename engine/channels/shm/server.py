@@ -88,7 +88,7 @@ class SlabServer:
             while not self._over:
                 for key, what in self._selector.select():
                     if key.data is None:
-                        self._woken()
+                        self._handle_wake()
                     else:
                         self._serve(key.data, what)
         finally:
@@ -96,7 +96,7 @@ class SlabServer:
                 self._drop(reader)
             self._selector.close()
 
-    def _woken(self) -> None:
+    def _handle_wake(self) -> None:
         os.eventfd_read(self._wake)
         while self._new:
             peer, connection = self._new.popleft()

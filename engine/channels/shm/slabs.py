@@ -189,7 +189,7 @@ class SlabPool:
         try:
             slab = Slab(self._next, size, self._directory if on_disk else None)
         except OSError as error:
-            raise self._exhausted(error, size, on_disk) from error
+            raise self._make_storage_error(error, size, on_disk) from error
         self._next += 1
         self._slabs[slab.number] = slab
         if on_disk:
@@ -204,7 +204,7 @@ class SlabPool:
         slab.close()
         self.on_gone()
 
-    def _exhausted(self, error: OSError, size: int, on_disk: bool) -> StorageError:
+    def _make_storage_error(self, error: OSError, size: int, on_disk: bool) -> StorageError:
         memory, disk = self.nbytes >> 20, self.spilled >> 20
         have = f"{len(self._slabs)} slabs, {memory} MiB in memory and {disk} on disk"
         if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -108,14 +108,14 @@ class CollectiveChannel:
                 with stream:
                     self._move(role, peer, [part for part in flat if part.numel()])
             except RuntimeError as error:
-                return self._failed(role, peer, sequence, error)
+                return self._make_failure(role, peer, sequence, error)
             return None
 
         try:
             # The backends apply the time limit twice: to the header and to the payload.
             failed = self._thread.submit(transfer).result(2 * self.timeout + _GRACE)
         except Late as late:
-            failed = self._failed(role, peer, sequence, late)
+            failed = self._make_failure(role, peer, sequence, late)
         if failed is not None:
             raise self._fence(failed)
         self._next[_counter(role, peer)] = sequence + 1
@@ -175,7 +175,7 @@ class CollectiveChannel:
             me = self._names[self.rank]
             raise RunError(f"{me}: {role}: {problem}. Fix: a plan for this world.")
 
-    def _failed(self, role: Role, peer: int, sequence: int, error: BaseException) -> RunError:
+    def _make_failure(self, role: Role, peer: int, sequence: int, error: BaseException) -> RunError:
         if isinstance(error, (_Disagreed, RunError)):
             return self._fenced or RunError(str(error))
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -212,12 +212,12 @@ def _require_same(me: str, mine: list[int], other: str, theirs: list[int]) -> No
     """Raise _Disagreed unless two headers belong together."""
     wanted = {"send": "receive", "receive": "send", "broadcast": "broadcast"}[_ROLES[mine[1]]]
     if theirs != [_MAGIC, _ROLES.index(wanted), *mine[2:]] or mine[2] < 0:
-        both = f"{me}: {_said(mine)}, and {other}: {_said(theirs)}"
+        both = f"{me}: {_describe_header(mine)}, and {other}: {_describe_header(theirs)}"
         fix = "both ends have to be told the same transfers in the same order"
         raise _Disagreed(f"expected one transfer on both ends, found {both}. Fix: {fix}")
 
 
-def _said(header: list[int]) -> str:
+def _describe_header(header: list[int]) -> str:
     magic, role, number, count, layout = header
     if magic != _MAGIC or not 0 <= role < len(_ROLES):
         return "no header of this protocol"

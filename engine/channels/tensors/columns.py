@@ -40,8 +40,10 @@ class ColumnStore:
         """Forget all."""
         self._kept.clear()
 
-    def picked(self, block: int, columns: Sequence[str], rows: np.ndarray | None) -> list[Tensor]:
-        """These rows (None: all) of each column, on their device. Raises KeyError, RunError."""
+    def pick_rows(
+        self, block: int, columns: Sequence[str], rows: np.ndarray | None
+    ) -> list[Tensor]:
+        """Take these rows (None: all) of each column on their device. Raises KeyError, RunError."""
         by_name = self._kept[block]
         if missing := [name for name in columns if name not in by_name]:
             expected, unknown = ", ".join(by_name), ", ".join(missing)

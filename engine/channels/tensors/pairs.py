@@ -97,7 +97,7 @@ class TensorPairs:
         """Keep a block's tensors, which must not change any more."""
         self._kept[block] = tensors
 
-    def kept(self, block: int) -> Sequence[Tensor]:
+    def block_tensors(self, block: int) -> Sequence[Tensor]:
         """A block's tensors. Raises KeyError."""
         return self._kept[block]
 
@@ -105,33 +105,37 @@ class TensorPairs:
         """Forget a block's tensors, if there are any; a running transfer goes on."""
         self._kept.pop(block, None)
 
-    def asked(self, peer: str, sequence: int, requests: Requests) -> None:
+    def begin_send(self, peer: str, sequence: int, requests: Requests) -> None:
         """Have these tensors sent to a peer; called by the server's thread, so it never waits."""
         world = self._worlds.get((peer, _WRITER))
         if world is None:
-            _log.warning("%s asks for %s and has no world here", peer, _shown(requests))
+            _log.warning("%s asks for %s and has no world here", peer, _describe_requests(requests))
         elif not world.begin(lambda: self._send(world, sequence, requests)):
-            _log.warning("%s asks for %s in a world that has ended", peer, _shown(requests))
+            _log.warning(
+                "%s asks for %s in a world that has ended", peer, _describe_requests(requests)
+            )
 
     def _send(self, world: PairWorld, sequence: int, requests: Requests) -> None:
         """On the world's thread. A failure ends only the world, which the reader notices."""
         try:
-            channel = world.formed()
-            wanted = chain.from_iterable(map(self._wanted, requests))
+            channel = world.ensure_channel()
+            wanted = chain.from_iterable(map(self._find_tensors, requests))
             tensors = [tensor.to(world.device) for tensor in wanted]
             hashes = self._room_for_hashes(requests, len(tensors), world.device)
             for room in hashes:
                 room.copy_(room.new_tensor(of_tensors(tensors)))
             channel.send(_READER, sequence, [*tensors, *hashes])
         except (KeyError, RuntimeError) as error:
-            _log.warning("%s was not sent to %s: %r", _shown(requests), world.peer, error)
+            _log.warning(
+                "%s was not sent to %s: %r", _describe_requests(requests), world.peer, error
+            )
             self._give_up(world)
 
-    def _wanted(self, request: BlockRequest) -> Sequence[Tensor]:
+    def _find_tensors(self, request: BlockRequest) -> Sequence[Tensor]:
         """Values of device columns if columns are named, else weights."""
         if not request.columns:
             return self._kept[request.block]
-        return self.columns.picked(request.block, request.columns, request.rows)
+        return self.columns.pick_rows(request.block, request.columns, request.rows)
 
     def receive(
         self, peer: str, requests: Requests, room: Callable[[str], list[Tensor]]
@@ -147,12 +151,12 @@ class TensorPairs:
             # The reader asks once it is ready to receive, so that no writer waits in a collective
             # for a reader that is busy (0013).
             self._ask(peer, world.sequence, requests)
-            channel = world.formed_in_time(lambda: self._alive(peer))
+            channel = world.ensure_channel_in_time(lambda: self._alive(peer))
             tensors = room(world.device)
             hashes = self._room_for_hashes(requests, len(tensors), world.device)
             channel.receive(_WRITER, world.sequence, [*tensors, *hashes])
             if any(sent.tolist() != of_tensors(tensors) for sent in hashes):
-                problem = f"{_shown(requests)}: their values were changed on their way"
+                problem = f"{_describe_requests(requests)}: their values were changed on their way"
                 raise RunError(f"{peer}: refused: {problem}")
         except RunError:
             self._give_up(world)
@@ -172,9 +176,9 @@ class TensorPairs:
             return []
         return [torch.empty(count, dtype=torch.int64, device=device)]
 
-    def moved(self) -> int:
-        """Payload bytes received since the last call."""
-        return sum(self._moved.taken().values())
+    def take_moved_bytes(self) -> int:
+        """Return the payload bytes received since the last call."""
+        return sum(self._moved.take_counts().values())
 
     def _give_up(self, world: PairWorld) -> None:
         with self._lock:
@@ -207,8 +211,8 @@ class PairWorld:
                 self._thread.submit(what)
             return not self._closed
 
-    def formed(self) -> CollectiveChannel:
-        """The channel, once both ends are there. Raises PeerLost."""
+    def ensure_channel(self) -> CollectiveChannel:
+        """Form the world, once, and return its channel. Raises PeerLost."""
         if self._channel is None:
             try:
                 channel = self._form()
@@ -222,12 +226,12 @@ class PairWorld:
                 channel.close()
         return self._channel
 
-    def formed_in_time(self, alive: Callable[[], None]) -> CollectiveChannel:
-        """`formed` on this end's thread and in time. alive: raises PeerLost if the peer is gone."""
+    def ensure_channel_in_time(self, alive: Callable[[], None]) -> CollectiveChannel:
+        """Form it on its own thread and in time. alive: raises PeerLost if the peer is gone."""
         with self._lock:
             if self._closed:
                 raise PeerLost(self.peer, "its world for tensors was replaced")
-            forming = self._thread.submit(self.formed)
+            forming = self._thread.submit(self.ensure_channel)
         end = time.monotonic() + self._timeout + _GRACE
         while True:
             seconds_left = max(0.0, end - time.monotonic())
@@ -276,7 +280,7 @@ class PairWorld:
         return channel
 
 
-def _shown(requests: Requests) -> str:
+def _describe_requests(requests: Requests) -> str:
     """`block 7, columns hidden of 3 rows`, or the number of blocks."""
     if len(requests) != 1:
         return f"tensors of {len(requests)} blocks"

@@ -103,9 +103,9 @@ class RowBroadcast:
             inputs[name] = records, {layout.name: next(values_left) for layout in layouts}
         return inputs
 
-    def moved(self) -> int:
-        """Bytes of rows received since the last call."""
-        return sum(self._moved.taken().values())
+    def take_moved_bytes(self) -> int:
+        """Return the bytes of rows received since the last call."""
+        return sum(self._moved.take_counts().values())
 
     def close(self) -> None:
         """Leave; ranks that wait for this one fail."""

@@ -83,7 +83,7 @@ class ZmqChannel:
         self._peers = PeerReaders(name, connect, patience=patience)
 
     @property
-    def refused(self) -> dict[str, int]:
+    def refusals(self) -> dict[str, int]:
         """Messages and handshakes of each peer that were refused."""
         return dict(self._peers.refused + self._server.refused)
 

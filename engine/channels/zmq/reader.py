@@ -59,15 +59,15 @@ class ZmqReader(PeerReader):
         """See PeerReader; the request is queued until the peer is connected."""
         self._last += 1
         if self._monitor.poll(0):
-            raise self._disconnected()
+            raise self._mark_disconnected()
         if not self._is_current():
             # A process on a host that hangs outlives the lease, and its connection stays.
-            raise self.lost("another process answers for it by now")
+            raise self.mark_lost("another process answers for it by now")
         request = FetchRequest(self._last, tuple(map(Wanted.of, requests)))
         try:
             self._socket.send(seal_message(request), zmq.NOBLOCK)
         except zmq.Again as error:  # a lost connection has no queue
-            raise self.lost("the connection is lost") from error
+            raise self.mark_lost("the connection is lost") from error
         return self._last
 
     def answer(self, number: int, requests: Requests, deadline: float) -> list[pa.RecordBatch]:
@@ -80,7 +80,7 @@ class ZmqReader(PeerReader):
         except PeerLost:
             raise
         except RunError as error:
-            raise self.refused(error) from error
+            raise self.mark_invalid(error) from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -98,11 +98,13 @@ class ZmqReader(PeerReader):
                 if message.id == number:
                     return message, [frame.buffer for frame in frames]
             elif self._monitor in ready:
-                raise self._disconnected()
-        raise self.lost("did not answer in time. Fix: look at its process and its host's network")
+                raise self._mark_disconnected()
+        raise self.mark_lost(
+            "did not answer in time. Fix: look at its process and its host's network"
+        )
 
-    def _disconnected(self) -> PeerLost:
-        return self.lost(describe_loss(self._monitor))
+    def _mark_disconnected(self) -> PeerLost:
+        return self.mark_lost(describe_loss(self._monitor))
 
 
 def describe_loss(monitor: zmq.Socket) -> str:

@@ -81,7 +81,7 @@ class MeetingClient:
             number, end = self._number, time.monotonic() + timeout
             request = StoreRequest(self._name, number, what, list(keys), list(values), amount)
             while True:
-                line = self._connected()
+                line = self._ensure_line()
                 try:
                     return line.answer(encoded(request), number, end)
                 except PeerLost as lost:
@@ -102,7 +102,7 @@ class MeetingClient:
             self._drop()
             self._context.destroy(linger=0)
 
-    def _connected(self) -> _Line:
+    def _ensure_line(self) -> _Line:
         if self._line is None:
             address = self._find()
             dealer = dealer_socket(self._context, address, self._keys, self._heartbeat)

@@ -191,7 +191,7 @@ class PricedTimes:
         if batch:
             yield np.concatenate(batch)
 
-    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+    def interrupted_rows(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
         """All whole groups that have ended."""
         return np.flatnonzero(_group_ends(node, ends) <= seconds)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from dataflow import errors
-from engine.channels.descriptors import exhausted
+from engine.channels.descriptors import explain_shortage
 from engine.keep.record.place import RecordPlace
 from engine.protocol.messages import From, ToWorker
 from engine.protocol.refs import Ref
@@ -207,7 +207,7 @@ class Failed:
         if isinstance(error, errors.DataflowError):
             kind = next((k for k in type(error).__mro__ if k in _KINDS), errors.RunError)
             return Failed(kind=kind.__name__, text=str(error))
-        if isinstance(error, OSError) and (problem := exhausted(error)) is not None:
+        if isinstance(error, OSError) and (problem := explain_shortage(error)) is not None:
             text = f"worker {who}: {problem}."
             return Failed(kind=errors.RunError.__name__, text=text)
         raised = " ".join(f"{type(error).__name__}: {error}".split())

@@ -66,7 +66,7 @@ def encode_message(message: Any) -> bytes:
         raise RunError(f"control message: {problem}. Fix: put it in wire.py.")
     try:
         if isinstance(message, TrainStep) and message.mine is not None:
-            return _ENCODER.encode((name, _deflated(_ENCODER.encode(message))))
+            return _ENCODER.encode((name, _deflate(_ENCODER.encode(message))))
         return _ENCODER.encode((name, _plain(message)))
     except (TypeError, ValueError, OverflowError) as error:
         fix = "Fix: see its class for what each field is."
@@ -90,10 +90,10 @@ def _decode(encoded: Any, among: Sequence[type] | None) -> Any:
     kind = _CLASSES.get(name)
     if kind is None or (among is not None and kind not in among):
         raise ValueError(f"the class {name[:60]!r}")
-    return _decoder(kind)(_inflated(body) if kind is TrainStep else body)
+    return _decoder(kind)(_inflate(body) if kind is TrainStep else body)
 
 
-def _deflated(body: bytes) -> bytes | msgspec.Raw:
+def _deflate(body: bytes) -> bytes | msgspec.Raw:
     """Deflate a message that goes to each of perhaps a thousand ranks: most of its bytes are zeros
     of small numbers and names that come again.
     """
@@ -102,7 +102,7 @@ def _deflated(body: bytes) -> bytes | msgspec.Raw:
     return zlib.compress(body, 1)
 
 
-def _inflated(body: msgspec.Raw) -> bytes | msgspec.Raw:
+def _inflate(body: msgspec.Raw) -> bytes | msgspec.Raw:
     """The fields. Raises ValueError for bytes that become too many, and what zlib raises."""
     if bytes(memoryview(body)[:1]) not in _BYTES:  # a map: it was sent as it is
         return body

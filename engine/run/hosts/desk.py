@@ -95,7 +95,7 @@ class Desk:
             self._to_send.acknowledge(count)
             self._to_send.resend()  # a call that failed took frames along
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._to_send.settled, BEAT)
+            self._changed.wait_for(lambda: not self._to_send.is_settled, BEAT)
             first, frames = self._to_send.take()
             acknowledged, now = self._arrived.count, time.monotonic()
         return acknowledged, now, first, frames, self._beat(now)
@@ -121,7 +121,7 @@ class Desk:
                 self._pending = False
             return item
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """Let `take` return CHANGED; from any thread."""
         with self._changed:
             if not self._pending:
@@ -142,7 +142,7 @@ class Desk:
     def settle(self, seconds: float) -> None:
         """Wait until the run has everything, at most `seconds`; not if it was given up."""
         with self._changed:
-            self._changed.wait_for(lambda: self.given_up or self._to_send.settled, seconds)
+            self._changed.wait_for(lambda: self.given_up or self._to_send.is_settled, seconds)
 
     def close(self) -> None:
         """End the thread."""

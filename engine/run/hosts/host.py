@@ -100,7 +100,7 @@ class HostedRun:
             workers={network.worker: network for network in networks},
             absent=begin.absent,
             cluster=detect(),
-            on_change=self._desk.changed,
+            on_change=self._desk.note_change,
         )
         return Supervisor(plan, folder, options, share)
 
@@ -154,7 +154,7 @@ class HostedRun:
         """Events since the last call; none before all Workers are open."""
         events: list[Any] = []
         if not self._opened:
-            opened = supervisor.opened()
+            opened = supervisor.wait_until_open()
             if opened is None:
                 return events
             self._opened = True

@@ -46,7 +46,7 @@ class _ReservedBundle:
 
     def state(self) -> BundleState:
         """Not FREE while somebody waits for its room."""
-        return self.room.state(self.bundle.host) if self.room.settled else BundleState.GONE
+        return self.room.state(self.bundle.host) if self.room.is_settled else BundleState.GONE
 
 
 class HostPlace:
@@ -107,7 +107,7 @@ class HostReservations:
     def first(self, hosts: Iterable[str]) -> dict[str, HostPlace]:
         """Those of all hosts with which the run begins, in one room on the nodes of the plan."""
         bundles = {name: self._bundle(name) for name in hosts}
-        return self._asked(bundles, self._wait, takes_vacant=False)
+        return self._request_room(bundles, self._wait, takes_vacant=False)
 
     def again(self, host: str) -> HostPlace:
         """Where a lost host begins again, or a spare Worker joins, however long that takes."""
@@ -116,10 +116,10 @@ class HostReservations:
         joins = host in self._plan.spare
         wait = math.inf if joins else self._wait
         bundle = self._bundle(host, again=True)
-        return self._asked({host: bundle}, wait, takes_vacant=True)[host]
+        return self._request_room({host: bundle}, wait, takes_vacant=True)[host]
 
-    def lost(self, place: HostPlace, *, ended: bool) -> None:
-        """A host is lost. ended: its process ended, its node is still there."""
+    def note_lost_host(self, place: HostPlace, *, ended: bool) -> None:
+        """Note that a host is lost. ended: its process ended, its node is still there."""
         assert self._plan.cluster is not None
         room, host = place.at.room, place.host
         if not ended:
@@ -160,7 +160,7 @@ class HostReservations:
                 if self._move(place, vacant):
                     return
             patience = max((_PATIENCE[state] for state in states.values()), default=0.0)
-            if place.at.room.settled and time.monotonic() - began >= patience:
+            if place.at.room.is_settled and time.monotonic() - began >= patience:
                 return
             stop.wait(_POLL)
 
@@ -181,7 +181,7 @@ class HostReservations:
         place.at = vacant
         return True
 
-    def _asked(
+    def _request_room(
         self, bundles: dict[str, Bundle], wait: float, *, takes_vacant: bool
     ) -> dict[str, HostPlace]:
         room = ClusterReservation([*bundles.values()], wait)

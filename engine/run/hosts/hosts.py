@@ -200,7 +200,7 @@ class HostsWorkers:
         del self._remotes[remote.name]
         self._moved_before += remote.link.moved
         remote.link.close()
-        self._rooms.lost(remote.place, ended=lost.ended)
+        self._rooms.note_lost_host(remote.place, ended=lost.ended)
         gone = {w: self._next[w] - 1 for w in remote.workers if self._next[w]}
         self._events += (WorkerLost(worker=w, epoch=n, error=str(lost)) for w, n in gone.items())
         self._tell([control.PeerAddress(worker=w, epoch=n, gone=True) for w, n in gone.items()])
@@ -370,7 +370,7 @@ class HostsWorkers:
                 self._lose(remote, lost)
                 continue
             for message in heard:
-                self._heard(remote, message)
+                self._take_message(remote, message)
         for remote in [r for r in self._leaving if self._has_left(r)]:
             self._leaving.remove(remote)
             self._dismiss(remote)
@@ -382,7 +382,7 @@ class HostsWorkers:
             return True
         return not remote.link.reached or any(isinstance(m, hm.HostEnded) for m in heard)
 
-    def _heard(self, remote: _Remote, message: Any) -> None:
+    def _take_message(self, remote: _Remote, message: Any) -> None:
         match message:
             case hm.HostUpdate():
                 remote.opened = message.opened

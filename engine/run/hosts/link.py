@@ -206,7 +206,7 @@ class HostLink:
         """The end of a call; returns when the next one is due. Raises HostLost."""
         now = time.monotonic()
         if (error := done.exception()) is not None:
-            self._failed(self._calls.meaning(error))
+            self._handle_failure(self._calls.meaning(error))
             return now + BEAT
         acknowledged, clock, first, frames, beat = done.result()
         self._heard, self._known, self._warned, self.reached = now, clock, False, True
@@ -221,7 +221,7 @@ class HostLink:
             self._on_change()
         return now
 
-    def _failed(self, error: RunError) -> None:
+    def _handle_failure(self, error: RunError) -> None:
         if isinstance(error, Gone) and error.ended:
             raise HostLost(f"host {self.name}: {error}", ended=True)
         if not isinstance(error, Gone | Unreachable):
@@ -238,7 +238,7 @@ class HostLink:
 
     def _send(self) -> None:
         now = time.monotonic()
-        if self._to_send.settled:
+        if self._to_send.is_settled:
             self._acknowledged = now
         elif now - self._acknowledged > _PATIENCE:
             self._acknowledged = now

@@ -35,7 +35,7 @@ class ToSend:
         """The number of the first frame that was not handed out yet."""
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether the other end has everything."""
         return not self._frames
 

@@ -168,10 +168,10 @@ class ClusterReservation:
         self._failure: RunError | None = None
         self._group: Any = None
         self._selectors: list[dict[str, str]] = []
-        self._thread = self._watched()
+        self._thread = self._start_watch()
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether `dial` does not wait for room: it is there, or has failed."""
         return self._settled.is_set()
 
@@ -180,7 +180,7 @@ class ClusterReservation:
         another host that is not there any more.
         """
 
-        def dialled(stop: threading.Event) -> Calls | None:
+        def dial_host(stop: threading.Event) -> Calls | None:
             while not self._settled.wait(_POLL):
                 if stop.is_set():
                     return None
@@ -190,7 +190,7 @@ class ClusterReservation:
             self.nodes[bundle] = node = _node(self._group, at)
             return _start_host(host, self._group, at, node, stop)
 
-        return dialled
+        return dial_host
 
     def moves(self, host: str) -> bool:
         """Whether Ray places a host's bundle again, elsewhere, once its node is gone."""
@@ -203,7 +203,7 @@ class ClusterReservation:
         node = _node(self._group, at)
         if node not in _alive():
             return BundleState.GONE
-        if node in _avoided():
+        if node in _nodes_to_avoid():
             return BundleState.SILENT
         free = available_resources_per_node().get(node, {})
         group = self._group.id.hex()
@@ -218,7 +218,7 @@ class ClusterReservation:
         """Until every bundle has a node, and none that was lost: `dial` waits for that."""
         self._settled.clear()
         self._thread.join()
-        self._thread = self._watched()
+        self._thread = self._start_watch()
 
     def close(self) -> None:
         """Give everything back, which ends the processes that are there."""
@@ -227,13 +227,13 @@ class ClusterReservation:
         if self._group is not None:
             remove_placement_group(self._group)
 
-    def _wanted(self) -> list[dict[str, str]]:
-        alive, avoided = _alive(), _avoided()
+    def _bundle_selectors(self) -> list[dict[str, str]]:
+        alive, avoided = _alive(), _nodes_to_avoid()
         return [bundle.selector(alive, avoided) for bundle in self._bundles.values()]
 
     def _claim(self) -> None:
         """Ask for a group, in the place of one that has other selectors and nobody in it."""
-        if self.nodes or (selectors := self._wanted()) == self._selectors:
+        if self.nodes or (selectors := self._bundle_selectors()) == self._selectors:
             return
         if self._group is not None:
             remove_placement_group(self._group)
@@ -249,10 +249,10 @@ class ClusterReservation:
         if table["state"] != "CREATED":
             return False
         nodes = table["bundles_to_node_id"].values()
-        avoided = _avoided()
+        avoided = _nodes_to_avoid()
         return all(node and node not in avoided for node in nodes)
 
-    def _watched(self) -> threading.Thread:
+    def _start_watch(self) -> threading.Thread:
         thread = threading.Thread(target=self._watch, name="room", daemon=True)
         thread.start()
         return thread
@@ -277,20 +277,20 @@ class ClusterReservation:
             self._closed.wait(_POLL)
             if now - began > self._wait:
                 fix = "Fix: more nodes, fewer or smaller Workers, or a longer --wait"
-                problem = f"no room within {self._wait:g} s: {self._told()}"
+                problem = f"no room within {self._wait:g} s: {self._describe_shortage()}"
                 self._failure = RunError(f"--cluster ray: {problem}. {fix}.")
                 break
             if now > due:
                 text = "waiting for room in the Ray cluster: %s"
                 if self._wait == math.inf:  # a replica more, which nobody waits for
                     due = math.inf
-                    _log.info(text, self._told())
+                    _log.info(text, self._describe_shortage())
                 else:
                     due = now + _AGAIN
-                    _log.warning(text, self._told())
+                    _log.warning(text, self._describe_shortage())
 
-    def _told(self) -> str:
-        """What is wanted, which of it fits nowhere, and what is there."""
+    def _describe_shortage(self) -> str:
+        """Say what is wanted, which of it fits nowhere, and what is there."""
         nodes, free = _room()
         alone = [b for b in self._bundles.values() if not any(map(b.fits, free.values()))]
         wanted = ", ".join(map(str, self._bundles.values()))
@@ -328,7 +328,7 @@ def _is_there() -> None:
     """What a node answers with."""
 
 
-def _avoided() -> list[str]:
+def _nodes_to_avoid() -> list[str]:
     """The nodes that have not answered yet. One that Ray knows to be gone is no longer among them:
     nothing is scheduled onto it.
     """

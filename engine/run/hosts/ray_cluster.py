@@ -30,7 +30,7 @@ def ray_cluster(options: RunOptions, source: AnyGraph) -> Cluster:
     """
     join_cluster(options.cluster or "")
     paths = sorted({os.path.abspath(path) for path in _paths(source)})
-    with _marked(options.runs) as mark:
+    with _place_mark(options.runs) as mark:
         return cluster(
             [*paths, str(mark)],
             whole=options.verify == "content",
@@ -62,8 +62,8 @@ def _data(graph: Graph) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _marked(runs: Path) -> Iterator[Path]:
-    """A file among the run folders that nobody else can have there by chance."""
+def _place_mark(runs: Path) -> Iterator[Path]:
+    """Write a file among the run folders that nobody else can have there by chance."""
     mark = Path(runs).absolute() / f".seen-by-all-{secrets.token_hex(8)}"
     with writing("the runs folder", mark):
         mark.parent.mkdir(parents=True, exist_ok=True)

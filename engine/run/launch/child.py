@@ -164,18 +164,18 @@ class ChildProcess:
         frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")]
         if not frames:
             return ""
-        return f" stood at:{_quoted(frames[:_STACK_LINES])}"
+        return f" stood at:{_quote_lines(frames[:_STACK_LINES])}"
 
     def _last_lines(self) -> str:
         """The end of its log."""
         with open(self._log, "rb") as file:
             file.seek(max(self._log_start, self._log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-        return _quoted(lines[-_TAIL_LINES:])
+        return _quote_lines(lines[-_TAIL_LINES:])
 
 
-def _quoted(lines: Sequence[str]) -> str:
-    """These lines below an error."""
+def _quote_lines(lines: Sequence[str]) -> str:
+    """Format these lines below an error."""
     return "".join(f"\n  | {line}" for line in lines)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from dataflow.errors import RunError
-from engine.channels.descriptors import exhausted
+from engine.channels.descriptors import explain_shortage
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.protocol.workers import Ask, Save
@@ -61,7 +61,7 @@ def connect_peers(
             meeting = Meeting((name, child.name)) if (name, child.name) in worlds else None
         except OSError as error:
             problem = f"worker {child.name}: expected a socket to {name}, found: "
-            raise RunError(f"{problem}{exhausted(error) or error}.") from error
+            raise RunError(f"{problem}{explain_shortage(error) or error}.") from error
         tensors = meeting is not None
         for end, other, sock in ((peer, child, serves), (child, peer, asks)):
             connection = Connect(peer=other.name, serve=sock is serves, tensors=tensors)

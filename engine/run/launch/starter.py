@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from dataflow.errors import RunError
 from dataflow.import_order import import_path
-from engine.channels.descriptors import exhausted
+from engine.channels.descriptors import explain_shortage
 from engine.keep.run_folder import RunFolder
 from engine.plan.plan import Plan
 from engine.run.launch.child import ChildProcess, environment, open_log, start_fresh
@@ -128,7 +128,7 @@ def _room_for(worker: str) -> Iterator[None]:
         yield
     except OSError as error:
         fix = "Fix: allow more processes (ulimit -u)"
-        cause = exhausted(error) or f"{error}. {fix}"
+        cause = explain_shortage(error) or f"{error}. {fix}"
         problem = f"expected its process to start, found: {cause}"
         raise RunError(f"worker {worker}: {problem}, or plan fewer workers.") from error
 

@@ -102,7 +102,7 @@ class Supervisor:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self.begin()
-            opened = self.opened(None)
+            opened = self.wait_until_open(None)
             undo.pop_all()
         yield from opened or ()
 
@@ -115,7 +115,7 @@ class Supervisor:
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Kill what is left of them, wait for its end, start the next incarnations."""
-        old = self._replaced(workers)
+        old = self._mark_replaced(workers)
         self._io.end(old)
         epochs = {name: self._share.absent[name] for name in workers if name in self._share.absent}
         epochs |= {child.name: child.epoch + 1 for child in old}
@@ -124,12 +124,12 @@ class Supervisor:
     def retire(self, workers: Sequence[str]) -> None:
         """Ask them to end, as recorded rows are flushed then; `next` kills those that do not."""
         end = time.monotonic() + GRACE
-        for child in self._replaced(workers):
+        for child in self._mark_replaced(workers):
             self._io.send(child, control.Quit())
             self._retiring[child] = end
 
-    def _replaced(self, workers: Sequence[str]) -> list[ChildProcess]:
-        """Their incarnations, whose end is reported no more; none of one that was never there."""
+    def _mark_replaced(self, workers: Sequence[str]) -> list[ChildProcess]:
+        """Report their end no more. Returns the incarnations, none of one that was never there."""
         old = [self._io.children[name] for name in workers if name in self._io.children]
         with self._io.changed:
             for child in old:
@@ -219,18 +219,18 @@ class Supervisor:
             return far_seat(worker, group)
         return None if meeting is None else meeting.seat(worker)
 
-    def opened(self, timeout: float | None = 0.0) -> list[m.Event | m.From] | None:
-        """The events of all Workers once all are open; None if they are not in time. Raises as
-        `open`.
+    def wait_until_open(self, timeout: float | None = 0.0) -> list[m.Event | m.From] | None:
+        """Return the events of all Workers once all are open; None if they are not in time. Raises
+        as `open`.
         """
 
-        def lost() -> m.WorkerLost | None:
+        def find_loss() -> m.WorkerLost | None:
             return next((e for e in self._io.events if isinstance(e, m.WorkerLost)), None)
 
         with self._io.changed:
             children = self._io.children.values()
-            self._io.wait_for(lambda: lost() or all(c.opened for c in children), timeout)
-            if (gone := lost()) is not None:
+            self._io.wait_for(lambda: find_loss() or all(c.opened for c in children), timeout)
+            if (gone := find_loss()) is not None:
                 raise WorkerGone(gone.worker, gone.error)
             if not all(c.opened for c in children):
                 return None
@@ -246,7 +246,7 @@ class Supervisor:
                 return
             if not isinstance(instruction, m.Release):
                 child.to_end += 1
-                child.under_way.append(_shown(instruction))
+                child.under_way.append(_describe_instruction(instruction))
         self._connect(child, instruction)
         self._io.send(child, control.Command(instruction=instruction))
 
@@ -328,7 +328,7 @@ class Supervisor:
         """Metrics since the last call, with the bytes of this host's control sockets."""
         with self._io.changed:
             reports, self._io.reports = self._io.reports, []
-            moved = self._io.moved
+            moved = self._io.moved_bytes
         if moved > self._moved:
             reports.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
         self._moved = moved
@@ -377,8 +377,8 @@ def _address(child: ChildProcess) -> control.PeerAddress:
     )
 
 
-def _shown(instruction: m.ToWorker) -> str:
-    """Its node, else its class, to say what a Worker that hangs was doing."""
+def _describe_instruction(instruction: m.ToWorker) -> str:
+    """Name its node, else its class, to say what a Worker that hangs was doing."""
     if isinstance(instruction, m.RunChunk | m.TrainStep | m.Go | m.Evaluate):
         return instruction.node
     return type(instruction).__name__

@@ -114,7 +114,7 @@ class WorkerIO:
         return any(c.busy for c in self.children.values())
 
     @property
-    def moved(self) -> int:
+    def moved_bytes(self) -> int:
         """With `changed` held: bytes sent and received on control sockets so far."""
         return self._moved + sum(c.link.moved for c in self._watched)
 

@@ -47,7 +47,7 @@ class EarlyEnd:
     def pass_at_once(self) -> None:
         """The checkpoint from which the run goes on is where its threshold was reached."""
         assert self._threshold is not None
-        self._waiting = StopRequested(reason=reached(self._threshold), at_once=True)
+        self._waiting = StopRequested(reason=describe_threshold(self._threshold), at_once=True)
 
     def take(self, event: RunEvent) -> None:
         """See `engine.protocol.events`."""
@@ -66,19 +66,19 @@ class EarlyEnd:
         if self._waiting is not None:
             asked, self._waiting = self._waiting, None
             return asked
-        if self._signals.requested and not self._said:
+        if self._signals.is_stop_requested and not self._said:
             self._said = True
             return StopRequested(reason=self._signals.reason, signal=self._signals.number)
         stopping = self._requests.stopping
         if stopping is not None and not self._said:
             self._said = True
             return stopping
-        if (scaled := self._requests.scaled(self._scaled)) is not None:
+        if (scaled := self._requests.next_scale_request(self._scaled)) is not None:
             self._scaled += 1
             return scaled
         return self._requests.take_checkpoint()
 
 
-def reached(threshold: Threshold) -> str:
-    """Why a phase ends at its threshold, in words."""
+def describe_threshold(threshold: Threshold) -> str:
+    """Say in words why a phase ends at its threshold."""
     return f"reached {threshold}"

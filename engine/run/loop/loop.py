@@ -110,7 +110,7 @@ class Loop:
         if event is None and not self._workers.busy:
             event = self._workers.next(0.0)  # one may have come as the last Worker became idle
             if event is None:
-                raise RunError(self._starved())
+                raise RunError(self._describe_starvation())
         if event is not None:
             for batch in self._take_batches(event):
                 self._hear(batch)
@@ -226,7 +226,7 @@ class Loop:
             )
         )
 
-    def _starved(self) -> str:
+    def _describe_starvation(self) -> str:
         lines = "\n  ".join(self._coordinator.waiting())
         return f"nothing is under way and the run has not finished; who waits for whom:\n  {lines}"
 

@@ -38,8 +38,8 @@ class RunRequests:
         for node, count in replicas.items():
             self._scaled.append(ScaleRequested(node=node, replicas=count))
 
-    def scaled(self, after: int) -> ScaleRequested | None:
-        """The next wish for replicas, when so many were taken; each attempt takes all of them."""
+    def next_scale_request(self, after: int) -> ScaleRequested | None:
+        """Return the next wish for replicas after so many; each attempt takes all of them."""
         if after >= len(self._scaled):
             return None
         return self._scaled[after]

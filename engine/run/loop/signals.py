@@ -51,7 +51,7 @@ class Signalled(KeyboardInterrupt):
 
 class StopSignals:
     """A context in which stop signals end the run; in another thread than the main one, no signals
-    come. `requested` is True after the first.
+    come. `is_stop_requested` is True after the first.
 
     A thread reads signals from the descriptor that Python's C handler writes to, since Python's own
     handlers wait while the main thread is in a kernel.
@@ -79,7 +79,7 @@ class StopSignals:
         self._thread: threading.Thread | None = None
 
     @property
-    def requested(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether the run is to end."""
         return self.number != 0
 

@@ -95,7 +95,7 @@ class Watchdog:
                 _print_stacks()
                 self._interrupt()
                 if self._outside is not None:
-                    self._outside.interrupted()
+                    self._outside.note_interrupt()
                 return
 
     def _interrupt(self) -> None:
@@ -150,8 +150,8 @@ class OutsideWatch:
         """Threads can run."""
         self._say(watchdog_process.BEAT)
 
-    def interrupted(self) -> None:
-        """The thread that hangs was interrupted and has to end within TO_END seconds."""
+    def note_interrupt(self) -> None:
+        """Note that the thread that hangs was interrupted; it has to end within TO_END seconds."""
         self._say(watchdog_process.INTERRUPTED)
 
     def close(self) -> None:

@@ -33,8 +33,8 @@ class Outcomes:
     pairs: Mapping[str, int] = field(default_factory=dict)
     fail: Mapping[str, float] = field(default_factory=dict)
 
-    def kept(self, node: str, keys: Keys) -> np.ndarray:
-        """Boolean [rows]: the rows that a select keeps."""
+    def draw_kept_rows(self, node: str, keys: Keys) -> np.ndarray:
+        """Draw the rows that a select keeps: boolean [rows]."""
         share = self.keep.get(node, 1.0)
         if not (node in self.groups or node in self.even or node in self.pairs):
             return self._draw(f"{node}/keep", keys) < share
@@ -47,8 +47,8 @@ class Outcomes:
             return np.floor((keys.sample + 1) * share + draw) > np.floor(keys.sample * share + draw)
         return draw < share
 
-    def failed(self, node: str, keys: Keys) -> np.ndarray:
-        """Boolean [rows]: rows that fail for good."""
+    def draw_failed_rows(self, node: str, keys: Keys) -> np.ndarray:
+        """Draw the rows that fail for good: boolean [rows]."""
         if node not in self.fail:
             return np.zeros(len(keys), dtype=bool)
         return self._draw(f"{node}/fail", keys) < self.fail[node]

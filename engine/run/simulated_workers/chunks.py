@@ -53,12 +53,12 @@ class ChunkRuns:
         self._running: dict[str, _KernelRun] = {}
         """Node -> the chunk that its kernel has under way."""
 
-    def loaded(self, node: str, version: int) -> None:
-        """A reader has this version from now on; what it has under way is interrupted."""
+    def note_load(self, node: str, version: int) -> None:
+        """Note that a reader has this version from now on; interrupts what it has under way."""
         chunk = self._running.get(node)
         if chunk is not None:
             seconds = self._world.clock.now - chunk.begun
-            rows = self._world.kernels.interrupted(chunk.node, chunk.ends, seconds)
+            rows = self._world.kernels.interrupted_rows(chunk.node, chunk.ends, seconds)
             if len(rows):
                 chunk.hand_over(rows)
         self._loads.setdefault(node, []).append((self._world.clock.now, version))
@@ -73,10 +73,10 @@ class ChunkRuns:
             keys = keys.expand(node.rows // node.inner)
         lengths = world.kernels.lengths(chunk, node)
         starts, ends = world.kernels.rows(node, len(keys), lengths)
-        failed = world.outcomes.failed(name, keys) | _without_any(node, chunk)
+        failed = world.outcomes.draw_failed_rows(name, keys) | _without_any(node, chunk)
         wanted = ~failed
         if node.relation == "subset":
-            wanted &= world.outcomes.kept(name, keys)
+            wanted &= world.outcomes.draw_kept_rows(name, keys)
 
         def produce(batch: np.ndarray) -> None:
             good = batch[wanted[batch]]
@@ -117,7 +117,7 @@ class ChunkRuns:
     ) -> None:
         """Hand each batch over when its last row has ended, and keep cores busy until then."""
 
-        def ended() -> None:
+        def end_kernel() -> None:
             del self._running[node.name]
             self._world.cores.end(self._worker.name)
             end()
@@ -128,7 +128,7 @@ class ChunkRuns:
         for batch in batches:
             last = max(ends[batch].tolist(), default=0.0)
             self._worker.after(last, partial(chunk.hand_over, batch))
-        self._worker.after(max(ends.tolist(), default=0.0), ended)
+        self._worker.after(max(ends.tolist(), default=0.0), end_kernel)
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""

@@ -106,10 +106,10 @@ class SimulatedCores:
             function.left -= (now - function.since) / function.stretch
         function.since, function.stretch = now, stretch
         function.plans += 1
-        end = partial(self._ended, function, function.plans)
+        end = partial(self._end_function, function, function.plans)
         function.worker.after(max(0.0, function.left) * stretch, end)
 
-    def _ended(self, function: _Function, plan: int) -> None:
+    def _end_function(self, function: _Function, plan: int) -> None:
         if function.plans != plan:
             return
         self.end(function.worker.name)

@@ -36,13 +36,13 @@ class SimulatedRanks:
         self._meetings: dict[Work, list[dict[str, Callable[[], None]]]] = {}
         """The ranks that have come to each collective, and how each goes on."""
 
-    def told(self, message: TrainStep) -> None:
-        """A rank is told of an assignment, which replaces the one that it was prepared for."""
+    def note_assignment(self, message: TrainStep) -> None:
+        """Note a rank's assignment, which replaces the one that it was prepared for."""
         self._wanted[message.node, message.worker] = message.id
         self._waiting.pop((message.node, message.worker), None)
 
-    def prepared(self, message: TrainStep) -> None:
-        """The rank has its rows; its Worker does other things until it may begin."""
+    def note_prepared(self, message: TrainStep) -> None:
+        """Note that the rank has its rows; its Worker does other things until it may begin."""
         at = message.node, message.worker
         if self._wanted.get(at) == message.id:
             self._waiting[at] = message
@@ -54,9 +54,12 @@ class SimulatedRanks:
             raise RunError(f"{go.node}: {go.worker} was told to begin {go.id} unprepared")
         return prepared
 
-    def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
-        """A rank has done its updates; after the last, the assignment as if one rank had all rows.
-        Raises RunError if a row was in no share or in two, or a share's ranks had different rows.
+    def take_updates(
+        self, message: TrainStep, versions: Versions
+    ) -> tuple[TrainStep, Versions] | None:
+        """Take a rank's updates. After the last, returns the assignment as if one rank had all
+        rows. Raises RunError if a row was in no share or in two, or a share's ranks had different
+        rows.
         """
         parts = self._ended.setdefault((message.node, message.id), [])
         parts.append((message, versions))

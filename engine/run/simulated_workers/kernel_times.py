@@ -56,7 +56,7 @@ class KernelTimes(Protocol):
         """In which batches rows are handed over that end then: their numbers, in order."""
         ...
 
-    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+    def interrupted_rows(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
         """The rows that a chunk hands over at once, if it has not yet, as new weights interrupt it
         so many seconds after its start; `ends` as of all rows.
         """
@@ -153,7 +153,7 @@ class RandomTimes:
             rows = order[first:last]
             yield rows[draw.sample(range(len(rows)), len(rows))]
 
-    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+    def interrupted_rows(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
         """None: its batches are random as they are."""
         return np.zeros(0, np.int64)
 

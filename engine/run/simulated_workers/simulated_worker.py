@@ -86,7 +86,7 @@ class SimulatedWorker:
         self._stopped_until = max(self._stopped_until, self._world.clock.now + seconds)
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether it is stopped now."""
         return self._stopped_until > self._world.clock.now
 
@@ -98,7 +98,7 @@ class SimulatedWorker:
         """Act now; if stopped, as soon as it goes on, after what was due before."""
         if self.gone:
             return
-        if not self._put_off and not self.stopped:
+        if not self._put_off and not self.is_stopped:
             action()
             return
         if not self._put_off:
@@ -106,7 +106,7 @@ class SimulatedWorker:
         self._put_off.append(action)
 
     def _go_on(self) -> None:
-        if self.stopped:
+        if self.is_stopped:
             self._world.clock.after(self._stopped_until - self._world.clock.now, self._go_on)
             return
         while self._put_off and not self.gone:
@@ -144,7 +144,7 @@ class SimulatedWorker:
                 task: Task = partial(self._run_chunk, message)
             case m.TrainStep() if message.mine is not None:
                 self._world.devices.check(self.name)
-                self._world.groups.told(message)
+                self._world.groups.note_assignment(message)
                 task = partial(self._prepare, message)
             case m.TrainStep():
                 task = partial(self._train, message)
@@ -183,24 +183,24 @@ class SimulatedWorker:
 
     def _idle(self) -> None:
         self._busy = False
-        self._ended(self._span)
+        self._end_span(self._span)
         self._next()
 
-    def _begun(self, what: str, node: str, step: int, message: object) -> int:
-        """A span begins, if they are wanted."""
+    def _begin_span(self, what: str, node: str, step: int, message: object) -> int:
+        """Begin a span, if they are wanted."""
         log = self._world.log
         return NOBODY if log is None else log.begin(self.name, what, node, step, message)
 
-    def _ended(self, span: int) -> None:
+    def _end_span(self, span: int) -> None:
         if self._world.log is not None and span != NOBODY:
             self._world.log.end(span)
         if span == self._span:
             self._span = NOBODY
 
-    def _computed(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
-        """What it does now keeps its device busy for so long."""
+    def _note_compute(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+        """Note that what it does now keeps its device busy for so long."""
         if self._world.log is not None and self._span != NOBODY:
-            self._world.log.computed(self._span, seconds, rows, tokens)
+            self._world.log.note_compute(self._span, seconds, rows, tokens)
 
     def _check(self, message: Rows) -> None:
         """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
@@ -236,7 +236,7 @@ class SimulatedWorker:
 
         def end() -> None:
             if self._world.log is not None:
-                self._world.log.fetched(self._span)
+                self._world.log.note_fetch(self._span)
             if peer := self._world.outbox.absent(gathers(message.inputs)):
                 self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
                 done()
@@ -244,7 +244,7 @@ class SimulatedWorker:
                 then(done)
 
         self._check(message)
-        self._span = self._begun(*_described(message), message)
+        self._span = self._begin_span(*_describe_message(message), message)
         self.after(self._world.fetching(message), end)
 
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
@@ -252,17 +252,17 @@ class SimulatedWorker:
 
         def end() -> None:
             self._check(chunk)
-            self._computed(self._world.clock.now - begun, rows, tokens)
+            self._note_compute(self._world.clock.now - begun, rows, tokens)
             self._chunks.note_read(chunk, begun)
             self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
             done()
 
         seconds, rows, tokens = self._chunks.run(chunk, end)
-        self._computed(seconds, rows, tokens)
+        self._note_compute(seconds, rows, tokens)
 
     def _go(self, go: m.Go, prepared: m.TrainStep, done: Done) -> None:
         """A rank begins what it is prepared for."""
-        self._span = self._begun("train", prepared.node, prepared.step, go)
+        self._span = self._begin_span("train", prepared.node, prepared.step, go)
         self._train(prepared, done)
 
     def _train(self, message: m.TrainStep, done: Done) -> None:
@@ -280,13 +280,15 @@ class SimulatedWorker:
             self.after(seconds, end)
 
         seconds = self._times.train(message)
-        self._computed(seconds, len(message.keys))
+        self._note_compute(seconds, len(message.keys))
         self._meet(("train", message.node, message.id), begin)
 
     def _note_trained(self, message: m.TrainStep) -> None:
         outbox, groups = self._world.outbox, self._world.groups
         versions = {g.producer: outbox.versions(g) for g in gathers(message.inputs)}
-        whole = (message, versions) if message.mine is None else groups.ended(message, versions)
+        whole = (
+            (message, versions) if message.mine is None else groups.take_updates(message, versions)
+        )
         if whole is not None:
             self._world.history.note_trained(*whole)
 
@@ -294,7 +296,7 @@ class SimulatedWorker:
         """Prepare a rank: it has its rows, and may begin when the others have theirs."""
 
         def end() -> None:
-            self._world.groups.prepared(message)
+            self._world.groups.note_prepared(message)
             self.say(m.Prepared(id=message.id, node=message.node, worker=self.name))
             done()
 
@@ -318,7 +320,7 @@ class SimulatedWorker:
             self.say(m.Offered(id=message.id, worker=self.name, block=block, digest=""))
             done()
 
-        self._span = self._begun("offer", message.writer, message.version, message)
+        self._span = self._begin_span("offer", message.writer, message.version, message)
         self.with_all(("offer", message.writer, message.id), self._times.offer(message), end)
 
     def with_all(self, what: Work, seconds: float, end: Done) -> None:
@@ -338,33 +340,33 @@ class SimulatedWorker:
         seconds, now = self._times.load(message), self._world.clock.now
         if self._times.interrupts(message.reader):
             self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
-            span = self._begun("load", message.reader, message.version, message)
-            ended = partial(self._ended, span)
-            self.after(self._loaded_at - now, partial(self._loaded, message, span, ended))
+            span = self._begin_span("load", message.reader, message.version, message)
+            ended = partial(self._end_span, span)
+            self.after(self._loaded_at - now, partial(self._finish_load, message, span, ended))
             return
 
         def load(done: Done) -> None:
-            self._span = self._begun("load", message.reader, message.version, message)
-            self.after(seconds, partial(self._loaded, message, self._span, done))
+            self._span = self._begin_span("load", message.reader, message.version, message)
+            self.after(seconds, partial(self._finish_load, message, self._span, done))
 
         self._enqueue(load, first=True)
 
-    def _loaded(self, message: m.Load, span: int, done: Done) -> None:
+    def _finish_load(self, message: m.Load, span: int, done: Done) -> None:
         if message.source:
             model = message.leader or message.model
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
         if not message.leader or self._world.nodes[message.reader].traits.generates:
-            self._chunks.loaded(message.reader, message.version)
+            self._chunks.note_load(message.reader, message.version)
         self.say(m.Loaded(id=message.id, worker=self.name), span)
         done()
 
     def _wake(self, message: m.Wake) -> None:
         self._world.devices.wake(self.name)
-        span = self._begun("wake", "", 0, message)
+        span = self._begin_span("wake", "", 0, message)
 
         def end() -> None:
             self.say(m.Woken(worker=self.name), span)
-            self._ended(span)
+            self._end_span(span)
 
         self.after(self._times.turn(self.name), end)
 
@@ -372,7 +374,7 @@ class SimulatedWorker:
         """Give the devices back. Raises RunError if it has work that it cannot drop."""
 
         def sleep(done: Done) -> None:
-            self._span = self._begun("sleep", "", 0, message)
+            self._span = self._begin_span("sleep", "", 0, message)
             self.after(self._times.turn(self.name), partial(end, done))
 
         def end(done: Done) -> None:
@@ -387,8 +389,8 @@ class SimulatedWorker:
         self._enqueue(sleep)
 
 
-def _described(message: Rows) -> tuple[str, str, int]:
-    """What a span of it is called, its node, and its Step."""
+def _describe_message(message: Rows) -> tuple[str, str, int]:
+    """Say what a span of it is called, its node, and its Step."""
     match message:
         case m.RunChunk(node=node, step=step):
             return "chunk", node, step

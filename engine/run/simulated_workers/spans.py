@@ -76,16 +76,16 @@ class SpanLog:
         """Event -> the span that it came from."""
         self._cause = NOBODY
 
-    def told(self, message: object) -> None:
-        """A Worker is told something."""
+    def note_message(self, message: object) -> None:
+        """Note what a Worker is told, and the span that this follows from."""
         self._told[id(message)] = self._clock.now, self._cause
 
-    def said(self, event: m.Event, span: int) -> None:
-        """A Worker says something, within a span."""
+    def note_event(self, event: m.Event, span: int) -> None:
+        """Note what a Worker says, within a span."""
         self._said[id(event)] = span
 
-    def heard(self, event: object) -> None:
-        """The coordinator is about to hear this; what it asks next follows from it."""
+    def set_cause(self, event: object) -> None:
+        """Note that the coordinator is about to hear this; what it asks next follows from it."""
         self._cause = self._said.pop(id(event), NOBODY)
 
     def begin(self, worker: str, what: str, node: str, step: int, message: object) -> int:
@@ -101,13 +101,13 @@ class SpanLog:
         self._spans.append(_Open(worker, START, "", 0, now, now, self._cause))
         return len(self._spans) - 1
 
-    def fetched(self, span: int) -> None:
-        """What the span needs has come."""
+    def note_fetch(self, span: int) -> None:
+        """Note that what the span needs has come."""
         under_way = self._spans[span]
         under_way.fetch = self._clock.now - under_way.start
 
-    def computed(self, span: int, seconds: float, rows: int = 0, tokens: int = 0) -> None:
-        """It has kept its device busy for so long, on so many rows."""
+    def note_compute(self, span: int, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+        """Note that the span has kept its device busy for so long, on so many rows."""
         under_way = self._spans[span]
         under_way.busy, under_way.rows, under_way.tokens = seconds, rows, tokens
 

@@ -117,7 +117,7 @@ class SimulatedWorkers:
         if not worker.opened:
             raise RunError(f"worker {worker.name} was not open yet for {instruction}")
         if self.log is not None:
-            self.log.told(instruction)
+            self.log.note_message(instruction)
         self._send(worker, instruction)
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
@@ -137,7 +137,7 @@ class SimulatedWorkers:
             return None
         message = self._inbox.popleft()
         if self.log is not None:
-            self.log.heard(message)
+            self.log.set_cause(message)
         return message
 
     @property
@@ -211,7 +211,7 @@ class SimulatedWorkers:
     def say(self, worker: RunningWorker, event: m.Event, span: int = NOBODY) -> None:
         """A Worker says something, within a span."""
         if self.log is not None:
-            self.log.said(event, span)
+            self.log.note_event(event, span)
         if self._fate is None and self._message:
             self.clock.after(self._message, partial(self._inbox.append, event))
             return
@@ -297,7 +297,7 @@ class SimulatedWorkers:
             return
 
         def give_up() -> None:
-            if worker.stopped:
+            if worker.is_stopped:
                 self._kill(worker)
 
         self.clock.after(blow.after, partial(worker.stop, blow.stopped))

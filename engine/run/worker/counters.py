@@ -76,13 +76,13 @@ class FlowCounts:
         with self._lock:
             self._before = _resident()
 
-    def taken(self, producer: str, consumer: str, nbytes: int) -> None:
-        """A node has taken bytes of a producer's rows."""
+    def count_row_bytes(self, producer: str, consumer: str, nbytes: int) -> None:
+        """Count the bytes that a node has taken of a producer's rows."""
         with self._lock:
             self._bytes[f"bytes/{producer}->{consumer}"] += nbytes
 
-    def brought(self, model: str, reader: str, nbytes: int) -> None:
-        """A reader has got a version's bytes from another Worker."""
+    def count_weight_bytes(self, model: str, reader: str, nbytes: int) -> None:
+        """Count the bytes of a version that a reader has got from another Worker."""
         with self._lock:
             self._bytes[f"weights/{model}->{reader}@{self._worker}"] += nbytes
 
@@ -117,7 +117,7 @@ class PeakReports:
         self._reported = _peak()
         return memory_reports(self._worker, outbox)
 
-    def grown(self) -> bool:
+    def has_grown(self) -> bool:
         """Whether the peak is higher than what was reported, by more than a reader would miss. A
         run may end before the next heartbeat: the Step that needs most would not count.
         """

@@ -81,8 +81,8 @@ class DeviceColumns:
         for block in blocks:
             self._store.release(block)
 
-    def restored(self, node: str, batch: Batch) -> Batch:
-        """Rows from a file, with device columns on this Worker's device. Raises CheckpointError."""
+    def restore_batch(self, node: str, batch: Batch) -> Batch:
+        """Put device columns of a file's rows on this Worker's device. Raises CheckpointError."""
         records, tensors = batch.records, {}
         for name, column in self._declared_in(node, batch.names).items():
             values = _from_host(f"rows of {node}, column {name!r}", column, batch.array(name))
@@ -111,8 +111,8 @@ class DeviceColumns:
             self._receive(peer, wanted)
         return columns
 
-    def placed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values that came by a broadcast, on this Worker's device."""
+    def move_to_device(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Move values that came by a broadcast to this Worker's device."""
         return {name: tensor.to(_own_device()) for name, tensor in values.items()}
 
     def _read_own(
@@ -130,12 +130,12 @@ class DeviceColumns:
             return {}
         names = tuple(columns)
         if len(requests) == 1 and requests[0].worker == self._worker:
-            values = self._store.picked(requests[0].block, names, requests[0].rows)
+            values = self._store.pick_rows(requests[0].block, names, requests[0].rows)
             return dict(zip(names, values, strict=True))
         whole, parts = _allocate(columns, blocks)
         for request, targets in zip(requests, parts, strict=True):
             if request.worker == self._worker:
-                _copy(self._store.picked(request.block, names, request.rows), targets)
+                _copy(self._store.pick_rows(request.block, names, request.rows), targets)
             else:
                 wanted = msgspec.structs.replace(request, columns=names)
                 rooms.setdefault(request.worker, []).append((wanted, targets))

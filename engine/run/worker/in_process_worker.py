@@ -52,9 +52,9 @@ class InprocWorkers:
         """
         if self._heard:
             return self._heard.popleft()
-        return None if timeout == 0.0 else self._made()
+        return None if timeout == 0.0 else self._next_event()
 
-    def _made(self) -> Event | None:
+    def _next_event(self) -> Event | None:
         """Go on with what is under way, then with what was told, until an event comes of it."""
         while self._under_way is not None or self._told:
             if self._under_way is None:
@@ -72,7 +72,7 @@ class InprocWorkers:
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
         """Answered after everything that was told before."""
-        while (event := self._made()) is not None:
+        while (event := self._next_event()) is not None:
             self._heard.append(event)
         return {name: self._worker.files.answer(request) for name, request in requests.items()}
 
@@ -97,7 +97,7 @@ class InprocWorkers:
         and where its peak has grown.
         """
         reports, now = self._worker.reports(), time.monotonic()
-        if now >= self._memory_due or self._memory.grown():
+        if now >= self._memory_due or self._memory.has_grown():
             self._memory_due = now + _MEMORY_EVERY
             reports += self._memory.reports()
         return reports

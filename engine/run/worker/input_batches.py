@@ -18,7 +18,7 @@ from dataflow.arrays import any_true, steps_between
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.device import offsets_of, take_tensor_rows
 from engine.channels.contract import BlockRequest, Pull
-from engine.protocol.grouping import grouped
+from engine.protocol.grouping import group_indices
 from engine.protocol.refs import Gather
 from engine.run.worker.device_columns import DeviceColumns
 
@@ -51,7 +51,7 @@ def assemble(
         its_keys = keys
         if its_gathers and its_gathers[0].keys is not None:  # rows that are reduced
             its_keys = its_gathers[0].keys
-        batches[name] = _joined(its_keys, list(islice(rows_left, len(its_gathers))))
+        batches[name] = _join_columns(its_keys, list(islice(rows_left, len(its_gathers))))
     return batches
 
 
@@ -66,7 +66,7 @@ def collect(
     values: Sequence[Mapping[str, Any]] = [{} for _ in gathers]
     if device is not None:
         values = device.read(gathers, requests_by_gather, blocks_by_gather)
-    return list(map(_ordered, gathers, blocks_by_gather, values))
+    return list(map(_order_rows, gathers, blocks_by_gather, values))
 
 
 def requests(gather: Gather) -> list[BlockRequest]:
@@ -74,17 +74,17 @@ def requests(gather: Gather) -> list[BlockRequest]:
     if len(gather.refs) == 1:
         rows = [gather.row]
     else:
-        rows = [gather.row[mine] for mine in grouped(gather.block, len(gather.refs))]
+        rows = [gather.row[mine] for mine in group_indices(gather.block, len(gather.refs))]
     return [
         BlockRequest(worker=worker, block=block, columns=gather.columns, rows=block_rows)
         for (worker, block), block_rows in zip(gather.refs, rows, strict=True)
     ]
 
 
-def _ordered(
+def _order_rows(
     gather: Gather, parts: Sequence[pa.RecordBatch], device: Mapping[str, Any]
 ) -> AssembledRows:
-    """The blocks' rows in the order of the gather. device: the values of its blocks in sequence."""
+    """Put the blocks' rows in the gather's order. device: the values of its blocks in sequence."""
     if len(parts) == 1:
         return AssembledRows(parts[0], device)
     if not parts or not parts[0].num_columns:
@@ -102,7 +102,7 @@ def _ordered(
     return AssembledRows(joined.take(pa.array(place)), moved)
 
 
-def _joined(keys: Keys, parts: Sequence[AssembledRows]) -> Batch:
+def _join_columns(keys: Keys, parts: Sequence[AssembledRows]) -> Batch:
     if len(parts) == 1:
         return Batch(keys, parts[0].records, parts[0].device)
     columns: dict[str, pa.Array] = {}

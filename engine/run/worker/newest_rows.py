@@ -46,7 +46,7 @@ class NewestRows:
             return
         self._due[node] = now + _EVERY
         try:
-            self._write(self._folder / f"{node}.arrow", _shown(batch))
+            self._write(self._folder / f"{node}.arrow", _first_rows(batch))
         except StorageError as error:
             self._failed = True
             _log.warning("%s The run goes on without the newest rows.", error)
@@ -65,8 +65,8 @@ class NewestRows:
             writer.write_batch(rows)
 
 
-def _shown(batch: Batch) -> pa.RecordBatch:
-    """Keys and columns of the first rows; values on a device are left out."""
+def _first_rows(batch: Batch) -> pa.RecordBatch:
+    """Return keys and columns of the first rows; values on a device are left out."""
     each = batch.nbytes // max(1, len(batch))
     count = max(1, min(ROWS, len(batch), _MOST_BYTES // max(1, each)))
     rows, keys = batch.records.slice(0, count), batch.keys

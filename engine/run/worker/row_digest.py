@@ -30,13 +30,13 @@ def row_digests(batch: Batch) -> np.ndarray:
     with np.errstate(over="ignore"):
         for name in batch.names:
             is_tensor = name in batch.device
-            hashed = _tensor(batch.tensor(name)) if is_tensor else _hashed(batch.array(name))
+            hashed = _tensor(batch.tensor(name)) if is_tensor else _hash_elements(batch.array(name))
             total += _mix(hashed ^ _salt(name))
     return total
 
 
-def _hashed(array: pa.Array) -> np.ndarray:
-    """uint64 [len]: a hash of each element, the same for every null."""
+def _hash_elements(array: pa.Array) -> np.ndarray:
+    """Hash each element, uint64 [len]; the hash of every null is the same."""
     if pa.types.is_null(array.type):
         return np.full(len(array), _NULL)
     hashed = _contents(array)
@@ -91,7 +91,7 @@ def _lists(array: pa.Array) -> np.ndarray:
         starts *= values.type.list_size
         values = _inside(values)
     if not pa.types.is_primitive(values.type):
-        return _spans(_hashed(values), starts)
+        return _spans(_hash_elements(values), starts)
     if not values.null_count:
         return _spans(_bits(values), starts)
     missing = values.is_null().to_numpy(zero_copy_only=False)
@@ -119,7 +119,7 @@ def _struct(array: pa.Array) -> np.ndarray:
     total = np.zeros(len(array), dtype=np.uint64)
     for index in range(array.type.num_fields):
         field = array.type.field(index)
-        total += _mix(_hashed(array.field(index)) ^ _salt(field.name))
+        total += _mix(_hash_elements(array.field(index)) ^ _salt(field.name))
     return total
 
 

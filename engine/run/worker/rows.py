@@ -68,26 +68,26 @@ class WorkerRows:
 
     def keep_file(self, file: Path) -> Ref:
         """Put rows from a file, which is named for their node, into the outbox."""
-        return self.keep(file.stem, self.device.restored(file.stem, read_waiting_rows(file)))
+        return self.keep(file.stem, self.device.restore_batch(file.stem, read_waiting_rows(file)))
 
     def of(self, node: str, ref: Ref) -> Batch:
         """Rows of a node that this Worker keeps, with all columns."""
         row = np.arange(len(ref.keys))
         block, refs = np.zeros_like(row), ((ref.worker, ref.block),)
         here = Gather(producer=node, columns=(), refs=refs, block=block, row=row)
-        return self.assembled(ref.keys, {"rows": (here,)})["rows"]
+        return self.assemble_inputs(ref.keys, {"rows": (here,)})["rows"]
 
-    def assembled(self, keys: Keys, inputs: Inputs, reader: str = "") -> dict[str, Batch]:
-        """The batch of each input. reader: the node that takes them. Raises PeerLost."""
+    def assemble_inputs(self, keys: Keys, inputs: Inputs, reader: str = "") -> dict[str, Batch]:
+        """Fetch the batch of each input. reader: the node that takes them. Raises PeerLost."""
 
         def count(gather: Gather, rows: pa.RecordBatch) -> None:
-            self._counts.taken(gather.producer, reader, rows.nbytes)
+            self._counts.count_row_bytes(gather.producer, reader, rows.nbytes)
 
         counted = count if reader else None
         return assemble(keys, inputs, self._channel, self.device, counted)
 
-    def collected(self, keys: Keys, gather: Gather) -> Batch:
-        """The rows of one gather, on the host. Raises PeerLost."""
+    def collect_rows(self, keys: Keys, gather: Gather) -> Batch:
+        """Fetch the rows of one gather, on the host. Raises PeerLost."""
         rows = collect([gather], self._channel, self.device)[0]
         return Batch(keys, rows.records, rows.device).on_host()
 

@@ -61,7 +61,7 @@ class Timing:
         reports, self._reports = self._reports, []
         return reports
 
-    def placed(self, node: str) -> str:
+    def locate_node(self, node: str) -> str:
         """`my_graph.py:14 score`, as the check names it."""
         if node not in self._placed:
             origin = self.origin(node)
@@ -98,11 +98,11 @@ class During:
         self._makes = False
 
     def making(self) -> During:
-        """The same; its span waits for `made`."""
+        """The same; its span waits for `note_rows`."""
         self._makes = True
         return self
 
-    def made(self, ref: Ref | None) -> None:
+    def note_rows(self, ref: Ref | None) -> None:
         """Tell the span, with the rows that came of it, if any."""
         if ref is None:
             self._tell(-1, 0, 0)
@@ -129,7 +129,7 @@ class During:
         self._start = time.monotonic()
         worker, what = self._timing.worker, self._what
         self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
-        show(f"{worker} is in {self._placed()} ({what})")
+        show(f"{worker} is in {self._locate()} ({what})")
         if self._elsewhere is not None:
             self._before = processor_time.of_thread()
         if self._counted:
@@ -143,37 +143,37 @@ class During:
         what, self._end = self._what, time.monotonic()
         if self._counted:
             self._timing.note(self._node, self._end - self._start, self._took())
-            self._peaked()
+            self._report_peak()
         if error is not None or not self._makes:
-            self.made(None)
+            self.note_rows(None)
         if isinstance(error, DataError) and what != "open" and self._node not in str(error):
-            raise KernelError(f"{self._placed()}: {what}: {error}") from error
+            raise KernelError(f"{self._locate()}: {what}: {error}") from error
         if isinstance(error, DataflowError):
             self._place(error)
         elif isinstance(error, Exception) and what == "restore":
             first_line = str(error).strip().partition("\n")[0]
             raised = f"{type(error).__name__}: {first_line}"
             problem = f"expected files that it wrote in the checkpoint, found others ({raised})"
-            text = f"{self._placed()}: {problem}. Fix: an earlier checkpoint."
+            text = f"{self._locate()}: {problem}. Fix: an earlier checkpoint."
             raise CheckpointError(text) from error
         # Even SystemExit: the user's code must not end a Worker without a word.
         elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             text = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{text}"
-            raise KernelError(f"{self._placed()}: {what}: {why}") from error
+            raise KernelError(f"{self._locate()}: {what}: {why}") from error
 
     def _took(self) -> ProcessorTime | None:
         if self._elsewhere is None:
             return None
         return processor_time.of_thread().since(self._before) + self._elsewhere()
 
-    def _peaked(self) -> None:
+    def _report_peak(self) -> None:
         peak = DEVICE_MEMORY.since()
         if peak and self._timing.peak is not None:
             self._timing.peak(self._node, peak)
 
-    def _placed(self) -> str:
-        return self._timing.placed(self._node)
+    def _locate(self) -> str:
+        return self._timing.locate_node(self._node)
 
     def _place(self, error: DataflowError) -> None:
         """Put the node's line before the error's text. The exception stays the same object."""
@@ -183,4 +183,4 @@ class During:
         if text.startswith((f"{self._node}:", f"{self._node} ", f"node {self._node!r}")):
             error.args = (f"{origin} {text}",)
         else:
-            error.args = (f"{self._placed()}: {text}",)
+            error.args = (f"{self._locate()}: {text}",)

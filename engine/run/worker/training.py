@@ -58,11 +58,11 @@ class WorkerTraining:
     def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
         """Train; with several ranks only fetch the rows that no other rank gives, before Go."""
         self._prepared.pop(message.node, None)
-        row_sets = {ROWS: _assigned(message)}
-        row_sets |= {name: _assigned(rows) for name, rows in message.others.items()}
+        row_sets = {ROWS: _assigned_rows(message)}
+        row_sets |= {name: _assigned_rows(rows) for name, rows in message.others.items()}
         inputs: dict[str, Batch] = {}
         if message.giver in ("", self._worker):
-            inputs = self._fetched(message, row_sets)
+            inputs = self._fetch_row_sets(message, row_sets)
         assignment = Assignment(
             sequence=message.id,
             step=message.step,
@@ -73,19 +73,19 @@ class WorkerTraining:
             others={name: rows for name, rows in row_sets.items() if name != ROWS},
         )
         if self._kernels.nodes[message.node].ranks == 1:
-            return self._stepped(message, assignment)
+            return self._run_step(message, assignment)
         self._prepared[message.node] = message, assignment
         return m.Prepared(id=message.id, node=message.node, worker=self._worker)
 
-    def _fetched(
+    def _fetch_row_sets(
         self, message: m.TrainStep, rows_by_set: Mapping[str, AssignedRows]
     ) -> dict[str, Batch]:
-        """The rows of each set, in the order of the inputs."""
+        """Fetch the rows of each set, in the order of the inputs."""
         row_sets, aligned = self._row_sets(message.node), self._kernels.aligned[message.node]
         batches_by_input: dict[str, Batch] = {}
         for name, rows in rows_by_set.items():
             inputs = {i: g for i, g in message.inputs.items() if row_sets.get(i, ROWS) == name}
-            batches = self._rows.assembled(rows.keys, inputs, message.node)
+            batches = self._rows.assemble_inputs(rows.keys, inputs, message.node)
             aligned.require_inputs(rows.keys, batches)
             batches_by_input |= batches
         return {name: batches_by_input[name] for name in message.inputs}
@@ -97,7 +97,7 @@ class WorkerTraining:
     def go(self, message: m.Go) -> m.Stepped:
         """Train what was prepared."""
         prepared, assignment = self._prepared.pop(message.node)
-        return self._stepped(prepared, self._shared(prepared, assignment))
+        return self._run_step(prepared, self._share_rows(prepared, assignment))
 
     def forget_prepared(self) -> None:
         """Drop all prepared Steps."""
@@ -105,7 +105,7 @@ class WorkerTraining:
 
     def evaluate(self, message: m.Evaluate) -> m.Evaluated:
         """Run an evaluate node on all of its rows."""
-        inputs = self._rows.assembled(message.keys, message.inputs, message.node)
+        inputs = self._rows.assemble_inputs(message.keys, message.inputs, message.node)
         keys, version = message.keys, message.version
         assignment = Assignment(sequence=message.id, step=version, keys=keys, inputs=inputs)
         what = f"version {version}, {len(keys)} rows"
@@ -118,12 +118,12 @@ class WorkerTraining:
     def reports(self) -> list[Report]:
         """Metrics since the last call."""
         reports, self._reports = self._reports, []
-        if self._broadcast is not None and (came := self._broadcast.moved()):
+        if self._broadcast is not None and (came := self._broadcast.take_moved_bytes()):
             reports.append(("edge/broadcast/bytes", float(came), 1.0))
         return reports
 
-    def _shared(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
-        """The assignment with its rows, which the first rank that has them gives to the others."""
+    def _share_rows(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
+        """Give the assignment its rows; the first rank that has them gives them to the others."""
         if not message.giver:
             return assignment
         assert self._broadcast is not None
@@ -139,13 +139,13 @@ class WorkerTraining:
             raise RunError(f"{place}: rows of step {message.step}: {lost}") from lost
         keys, row_sets = assignment.keys, self._row_sets(message.node)
         by_set = {ROWS: keys} | {name: rows.keys for name, rows in assignment.others.items()}
-        inputs = {
-            name: Batch(by_set[row_sets.get(name, ROWS)], records, self._rows.device.placed(values))
-            for name, (records, values) in received.items()
-        }
+        inputs: dict[str, Batch] = {}
+        for name, (records, values) in received.items():
+            its_keys = by_set[row_sets.get(name, ROWS)]
+            inputs[name] = Batch(its_keys, records, self._rows.device.move_to_device(values))
         return replace(assignment, inputs=inputs)
 
-    def _stepped(self, message: m.TrainStep, assignment: Assignment) -> m.Stepped:
+    def _run_step(self, message: m.TrainStep, assignment: Assignment) -> m.Stepped:
         node = message.node
         what = f"step {assignment.step}, {_count(assignment)} rows"
         with self._kernels.during(node, node, what, task=message.id):
@@ -173,7 +173,7 @@ class WorkerTraining:
         return ""
 
 
-def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
+def _assigned_rows(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
     """Which rows of a set this rank has."""
     return AssignedRows(keys=rows.keys, mine=rows.mine, total=rows.total)
 

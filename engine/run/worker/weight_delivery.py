@@ -156,27 +156,27 @@ class Delivery:
             reader.load((), message.version, rate=message.rate)
             return False
         if message.source:
-            pieces = self._fetched(message)
+            pieces = self._fetch_pieces(message)
         else:
             pieces = self._kernels[message.writer].pieces()
         reader.load(pieces, message.version, rate=message.rate)
         return bool(message.source)
 
-    def _fetched(self, message: m.Load) -> Iterable[Piece]:
-        """The pieces of a block, all of them verified. Raises PeerLost."""
+    def _fetch_pieces(self, message: m.Load) -> Iterable[Piece]:
+        """Fetch the pieces of a block and verify all of them. Raises PeerLost."""
         block = BlockRequest(worker=message.source, block=message.block)
         records = self._channel.fetch([block])[0]
         if "data" in records.schema.names:
-            self._counts.brought(message.model, message.reader, records.nbytes)
+            self._counts.count_weight_bytes(message.model, message.reader, records.nbytes)
             return from_records(records, message.digest)
         assert self._pairs is not None
         if message.source == self._timing.worker:
-            return verify_pieces(records, self._pairs.kept(message.block), message.digest)
+            return verify_pieces(records, self._pairs.block_tensors(message.block), message.digest)
         arrived = self._pairs.receive(
             message.source, [block], lambda device: make_room(records, device)
         )
         size = sum(tensor.nbytes for tensor in arrived)
-        self._counts.brought(message.model, message.reader, size)
+        self._counts.count_weight_bytes(message.model, message.reader, size)
         return verify_pieces(records, arrived, message.digest)
 
     def begins(self, node: PlannedNode) -> None:

@@ -147,7 +147,7 @@ class Worker:
         self.delivery.release(blocks)
 
     def _run_chunk(self, chunk: m.RunChunk) -> Iterator[m.Event]:
-        inputs = self.rows.assembled(chunk.keys, chunk.inputs, chunk.node)
+        inputs = self.rows.assemble_inputs(chunk.keys, chunk.inputs, chunk.node)
         aligned = self.kernels.aligned[chunk.node]
         aligned.require_inputs(chunk.keys, inputs)
         self.delivery.begins(self.kernels.nodes[chunk.node])
@@ -160,21 +160,21 @@ class Worker:
             with during.making():
                 batch = next(rows, None)
             if batch is None or not len(batch):  # one without rows only lets new weights in
-                during.made(None)
+                during.note_rows(None)
             else:
                 aligned.require_made(chunk.keys, batch, inputs)
                 ref = self.rows.keep(chunk.node, batch)
-                during.made(ref)
+                during.note_rows(ref)
                 if self.recorder is not None:
                     self.recorder.add(chunk, batch, version)
                 if self._newest is not None:
                     self._newest.offer(chunk.node, batch)
-                yield from self._reported(chunk)
+                yield from self._report_metrics(chunk)
                 yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
             if batch is None:
                 break
             yield from self.delivery.meanwhile()
-        yield from self._reported(chunk)
+        yield from self._report_metrics(chunk)
         for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
             yield m.Tombstoned(id=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
         if self.recorder is not None:
@@ -182,8 +182,8 @@ class Worker:
         yield m.ChunkDone(id=chunk.id, node=chunk.node)
         yield from self.delivery.ends()
 
-    def _reported(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
-        """The chunk's metrics since the last call, unless it is a rerun."""
+    def _report_metrics(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
+        """Report the chunk's metrics since the last call, unless it is a rerun."""
         reports = self.kernels.sessions[chunk.node].reports()
         if self.kernels.nodes[chunk.node].region == "evaluation":
             # Else they would be averaged with those of other nodes under the same names.
@@ -197,7 +197,7 @@ class Worker:
     def _record(self, message: m.Record) -> m.Recorded:
         """Metrics of a Step's rows, and samples of them if they are due."""
         rows = {
-            node: self.rows.assembled(keys, {node: message.inputs[node]})[node]
+            node: self.rows.assemble_inputs(keys, {node: message.inputs[node]})[node]
             for node, keys in message.keys.items()
         }
         self._reports += step_metrics(self._plan.recorded, rows)

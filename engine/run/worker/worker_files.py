@@ -50,7 +50,7 @@ class WorkerFiles:
             with self.timing.during(node, "save", counted=False):
                 self.kernels[node].save(request.directory / path)
         for name, (keys, gather) in request.rows.items():
-            rows = self.rows.collected(keys, gather)
+            rows = self.rows.collect_rows(keys, gather)
             write_waiting_rows(request.directory / "rows" / f"{name}.arrow", rows)
 
     def _restore(self, request: Restore) -> None:

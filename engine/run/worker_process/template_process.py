@@ -117,7 +117,7 @@ class _Template:
             os.close(log)
             self._let_go()
             sys.argv[1:] = [worker_process.__name__, sys.argv[2], str(control), str(template), name]
-            _titled(name)
+            _set_title(name)
             _seed_anew()
             worker_process.main(control)
         finally:
@@ -134,7 +134,7 @@ class _Template:
             os.close(forked.status)
 
 
-def _titled(name: str) -> None:
+def _set_title(name: str) -> None:
     """Let lists of processes show what they show of a Worker that was started on its own: the
     module and its name, as the last words.
     """

@@ -93,11 +93,11 @@ class WorkerChannel:
 
     def reports(self) -> list[Report]:
         """Payload bytes received, by route, and peers' messages refused, since the last call."""
-        moved = self.channel.moved()
-        if came := self.pairs.moved():
+        moved = self.channel.take_moved_bytes()
+        if came := self.pairs.take_moved_bytes():
             moved["collective"] = came
         reports = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
-        if refused := sum(self.channel.refused.values()) - self.refused:
+        if refused := sum(self.channel.refusals.values()) - self.refused:
             self.refused += refused
             reports.append(("edge/refused", float(refused), 1.0))
         return reports
@@ -115,7 +115,7 @@ def worker_channel(
     shm = ShmChannel(name, epoch, dial, limit=limit, directory=opened.spill, verify=verify)
     content = verify == "content"
     pairs = TensorPairs(name, shm.have_sent, content=content, alive=shm.require)
-    shm.send_by(pairs.asked)
+    shm.send_by(pairs.begin_send)
     network = opened.network
     if network is None:
         return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs, sockets=sockets)

@@ -86,7 +86,7 @@ class _Printed(logging.Handler):
         self._updates = updates
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._updates.printed(record.getMessage())
+        self._updates.add_printed_line(record.getMessage())
 
 
 class WorkerProcess:
@@ -156,7 +156,7 @@ class WorkerProcess:
             case control.PeerAddresses() as where:
                 self._channel.write(where)
             case control.Forget():
-                self._updates.ended(self._inbox.forget())
+                self._updates.count_ended(self._inbox.forget())
             case control.Quit():
                 if self._busy:  # the result is not wanted, and nothing of it is durable
                     self._end_busy()
@@ -174,10 +174,10 @@ class WorkerProcess:
         loads = isinstance(instruction, m.Load) and not self._inbox.has_weights()
         if isinstance(instruction, m.Release):
             self._worker.release(instruction.blocks)
-            if self._updates.spilled(self._spilled):
+            if self._updates.note_spill(self._spilled_bytes):
                 self._updates.flush()
         elif loads and self._worker.delivery.interrupt_with(instruction):
-            self._updates.ended()
+            self._updates.count_ended()
         else:
             self._inbox.put(instruction)
 
@@ -247,7 +247,7 @@ class WorkerProcess:
                 self._flush()
             while (request := self._inbox.within()) is not None:
                 self._reply(request)
-        self._updates.ended()
+        self._updates.count_ended()
         self._flush()
         if isinstance(instruction, m.RunChunk):
             for event in self._worker.delivery.settle():
@@ -265,14 +265,14 @@ class WorkerProcess:
         self._flush()
         self._link.send(encode_message(reply))
 
-    def _spilled(self) -> int:
-        return self._channel.channel.spilled
+    def _spilled_bytes(self) -> int:
+        return self._channel.channel.spilled_bytes
 
     def _flush(self) -> None:
-        self._updates.spilled(self._spilled)
+        self._updates.note_spill(self._spilled_bytes)
         self._updates.report(self._worker.reports())
         self._updates.report(self._channel.reports())
-        if self._peaks.grown():
+        if self._peaks.has_grown():
             self._updates.report(self._memory())
         self._updates.flush()
 

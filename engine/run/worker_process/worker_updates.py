@@ -42,7 +42,7 @@ class Updates:
             numbered = From(worker=self._worker, epoch=self._epoch, number=number, event=event)
             self._events.append(numbered)
 
-    def spilled(self, nbytes: Callable[[], int]) -> bool:
+    def note_spill(self, nbytes: Callable[[], int]) -> bool:
         """Add an event if spilling has begun or ended. Returns whether it has."""
         with self._lock:
             now = nbytes()  # under the lock, so that the last event is true
@@ -62,12 +62,12 @@ class Updates:
         with self._lock:
             self._spans.append(span)
 
-    def printed(self, line: str) -> None:
+    def add_printed_line(self, line: str) -> None:
         """Add a line that a user's function printed."""
         with self._lock:
             self._printed.append(line)
 
-    def ended(self, count: int = 1) -> None:
+    def count_ended(self, count: int = 1) -> None:
         """Count instructions that have ended."""
         with self._lock:
             self._ended += count
