@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import ragged
+from dataflow.batch import as_ragged
 from engine.channels.frames import put_together, take_apart
 from engine.channels.shm.channel import ShmChannel
 
@@ -65,7 +65,7 @@ def views(records: pa.RecordBatch) -> int:
     found = 0
     for column in records.columns:
         numbers = (
-            ragged(column).values if pa.types.is_large_list(column.type) else column.to_numpy()
+            as_ragged(column).values if pa.types.is_large_list(column.type) else column.to_numpy()
         )
         found += torch.from_numpy(numbers).numel()
     return found

@@ -87,7 +87,7 @@ class Alone:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Nobody reads it."""
 
-    def computed(self, elsewhere: ProcessorTime) -> None:
+    def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Nobody reads it."""
 
     def tombstone(self, key: Any, error: str, *, failed: bool = True) -> None:
@@ -201,7 +201,7 @@ def distance(kernel: Any, chunk: Chunk, base: str) -> list[float]:
     """Mean and greatest distance of the recorded log-probs from the trainer's forward."""
     from operators.kernels.torch.forward import TorchLogprobs
 
-    rows = Batch.concat(list(kernel.run(chunk))).sorted()
+    rows = Batch.concat(list(kernel.run(chunk))).sort()
     model = Model("policy", base)
     forward = TorchLogprobs()
     node = KernelNode(
@@ -209,7 +209,7 @@ def distance(kernel: Any, chunk: Chunk, base: str) -> list[float]:
     )
     forward.open(node, Layout(threads=kernel._layout.threads), Alone())
     asked = Chunk(id=0, step=1, keys=rows.keys, inputs={"rows": rows})
-    computed = Batch.concat(list(forward.run(asked))).sorted()
+    computed = Batch.concat(list(forward.run(asked))).sort()
     off = np.abs(rows.ragged("sampler_logprobs").values - computed.ragged("logprobs").values)
     return [float(off.mean()), float(off.max())]
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import ray  # type: ignore[import-not-found]
 
 from benchmarks.data_plane_batch import make_batch, views
-from dataflow.batch import ragged
+from dataflow.batch import as_ragged
 
 LOGICAL_CORES = 8
 """CPUs that Ray may use: with two, TransferQueue's own actors deadlock."""
@@ -52,7 +52,8 @@ def _tensors(records: pa.RecordBatch) -> dict[str, Any]:
     """Each column's values as a NumPy array."""
     columns = zip(records.schema.names, records.columns, strict=True)
     return {
-        n: ragged(c).values if pa.types.is_large_list(c.type) else c.to_numpy() for n, c in columns
+        n: as_ragged(c).values if pa.types.is_large_list(c.type) else c.to_numpy()
+        for n, c in columns
     }
 
 
@@ -68,7 +69,7 @@ def _ray_numpy(records: pa.RecordBatch) -> Callable[[], None]:
             return sum(torch.from_numpy(c).numel() for c in columns.values())
 
     receiver = ray.remote(num_cpus=1)(NumpyReceiver).remote()
-    columns = _tensors(records) | {"offsets": ragged(records.column("completion_ids")).offsets}
+    columns = _tensors(records) | {"offsets": as_ragged(records.column("completion_ids")).offsets}
     return lambda: _received(ray.get(receiver.take.remote(ray.put(columns))), records)
 
 
@@ -108,7 +109,7 @@ def _transferqueue(records: pa.RecordBatch) -> Callable[[], None]:
     fields = {}
     for name, column in zip(records.schema.names, records.columns, strict=True):
         if pa.types.is_large_list(column.type):
-            rows = ragged(column)
+            rows = as_ragged(column)
             parts = [
                 torch.from_numpy(rows.values[a:b].copy())
                 for a, b in pairwise(rows.offsets.tolist())

@@ -52,7 +52,7 @@ class OneProcess:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Do nothing: `step` returns a Step's metrics."""
 
-    def computed(self, elsewhere: ProcessorTime) -> None:
+    def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Nobody reads it."""
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:

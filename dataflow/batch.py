@@ -216,7 +216,7 @@ class Batch(Displayed):
         """Return a list column as values and offsets, zero-copy; offsets start at 0. Values that
         are lists of k numbers each are [values, k].
         """
-        return ragged(self.array(name))
+        return as_ragged(self.array(name))
 
     def select(self, names: Iterable[str]) -> Batch:
         """Keep only these columns."""
@@ -250,7 +250,7 @@ class Batch(Displayed):
             records = records.set_column(index, pa.field(name, values.type, nullable=False), values)
         return Batch(self.keys, records)
 
-    def sorted(self) -> Batch:
+    def sort(self) -> Batch:
         """Sort the rows by (position, sample); the same Batch if they are sorted already."""
         return self.take(self.keys.order())
 
@@ -288,7 +288,7 @@ class Batch(Displayed):
         return Batch(Keys(position, sample, attempt), records.drop_columns(list(KEYS)))
 
 
-def ragged(array: pa.Array) -> Ragged:
+def as_ragged(array: pa.Array) -> Ragged:
     """Return a list array as values and offsets from 0, zero-copy for non-null numbers."""
     offsets, values = array.offsets.to_numpy(), array.values
     # A slice of an array has the whole one's values, and offsets into them.
@@ -307,7 +307,7 @@ def _to_numpy(values: pa.Array) -> np.ndarray:
 
 
 def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
-    """Make a LargeList array on these buffers, the inverse of `ragged`. Its items are declared
+    """Make a LargeList array on these buffers, the inverse of `as_ragged`. Its items are declared
     non-null if none is null.
     """
     elements = values if isinstance(values, pa.Array) else _to_arrow(values, kind)

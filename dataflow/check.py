@@ -23,7 +23,7 @@ from dataflow.program import AnyGraph, Program, beginnings, numbered_phases, pha
 from dataflow.regions import Regions
 from dataflow.rows import Domain, Domains
 from dataflow.rules import RULES, WARNINGS, unused_settings
-from dataflow.rules.context import ColumnReader, Context, context_of, counted
+from dataflow.rules.context import ColumnReader, Context, context_of, describe_count
 from dataflow.rules.off_policy import policies
 from dataflow.rules.programs import program_faults, program_warnings
 from dataflow.rules.versions import bounds, lags
@@ -70,18 +70,18 @@ class SourceSize:
         """`64 prompts x 8 = 512 completions a Step, 4 updates of 128`."""
         if self.prompts is None:
             return "to the end, for evaluation"
-        prompts = counted(self.prompts, "prompt")
+        prompts = describe_count(self.prompts, "prompt")
         if not self.trains:
             return f"{prompts} a Step"
         return "; ".join(_describe_train(size, prompts) for size in self.trains)
 
 
 def _describe_train(size: TrainSize, prompts: str) -> str:
-    rows = counted(size.rows, "row")
+    rows = describe_count(size.rows, "row")
     if size.group > 1:
-        rows = f"{prompts} x {size.group} = {counted(size.rows, 'completion')}"
+        rows = f"{prompts} x {size.group} = {describe_count(size.rows, 'completion')}"
     limit = "" if size.full else "at most "
-    updates = counted(size.updates, "update")
+    updates = describe_count(size.updates, "update")
     return f"{limit}{rows} a Step, {updates} of {size.rows_an_update:,} ({size.name})"
 
 
@@ -111,7 +111,7 @@ class CheckedGraph(Displayed):
     _page = "dataflow.draw.pages:checked_page"
 
     def __repr__(self) -> str:
-        return f"CheckedGraph({self.graph.name!r}, {counted(len(self.warnings), 'warning')})"
+        return f"CheckedGraph({self.graph.name!r}, {describe_count(len(self.warnings), 'warning')})"
 
     @property
     def source(self) -> Graph:
@@ -137,7 +137,8 @@ class CheckedProgram(Displayed):
     _page = "dataflow.draw.pages:checked_page"
 
     def __repr__(self) -> str:
-        return f"CheckedProgram({self.program.name!r}, {counted(len(self.warnings), 'warning')})"
+        warnings = describe_count(len(self.warnings), "warning")
+        return f"CheckedProgram({self.program.name!r}, {warnings})"
 
     @property
     def source(self) -> Program:
@@ -317,7 +318,7 @@ def _is_full(domain: Domain) -> bool:
 
 def _graph_lines(checked: CheckedGraph) -> Iterator[str]:
     graph = checked.graph
-    yield f"{graph.name}: {counted(len(graph.nodes), 'node')}, every rule holds"
+    yield f"{graph.name}: {describe_count(len(graph.nodes), 'node')}, every rule holds"
     for name, size in checked.sizes.items():
         yield f"  {name}: {size.describe()}"
     for name, policy in checked.policies.items():
@@ -325,7 +326,7 @@ def _graph_lines(checked: CheckedGraph) -> Iterator[str]:
     yield from _streaming_end_lines(checked)
     for use in find_dialect_uses(graph):
         yield f"  {use.where}: as {use.dialect} does it"
-        yield from (f"    {text}" for text in use.unanswered())
+        yield from (f"    {text}" for text in use.describe_gaps())
     for note in checked.notes:
         yield f"  {note}"
     for warning in checked.warnings:

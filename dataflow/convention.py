@@ -67,7 +67,7 @@ class DialectUse:
     def _convention(self) -> Convention:
         return dict(self.conventions).get(self.dialect, Convention())
 
-    def unanswered(self) -> Iterator[str]:
+    def describe_gaps(self) -> Iterator[str]:
         """Yield a line for each gap that concerns this use: `openrlhf has no groups of one: 0, as
         trl`.
         """

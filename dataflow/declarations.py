@@ -264,7 +264,7 @@ class DeclaredParts:
         function = _import_own(path, where)
         return function.fn if isinstance(function, Declaration) else function
 
-    def named(self, path: str, where: str) -> Any:
+    def class_at(self, path: str, where: str) -> Any:
         """See Parts."""
         if _is_own(path):
             return _import_own(path, where)
@@ -284,7 +284,7 @@ class DeclaredParts:
             raise snapshot_error(problem, _ANEW, where)
         return standins.record(path, fields, str(self._called.get(path, "")))
 
-    def lost(self, entry: Mapping[str, Any], where: str) -> Any:
+    def lost_object(self, entry: Mapping[str, Any], where: str) -> Any:
         """See Parts."""
         path = entry[LOST]
         if path in self._schemas:
@@ -309,7 +309,7 @@ class DeclaredParts:
         if path in self._schemas_in_progress:
             raise snapshot_error(f"{path} is declared as a base of its own", _ANEW, where)
         self._schemas_in_progress.add(path)
-        bases = tuple(self.named(base, where) for base in entry["bases"]) or (Schema,)
+        bases = tuple(self.class_at(base, where) for base in entry["bases"]) or (Schema,)
         self._schemas_in_progress.discard(path)
         body = {name: decode(part, where, self) for name, part in entry["body"].items()}
         if not all(isinstance(base, type) and issubclass(base, Schema) for base in bases):

@@ -260,7 +260,7 @@ class Threshold:
         require(where, "metric", self.metric, fits=fits, expected="a metric's name", fix=fix)
         for name, bound in (("at_least", self.at_least), ("at_most", self.at_most)):
             fits = _BOUND.accepts(bound)
-            require(where, name, bound, fits=fits, expected=_BOUND.expected(bound), fix=fix)
+            require(where, name, bound, fits=fits, expected=_BOUND.describe(bound), fix=fix)
         if (self.at_least is None) == (self.at_most is None):
             raise call_error(where, "expected one of at_least and at_most", fix)
 
@@ -307,7 +307,7 @@ class Phase:
         require(where, "graph", graph, fits=fits, expected="a Graph", fix="Phase(sft(...), 200)")
         steps = self.steps
         fits = _STEPS.accepts(steps)
-        require(where, "steps", steps, fits=fits, expected=_STEPS.expected(), fix="steps=1000")
+        require(where, "steps", steps, fits=fits, expected=_STEPS.describe(), fix="steps=1000")
         until = self.until
         fits = until is None or isinstance(until, Threshold)
         fix = 'until=Threshold("eval/x", at_least=0.5)'
@@ -419,7 +419,7 @@ def _require_dialect(graph: Graph, dialect: object) -> None:
         "dialect",
         dialect,
         fits=DIALECT_LIMIT.accepts(dialect),
-        expected=DIALECT_LIMIT.expected(),
+        expected=DIALECT_LIMIT.describe(),
         fix=f"dialect={DIALECT_LIMIT.suggestion(dialect)!r}",
     )
 

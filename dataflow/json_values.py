@@ -61,7 +61,7 @@ class Parts(Protocol):
 
     def function(self, path: str, where: str) -> Any: ...
 
-    def named(self, path: str, where: str) -> Any:
+    def class_at(self, path: str, where: str) -> Any:
         """Return a class."""
         ...
 
@@ -69,8 +69,8 @@ class Parts(Protocol):
         """Return an instance of a dataclass."""
         ...
 
-    def lost(self, entry: Mapping[str, Any], where: str) -> Any:
-        """Return something that no other process can import."""
+    def lost_object(self, entry: Mapping[str, Any], where: str) -> Any:
+        """Return a function or class that no other process can import."""
         ...
 
 
@@ -229,7 +229,7 @@ class Imported:
         function = _import_object(path, where)
         return function.fn if isinstance(function, Declaration) else function
 
-    def named(self, path: str, where: str) -> Any:
+    def class_at(self, path: str, where: str) -> Any:
         """Import whatever is there."""
         return _import_object(path, where)
 
@@ -243,7 +243,7 @@ class Imported:
             raise snapshot_error(f"{path} has other fields now", _ANEW, where)
         return kind(**fields)
 
-    def lost(self, entry: Mapping[str, Any], where: str) -> Any:
+    def lost_object(self, entry: Mapping[str, Any], where: str) -> Any:
         """Raise GraphError: it cannot be imported."""
         raise snapshot_error(
             f"{entry[LOST]} cannot be imported",
@@ -305,10 +305,10 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any], str, Parts], Any]] = {
     "arrow": _decode_arrow,
     "tuple": _decode_tuple,
     "dict": _decode_dict,
-    "class": lambda entry, where, parts: parts.named(entry["class"], where),
+    "class": lambda entry, where, parts: parts.class_at(entry["class"], where),
     "function": lambda entry, where, parts: parts.function(entry["function"], where),
     "record": _decode_record,
-    LOST: lambda entry, where, parts: parts.lost(entry, where),
+    LOST: lambda entry, where, parts: parts.lost_object(entry, where),
 }
 
 

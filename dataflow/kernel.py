@@ -218,7 +218,7 @@ class Session(Protocol):
         """Add to a metric of the current Step, which shows sum(value * count) / sum(count)."""
         ...
 
-    def computed(self, elsewhere: ProcessorTime) -> None:
+    def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Count what other processes computed for this node's rows; what the kernel's own thread
         does, the engine counts.
         """

@@ -66,14 +66,14 @@ class Limit:
             return False
         return schedule.steps >= 0 and schedule.warmup >= 0
 
-    def expected(self, candidate: Any = None) -> str:
-        """`a whole number >= 1`, as in "expected a whole number >= 1". candidate: the value that is
-        refused, if there is one: it may only be too precise.
+    def describe(self, candidate: Any = None) -> str:
+        """Describe what is accepted: `a whole number >= 1`, as in "expected a whole number >= 1".
+        candidate: the value that is refused, if there is one: it may only be too precise.
         """
         if isinstance(candidate, int) and abs(candidate) > LARGEST:
-            return f"{self.expected()}, of 64 bits"
+            return f"{self.describe()}, of 64 bits"
         if _is_lost_in_float32(candidate):
-            return f"{self.expected()}, also in float32"
+            return f"{self.describe()}, also in float32"
         if self.kind == "choice":
             return " or ".join(map(repr, self.choices))
         words = repr(self.like) if self.kind == "value" else _WORDS[self.kind]

@@ -278,7 +278,7 @@ def loss(
             name,
             option,
             fits=limit.accepts(option),
-            expected=limit.expected(),
+            expected=limit.describe(),
             fix=f"{name}={limit.suggestion(option)!r}",
         )
     declare = functools.partial(

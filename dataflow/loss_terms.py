@@ -94,15 +94,15 @@ class LossTerm:
     origin: Origin | None = field(default=None, compare=False)
 
     @property
-    def corrected(self) -> bool:
+    def is_corrected(self) -> bool:
         """Whether it weighs tokens by how far they are from their sampler."""
         return dict(self.params).get(self.function.correction) is not None
 
-    def recorded(self, inputs: Collection[str]) -> bool:
+    def reads_recorded(self, inputs: Collection[str]) -> bool:
         """Whether it reads what the sampler recorded. inputs: the names of its train node's."""
         # With `old` as an input, a loss does not fall back on the recorded log-probs.
         falls_back = self.function.recorded and f"{self.label}.old" not in inputs
-        return falls_back or self.corrected
+        return falls_back or self.is_corrected
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Model:
         where = f"Model {self.name!r:.60}"
         for name, limit in _LIMITS.items():
             argument = getattr(self, name)
-            fits, expected = limit.accepts(argument), limit.expected(argument)
+            fits, expected = limit.accepts(argument), limit.describe(argument)
             fix = f"{name}={limit.suggestion(argument)!r}"
             require(where, name, argument, fits=fits, expected=expected, fix=fix)
         has_base, expected = bool(self.base), "a model directory or name"

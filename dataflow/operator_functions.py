@@ -47,15 +47,16 @@ def call_arguments(node: Node, inputs: Inputs) -> tuple[list[Port[Any]], dict[st
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         keywords = {**named_inputs, **node.params, "name": node.name}
     else:
-        known = {**node.states, **named_inputs, **node.params, **_derived(node), "name": node.name}
+        derived = _derive_arguments(node)
+        known = {**node.states, **named_inputs, **node.params, **derived, "name": node.name}
         keywords = {p.name: known[p.name] for p in parameters if p.name in known}
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return variadic_inputs, keywords
     return [], keywords
 
 
-def _derived(node: Node) -> dict[str, Any]:
-    """Arguments that a node keeps in another form."""
+def _derive_arguments(node: Node) -> dict[str, Any]:
+    """Derive the arguments that a node keeps in another form."""
     derived: dict[str, Any] = {"scope": "group" if node.operator.scope == "group" else "row"}
     if fns := node.params.get("fns"):
         derived["fn"] = fns[0] if len(fns) == 1 else fns

@@ -47,7 +47,7 @@ class NodeParameter:
     @property
     def expected(self) -> str:
         """`a number >= 0`."""
-        return self.accepted.expected
+        return self.accepted.description
 
 
 def parameters_of(node: Node) -> Iterator[NodeParameter]:

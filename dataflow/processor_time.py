@@ -40,7 +40,7 @@ class ProcessorTime(msgspec.Struct, frozen=True):
 
 def of_thread() -> ProcessorTime:
     """Of this thread."""
-    return ProcessorTime(time.thread_time(), _thread_file.queued())
+    return ProcessorTime(time.thread_time(), _thread_file.read_queued())
 
 
 def of_process() -> ProcessorTime:
@@ -73,8 +73,8 @@ class _ThreadFile(threading.local):
     def __init__(self) -> None:
         self.file = _OpenFile()
 
-    def queued(self) -> float:
-        """Seconds; 0 on a system without the file."""
+    def read_queued(self) -> float:
+        """Read the seconds; 0 on a system without the file."""
         if self.file.process != os.getpid():  # a fork: it is the file of the thread that forked
             self.file = _OpenFile()
         if self.file.number < 0:

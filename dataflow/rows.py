@@ -101,7 +101,7 @@ class Domain:
                 yield from part.selections()
 
     @property
-    def unselected(self) -> Domain:
+    def rows_before_selection(self) -> Domain:
         """These rows before any selection: as a source, a generation or `concat` made them."""
         return next(domain for domain in self.ancestors() if domain.kind != "subset")
 
@@ -128,7 +128,7 @@ class Domain:
 
     def _describe_as_part(self) -> str:
         """`prompts x4 of 'rollout'`: parts of a concat may differ in who made them alone."""
-        origin = self.unselected
+        origin = self.rows_before_selection
         maker = f" of {origin.node.name!r}" if origin.kind == "expand" else ""
         return f"{self.describe()}{maker}"
 

@@ -328,7 +328,7 @@ def operator(
     are ancestors of the first port's, such as the turn before: each row sees its ancestor's
     columns.
     """
-    fits, expected = _SCOPE.accepts(scope), _SCOPE.expected()
+    fits, expected = _SCOPE.accepts(scope), _SCOPE.describe()
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
     require("operator", "scope", scope, fits=fits, expected=expected, fix=fix)
     columns_by_port = {} if reads is None else reads

@@ -58,16 +58,16 @@ class AcceptedValues:
         return _fits(candidate, self.hint)
 
     @property
-    def expected(self) -> str:
+    def description(self) -> str:
         """`a number >= 0`, as in "expected a number >= 0"."""
         if self.limit:
-            words = self._expected_by_limit(self.limit)
+            words = self._describe_limit(self.limit)
         else:
             words = _describe_hint(self.hint)
         return f"{words}, or a schedule" if self.schedulable else words
 
-    def _expected_by_limit(self, limit: Limit) -> str:
-        words = limit.expected()
+    def _describe_limit(self, limit: Limit) -> str:
+        words = limit.describe()
         if limit.of:
             words = f"{_find_constructor(limit.of).__name__}(...)"
         if self._allows_none and not words.endswith("None"):
@@ -92,14 +92,14 @@ class AcceptedValues:
             if self.accepts(reading):
                 return reading
             precision = precision or self._lacking_precision(reading)
-        expected = f"{self.expected}{precision}"
+        expected = f"{self.description}{precision}"
         raise ValueError(f"expected {expected}, found {_literal_or_text(text)!r:.60}")
 
     def _lacking_precision(self, reading: Any) -> str:
         """What the limit says of this value besides what it says of all: `, of 64 bits`."""
         if self.limit is None:
             return ""
-        return self.limit.expected(reading).removeprefix(self.limit.expected())
+        return self.limit.describe(reading).removeprefix(self.limit.describe())
 
     def fix(self, text: str) -> str:
         """Suggest a value that is accepted, as text; empty if none is known."""
@@ -264,7 +264,7 @@ def _describe_hint(hint: Any) -> str:
     """An annotation in the words of messages."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin in _UNIONS:
-        # A schedule is named apart (AcceptedValues.expected).
+        # A schedule is named apart (AcceptedValues.description).
         descriptions = [_describe_hint(part) for part in inside if part is not Schedule]
         return " or ".join(dict.fromkeys(descriptions))
     if origin is Literal:

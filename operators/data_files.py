@@ -29,7 +29,7 @@ from operators.data_messages import (
     table_with_prompt,
 )
 from operators.data_parts import COLUMNS, has_parts, refuse_other_parts_in
-from operators.data_shapes import demonstration_shape, join_names, preference_shape, prompt_shape
+from operators.data_shapes import demonstration_shape, list_names, preference_shape, prompt_shape
 from operators.data_splits import choose_rows_of_split, require_rows_of_split
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
@@ -74,7 +74,7 @@ def _refuse_other_parts(source: str, split: str | None, names: Sequence[str]) ->
 
 def _refuse_nameless(source: str, columns: Collection[str]) -> None:
     if "" in columns:
-        names = join_names(name for name in columns if name)
+        names = list_names(name for name in columns if name)
         raise DataError(
             f"{source}: expected a name for each column, found an empty one beside {names}. Fix:"
             " give it a name, or leave it out."
@@ -246,7 +246,7 @@ def _describe_missing(path: Path) -> str:
     if near:
         fix = f"{folder / near}"
     else:
-        fix = f"one of those in {folder}: {join_names(names)}"
+        fix = f"one of those in {folder}: {list_names(names)}"
     return f"{path}: no such file. Fix: {fix}."
 
 
@@ -260,7 +260,7 @@ def _choose_files(folder: Path, split: str | None) -> list[Path]:
             chosen_files = [path for path in files if _split_of(path, (split,))]
     if not chosen_files:
         what = "files" if split is None else f"files of split {split!r}"
-        names = join_names(path.name for path in files)
+        names = list_names(path.name for path in files)
         fix = "the folder that has the files, or one of them"
         raise DataError(
             f"{folder}: expected {what} ending in {_ENDINGS}, found: {names}. Fix: {fix}."
@@ -284,14 +284,14 @@ def _require_one_kind(folder: Path, files: Sequence[Path], split: str | None) ->
     suffixes = sorted({path.suffix for path in files})
     if len(suffixes) > 1:
         raise DataError(
-            f"{folder}: expected files of one format, found {join_names(suffixes)}. Fix: name one"
+            f"{folder}: expected files of one format, found {list_names(suffixes)}. Fix: name one"
             " file."
         )
     file_splits = {_split_of(path, _SPLITS) for path in files}
     splits = sorted(filter(None, file_splits))
     if split is None and len(splits) > 1:
         raise DataError(
-            f"{folder}: holds the splits {join_names(splits)}, and none was chosen. Fix:"
+            f"{folder}: holds the splits {list_names(splits)}, and none was chosen. Fix:"
             f" split={splits[0]!r}."
         )
 

@@ -54,7 +54,7 @@ def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
         )
     raise DataError(
         f"{name}: expected columns 'prompt' and 'completion', or 'messages', or 'text', found:"
-        f" {join_names(columns)}. Fix: {fix}."
+        f" {list_names(columns)}. Fix: {fix}."
     )
 
 
@@ -84,7 +84,7 @@ def preference_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
             fix = f"rename {near!r} to {column!r}" if near else f"a column {column!r}"
             raise DataError(
                 f"{name}: expected columns 'chosen' and 'rejected', and 'prompt' unless both begin"
-                f" with it, found columns: {join_names(columns)}. Fix: {fix}."
+                f" with it, found columns: {list_names(columns)}. Fix: {fix}."
             )
     kinds = {n: columns[n] for n in ("prompt", "chosen", "rejected") if n in columns}
     are_texts = all(map(is_text, kinds.values()))
@@ -114,7 +114,7 @@ def _describe_no_prompt(name: str, columns: Mapping[str, pa.DataType]) -> str:
         fix = f"rename {near!r} to 'prompt'"
     else:
         fix = "a column 'prompt'"
-    return f"{name}: expected a column {_PROMPT}, found columns: {join_names(columns)}. Fix: {fix}."
+    return f"{name}: expected a column {_PROMPT}, found columns: {list_names(columns)}. Fix: {fix}."
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -139,6 +139,6 @@ def _is_content(kind: Any) -> bool:
     return is_text(kind) or pa.types.is_null(kind)
 
 
-def join_names(columns: Iterable[str]) -> str:
+def list_names(columns: Iterable[str]) -> str:
     """Join names with commas; `none` without any."""
     return ", ".join(columns) or "none"

@@ -17,7 +17,7 @@ from dataflow.errors import DataError
 from dataflow.prompt_types import has_json_values, with_json_values
 from operators.data_csv import read_csv
 from operators.data_lines import make_table, read_lines, reading_file
-from operators.data_shapes import join_names
+from operators.data_shapes import list_names
 
 _READ = 64 * 2**20
 """Most bytes of JSONL that are read to look for a split before the run does."""
@@ -83,7 +83,7 @@ def _split_column(table: pa.Table) -> pa.ChunkedArray | pa.Array | None:
 def _no_split_column(source: str, split: str, names: Sequence[str]) -> DataError:
     return DataError(
         f"{source}: expected 'split' or 'extra_info.split' to choose split {split!r} by, found"
-        f" columns: {join_names(names)}. Fix: leave split= out, or name a folder with"
+        f" columns: {list_names(names)}. Fix: leave split= out, or name a folder with"
         " a file for each split."
     )
 
@@ -91,6 +91,6 @@ def _no_split_column(source: str, split: str, names: Sequence[str]) -> DataError
 def _no_row(source: str, split: str, splits: Sequence[Any]) -> DataError:
     names = sorted(set(map(str, splits)))
     return DataError(
-        f"{source}: no row of split {split!r}; there are: {join_names(names)}. Fix:"
+        f"{source}: no row of split {split!r}; there are: {list_names(names)}. Fix:"
         f" split={names[0]!r}."
     )

@@ -74,7 +74,7 @@ def importance(
             name,
             setting,
             fits=limit.accepts(setting),
-            expected=limit.expected(setting),
+            expected=limit.describe(setting),
             fix=f"{name}={limit.suggestion(setting)!r}",
         )
     bounds = [bound for bound in (below, above) if isinstance(bound, (int, float))]

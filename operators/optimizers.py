@@ -41,7 +41,7 @@ class AdamW:
                 name,
                 setting,
                 fits=limit.accepts(setting),
-                expected=limit.expected(setting),
+                expected=limit.describe(setting),
                 fix=f"{name}={limit.like!r}",
             )
 

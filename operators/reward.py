@@ -148,7 +148,7 @@ def step_reward(
         "split",
         split,
         fits=_SPLIT.accepts(split),
-        expected=_SPLIT.expected(),
+        expected=_SPLIT.describe(),
         fix='split="\\n\\n"',
     )
     columns = tuple(column for column in reward_columns(fn) if column != STEPS)
@@ -199,6 +199,6 @@ def _require_functions(
         raise call_error("reward", problem, "reward(fn, rollout), the function itself")
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
     require(
-        "reward", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.expected(), fix=fix
+        "reward", "scope", scope, fits=_SCOPE.accepts(scope), expected=_SCOPE.describe(), fix=fix
     )
     require_weights("reward", weights, len(fns), "function")

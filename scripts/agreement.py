@@ -159,7 +159,7 @@ def opened_trainer(case: AgreementCase, base: str) -> Any:
 
 def generated(sampler: Any) -> Batch:
     """The rows of all prompts."""
-    return Batch.concat(list(sampler.run(prompt_chunk(PROMPTS)))).sorted()
+    return Batch.concat(list(sampler.run(prompt_chunk(PROMPTS)))).sort()
 
 
 def table(found: Sequence[Agreement], missing: dict[str, str]) -> str:

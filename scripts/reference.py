@@ -238,7 +238,7 @@ def parameters(e: PageEntry) -> Iterator[str]:
         if limit is None:
             continue
         default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-        takes = limit.expected() + (", or a schedule" if name in e.schedulable else "")
+        takes = limit.describe() + (", or a schedule" if name in e.schedulable else "")
         yield f"| `{name}` | {default} | {takes} |".replace("  |", " |")
 
 

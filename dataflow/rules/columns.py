@@ -149,18 +149,18 @@ def _check_record(node: Node) -> Iterator[Fault]:
         rows = node.inputs.get(term.on)
         if rows is None or "sampler_logprobs" in rows.schema.columns:
             continue
-        if term.recorded(node.inputs):
+        if term.reads_recorded(node.inputs):
             yield _no_record(term, node, rows)
 
 
 def _no_record(term: LossTerm, node: Node, rows: Port) -> Fault:
     name, origin = term.function.name, term.origin or node.origin
-    why = f"for its {term.function.correction}" if term.corrected else "without old="
+    why = f"for its {term.function.correction}" if term.is_corrected else "without old="
     problem = (
         f"{why} it needs the sampler's log-probs, and {rows.label!r} is"
         f" {rows.schema.__name__}, no Rollout"
     )
-    if any(port.name == "old" for port in term.function.ports) and not term.corrected:
+    if any(port.name == "old" for port in term.function.ports) and not term.is_corrected:
         fix = 'old=logprobs(policy, rows, name="old")'
     else:
         fix = "rows that generate made"

@@ -263,6 +263,6 @@ def data_name(node: Node) -> str:
     return name_node(node)
 
 
-def counted(count: int, what: str) -> str:
-    """`1 row`, `2 rows`."""
+def describe_count(count: int, what: str) -> str:
+    """Describe a count: `1 row`, `2 rows`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -73,7 +73,7 @@ def _find_group_readers(node: Node) -> Iterator[_GroupReader]:
 def _check_size(reader: _GroupReader, domain: Domain) -> Iterator[Fault]:
     if domain.group_size >= 2:
         return
-    maker = domain.unselected.node
+    maker = domain.rows_before_selection.node
     if maker.operator.traits.generates:
         if maker.params.get("n", 1) != 1:
             return  # not a valid number of answers: parameters.py reports it

@@ -108,7 +108,7 @@ def _check_reduction(context: Context, wires: dict[str, Wire], rows: Reduce) -> 
         rows_above = _describe(above, below)
         problem = f"{start}, which does not come from {high.name!r}: {rows_above}"
         fix = f"{high.name}= a port that {low.port.label!r} comes from{_list_ancestors(below)}"
-    elif below.unselected is above.unselected:
+    elif below.rows_before_selection is above.rows_before_selection:
         problem = f"{start}: of each row of {high.name!r} there is at most one"
         fix = f"select({high.port.label}, where=...)"
         if below is above:
@@ -123,7 +123,7 @@ def _list_ancestors(domain: Domain) -> str:
     """`: prompts or rollout`, the nodes that made the ancestors of these rows."""
     names: list[str] = []
     for ancestor in domain.ancestors():
-        if ancestor.kind != "subset" and ancestor is not domain.unselected:
+        if ancestor.kind != "subset" and ancestor is not domain.rows_before_selection:
             names.append(ancestor.node.name)
     return f": {' or '.join(reversed(names))}" if names else ""
 
@@ -138,7 +138,7 @@ def _describe(domain: Domain, other: Domain) -> str:
 
 def _name_maker(domain: Domain, origin: Origin | None) -> str:
     """`'rollout' (line 9)`: what made these rows, ignoring selections."""
-    maker = domain.unselected.node
+    maker = domain.rows_before_selection.node
     return f"{maker.name!r} ({line_of(maker, origin)})"
 
 
@@ -146,7 +146,7 @@ def _choose_fix(first: Wire, domain: Domain, other: Wire, other_domain: Domain) 
     """How `other` could be on the rows of `first`, by where the two part."""
     if domain.source is not other_domain.source:
         return _fix_sources(first, domain, other, other_domain)
-    origin, other_origin = domain.unselected, other_domain.unselected
+    origin, other_origin = domain.rows_before_selection, other_domain.rows_before_selection
     if origin is other_origin:
         return f"{first.name}, {other.name} = select({first.name}, {other.name}, where=...)"
     if origin.kind == other_origin.kind == "concat":

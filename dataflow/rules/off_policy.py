@@ -18,7 +18,7 @@ from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.regions import moved_by
 from dataflow.rows import writers
-from dataflow.rules.context import Context, counted, line_of, loss_terms, node_models
+from dataflow.rules.context import Context, describe_count, line_of, loss_terms, node_models
 from dataflow.rules.suspect_graphs import greedy_by
 from dataflow.rules.versions import bounds, row_lags
 from dataflow.samplers import BySample
@@ -55,7 +55,7 @@ class _TrainedTerm:
         return list(dict.fromkeys(chain.from_iterable(foreign)))
 
     @property
-    def unsampled(self) -> str:
+    def unsampled_node(self) -> str:
         """The node with rows that no generation wrote; empty if there are none."""
         if all(self.samples):
             return ""
@@ -82,7 +82,7 @@ def losses_without_ratio(context: Context) -> Iterator[GraphWarning]:
     for trained in _trained_terms(context):
         if not trained.term.function.on_policy:
             continue
-        is_corrected = trained.term.corrected
+        is_corrected = trained.term.is_corrected
         reasons = list(_why_several_updates(trained.node))
         if not is_corrected:
             reasons += _why_older(trained)
@@ -94,7 +94,7 @@ def losses_without_ratio(context: Context) -> Iterator[GraphWarning]:
             f" are trained; {', and '.join(reasons)}"
         )
         fix = "clipped_policy_loss(advantage), or one update a Step on rows of lag 0"
-        if not is_corrected and (trained.strangers or trained.unsampled):
+        if not is_corrected and (trained.strangers or trained.unsampled_node):
             rows = f"rows of generate({trained.model.name}, ...)"
             fix = f"{rows}, or supervised_loss() to imitate these"
         yield trained.warning("no_ratio", problem, fix)
@@ -104,7 +104,7 @@ def ratios_with_other_policies(context: Context) -> Iterator[GraphWarning]:
     """A loss with a ratio, on rows of a Model that does not come along as the trained one moves."""
     for trained in _trained_terms(context):
         strangers = trained.strangers
-        if not trained.term.function.recorded or trained.term.corrected or not strangers:
+        if not trained.term.function.recorded or trained.term.is_corrected or not strangers:
             continue
         name = trained.model.name
         wrote = _describe_maker(context, trained, strangers[0])
@@ -158,7 +158,7 @@ def _describe_policy(terms: list[_TrainedTerm], lag: int) -> str:
     """Of the terms of one train node. lag: how many versions old its rows may be."""
     own_rows, age = "on policy", ""
     if lag:
-        age = f"at most {counted(lag, 'version')} old"
+        age = f"at most {describe_count(lag, 'version')} old"
         own_rows = f"rows {age}"
     phrases: dict[str, None] = {}
     for trained in terms:
@@ -185,8 +185,8 @@ def _list_foreign_rows(trained: _TrainedTerm) -> Iterator[str]:
             yield f"rows that {maker.name!r} writes with {_model_of(maker).name!r}"
         elif greedy_by(maker) and (is_own or not writes):
             yield f"greedy answers of {maker.name!r}"
-    if writes and trained.unsampled:
-        yield f"rows of {trained.unsampled!r}"
+    if writes and trained.unsampled_node:
+        yield f"rows of {trained.unsampled_node!r}"
 
 
 def _has_own_rows(trained: _TrainedTerm) -> bool:
@@ -231,7 +231,7 @@ def _why_older(trained: _TrainedTerm) -> Iterator[str]:
         slow_copies = [model for model in copies if model.every > 1]
         if slow_copies:  # one of them says why
             cause = f": {slow_copies[0].name!r} moves every {slow_copies[0].every} Steps"
-        yield f"rows may be {counted(trained.lag, 'version')} old{cause}"
+        yield f"rows may be {describe_count(trained.lag, 'version')} old{cause}"
     for model in copies:
         if model.rate != 1.0:
             yield f"rows are written with {model.name!r}, which follows at rate={model.rate:g}"
@@ -241,8 +241,8 @@ def _why_of_others(context: Context, trained: _TrainedTerm) -> Iterator[str]:
     """Why rows are of no version of the trained Model."""
     for maker in trained.strangers:
         yield _describe_maker(context, trained, maker)
-    if trained.unsampled:
-        yield f"no Model wrote the rows of {trained.unsampled!r}"
+    if trained.unsampled_node:
+        yield f"no Model wrote the rows of {trained.unsampled_node!r}"
 
 
 def _describe_maker(context: Context, trained: _TrainedTerm, maker: Node) -> str:

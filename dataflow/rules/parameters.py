@@ -46,7 +46,7 @@ def _check_argument(
     if _has_schedule(argument) and not schedulable:
         yield f"{name} takes no schedule of the Step, found {_write(argument)}", fix
     elif limit is not None and not limit.accepts(argument):
-        expected = limit.expected(argument)
+        expected = limit.describe(argument)
         yield f"expected {name} to be {expected}, found {_write(argument)}", fix
 
 

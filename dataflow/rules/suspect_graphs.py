@@ -19,8 +19,8 @@ from dataflow.node import Node
 from dataflow.rules.context import (
     Context,
     Wire,
-    counted,
     data_name,
+    describe_count,
     function_at,
     line_of,
     loss_terms,
@@ -48,8 +48,8 @@ def large_batch(source: Node, rows: int) -> GraphWarning:
     """The warning for a source whose batch is larger than its data."""
     batch = source.params["batch"]
     problem = (
-        f"batch={batch} is larger than its {counted(rows, 'row')}: a Step has the same prompt"
-        " several times, or fewer prompts where the run is one pass over the data"
+        f"batch={batch} is larger than its {describe_count(rows, 'row')}: a Step has the same"
+        " prompt several times, or fewer prompts where the run is one pass over the data"
     )
     where, fix = data_name(source), f"batch={max(rows, 1)}, or more data"
     return GraphWarning(

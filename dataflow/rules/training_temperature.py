@@ -50,7 +50,7 @@ def _check_recorded(
     samplers: Samplers, node: Node, term: LossTerm, temperatures: Temperatures
 ) -> Iterator[Fault]:
     """A loss that compares with the sampler's log-probs. temperatures: those of training."""
-    if not term.recorded(node.inputs):
+    if not term.reads_recorded(node.inputs):
         return
     rows = node.inputs[term.on]
     for makers_of_sample, trained in zip(samplers.of(rows), temperatures, strict=False):

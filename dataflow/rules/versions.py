@@ -192,7 +192,7 @@ def _have_same_tokens(context: Context, port: Port[Any], other: Port[Any]) -> bo
     domain, other_domain = context.domains.of(port), context.domains.of(other)
     if domain is None or other_domain is None:
         return True
-    return domain.unselected is not other_domain.unselected
+    return domain.rows_before_selection is not other_domain.rows_before_selection
 
 
 def _check_evaluations(context: Context) -> Iterator[Fault]:

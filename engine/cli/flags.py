@@ -273,13 +273,13 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
         if parameter.kind not in kinds or parameter.name not in hints:
             why = "graph functions annotate every parameter and take no *args or **kwargs"
             problem = f"parameter {str(parameter)!r} cannot be a flag: {why}"
-            raise UsageError(target.text, problem, _annotated(parameter))
+            raise UsageError(target.text, problem, _suggest_annotation(parameter))
         parameters[parameter.name] = parameter.replace(annotation=hints[parameter.name])
     return parameters
 
 
-def _annotated(parameter: inspect.Parameter) -> str:
-    """`base: str = 'model'`: the parameter as it could be written."""
+def _suggest_annotation(parameter: inspect.Parameter) -> str:
+    """Suggest how the parameter could be written: `base: str = 'model'`."""
     if parameter.default is parameter.empty or parameter.default is None:
         return f"{parameter.name}: int"
     return f"{parameter.name}: {type(parameter.default).__name__} = {parameter.default!r}"

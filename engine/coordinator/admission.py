@@ -60,7 +60,7 @@ class Admission:
         """Admissions before the last Step was formed."""
 
     @property
-    def filled(self) -> tuple[int, int, int, int]:
+    def prompt_counts(self) -> tuple[int, int, int, int]:
         """Prompts: finished and in no Step yet, of a Step, outstanding, the most outstanding."""
         prompts, batch = self.table.prompts, self.source.batch
         most = (1 + self.source.max_lag) * batch

@@ -83,7 +83,7 @@ class Coordinator:
         """By source the prompts that are finished and untrained, that a Step takes, that are
         outstanding, and that may be. From any thread: these are numbers alone.
         """
-        return {name: each.filled for name, each in self.sources.admissions.items()}
+        return {name: each.prompt_counts for name, each in self.sources.admissions.items()}
 
     # --- the two entries --------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class Course:
         if restored is not None:
             self.version = self._checkpoints.step = self._closed = restored.step
             self._restored = True
-            self._evaluation.restore(restored, last=self.done)
+            self._evaluation.restore(restored, last=self.is_complete)
             self._sources.restore(restored)
         self.out += self._versions.publish(self.version, moved=False)
 
@@ -157,14 +157,14 @@ class Course:
             return False
         if self._versions.no_offer_under_way:
             self.out += evaluation_round.tell(self._recovery.there)
-        if not evaluation_round.done:
+        if not evaluation_round.is_complete:
             return False
         self._evaluation.end()
         self._close_step(evaluated=True)
         return True
 
     def _in_gather(self) -> bool:
-        if self._stopping or self.done or self._sources.is_drained:
+        if self._stopping or self.is_complete or self._sources.is_drained:
             return self._end()
         # A synchronous Step waits for the end of its chunks, not for their rows alone: what they
         # measured comes after the rows, and once the weights have moved on a chunk whose Worker
@@ -203,7 +203,7 @@ class Course:
         if not self._versions.is_settled:
             return False
         self._training.retire()
-        last = self.done or self._sources.is_drained
+        last = self.is_complete or self._sources.is_drained
         self._evaluate_or_close(self._evaluation.due(self.version, last=last))
         return True
 
@@ -262,7 +262,7 @@ class Course:
     def _how_it_ended(self) -> Finish:
         if self._stop:
             return Finish(reason=self._stop)
-        if self.done:
+        if self.is_complete:
             return Finish(reason="all steps are done")
         # Data that ended without a single Step is no success where prompts were given up.
         error = "" if self.version else self._sources.fruitless()
@@ -290,7 +290,7 @@ class Course:
         return bool(self._stop) and (self._at_once or not self._sources.has_begun)
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all Steps that were asked for are trained."""
         return self._settings.steps is not None and self.version >= self._settings.steps
 

@@ -143,7 +143,7 @@ class EvaluationRound:
         return bool(self._outstanding.of(Evaluate))
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every due node has its numbers, and every chunk of the round has ended."""
         # What a chunk measured comes after its last rows, and counts (decision 0024).
         return not (self._waiting or self.under_way or self._dispatch.has_unended("evaluation"))

@@ -210,7 +210,7 @@ class PromptTable:
 
     def rows(self, node: str, slots: np.ndarray) -> StepRows:
         """The rows of a node that have come for these prompts."""
-        table, slots = self._tables[node], self.prompts.sorted(slots)
+        table, slots = self._tables[node], self.prompts.sort_slots(slots)
         where, samples = (table.state[slots] == PRESENT).nonzero()
         at = slots[where]
         block, row = table.where(at, samples)

@@ -125,8 +125,8 @@ class PromptStates:
             return -1
         return slot
 
-    def sorted(self, slots: np.ndarray) -> np.ndarray:
-        """In the order of their positions."""
+    def sort_slots(self, slots: np.ndarray) -> np.ndarray:
+        """Sort slots by their positions."""
         return slots[self.position[slots].argsort()] if len(slots) > 1 else slots
 
     def keys(self, slots: np.ndarray, samples: np.ndarray) -> Keys:

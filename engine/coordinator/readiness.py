@@ -93,7 +93,7 @@ class Readiness:
     def reopen(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[NodeChunk]:
         """Another chunk is to make these rows: returns the source's; `pump` finds the others."""
         if node.relation == "source":
-            prompts = self._prompts.sorted(np.unique(at))
+            prompts = self._prompts.sort_slots(np.unique(at))
             if not len(prompts):
                 return []
             samples = np.zeros(len(prompts), dtype=np.int64)
@@ -125,7 +125,7 @@ class Readiness:
         absent rows on downstream.
         """
         slots = np.array([*self._dirty], dtype=np.int64)
-        slots = self._prompts.sorted(slots[self._prompts.status[slots] == RUNNING])
+        slots = self._prompts.sort_slots(slots[self._prompts.status[slots] == RUNNING])
         chunks: list[NodeChunk] = []
         nodes = self._nodes[1:] if len(slots) else ()
         # In running order: a node that passes absent rows on touches itself, for those below it.
@@ -165,7 +165,7 @@ class Readiness:
             if self._still_waits(node, number):
                 continue
             of_cohort = (self._prompts.status == RUNNING) & (self._prompts.cohort == number)
-            mates = self._prompts.sorted(of_cohort.nonzero()[0])
+            mates = self._prompts.sort_slots(of_cohort.nonzero()[0])
             state = self._input_state(node, mates)
             if PENDING in states_in(state):
                 pending = mates[(state == PENDING).any(axis=1)]

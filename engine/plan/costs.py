@@ -101,7 +101,7 @@ class PlanCosts:
             parameters=cost.parameters, shape=cost.shape, dtype=state.dtype, head=state.head
         )
 
-    def unpriced(self, node: str) -> str:
+    def unpriced_reason(self, node: str) -> str:
         """Why no seconds of a node's passes are known; empty if they are."""
         if self.sizes(node) is None:
             return "the size of its Model is not known"
@@ -252,7 +252,7 @@ class PlanCosts:
         in a Worker that has no module of its own, or where nobody knows the size.
         """
         sizes = self.sizes_of(model.name)
-        reader = next((r for r in model.copied if worker in self._nodes[r].workers), None)
+        reader = next((r for r in model.copying_readers if worker in self._nodes[r].workers), None)
         if sizes is None or reader is None or not model.writer:
             return Time()
         way = self.link(self._nodes[model.writer].workers[0], worker)
@@ -332,7 +332,7 @@ class PlanCosts:
         """Sizes of the Model that a node computes with. Raises PlanError if they are unknown."""
         sizes = self.sizes(node)
         if sizes is None:
-            problem = f"expected a Model of known size, found {self.unpriced(node)}"
+            problem = f"expected a Model of known size, found {self.unpriced_reason(node)}"
             raise PlanError(f"{node}: {problem}. Fix: a base with a config.json and safetensors.")
         return sizes
 

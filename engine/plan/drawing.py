@@ -45,10 +45,10 @@ class PlacedNode(Protocol):
     def layout(self) -> Split: ...
 
 
-def placed(
+def locate_nodes(
     nodes: Sequence[PlacedNode], hosts: Mapping[str, str], devices: Mapping[str, Sequence[int]]
 ) -> Placed:
-    """Nodes on Workers; hosts and devices by Worker."""
+    """Say which nodes are on which Workers. hosts, devices: by Worker."""
     threads: dict[str, int] = {}
     for node in nodes:
         for worker in node.workers:
@@ -76,7 +76,7 @@ def ranks(layout: Split) -> int:
 
 def places(plan: AnyPlan) -> list[Placed]:
     """The Workers of each phase."""
-    return [placed(phase.nodes, phase.hosts, phase.devices) for phase in plan.phases]
+    return [locate_nodes(phase.nodes, phase.hosts, phase.devices) for phase in plan.phases]
 
 
 def planned_notes(plan: AnyPlan) -> Notes:

@@ -72,7 +72,7 @@ class _LengthFinder:
         above = [self.lengths[port.node.name] for port in inputs]
         longest_above = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
         if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
-            return longest_above.continued(len(node.params.get("then") or ""))
+            return longest_above.continue_with(len(node.params.get("then") or ""))
         return longest_above
 
     def _find_demonstration(self, node: Node) -> Lengths:
@@ -85,7 +85,7 @@ class _LengthFinder:
         counts = None if model is None else _count_row_tokens(node, model.base)
         if model is None or counts is None:
             return lengths
-        return lengths.demonstrated(counts, self._context_of(model))
+        return lengths.take_demonstrations(counts, self._context_of(model))
 
     def _find_rollout(self, node: Node) -> Lengths:
         policy = next(s for s in node.states.values() if isinstance(s, Model))
@@ -93,10 +93,10 @@ class _LengthFinder:
         lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
         prompt = next(iter(node.inputs.values()))
         if issubclass(prompt.schema, TokenPrompt):
-            return lengths.asked(self.lengths[prompt.node.name]).clipped(context)
+            return lengths.take_prompts(self.lengths[prompt.node.name]).clip(context)
         counts = _count_prompt_tokens(node, policy.base, self._domains)
         drops = node.params.get("overlong_prompt") == "drop"
-        return lengths.clipped(context).counted(counts, drops=drops)
+        return lengths.clip(context).take_counts(counts, drops=drops)
 
     def _context_of(self, model: Model) -> int:
         """The positions of a Model; 0 where its shape is not known."""

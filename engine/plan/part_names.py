@@ -51,7 +51,7 @@ def _find_places(graph: Graph, nodes: Iterable[Node]) -> dict[str, object]:
     for node in nodes:
         domain = domains.of_node(node)
         if region_of[node.name] == "evaluation" and domain is not None:
-            places[node.name] = id(domain.unselected)
+            places[node.name] = id(domain.rows_before_selection)
         else:
             places[node.name] = "training"
     return places

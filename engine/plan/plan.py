@@ -201,7 +201,7 @@ class PlannedModel:
     """Until each reader in another Worker has a version; None without one, or if unknown."""
 
     @property
-    def copied(self) -> tuple[str, ...]:
+    def copying_readers(self) -> tuple[str, ...]:
         """Readers with a module of their own."""
         return tuple(reader for reader in self.readers if reader not in self.aliases)
 
@@ -323,7 +323,7 @@ class Decisions:
         workers: dict[str, None] = {}
         for other in self.models:
             if model.name in (other.name, other.follows):
-                for reader in other.copied:
+                for reader in other.copying_readers:
                     workers |= dict.fromkeys(self.node(reader).workers)
         return tuple(worker for worker in workers if worker != writer)
 

@@ -184,7 +184,7 @@ def _compare_chunk(run: RecordedRun, node: str, replayed: ReplayedTask) -> tuple
         return [], f"row {describe_key(lone_key)}: only {owner}"
     if not replayed_keys:
         return [], ""
-    batch = Batch.concat(list(replayed.batches)).sorted()
+    batch = Batch.concat(list(replayed.batches)).sort()
     table, missing = run.rows.find(node, batch.keys, task.step)
     if table is None:
         return [], f"row {describe_key(missing[0])}: it is not on the disk"

@@ -309,7 +309,7 @@ class Replay:
         """Compute the log-probs of recorded tokens of this version."""
         table = self._run.rows.of_task(node.name, task)
         assert table is not None
-        rows = recorded_batch(table).sorted()
+        rows = recorded_batch(table).sort()
         teacher = self._load_teacher(node, version)
         chunk = Chunk(id=task.id, step=task.step, keys=rows.keys, inputs={"rows": rows})
         scored = Batch.concat(list(teacher.run(chunk)))

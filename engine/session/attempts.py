@@ -176,7 +176,7 @@ class _Run:
         for warning in plan.warnings:
             self._log.warn(warning)
         warn_of_room(plan, folder.checkpoints, options)
-        self._trace = stack.enter_context(_closed(_open_trace(plan, folder)))
+        self._trace = stack.enter_context(_close_at_end(_open_trace(plan, folder)))
         self._on_step = [at_each_step(on_step, first=1) for on_step in hooks.on_step]
         if options.progress:
             progress = stack.enter_context(_make_progress(plan, options))
@@ -299,16 +299,16 @@ class _Run:
         if plan.hosts:
             from engine.run.hosts.hosts import HostsWorkers
 
-            return stack.enter_context(_closed(HostsWorkers(plan, folder, options)))
+            return stack.enter_context(_close_at_end(HostsWorkers(plan, folder, options)))
         name = _only_worker(plan)
         if not name:
             from engine.run.launch.supervisor import Supervisor
 
-            return stack.enter_context(_closed(Supervisor(plan, folder, options)))
+            return stack.enter_context(_close_at_end(Supervisor(plan, folder, options)))
         from engine.run.launch.worker_assembly import one_worker
 
         worker = one_worker(name, plan, folder, options, stack)
-        return stack.enter_context(_closed(worker))
+        return stack.enter_context(_close_at_end(worker))
 
     def _make_watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
         """Make the watchdog, which prints every Worker's work, and who waits for whom."""
@@ -330,7 +330,7 @@ class _Run:
         """Open the metrics file; drops lines, samples and best versions of Steps that come
         again.
         """
-        lines = stack.enter_context(_closed(JsonLines()))
+        lines = stack.enter_context(_close_at_end(JsonLines()))
         lines.open(self._folder, _config(self._plan, self._options))
         lines.truncate_after(step or -1)  # Step 0 has a row in a run of no Steps
         with writing(f"what is kept up to step {step}", self._folder.path):
@@ -378,7 +378,7 @@ C1 = TypeVar("C1", bound=_Closable)
 
 
 @contextmanager
-def _closed(thing: C1) -> Iterator[C1]:
+def _close_at_end(thing: C1) -> Iterator[C1]:
     """Close it at the end. After an error, a failure to close is only logged."""
     try:
         yield thing

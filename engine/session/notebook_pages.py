@@ -55,13 +55,13 @@ def result_page(ended_run: Result) -> str:
     for name, folders in ended_run.best.items():
         rows += [(f"best by {name}", folder) for folder in folders]
     end = write_table([ended_run.reason, f"step {ended_run.step}"], rows)
-    return end + draw_charts(ended_run.history) + _metric_table(ended_run.metrics)
+    return end + draw_metric_charts(ended_run.history) + _metric_table(ended_run.metrics)
 
 
 def handle_page(handle: RunHandle) -> str:
     """Show where the run is just now, and charts of what it has learned so far."""
     state = write_table([handle.state, f"step {handle.step}"], [("run folder", handle.folder)])
-    return state + draw_charts(handle.history) + _metric_table(handle.metrics)
+    return state + draw_metric_charts(handle.history) + _metric_table(handle.metrics)
 
 
 def _metric_table(metrics: Mapping[str, float]) -> str:
@@ -72,7 +72,7 @@ def _metric_table(metrics: Mapping[str, float]) -> str:
     return write_details("metrics of the last step", write_table(["metric", "value"], rows))
 
 
-def draw_charts(history: pa.Table) -> str:
+def draw_metric_charts(history: pa.Table) -> str:
     """Draw a chart of each kind of metric that the table has."""
     steps = history.column("step").to_pylist()
     pictures: dict[str, str] = {}

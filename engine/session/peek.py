@@ -51,8 +51,8 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
     batches = collected.batches
     if not batches[node]:
         raise RunError(f"peek {node}: no row came out of it for the first {prompts} prompts")
-    output = Batch.concat(batches[node]).sorted()
-    held_rows = Batch.concat(batches[holder]).sorted()
+    output = Batch.concat(batches[node]).sort()
+    held_rows = Batch.concat(batches[holder]).sort()
     return _make_table(output, held_rows, rows)
 
 

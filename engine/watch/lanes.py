@@ -113,11 +113,11 @@ def _columns(flows: list[Flow]) -> tuple[dict[str, np.ndarray], dict[str, np.nda
                 busy[key] = empty.copy()
                 waited[key] = empty.copy()
             busy[key][place] = replica.busy
-            waited[key][place] = _waited(replica)
+            waited[key][place] = _sum_waits(replica)
     return _as_arrays(busy), _as_arrays(waited)
 
 
-def _waited(replica: ReplicaFlow) -> float:
+def _sum_waits(replica: ReplicaFlow) -> float:
     return replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
 
 

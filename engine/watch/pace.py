@@ -26,6 +26,6 @@ class Pace:
         """Whether the next event may be sent now."""
         return self._clock() >= self._next - 1e-9
 
-    def sent(self, size: int) -> None:
-        """An event of so many bytes has been sent."""
+    def count_sent(self, size: int) -> None:
+        """Count an event of so many bytes as sent: the next has to wait."""
         self._next = self._clock() + max(1.0 / EVENTS_A_SECOND, size / BYTES_A_SECOND)

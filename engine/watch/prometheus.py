@@ -237,7 +237,7 @@ class _Totals:
         match record:
             case Flow():
                 self.last = record
-                for name, labels, number in _counted(record):
+                for name, labels, number in _list_additions(record):
                     self.sums[name, labels] += number
             case Lost():
                 self.sums["workers_lost", (record.worker,)] += 1
@@ -276,7 +276,7 @@ def _follow_run(events: Path) -> tuple[list[Flow], list[_Figure]]:
         return last, figures
 
 
-def _counted(flow: Flow) -> Iterator[_Figure]:
+def _list_additions(flow: Flow) -> Iterator[_Figure]:
     """List what a Step adds to the totals."""
     for key, replica in flow.nodes.items():
         node, _, worker = key.partition("@")

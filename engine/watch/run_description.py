@@ -112,7 +112,7 @@ def describe_run(
     """
     plan = records.plan_of(phase)
     graph = records.graph_of(phase)
-    recorded = _recorded(folder)
+    recorded = _recorded_nodes(folder)
     command = folder.read("command.txt")
     index.refresh(folder)
     return describe_in_list(name, folder) | {
@@ -252,7 +252,7 @@ def _changes(folder: OpenFolder) -> list[Any]:
     return []
 
 
-def _recorded(folder: OpenFolder) -> list[str]:
+def _recorded_nodes(folder: OpenFolder) -> list[str]:
     """The nodes whose rows were recorded."""
     try:
         with inside(folder, RECORDED) as recorded_folder:

@@ -95,8 +95,8 @@ class ServedRuns:
         self._lock = threading.Lock()
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[tuple[OpenFolder, KeptRun]]:
-        """A run's folder and what is kept of it. Raises NotServed where there is none."""
+    def open_run(self, name: str) -> Iterator[tuple[OpenFolder, KeptRun]]:
+        """Open a run's folder; yields it and what is kept of it. Raises NotServed without one."""
         with self.root.open(name) as folder:
             yield folder, self._state(name, folder.inode)
 
@@ -113,7 +113,7 @@ class ServedRuns:
 
     def run(self, name: str, phase: int | None) -> dict[str, Any]:
         """All that does not move in a run."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             records = run.read(folder)
             at = self._phase(folder, records, phase)
             return describe_run(name, folder, run.metrics, records, at)
@@ -130,7 +130,7 @@ class ServedRuns:
         """The drawing of a run's graph, as SVG. by_worker: with boxes of Workers around its nodes;
         life: with room for figures.
         """
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             records = run.read(folder)
             at = self._phase(folder, records, phase)
             graph = records.graph_of(at)
@@ -145,14 +145,14 @@ class ServedRuns:
         self, name: str, names: Sequence[str], first: int | None, last: int | None, points: int
     ) -> dict[str, Any]:
         """Curves of metrics."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             return thinned_series(run.metrics, folder, names, first=first, last=last, points=points)
 
     def flow(self, name: str, first: int | None, last: int | None) -> dict[str, Any]:
         """What flowed in the Steps first..last; by default, in its last seconds while it goes on,
         else in all Steps. words: which these are.
         """
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             if first is None and last is None and page_state(folder)[0] == "running":
                 seconds = last_seconds(read_live_flows(folder))
                 if seconds is not None:
@@ -166,7 +166,7 @@ class ServedRuns:
 
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             end = EVER if last is None else last
             return run.lanes.read(run.flows, folder, first, end, points)
 
@@ -174,27 +174,27 @@ class ServedRuns:
         """A page of samples; read and files tell how far the index is, problems which files are
         damaged and left out.
         """
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             return _past_damage(
                 run.samples, lambda: _page(folder, run.samples.choose(folder, query))
             )
 
     def sample(self, name: str, step: int, node: str, position: int, sample: int) -> dict[str, Any]:
         """One sample in full."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             place = run.samples.row_of(folder, step, node, position, sample)
             known = run.vocabulary(folder, node)
             return whole_row(folder, place, known.texts if known is not None else None)
 
     def group(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of one prompt in a Step."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             places = run.samples.of_prompt(folder, step, node, position)
             return {"total": len(places), "rows": short_rows(folder, places[:_SAME])}
 
     def same(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of the same prompt text over all Steps, the newest first."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
 
             def page() -> dict[str, Any]:
                 places = run.samples.of_prompt(folder, step, node, position)
@@ -206,7 +206,7 @@ class ServedRuns:
 
     def edge(self, name: str, edge_name: str) -> dict[str, Any]:
         """An edge, with rows that it carried."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             flow = run.flows.newest(folder)
             moved = flow.edges.get(edge_name) if flow is not None else None
             per_row = None
@@ -222,7 +222,7 @@ class ServedRuns:
 
     def node(self, name: str, node: str) -> dict[str, Any]:
         """A node, with what was measured of it, its errors, and the ends of its Workers' logs."""
-        with self.opened(name) as (folder, run):
+        with self.open_run(name) as (folder, run):
             records = run.read(folder)
             at = self._phase(folder, records, None)
             plan = self._plan(folder, run)
@@ -232,7 +232,7 @@ class ServedRuns:
             flow = run.flows.newest(folder)
             mishaps = run.flows.mishaps(folder)
             return describe_node(planned, records.graph_of(at)) | {
-                "measured": measured(flow, planned, last_row(folder)),
+                "measured": measured_figures(flow, planned, last_row(folder)),
                 "figures": _figures(flow, node),
                 "errors": errors_of(mishaps, node, planned.workers),
                 "log": _logs(folder, planned.workers),
@@ -240,7 +240,7 @@ class ServedRuns:
 
     def log(self, name: str, worker: str | None, lines: int) -> dict[str, Any]:
         """The end of a Worker's log; of the first one by default."""
-        with self.opened(name) as (folder, _):
+        with self.open_run(name) as (folder, _):
             workers = logged_workers(folder)
             if worker is not None:
                 chosen = worker
@@ -252,7 +252,7 @@ class ServedRuns:
         """Several runs side by side."""
         with ExitStack() as stack:
             unique_names = list(dict.fromkeys(names))
-            opened = [stack.enter_context(self.opened(name)) for name in unique_names]
+            opened = [stack.enter_context(self.open_run(name)) for name in unique_names]
             folders = [folder for folder, _ in opened]
             records = [run.read(folder) for folder, run in opened]
             return compare_runs(unique_names, folders, records)
@@ -270,7 +270,7 @@ class ServedRuns:
 
     def watcher(self, name: str) -> RunWatcher:
         """What a stream looks at. Raises NotServed where there is no such run."""
-        with self.opened(name):
+        with self.open_run(name):
             return RunWatcher(self, name)
 
     def describe_flow(
@@ -334,7 +334,7 @@ class RunWatcher:
     def look(self) -> dict[str, Any]:
         """The newest event of each kind; of one that has none, nothing."""
         try:
-            with self._served.opened(self._name) as (folder, run):
+            with self._served.open_run(self._name) as (folder, run):
                 return self._look_inside(folder, run)
         except (DataflowError, OSError) as error:
             return {"state": {"state": "ended", "reason": str(error), "step": 0}}
@@ -350,7 +350,7 @@ class RunWatcher:
         if seconds is not None:
             words = seconds_named(seconds)
             self._flow = self._served.describe_flow(folder, run, seconds, words, live=True)
-            self._flow["flow"] = rounded(self._flow["flow"])
+            self._flow["flow"] = round_numbers(self._flow["flow"])
         if self._flow is not None:
             events["flow"] = self._flow
         return events
@@ -375,13 +375,13 @@ def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
     return steps_named(begin, end) + phase
 
 
-def rounded(figure: Any) -> Any:
-    """Numbers with as many digits as a screen shows: a stream has few bytes."""
+def round_numbers(figure: Any) -> Any:
+    """Round to as many digits as a screen shows: a stream has few bytes."""
     if isinstance(figure, dict):
         figures: dict[str, Any] = {}
         for name, number in figure.items():
             is_time = name in ("wall", "start", "end")
-            figures[name] = number if is_time else rounded(number)
+            figures[name] = number if is_time else round_numbers(number)
         return figures
     if isinstance(figure, float):
         return round(figure, 4)
@@ -418,7 +418,7 @@ def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> 
                 raise
 
 
-def measured(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:
+def measured_figures(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:
     """A node's seconds in a Step, and the greatest memory of one of its Workers."""
     peaks: list[int] = []
     workers = flow.workers if flow is not None else {}

@@ -115,7 +115,7 @@ class Feeds:
             if kind is not None and pace.may_send():
                 seen[kind] = feed.version[kind]
                 message = feed.newest[kind]
-                pace.sent(len(message))
+                pace.count_sent(len(message))
                 last = self._clock()
                 yield message
             elif self._clock() - last >= SILENCE:

@@ -157,15 +157,15 @@ def _waits(node: str, replicas: list[ReplicaFlow], seconds: float) -> Iterator[W
     blames: Counter[str] = Counter()
     for replica in replicas:
         blames.update(replica.blames)
-    for rank, (blamed, blame) in enumerate(_blamed(blames)):
+    for rank, (blamed, blame) in enumerate(_rank_blames(blames)):
         share = min(1.0, blame / length)
         if rank == 0 or share >= LEAST_SHARE:
             yield Wait(node=node, share=share, blamed=blamed, why=why)
 
 
-def _blamed(blames: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Who is blamed for how many seconds, the greatest first: a node with all its replicas, or the
-    one of them that has half of its blame.
+def _rank_blames(blames: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Rank who is blamed for how many seconds, the greatest first: a node with all its replicas,
+    or the one of them that has half of its blame.
     """
     by_node: dict[str, float] = defaultdict(float)
     for name, seconds in blames.items():

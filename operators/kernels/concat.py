@@ -35,7 +35,7 @@ class ConcatRows:
         completed = [self._complete(name, batch) for name, batch in parts.items()]
         for part in completed[1:]:
             self._require_types(completed[0], part)
-        yield Batch.concat(completed).sorted()
+        yield Batch.concat(completed).sort()
 
     def close(self) -> None:
         """Nothing to close."""

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataflow.batch import Batch, ragged
+from dataflow.batch import Batch, as_ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.prompt_types import Message, is_json, is_messages, is_token_ids, messages_of
@@ -161,7 +161,7 @@ class Prompts(DataCursor):
         rows = self._take(chunk)
         columns: dict[str, Any] = dict(zip(rows.schema.names, rows.columns, strict=True))
         if self._decodes_text:
-            prompt_ids = ragged(columns["prompt"])
+            prompt_ids = as_ragged(columns["prompt"])
             columns["prompt_text"] = pa.array(self._tokenizer.decode(prompt_ids))
         yield Batch.make(chunk.keys, columns, Prompt)
 

@@ -41,9 +41,9 @@ class DecodeTask:
     window: int = 0
     sampler: str = "keyed"
 
-    def ended(self, written: Written, rows: np.ndarray) -> np.ndarray:
-        """Bool [rows]: which of these rows ended with their last token; `written.stop` tells which
-        of them with a stop.
+    def find_ended(self, written: Written, rows: np.ndarray) -> np.ndarray:
+        """Find which of these rows ended with their last token: bool [rows]. Sets
+        `written.stop` of these rows: whether they ended with a stop.
         """
         lengths = written.length[rows]
         last_tokens = written.tokens[rows, lengths - 1]

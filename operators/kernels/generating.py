@@ -26,13 +26,13 @@ from operators.kernels.torch.sampling import Sampling
 
 
 class DecodeLoop(Protocol):
-    """Runs one DecodeTask; `finished` drives it. version: of the weights that write now."""
+    """Runs one DecodeTask; `write_rows` drives it. version: of the weights that write now."""
 
     version: int
     written: Written
     counts: Counts
 
-    def finished(self, interrupted: Callable[[], bool]) -> Iterator[np.ndarray]:
+    def write_rows(self, interrupted: Callable[[], bool]) -> Iterator[np.ndarray]:
         """Write all rows; after each step in which rows ended, yields which ones. interrupted:
         asked before each step; if true, an empty array is yielded first, and the step is taken
         afterwards, with the weights that are there by then.
@@ -129,7 +129,7 @@ class Generating(Interruptible):
         if not len(keys):
             return
         decoder = self._decoder(self._task(prompts, keys))
-        finished = decoder.finished(self._was_interrupted)
+        finished = decoder.write_rows(self._was_interrupted)
         rows_left = len(keys)
         for rows in _whole_groups(finished, self._n, len(keys), self._least_rows(len(keys))):
             rows_left -= len(rows)

@@ -41,18 +41,19 @@ class ColumnFunction:
             output = self._function(*arguments, **self._node.params)
         if caught.fault is not None:
             problem = f"it {caught.fault.text}\n{caught.fault.detail}"
-            raise self._failed(chunk, problem.rstrip())
+            raise self._make_error(chunk, problem.rstrip())
         if not isinstance(output, Columns):
             kind = type(output).__name__
-            raise self._failed(chunk, f"expected Columns, found {kind}. Fix: return score.set(...)")
+            problem = f"expected Columns, found {kind}. Fix: return score.set(...)"
+            raise self._make_error(chunk, problem)
         if not output.keyed and len(output) == len(chunk.keys):
-            raise self._failed(chunk, f"the rows that it returned have no keys. {LIKE}")
+            raise self._make_error(chunk, f"the rows that it returned have no keys. {LIKE}")
         try:
             rows = in_order(output.batch, chunk.keys)
             self._require_usable(chunk, rows, output.schema)
             refuse_broken_promise(rows, self._node.keeps)
         except DataError as error:
-            raise self._failed(chunk, str(error)) from None
+            raise self._make_error(chunk, str(error)) from None
         kept_names = [n for n in rows.names if n not in rows.device or self._is_read(n)]
         owned = in_own_memory(rows.select(kept_names), chunk.inputs.values())
         yield Batch(chunk.keys, owned.records, owned.device)
@@ -73,19 +74,20 @@ class ColumnFunction:
                 if name.endswith("/*"):
                     continue
                 there_are = ", ".join(output.names)
-                raise self._failed(chunk, f"it returned no column {name!r}; there are: {there_are}")
+                problem = f"it returned no column {name!r}; there are: {there_are}"
+                raise self._make_error(chunk, problem)
             row = _find_first_not_finite(output, name)
             if row is not None:
                 problem = f"column {name!r} has a value that is not finite"
                 fix = "a finite number in its place, as a nan spoils all that is computed of it"
-                raise self._failed(chunk, f"{problem}. Fix: {fix}", row)
+                raise self._make_error(chunk, f"{problem}. Fix: {fix}", row)
         outside = find_out_of_bounds(output, schema, self._node.returns)
         if outside is None:
             outside = find_newer_than_inputs(output, chunk.inputs)
         if outside is not None:
-            raise self._failed(chunk, outside.text, outside.row)
+            raise self._make_error(chunk, outside.text, outside.row)
 
-    def _failed(self, chunk: Chunk, why: str, row: int = 0) -> KernelError:
+    def _make_error(self, chunk: Chunk, why: str, row: int = 0) -> KernelError:
         keys = chunk.keys.rows()
         key = f"row (position, sample, attempt) {keys[row]}" if keys else "no row"
         rows = "a chunk with" if row else f"{len(keys)} rows from"

@@ -134,7 +134,7 @@ class HostReward:
         assert self._scorers is not None, "run before open"
         outcomes = self._scorers.score(calls)
         for outcome in outcomes.values():
-            self._session.computed(outcome.processors)
+            self._session.count_computed(outcome.processors)
         return outcomes
 
     def _narrow(
@@ -196,7 +196,7 @@ class HostReward:
         message = self._message(i, fault, unit, records, chunk)
         if not self._drop:
             assert self._scorers is not None, "run before open"
-            raise KernelError(message) from self._scorers.raised(i)
+            raise KernelError(message) from self._scorers.raised_error(i)
         self._tombstone(chunk.keys, np.flatnonzero(~lost[unit]) + unit.start, message)
         lost[unit] = True
 

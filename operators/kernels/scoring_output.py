@@ -77,7 +77,7 @@ class Output:
         self._last.clear()
 
     @contextmanager
-    def captured(self) -> Iterator[list[str]]:
+    def capture(self) -> Iterator[list[str]]:
         """Lines that come in the meantime go into this list, and nowhere else."""
         self._captured = []
         try:

@@ -355,7 +355,7 @@ class Child:
         self._hear_output()
         poll = select.poll()
         poll.register(self._printed, select.POLLIN)
-        with self._output.captured() as lines:
+        with self._output.capture() as lines:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, STACK_SIGNAL)
             while len(lines) < _STACK_LINES and poll.poll(_STACK_SECONDS * 1e3):

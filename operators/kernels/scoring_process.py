@@ -42,7 +42,7 @@ class Scorers(Protocol):
         """Give function i a fresh process: a failure may have left the old one in any state."""
         ...
 
-    def raised(self, index: int) -> BaseException | None:
+    def raised_error(self, index: int) -> BaseException | None:
         """What function i raised in its last call, with its frames, if it ran in this process."""
         ...
 
@@ -67,7 +67,7 @@ class InProcess:
     def replace(self, index: int) -> None:
         """Do nothing: there is only this process."""
 
-    def raised(self, index: int) -> BaseException | None:
+    def raised_error(self, index: int) -> BaseException | None:
         """See Scorers."""
         return self._scorers[index].raised
 
@@ -109,7 +109,7 @@ class Children:
         """Kill the child; the next call starts another."""
         self._children[index].kill()
 
-    def raised(self, index: int) -> BaseException | None:
+    def raised_error(self, index: int) -> BaseException | None:
         """Never known here."""
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ def count_tokens(
         return [len(ids)] * len(ends)
     windows = list(_windows(tokenizer, ids))
     last = windows[-1]
-    if last.before + len(last.added(tokenizer, ids, len(ids))) != len(text):
+    if last.before + len(last.added_text(tokenizer, ids, len(ids))) != len(text):
         windows = [_Window(first=0, begin=0, end=len(ids), before=0, context="")]
     counts: list[int] = []
     rest = iter(windows)
@@ -124,13 +124,13 @@ class _Window:
     before: int
     context: str
 
-    def added(self, tokenizer: Decoding, ids: Sequence[int], count: int) -> str:
+    def added_text(self, tokenizer: Decoding, ids: Sequence[int], count: int) -> str:
         """The text of the tokens from begin to `count`."""
         return tokenizer.text(ids[self.first : count])[len(self.context) :]
 
     def reaches(self, tokenizer: Decoding, ids: Sequence[int], count: int, place: int) -> bool:
         """Whether the text of the first `count` tokens, whole characters only, reaches a place."""
-        added = self.added(tokenizer, ids, count)
+        added = self.added_text(tokenizer, ids, count)
         whole = added if count == len(ids) else added.rstrip(_PARTIAL)
         return self.before + len(whole) >= place
 

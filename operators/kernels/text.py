@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import Keys, Ragged, ragged
+from dataflow.batch import Keys, Ragged, as_ragged
 from dataflow.errors import DataError
 from dataflow.model_files import ends_of, read_object
 from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_of
@@ -92,7 +92,7 @@ class Tokenizer:
         """
         if not is_token_ids(column.type):
             return to_ragged(self._prompt_ids(prompts_of(column)))
-        ids = ragged(column)
+        ids = as_ragged(column)
         return Ragged(ids.values.astype(np.int32, copy=False), ids.offsets.astype(np.int64))
 
     def encode_turn(self, user_turn: str) -> list[int]:

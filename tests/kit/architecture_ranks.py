@@ -68,7 +68,7 @@ def _split_numbers(module: Any, session: FakeSession, way: str) -> dict[str, Ten
     for name, weight in named.items():
         part = slices.gradient(weight)
         part = torch.zeros_like(slices.part(weight)) if part is None else part
-        found[name] = slices.gathered(weight, part)
+        found[name] = slices.gather(weight, part)
     return found
 
 

@@ -62,7 +62,7 @@ LIMIT = 400.0
 def generated(base: str) -> float:
     """Of the recorded log-probs of sampled answers."""
     kernel = open_kernel(TorchGenerate(), base, n=3, max_tokens=12)
-    rows = Batch.concat(list(kernel.run(prompt_chunk(PROMPTS)))).sorted()
+    rows = Batch.concat(list(kernel.run(prompt_chunk(PROMPTS)))).sort()
     return _of_logprobs(base, rows, rows.ragged("sampler_logprobs").values)
 
 

@@ -37,7 +37,7 @@ MIXED = ["hello", "a", "what is 12+5?", "abcdefghijklmnopqrstuvwxyz", "zz"]
 
 def generated(kernel: Any, prompts: list[Any], positions: Any = None) -> Batch:
     """All rows of one chunk."""
-    return Batch.concat(list(kernel.run(prompt_chunk(prompts, positions)))).sorted()
+    return Batch.concat(list(kernel.run(prompt_chunk(prompts, positions)))).sort()
 
 
 def tokens_of(batch: Batch) -> dict[tuple[int, int, int], list[int]]:
@@ -212,7 +212,7 @@ def test_rows_leave_as_whole_groups_in_few_batches(make: Make) -> None:
     assert 1 < len(large) <= 20
     for batch in large:
         assert (np.bincount(batch.keys.position)[batch.keys.position] == 4).all()
-    assert Batch.concat(large).sorted().keys.rows() == chunk.keys.expand(4).rows()
+    assert Batch.concat(large).sort().keys.rows() == chunk.keys.expand(4).rows()
 
 
 def test_the_written_tokens_are_counted(make: Make) -> None:

@@ -42,7 +42,7 @@ class FakeSession:
         """Remember it."""
         self.metrics.setdefault(name, []).append((value, count))
 
-    def computed(self, elsewhere: ProcessorTime) -> None:
+    def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Remember it."""
         self.elsewhere.append(elsewhere)
 

@@ -19,7 +19,7 @@ from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.schema import Advantage, Returns
 from operators import losses
 from operators.kernels.torch import heads, parallel
-from operators.kernels.torch.attention import hidden
+from operators.kernels.torch.attention import compute_hidden
 from operators.kernels.torch.packing import pack
 from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.shared_attention import TreePass
@@ -193,7 +193,7 @@ def look(kernel: TorchTrain) -> torch.Tensor:
     ids, positions = torch.from_numpy(packed.ids), torch.from_numpy(packed.positions)
 
     def ask() -> torch.Tensor:
-        return hidden(kernel._module, ids, positions, TreePass(packed))
+        return compute_hidden(kernel._module, ids, positions, TreePass(packed))
 
     if kernel._split:
         return kernel._split.look(ask)

@@ -146,10 +146,10 @@ def test_a_prompt_without_a_bound_is_assumed_and_fits_the_context() -> None:
     assumed, stated = of_rollout(32, None), of_rollout(32, 100)
     assert assumed.prompt == ASSUMED_PROMPT
     assert "max_prompt_tokens" in assumed.bound
-    assert assumed.clipped(128).prompt == 96
-    assert (assumed.limit, assumed.clipped(128).limit) == (None, 96), "a guess limits nothing"
+    assert assumed.clip(128).prompt == 96
+    assert (assumed.limit, assumed.clip(128).limit) == (None, 96), "a guess limits nothing"
     assert (stated.prompt, stated.bound, stated.limit) == (100, "", 100)
-    assert (stated.clipped(64).prompt, stated.clipped(64).limit) == (100, 32)
+    assert (stated.clip(64).prompt, stated.clip(64).limit) == (100, 32)
 
 
 @pytest.mark.parametrize(("dtype", "optimizer", "gradients"), [
@@ -268,4 +268,4 @@ def test_longer_rows_never_need_less(kind: str, work: Work, more: int) -> None:
 @given(works)
 def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
     assert work.at_once <= max(work.budget, work.lengths.row)
-    assert work.at_once <= work.fed
+    assert work.at_once <= work.fed_tokens

@@ -160,7 +160,7 @@ def test_regression_of_rows(error: list[float], hole: int, huber: float | None) 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A name for each pass through a model."""
     passes: list[str] = []
-    for name in ("forward", "hidden"):
+    for name in ("forward", "compute_hidden"):
         real = getattr(attention, name)
 
         def call(*args: Any, real: Any = real, name: str = name, **kwargs: Any) -> Any:
@@ -226,7 +226,7 @@ def test_a_row_is_regressed_where_scores_reads_it_in_one_forward_with_its_values
     passes = counted(monkeypatch)
     ports = {"regression_loss__target": target, "tokens__target": near}
     metrics = trainer.step(assignment(rows, 1, **ports))
-    assert passes == ["hidden"]
+    assert passes == ["compute_hidden"]
     trained = [rows.ragged("completion_mask")[i].any() for i in range(len(rows))]
     expected = ((read - goal)[trained] ** 2 / 2).mean()
     assert metrics["loss/regression_loss"] == pytest.approx(expected, rel=1e-4)

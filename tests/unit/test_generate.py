@@ -151,7 +151,7 @@ def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_fr
     kernel = opened(base, layout=Layout(tokens=budget), max_tokens=40, temperature=0.0)
     first, running = interrupted_after(kernel, kept, prompts, monkeypatch)
     kernel.load(weights_of(other), 3)
-    batch = Batch.concat([first, *running]).sorted()
+    batch = Batch.concat([first, *running]).sort()
     versions, ids = batch.ragged("version"), batch.ragged("completion_ids")
     reference, tokenizer = plain(other), AutoTokenizer.from_pretrained(other)
     assert any(set(versions[row]) == {0, 3} for row in range(len(batch)))
@@ -171,7 +171,7 @@ def test_what_was_written_is_refed_in_one_pass(base: str, monkeypatch: pytest.Mo
     passes: list[int] = []
     kernel = opened(base, n=2, max_tokens=40)
     first, running = interrupted_after(kernel, 20, MIXED, monkeypatch)
-    noting(monkeypatch, "hidden", lambda module, ids, *_: passes.append(len(ids)))
+    noting(monkeypatch, "compute_hidden", lambda module, ids, *_: passes.append(len(ids)))
     kernel.load([], 1)
     whole = Batch.concat([first, *running])
     versions = whole.ragged("version")
@@ -189,7 +189,7 @@ def test_an_interruption_changes_nothing_where_no_weights_come(
     kernel = opened(base, layout=Layout(slots=6), n=4)
     whole = generated(kernel, MIXED)
     first, running = interrupted_after(kernel, 5, MIXED, monkeypatch)
-    assert Batch.concat([first, *running]).sorted().records.equals(whole.records)
+    assert Batch.concat([first, *running]).sort().records.equals(whole.records)
 
 
 def test_parameters_stay_the_same_objects_over_a_sleep(base: str) -> None:

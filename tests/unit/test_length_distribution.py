@@ -65,7 +65,7 @@ def test_a_spread_mixes_long_and_short() -> None:
 
 @given(of=DISTRIBUTIONS, tokens=st.integers(1, 10**6))
 def test_a_cap_cuts_and_keeps_the_rest(of: LengthDistribution, tokens: int) -> None:
-    cut = of.capped(tokens)
+    cut = of.cap(tokens)
     assert cut.longest == min(tokens, of.longest)
     assert cut.mean <= of.mean
     below = np.arange(min(tokens, 50))

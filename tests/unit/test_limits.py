@@ -22,16 +22,16 @@ HELD = (0.0, 1e-37, -1e-37, 3e38, 1, 0.1)
 def test_a_number_that_float32_does_not_hold_is_refused(value: float) -> None:
     limit = number(like=1.0)
     assert not limit.accepts(value)
-    assert limit.expected(value) == "a number, also in float32"
+    assert limit.describe(value) == "a number, also in float32"
     assert not limit.accepts(linear(value, 0.0, 3))
-    assert limit.expected(warmup(2, value)) == "a number, also in float32"
+    assert limit.describe(warmup(2, value)) == "a number, also in float32"
 
 
 @pytest.mark.parametrize("value", HELD)
 def test_a_number_that_float32_holds_is_taken(value: float) -> None:
     limit = number(like=1.0)
     assert limit.accepts(value)
-    assert limit.expected(value) == "a number"
+    assert limit.describe(value) == "a number"
 
 
 @pytest.mark.parametrize(

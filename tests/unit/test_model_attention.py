@@ -133,7 +133,7 @@ def test_generated_rows_have_the_logprobs_of_rows_alone(
         window=3 * WINDOW,
     )
     decoder = Decoder(module, task)
-    for _ in decoder.finished():
+    for _ in decoder.write_rows():
         if renewed:
             decoder.renew(1)
     written = decoder.written

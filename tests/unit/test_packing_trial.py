@@ -23,7 +23,7 @@ from transformers import (
 from dataflow.errors import KernelError
 from dataflow.model import Model
 from operators.kernels.torch import models
-from operators.kernels.torch.attention import attention, hidden
+from operators.kernels.torch.attention import attention, compute_hidden
 from operators.kernels.torch.attention_kind import AttentionKind, attend_packed
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing_trial import require_packable
@@ -137,11 +137,11 @@ def test_rows_whose_angles_would_depend_on_the_longest_are_refused(
     module, limit = loaded(tiny(name, tmp_path)), 8
     ids, positions = torch.arange(limit + 3), torch.tensor([*range(limit), 0, 1, 2])
     with torch.no_grad():
-        first = hidden(module, ids, positions, Rows(limit, 3))[limit:]
-        alone = hidden(module, ids[limit:], positions[limit:], Rows(3))
+        first = compute_hidden(module, ids, positions, Rows(limit, 3))[limit:]
+        alone = compute_hidden(module, ids[limit:], positions[limit:], Rows(3))
         assert torch.allclose(first, alone, rtol=0, atol=1e-5)
         with pytest.raises(KernelError, match=f"{message}.* of 8 changes") as caught:
-            hidden(module, ids, torch.tensor([*range(limit + 1), 0, 1]), Rows(limit + 1, 2))
+            compute_hidden(module, ids, torch.tensor([*range(limit + 1), 0, 1]), Rows(limit + 1, 2))
     assert "found a row of 9 tokens" in str(caught.value)
 
 

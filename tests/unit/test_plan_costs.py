@@ -146,11 +146,11 @@ def test_entries_are_told_apart_by_answers_a_prompt() -> None:
 def test_a_profile_has_the_rates_of_a_gpu_that_the_catalogue_does_not_know() -> None:
     plan = planned_on(replace(GPUS, kind="B7"), grpo_graph())
     costs = plan_costs(plan)
-    assert costs.unpriced("rollout") == "nobody has measured a B7 GPU"
+    assert costs.unpriced_reason("rollout") == "nobody has measured a B7 GPU"
     with pytest.raises(PlanError, match=r"device B7: expected .* catalogue.*dataflow profile"):
         costs.place("rollout")
     known = plan_costs(plan, replace(profile_of(plan), device=replace(device("H100"), name="B7")))
-    assert known.unpriced("rollout") == ""
+    assert known.unpriced_reason("rollout") == ""
     assert known.place("rollout").device.name == "B7"
 
 

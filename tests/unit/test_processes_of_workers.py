@@ -122,4 +122,4 @@ def test_a_microbatch_is_no_larger_than_a_minibatch_of_whole_prompts(
         lengths=Lengths(prompt=10, completion=5), prompts=4, rows=16, minibatches=minibatches
     )
     assert work.at_once == tokens
-    assert work.predicted == tokens * 2 // 3
+    assert work.predicted_tokens == tokens * 2 // 3

@@ -264,12 +264,12 @@ def test_a_module_that_generates_and_trains_is_consistent(base: str, temperature
     def trained(rows: Batch, step: int) -> Mapping[str, float]:
         return trainer.step(with_advantage(rows, step, name="clipped_policy_loss"))
 
-    first = Batch.concat(list(sampler.run(prompts))).sorted()
+    first = Batch.concat(list(sampler.run(prompts))).sort()
     metrics = trained(first, 1)
     assert abs(metrics["policy/mismatch_kl"]) < 1e-6
     assert metrics["policy/clip_fraction"] == 0.0
     sampler.load([], 1)
     assert trained(first, 2)["policy/mismatch_kl"] > 1e-4
     sampler.load([], 2)
-    fresh = Batch.concat(list(sampler.run(prompts))).sorted()
+    fresh = Batch.concat(list(sampler.run(prompts))).sort()
     assert abs(trained(fresh, 3)["policy/mismatch_kl"]) < 1e-6

@@ -84,21 +84,21 @@ def test_weights_of_any_shape_are_seen_to_change(weight: torch.Tensor, size: int
     other = torch.zeros(3)
     sample = WeightSample([weight, other])
     assert size // 2 + 3 <= len(sample) <= size + 3
-    assert int(sample.changed()) == 0
+    assert int(sample.count_changed()) == 0
     weight += 1.0
-    assert int(sample.changed()) == len(sample) - 3
+    assert int(sample.count_changed()) == len(sample) - 3
 
 
 def test_a_sample_of_a_matrix_is_of_many_columns() -> None:
     matrix = torch.zeros(MOST * 4, 32)
     sample = WeightSample([matrix])
     matrix[:, 0] = 1.0
-    assert int(sample.changed()) <= len(sample) // 8
+    assert int(sample.count_changed()) <= len(sample) // 8
 
 
 def test_weights_are_compared_by_their_bits() -> None:
     weights = torch.tensor([0.0, float("nan"), 1.0])
     sample = WeightSample([weights])
-    assert int(sample.changed()) == 0
+    assert int(sample.count_changed()) == 0
     weights[0] = -0.0
-    assert int(sample.changed()) == 1
+    assert int(sample.count_changed()) == 1

@@ -92,7 +92,7 @@ def require_near(rows: Batch, forward: Any, tolerance: float, temperature: float
     """
     [computed] = forward.run(rows_chunk(rows))
     said, expected = (
-        batch.sorted().ragged(name)
+        batch.sort().ragged(name)
         for batch, name in ((rows, "sampler_logprobs"), (computed, "logprobs"))
     )
     bound = tolerance * max(1.0, float(expected.values.std()))

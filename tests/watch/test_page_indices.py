@@ -127,7 +127,7 @@ def test_no_client_gets_more_than_its_share(sizes: list[int], waits: list[float]
     for size, wait in zip(sizes, waits, strict=False):
         now += wait
         if pace.may_send():
-            pace.sent(size)
+            pace.count_sent(size)
             sent.append((now, size))
     for at, (begin, _) in enumerate(sent):
         for end, (until, last) in enumerate(sent[at:], at + 1):

@@ -75,6 +75,6 @@ def test_an_event_that_is_larger_than_a_seconds_share_is_paid_for() -> None:
     for tick in range(1000):
         now = tick / 10
         if pace.may_send():
-            pace.sent(100_000)
+            pace.count_sent(100_000)
             sent += 1
     assert sent == 50

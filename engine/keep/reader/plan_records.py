@@ -18,7 +18,7 @@ from dataflow.program import AnyGraph
 from dataflow.program_snapshot import read
 from engine.keep.reader.open_folder import OpenFolder
 from engine.keep.untrusted_files import reading
-from engine.plan.drawing import placed
+from engine.plan.drawing import locate_nodes
 
 PLAN, GRAPH = "plan.json", "graph.json"
 
@@ -104,7 +104,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     @property
     def placed_nodes(self) -> Placed:
         """Which node is on which Workers, for a drawing."""
-        return placed(self.nodes, self.hosts, self.devices)
+        return locate_nodes(self.nodes, self.hosts, self.devices)
 
     @property
     def workers(self) -> list[str]:

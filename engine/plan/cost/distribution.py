@@ -52,7 +52,7 @@ class LengthDistribution:
         order = np.argsort(fractions, kind="stable")
         return self.at(middle)[order]
 
-    def capped(self, tokens: int) -> LengthDistribution:
+    def cap(self, tokens: int) -> LengthDistribution:
         """Cut every row at so many tokens."""
         return LengthDistribution(np.minimum(self.lengths, tokens))
 

@@ -38,11 +38,11 @@ class Lengths:
         """Tokens of a whole row."""
         return self.prompt + self.completion
 
-    def continued(self, more: int) -> Lengths:
+    def continue_with(self, more: int) -> Lengths:
         """Make prompts of whole rows and of `more` characters, at most a token each."""
         return Lengths(prompt=self.row + more, bound=self.bound, uncounted=self.uncounted)
 
-    def asked(self, prompt: Lengths) -> Lengths:
+    def take_prompts(self, prompt: Lengths) -> Lengths:
         """Take the prompts' own lengths, where their ids are known, unless a stated bound is
         shorter.
         """
@@ -50,7 +50,7 @@ class Lengths:
             return self
         return replace(self, prompt=prompt.prompt, bound=prompt.bound, uncounted=prompt.uncounted)
 
-    def clipped(self, context: int) -> Lengths:
+    def clip(self, context: int) -> Lengths:
         """Limit prompts to what the completion leaves of the model's context, which is 0 if
         unknown. A guessed prompt is cut to it.
         """
@@ -64,7 +64,7 @@ class Lengths:
             prompt = min(prompt, room)
         return replace(self, limit=limit, prompt=prompt)
 
-    def counted(self, counts: TokenCounts | NotCounted, *, drops: bool) -> Lengths:
+    def take_counts(self, counts: TokenCounts | NotCounted, *, drops: bool) -> Lengths:
         """Take prompts as they were counted, within the limit. drops: longer ones are left out."""
         if isinstance(counts, NotCounted):
             return replace(self, uncounted=counts.why)
@@ -72,7 +72,7 @@ class Lengths:
             counts = counts.within(self.limit, drops=drops)
         return replace(self, prompt=counts.longest, counts=counts, bound="")
 
-    def demonstrated(self, counts: TokenCounts | NotCounted, context: int) -> Lengths:
+    def take_demonstrations(self, counts: TokenCounts | NotCounted, context: int) -> Lengths:
         """Take prompts and answers of the data as they were counted, no row longer than the model's
         context, which is 0 if unknown. They are those of the longest row, with the longest answer.
         """

@@ -87,17 +87,17 @@ class Work:
     """Parts of the rows that are trained one after another, of whole prompts."""
 
     @property
-    def fed(self) -> int:
+    def fed_tokens(self) -> int:
         """Tokens that a model is fed in a Step: each prompt once for all of its completions."""
         return self.prompts * self.lengths.prompt + self.rows * self.lengths.completion
 
     @property
     def at_once(self) -> int:
         """Tokens of the largest micro-batch: the budget, all of a minibatch, or one larger row."""
-        return min(self._part(self.fed), max(self.budget, self.lengths.row))
+        return min(self._part(self.fed_tokens), max(self.budget, self.lengths.row))
 
     @property
-    def predicted(self) -> int:
+    def predicted_tokens(self) -> int:
         """Tokens of the largest micro-batch that something is predicted for."""
         return min(self.at_once, self._part(self.rows * self.lengths.completion))
 
@@ -198,7 +198,7 @@ def listed_bytes(work: Work, *, backward: bool) -> int:
     """Bytes of ids and log-probs of further tokens in each predicted place, never in chunks; with a
     backward pass also their probabilities, the other side's log-probs and a gradient.
     """
-    return work.predicted * work.listed * (_ID + _FLOAT * (1 + 3 * backward))
+    return work.predicted_tokens * work.listed * (_ID + _FLOAT * (1 + 3 * backward))
 
 
 def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
@@ -254,7 +254,7 @@ def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, 
         # Logits and their float32 copy are made once the last layer's blocks are free: what these
         # took is theirs (tensors had 118 MiB at once with 43 of logits, and without).
         freed = work.at_once * sum(_layer_numbers(shape, gathered)) * WIDTHS[dtype]
-        logits = 2 * logit_bytes(shape, work.predicted, backward=False)
+        logits = 2 * logit_bytes(shape, work.predicted_tokens, backward=False)
         parts["logits"] = max(0, logits - int(freed)) + listed_bytes(work, backward=False)
     return parts
 
@@ -269,7 +269,7 @@ def train_parts(
         token = token_activations(shape, dtype, gathered_keys(work.lengths.row))
         parts["activations"] = work.at_once * token
         if head == "lm":
-            logits = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)
+            logits = logit_bytes(shape, work.predicted_tokens, backward=True, entropy=work.entropy)
             parts["logits"] = logits + listed_bytes(work, backward=True)
     return parts
 

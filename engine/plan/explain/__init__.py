@@ -95,7 +95,7 @@ def _dialect_lines(plan: Plan) -> Iterator[Line]:
         if use.says:
             text = f"{text}: {use.says}"
         yield from wrap_line(text, after=2)
-        for question in use.unanswered():
+        for question in use.describe_gaps():
             yield from wrap_line(f"  {question}", after=2)
 
 

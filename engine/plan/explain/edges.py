@@ -36,7 +36,7 @@ def edge_lines(plan: Plan) -> Iterator[Line]:
     # Padded to all columns, since `side_by_side` strips, and columns' names follow.
     cells_width = sum(_WIDTHS) + 2 * (len(_WIDTHS) - 1)
     for name, edge in zip(names, plan.edges, strict=True):
-        cells = ["evaluation", "", ""] if edge.consumer in evaluated else _moved(edge)
+        cells = ["evaluation", "", ""] if edge.consumer in evaluated else _format_traffic(edge)
         text = side_by_side([*cells, edge.route], _WIDTHS).ljust(cells_width)
         yield from name_line(name, width, text, tail=", ".join(edge.columns))
     moved = sum(edge.bytes for edge in plan.edges)
@@ -44,8 +44,8 @@ def edge_lines(plan: Plan) -> Iterator[Line]:
     yield side_by_side(["all", shown_bytes(moved), shown_bytes(saved)], [width, *_WIDTHS[:2]])
 
 
-def _moved(edge: PlannedEdge) -> list[str]:
-    """Bytes and seconds; no seconds within a Worker, where values are passed as they are."""
+def _format_traffic(edge: PlannedEdge) -> list[str]:
+    """Format bytes and seconds; no seconds in a Worker, where values are passed as they are."""
     seconds = duration(edge.seconds) if edge.seconds else "-"
     return [shown_bytes(edge.bytes), shown_bytes(edge.saved), seconds]
 
@@ -97,7 +97,7 @@ def _frozen(plan: Plan, model: PlannedModel) -> str:
 
 def _weight_edge(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
     """`train -> rollout: copy in gen, pulled from train; lag 1; 2.1 s a version`."""
-    text = f"{writer.name} -> {reader.name}: {_carried(model, reader, writer)}"
+    text = f"{writer.name} -> {reader.name}: {_describe_carrying(model, reader, writer)}"
     hosts = {plan.host_of(worker) for worker in (*reader.workers, *writer.workers)}
     if model.route == "pull" and len(hosts) > 1:
         text = f"{text} by zmq"
@@ -108,8 +108,8 @@ def _weight_edge(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: P
     return text
 
 
-def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
-    """How a version reaches a reader: not at all, within a process, or from one to another."""
+def _describe_carrying(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
+    """Describe how a version reaches a reader: not at all, in a process, or between two."""
     if reader.name in model.aliases:
         return "alias, they take turns with one module"
     if set(reader.workers) <= {writer.workers[0]}:

@@ -95,7 +95,7 @@ def _staleness(plan: Plan) -> Iterator[str]:
         elif not source.max_lag:
             yield f"{source.name}: synchronous, each row is trained by the version that made it"
         else:
-            yield f"{source.name}: {_bound(source)}"
+            yield f"{source.name}: {_describe_lag(source)}"
 
 
 def _reads_trained(plan: Plan, source: PlannedSource) -> bool:
@@ -105,7 +105,7 @@ def _reads_trained(plan: Plan, source: PlannedSource) -> bool:
     return any(use.trained and use.param != "tokenizer" for use in uses)
 
 
-def _bound(source: PlannedSource) -> str:
+def _describe_lag(source: PlannedSource) -> str:
     versions = count(source.max_lag, "version")
     if source.intake == "admission":
         late = "a row that took long may be older"

@@ -348,7 +348,7 @@ def _find_pulling(draft: Draft) -> Iterator[str]:
         if not model.writer or model.route != "pull":
             continue
         remote_workers = draft.remote_readers(model)
-        for reader in model.copied:
+        for reader in model.copying_readers:
             if not set(planned[reader].workers).isdisjoint(remote_workers):
                 yield reader
 

@@ -105,10 +105,10 @@ class _Finder:
 
     def _add_reward_parts(self, score: Port[Any], fetches: tuple[Fetch, ...]) -> tuple[Fetch, ...]:
         """Add each reward function's own column to the reward that an evaluation reads."""
-        rows = self._unselected(self._domains.of(score))
+        rows = self._rows_before_selection(self._domains.of(score))
         parts: dict[str, tuple[str, ...]] = {}
         for node in _nodes_with_parts(score):
-            if self._unselected(self._domains.of_node(node)) is rows:
+            if self._rows_before_selection(self._domains.of_node(node)) is rows:
                 parts[node.name] = (node.operator.parts,)
         merged_fetches: list[Fetch] = []
         for fetch in fetches:
@@ -161,21 +161,21 @@ class _Finder:
 
     def _rewards_of(self, train: Node) -> list[Node]:
         """The nodes that make rewards of its rows, in running order."""
-        rows = self._unselected(self._domains.of_node(train))
+        rows = self._rows_before_selection(self._domains.of_node(train))
         upstream_names = {node.name for node in _find_upstream(train)}
         rewards: list[Node] = []
         for planned in self._draft.nodes:
             node = self._nodes[planned.name]
             if planned.name not in upstream_names or not _makes_rewards(node):
                 continue
-            if self._unselected(self._domains.of_node(node)) is rows:
+            if self._rows_before_selection(self._domains.of_node(node)) is rows:
                 rewards.append(node)
         return rewards
 
     @staticmethod
-    def _unselected(domain: Domain | None) -> Domain | None:
+    def _rows_before_selection(domain: Domain | None) -> Domain | None:
         """The rows before any selection, where their columns are."""
-        return domain.unselected if domain else None
+        return domain.rows_before_selection if domain else None
 
     def _columns_read(self, node: Node, port: Port[Any], declaration: Input) -> list[str]:
         # A loss sees what it declares; a column function may hand on whatever else its port has.

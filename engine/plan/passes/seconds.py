@@ -59,7 +59,7 @@ class _Seconds:
         if node.region == "evaluation" or node.work == "evaluate":
             return node.estimate
         if node.traits.computes:
-            if self._costs.unpriced(node.name):
+            if self._costs.unpriced_reason(node.name):
                 return node.estimate
             time = self._time_passes(node)
             origin = self._costs.origin(node.name)
@@ -94,15 +94,15 @@ class _Seconds:
 
     def time_weights(self, model: PlannedModel) -> float | None:
         """Time a version's way to the readers in other Workers, all at once."""
-        if not model.writer or self._costs.unpriced(model.writer):
+        if not model.writer or self._costs.unpriced_reason(model.writer):
             return None
         writer = self._planned[model.writer].workers[0]
         readers_by_worker: dict[str, str] = {}
-        for reader in model.copied:
+        for reader in model.copying_readers:
             readers_by_worker |= dict.fromkeys(self._planned[reader].workers, reader)
         readers_by_worker.pop(writer, None)
         remote_readers = set(readers_by_worker.values())
-        if not remote_readers or any(map(self._costs.unpriced, remote_readers)):
+        if not remote_readers or any(map(self._costs.unpriced_reason, remote_readers)):
             return None
         slowest = max(readers_by_worker, key=lambda w: self._costs.link(writer, w).delay)
         return self._costs.weights(model, slowest, len(readers_by_worker)).seconds
@@ -118,7 +118,7 @@ class _Seconds:
         for node in self._draft.nodes:
             if not self._costs.sizes(node.name):
                 continue
-            if why := self._costs.unpriced(node.name):
+            if why := self._costs.unpriced_reason(node.name):
                 yield f"{node.name}: no seconds are predicted: {why} {fix}"
             elif self._costs.outside_profile(node.name):
                 yield f"{node.name}: not in the profile: seconds by the catalogue {fix}"

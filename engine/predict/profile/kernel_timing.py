@@ -250,7 +250,7 @@ def _make_generation(kernel: Any, cell: ProfileCell) -> _Call:
 
     def call() -> _Lengths:
         batches = list(kernel.run(chunk))
-        return _token_counts(Batch.concat(batches).sorted())
+        return _token_counts(Batch.concat(batches).sort())
 
     return call
 

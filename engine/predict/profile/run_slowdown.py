@@ -73,7 +73,7 @@ def _predict_row_seconds(plan: Plan, profile: Profile, run: ShortRun) -> dict[st
     costs = plan_costs(plan, profile)
     computing = [node for node in plan.nodes if node.traits.computes]
     priced = [node.name for node in computing if node.work != "evaluate"]
-    if run.rows is None or any(costs.unpriced(name) for name in priced):
+    if run.rows is None or any(costs.unpriced_reason(name) for name in priced):
         return {}
     others = [node for node in plan.nodes if not node.traits.computes]
     functions = [node.name for node in others if node.work != "train"]

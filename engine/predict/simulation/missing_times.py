@@ -49,7 +49,7 @@ def _find_unknown(costs: PlanCosts, node: PlannedNode, seconds: Mapping[str, flo
     if node.work == "evaluate":
         return ""
     if node.traits.computes:
-        why = costs.unpriced(node.name)
+        why = costs.unpriced_reason(node.name)
         if not why:
             return ""
         if costs.sizes(node.name) is None:

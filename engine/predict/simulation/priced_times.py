@@ -416,7 +416,7 @@ def _row_bytes(plan: Plan) -> dict[tuple[str, str], float]:
 def _fetching_workers(plan: Plan, model: PlannedModel) -> frozenset[str]:
     """Workers that fetch each version of a Model; the writer's first rank offers it."""
     workers: set[str] = set()
-    for reader in model.copied:
+    for reader in model.copying_readers:
         workers.update(plan.node(reader).workers)
     if model.writer:
         workers.discard(plan.node(model.writer).workers[0])

@@ -98,7 +98,7 @@ def summary_of(prediction: Prediction) -> PredictionSummary:
     plan = prediction.plan
     ends = [0.0, *(step.end for step in prediction.steps)]
     seconds = [after - before for before, after in pairwise(ends)]
-    first, stop = _counted(plan, len(seconds))
+    first, stop = _counted_steps(plan, len(seconds))
     counted_steps = prediction.steps[first:stop]
     mean = fmean(seconds[first:stop])
     tokens = fmean(step.tokens for step in counted_steps)
@@ -134,7 +134,7 @@ def summary_of(prediction: Prediction) -> PredictionSummary:
     )
 
 
-def _counted(plan: Plan, steps: int) -> tuple[int, int]:
+def _counted_steps(plan: Plan, steps: int) -> tuple[int, int]:
     """The index of the first Step that counts, of so many, and of the one after the last."""
     first = 1 if steps > 1 else 0
     stop = max(first + 1, steps - 1)

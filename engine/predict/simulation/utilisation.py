@@ -38,7 +38,7 @@ class TimeShares:
     idle: float = 0.0
 
     @property
-    def attributed(self) -> float:
+    def node_time(self) -> float:
         """What is known to be a node's: the rest is others', or idle."""
         return self.busy + self.rows + self.weights
 
@@ -118,11 +118,11 @@ class Utilisation:
             seconds = TimeShares()
             for worker in node.workers:
                 mine = self._seconds.get(worker, {}).get(node.name, TimeShares())
-                total = totals[worker].attributed
-                others = total - mine.attributed
+                total = totals[worker].node_time
+                others = total - mine.node_time
                 seconds.add(TimeShares(mine.busy, mine.rows, mine.weights, others))
             present = sum(self._present.get(worker, self._whole) for worker in node.workers)
-            seconds.idle = max(0.0, present - seconds.attributed - seconds.others)
+            seconds.idle = max(0.0, present - seconds.node_time - seconds.others)
             if self._whole and not self._present.keys().isdisjoint(node.workers):
                 workers = present / self._whole
             else:
@@ -153,7 +153,7 @@ class Utilisation:
         busy = min(whole, sum(total.busy for total in totals))
         rows = sum(total.rows for total in totals)
         weights = sum(total.weights for total in totals)
-        idle = sum(max(0.0, whole - total.attributed) for total in totals)
+        idle = sum(max(0.0, whole - total.node_time) for total in totals)
         # What is left beside the busy time is divided as the Workers' waiting was.
         waited = rows + weights + idle
         part = (whole - busy) / waited if waited > 0 else 0.0

@@ -69,7 +69,7 @@ class NodeSession:
         """Kept until the Worker reports."""
         self._reports.append((name, float(value), float(count)))
 
-    def computed(self, elsewhere: ProcessorTime) -> None:
+    def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Kept until the Worker asks."""
         self._elsewhere += elsewhere
 

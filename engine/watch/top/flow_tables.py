@@ -129,7 +129,7 @@ def worker_table(plan: Mapping[str, Any], flow: Flow, width: int) -> Iterator[Te
     host_plans: list[str] = []
     gpu_plans: list[str] = []
     for name, worker in flow.workers.items():
-        host, device = _planned(plan, name)
+        host, device = _planned_memory(plan, name)
         host_plans.append(host)
         gpu_plans.append(device if worker.device_peak else "")
     doing = [_does(worker) for worker in workers]
@@ -169,7 +169,7 @@ def _some(size: int) -> str:
     return ""
 
 
-def _planned(plan: Mapping[str, Any], worker: str) -> tuple[str, str]:
+def _planned_memory(plan: Mapping[str, Any], worker: str) -> tuple[str, str]:
     """The most that a Worker should need: of the host and of its GPU; of the host alone without."""
     parts = [n["estimate"]["bytes"] for n in plan.get("nodes", ()) if worker in n["workers"]]
     if not parts:

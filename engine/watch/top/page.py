@@ -23,7 +23,7 @@ from engine.keep.metrics.metric_lines import finite
 from engine.session.figures import figures
 from engine.watch.top.flow_tables import cut_table, edge_table, weight_table, worker_table
 from engine.watch.top.run_view import SeenRun
-from engine.watch.top.table import TableColumn, shortened, table_lines
+from engine.watch.top.table import TableColumn, shorten_line, table_lines
 
 _STATES = (
     ("busy", "#", "green", "busy"),
@@ -75,7 +75,7 @@ def _head(seen: SeenRun, width: int) -> Iterator[Text]:
     if run.steps is not None:
         step += f"/{run.steps}"
     parts.append(step)
-    for number, line in enumerate(_packed(parts, width)):
+    for number, line in enumerate(_pack_lines(parts, width)):
         yield Text(line, style="" if number else "bold")
     if run.reason:
         for line in textwrap.wrap(one_line(run.reason), width, max_lines=2, placeholder=" ..."):
@@ -83,7 +83,7 @@ def _head(seen: SeenRun, width: int) -> Iterator[Text]:
     lag = any(source.get("max_lag") for source in seen.plan.get("sources", ()))
     shown_figures = figures(_finite_metrics(seen), lag=lag)
     parts = [f"{label} {text}" for label, text in shown_figures]
-    yield from map(Text, _packed(parts, width))
+    yield from map(Text, _pack_lines(parts, width))
 
 
 def _finite_metrics(seen: SeenRun) -> dict[str, float]:
@@ -96,9 +96,9 @@ def _finite_metrics(seen: SeenRun) -> dict[str, float]:
     return metrics
 
 
-def _packed(parts: Sequence[str], width: int) -> list[str]:
-    """Lines of these parts side by side."""
-    short = [shortened(part, width - 2) for part in parts]
+def _pack_lines(parts: Sequence[str], width: int) -> list[str]:
+    """Pack parts side by side, in lines."""
+    short = [shorten_line(part, width - 2) for part in parts]
     if short:
         return list(pack_parts(short, width, indent="  "))
     return []
@@ -125,7 +125,7 @@ def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Te
     bars = [_bar(group, bar_width) for group in groups]
     busy = [_share(group, "busy") for group in groups]
     waits = [_wait(group) for group in groups]
-    blamed = [_blamed(group) for group in groups]
+    blamed = [_find_blamed(group) for group in groups]
     row_rates = [_rate(group, "rows", seconds) for group in groups]
     token_rates = [_rate(group, "tokens", seconds) for group in groups]
     versions = [_versions(group) for group in groups]
@@ -153,7 +153,7 @@ def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Te
     yield from table_lines(columns, width)
     if flow.nodes:
         legend = [f"{letter} {word}" for _, letter, _, word in _STATES]
-        yield from (Text(line, style="dim") for line in _packed(legend, width))
+        yield from (Text(line, style="dim") for line in _pack_lines(legend, width))
 
 
 def _rows_of(seen: SeenRun, flow: Flow, replicas: bool) -> Iterator[tuple[str, list[ReplicaFlow]]]:
@@ -224,8 +224,8 @@ def _wait(replicas: Sequence[ReplicaFlow]) -> str:
     return f"{word} {waits[word] / whole:.0%}"
 
 
-def _blamed(replicas: Sequence[ReplicaFlow]) -> str:
-    """Whom it waits for longest."""
+def _find_blamed(replicas: Sequence[ReplicaFlow]) -> str:
+    """Find whom it waits for longest."""
     blames: dict[str, float] = defaultdict(float)
     for each in replicas:
         for name, seconds in each.blames.items():
@@ -284,7 +284,7 @@ def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
     seconds_column = TableColumn(title="seconds", cells=seconds)
     columns = [name_column, time_column, busy_column, seconds_column]
     yield from _section(f"nodes in Step {seen.run.step}", table_lines(columns, width))
-    worker_lines = _packed(_worker_shares(metrics), width)
+    worker_lines = _pack_lines(_worker_shares(metrics), width)
     yield from _section("workers, busy", map(Text, worker_lines))
     yield Text()
     notice = "waits, edges and memory: this run kept none, as it has no events/"

@@ -71,7 +71,7 @@ def _line(cells: Sequence[Text], columns: Sequence[TableColumn], widths: Sequenc
         blank = " " * (width - len(cell))
         line.append(" " * _GAP if at else "")
         if len(cell) > width:
-            line.append(shortened(cell.plain, width))
+            line.append(shorten_line(cell.plain, width))
         elif column.right and at:
             line.append(blank).append_text(cell)
         else:
@@ -80,7 +80,7 @@ def _line(cells: Sequence[Text], columns: Sequence[TableColumn], widths: Sequenc
     return line
 
 
-def shortened(text: str, width: int) -> str:
+def shorten_line(text: str, width: int) -> str:
     """Shorten a text to a line of at most so many characters, by leaving out its middle."""
     text = one_line(text)
     if len(text) <= width:

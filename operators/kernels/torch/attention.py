@@ -161,7 +161,7 @@ def forward(
     return out.logits[0]
 
 
-def hidden(
+def compute_hidden(
     module: nn.Module, ids: Tensor, positions: Tensor, attention_pass: AttentionPass
 ) -> Tensor:
     """Compute the last hidden states of packed tokens: int64 [tokens] twice -> [tokens, hidden].

@@ -33,8 +33,8 @@ class AttentionKind:
         """Whether a scaled dot-product kernel computes it, given a mask."""
         return self.softcap is None and self.sinks is None
 
-    def capped(self, scores: Tensor) -> Tensor:
-        """Scaled scores, before any mask."""
+    def cap_scores(self, scores: Tensor) -> Tensor:
+        """Cap scaled scores, before any mask, if this kind has a softcap."""
         if self.softcap is None:
             return scores
         return self.softcap * torch.tanh(scores / self.softcap)
@@ -69,7 +69,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: Attent
     count, heads, length, dim = query.shape
     # The query heads of one key head lie one after another, so keys are not repeated.
     q = query.reshape(count, key_heads, -1, dim)
-    scores = kind.capped((q @ key.transpose(2, 3)) * kind.scaling)
+    scores = kind.cap_scores((q @ key.transpose(2, 3)) * kind.scaling)
     scores = scores.view(count, key_heads, heads // key_heads, length, -1)
     scores = scores.masked_fill(~mask.unsqueeze(2), -torch.inf)
     scores_by_query = scores.permute(0, 3, 1, 2, 4)

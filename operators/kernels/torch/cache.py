@@ -276,7 +276,7 @@ class Decode:
         level_scores = [self._own_scores(own_level, q, kind), self._prompt_scores(prompt, q, kind)]
         if cache.prefix:
             prefix_scores = self._prefix_scores(cache.prefixes[layer], q)
-            level_scores.append(kind.capped(prefix_scores))
+            level_scores.append(kind.cap_scores(prefix_scores))
         scores = torch.cat(level_scores, -1)
         if kind.window is not None:
             scores = scores + self._window_bias(kind.window, scores)
@@ -330,7 +330,7 @@ class Decode:
             scores = (q.unsqueeze(3) * keys.unsqueeze(2)).sum(-1)
         else:
             scores = q @ keys.transpose(2, 3)
-        scores = kind.capped(scores)
+        scores = kind.cap_scores(scores)
         if self.own_bias is None:
             return scores
         return scores + self.own_bias
@@ -346,7 +346,7 @@ class Decode:
     def _prompt_scores(self, prompt: Level, q: Tensor, kind: AttentionKind) -> Tensor:
         keys = prompt.keys[: self.groups, :, : self.width]
         scores = self._by_group(q) @ keys.transpose(2, 3)
-        scores = kind.capped(scores)
+        scores = kind.cap_scores(scores)
         if self.prompt_bias is not None:
             scores = scores + self.prompt_bias
         return self._by_row(scores)

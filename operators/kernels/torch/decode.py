@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from dataflow.batch import Ragged
 from dataflow.randomness import uniform
 from operators.kernels.decoding import Counts, DecodeTask, Written
-from operators.kernels.torch.attention import AttentionPass, forward, hidden
+from operators.kernels.torch.attention import AttentionPass, compute_hidden, forward
 from operators.kernels.torch.cache import Again, Cache, Common, Decode, Level, Prefill
 from operators.kernels.torch.products import fast_products
 from operators.kernels.torch.sampling import sample
@@ -40,7 +40,7 @@ and 162 ms with 1; on an idle machine both took about 150 ms.
 
 
 class Decoder:
-    """Runs one DecodeTask on one module; `finished` drives it, `written` holds the result."""
+    """Runs one DecodeTask on one module; `write_rows` drives it, `written` holds the result."""
 
     def __init__(self, module: PreTrainedModel, task: DecodeTask, version: int = 0) -> None:
         rows = len(task.prompts) * task.n
@@ -64,7 +64,7 @@ class Decoder:
         self._weight = _mean_weight(module)
         self._products = fast_products(module)
 
-    def finished(self, interrupted: Callable[[], bool] | None = None) -> Iterator[np.ndarray]:
+    def write_rows(self, interrupted: Callable[[], bool] | None = None) -> Iterator[np.ndarray]:
         """Write all rows; after each step in which rows ended, yields which ones.
 
         interrupted: asked before each step; if true, an empty array is yielded first, and the step
@@ -225,7 +225,7 @@ class Decoder:
     def _fill(self, ids: np.ndarray, positions: np.ndarray, attention_pass: AttentionPass) -> None:
         """Compute these tokens' keys and values alone."""
         with self._products:
-            hidden(self.module, self._to(ids), self._to(positions), attention_pass)
+            compute_hidden(self.module, self._to(ids), self._to(positions), attention_pass)
 
     def _pass(self, last: np.ndarray) -> Decode:
         """Describe the pass over each live row's token at index `last` [rows]."""
@@ -280,7 +280,7 @@ class Decoder:
         tokens, logprobs = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
         mass = None if drawn.mass is None else drawn.mass.cpu().numpy()
         written.append(rows, tokens, logprobs, mass, self.version)
-        return task.ended(written, rows)
+        return task.find_ended(written, rows)
 
     def _drop(self, ended: np.ndarray) -> np.ndarray:
         """Take the ended rows out of their slots; returns their indices."""

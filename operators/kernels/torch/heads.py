@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from operators.kernels.tensors import to_index_tensor
-from operators.kernels.torch.attention import forward, hidden
+from operators.kernels.torch.attention import compute_hidden, forward
 from operators.kernels.torch.packing import Packed
 from operators.kernels.torch.scalar import scalar_head
 from operators.kernels.torch.shared_attention import TreePass
@@ -100,8 +100,8 @@ class _Reading:
             return self
         return replace(self, temperature=self.temperature[rows])
 
-    def scaled(self, logits: Tensor) -> Tensor:
-        """float32, divided by the temperature."""
+    def scale(self, logits: Tensor) -> Tensor:
+        """Divide logits by the temperature, as float32."""
         if isinstance(self.temperature, Tensor):
             return logits.float() / self.temperature[:, None]
         if self.temperature == 1.0:
@@ -127,7 +127,7 @@ def _read(
     logits: Tensor, which: Tensor, written: Tensor, ids: Tensor | None, reading: _Reading
 ) -> Predictions:
     """Read logits [kept, vocabulary]; token i reads row which[i]."""
-    scaled = reading.scaled(logits)
+    scaled = reading.scale(logits)
     total = scaled.logsumexp(dim=-1)
     predicted = Predictions(logprobs=scaled[which, written] - total[which])
     if reading.entropy:
@@ -155,7 +155,7 @@ def _read_in_chunks(
 ) -> Predictions:
     """Like `_read`, with `rows` rows of logits at a time."""
     device = written.device
-    all_states = hidden(module, *_make_inputs(packed, device))
+    all_states = compute_hidden(module, *_make_inputs(packed, device))
     states = all_states.index_select(0, to_index_tensor(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
     # Tokens in the order of the logits they read: those of a chunk lie together.
@@ -234,7 +234,7 @@ def predict_values_and_scores(
 def _read_scalar_head(
     module: nn.Module, packed: Packed, fed_tokens: np.ndarray, device: torch.device
 ) -> Tensor:
-    all_states = hidden(module, *_make_inputs(packed, device))
+    all_states = compute_hidden(module, *_make_inputs(packed, device))
     states = all_states.index_select(0, to_index_tensor(fed_tokens, device))
     head = scalar_head(module)
     return head(states).float().squeeze(-1)

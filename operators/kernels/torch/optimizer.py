@@ -176,7 +176,7 @@ class Optimizer:
         if self._slices is None:
             gathered = gather_whole(part)
         else:
-            gathered = self._slices.gathered(weight, part)
+            gathered = self._slices.gather(weight, part)
         return part if gathered is part else gathered.cpu()
 
     def _cut(self, index: int, tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dataflow.errors import KernelError
-from operators.kernels.torch.attention import ATTENTION, attention, hidden
+from operators.kernels.torch.attention import ATTENTION, attention, compute_hidden
 from operators.kernels.torch.attention_kind import AttentionKind, attend_packed
 from operators.kernels.torch.rotary import require_known_rotary
 from operators.kernels.torch.soundness import loading_errors
@@ -56,7 +56,7 @@ def require_packable(where: str, module: PreTrainedModel) -> None:
             states_alone = _feed(where, module, ids[_OTHER:], alone)
         _require_layers(where, module, alone)
         _require_masks(where, module, alone)
-        with _spoiled(module, _OTHER):
+        with _spoil_embeddings(module, _OTHER):
             states_packed = _feed(where, module, ids, packed)[_OTHER:]
     # A row that is not finite by itself would show nothing of the one before it.
     if _are_finite([states_alone, *alone.fed]):
@@ -71,7 +71,7 @@ def _are_finite(tensors: Sequence[Tensor]) -> bool:
 def _feed(where: str, module: nn.Module, ids: Tensor, trial: _Trial) -> Tensor:
     positions = torch.cat([torch.arange(n, device=ids.device) for n in trial.rows])
     try:
-        return hidden(module, ids, positions, trial)
+        return compute_hidden(module, ids, positions, trial)
     except KernelError as error:
         raise KernelError(f"{where}: {error}") from error
 
@@ -180,8 +180,8 @@ def _implementation(module: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _spoiled(module: PreTrainedModel, count: int) -> Iterator[None]:
-    """The embeddings of the first `count` tokens are NaN, and so is all that they get into."""
+def _spoil_embeddings(module: PreTrainedModel, count: int) -> Iterator[None]:
+    """Make the embeddings of the first `count` tokens NaN, and so all that they get into."""
 
     def spoil(_: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
         embedded = embedded.clone()

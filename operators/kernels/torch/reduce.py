@@ -159,8 +159,8 @@ class MetricSums:
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         """Add to a mean; both numbers are detached."""
-        self.count(name, _detached(total))
-        self.counts[name] = self.counts.get(name, _zero()) + _detached(count)
+        self.count(name, _detach(total))
+        self.counts[name] = self.counts.get(name, _zero()) + _detach(count)
 
     def add_all(self, metrics: Mapping[str, tuple[Tensor, Tensor | float]]) -> None:
         """Add a formula's metrics."""
@@ -188,7 +188,7 @@ class MetricSums:
         return metrics | {name: peak for name, peak in peaks.items() if peak != -math.inf}
 
 
-def _detached(number: Tensor | float) -> Tensor | float:
+def _detach(number: Tensor | float) -> Tensor | float:
     return number.detach() if isinstance(number, Tensor) else number
 
 

@@ -97,7 +97,7 @@ def cumulate_weights(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
     logprobs are the log_softmax; both float32 [rows, vocabulary].
     """
     # float64: a float32 sum over a vocabulary would lose the weights of unlikely tokens.
-    return _truncated(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
+    return _truncate(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
 
 
 def _sample_in_blocks(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
@@ -124,7 +124,7 @@ def _invert(sums: Tensor, draws: Tensor) -> Tensor:
     return torch.searchsorted(sums, target.unsqueeze(1), right=True).squeeze(1)
 
 
-def _truncated(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
+def _truncate(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
     """Set the weights outside the top-k to 0, then those outside the top-p of the rest; ties at the
     edge stay.
 

@@ -79,7 +79,7 @@ class Slices:
             return grad
         return grad.redistribute(placements=weight.placements).to_local()
 
-    def gathered(self, weight: Tensor, part: Tensor) -> Tensor:
+    def gather(self, weight: Tensor, part: Tensor) -> Tensor:
         """Gather a tensor for a whole weight from each rank's part (every rank must call); one that
         is already whole is returned unchanged.
         """
@@ -96,7 +96,7 @@ class Slices:
         return gather_whole(split_tensor)
 
     def cut(self, weight: Tensor, tensor: Tensor) -> Tensor:
-        """The inverse of `gathered`: this rank's part of a tensor for a whole weight."""
+        """The inverse of `gather`: this rank's part of a tensor for a whole weight."""
         return self.part(part_like(weight, tensor))
 
     @torch.no_grad()

@@ -141,7 +141,7 @@ class TorchTrain(Sleeper, Probeable):
                 self._update(update)
                 tokens += update.tokens
             if tokens:
-                sums.add("optim/changed", sample.changed(), len(sample))
+                sums.add("optim/changed", sample.count_changed(), len(sample))
         return {"optim/lr": lr} | sums.means(self._ranks.add_up, self._ranks.greatest)
 
     def _updates(

@@ -34,7 +34,7 @@ class WeightSample:
         return len(self._before)
 
     @torch.no_grad()
-    def changed(self) -> Tensor:
+    def count_changed(self) -> Tensor:
         """Count those that have other bits now: int64 []. Waits for no device."""
         now = torch.cat(self._views)
         # As integers: NaN is not equal to itself, and -0.0 is equal to 0.0.

@@ -34,7 +34,7 @@ class VllmDecoder:
         self._slots = min(task.slots, rows)
         self._live: dict[str, int] = {}
 
-    def finished(self, interrupted: Callable[[], bool]) -> Iterator[np.ndarray]:
+    def write_rows(self, interrupted: Callable[[], bool]) -> Iterator[np.ndarray]:
         """Write all rows; yields those that ended, or none after an interruption."""
         self._begin()
         try:
@@ -93,7 +93,7 @@ class VllmDecoder:
             mass=mass,
             version=np.array([token.version for token in task_tokens], np.int32),
         )
-        is_ended = self._task.ended(self.written, rows)
+        is_ended = self._task.find_ended(self.written, rows)
         requests = [token.request for token in task_tokens]
         self._end_requests(list(compress(requests, is_ended)))
         return np.sort(rows[is_ended])

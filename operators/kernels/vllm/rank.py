@@ -45,13 +45,13 @@ def keep_weights() -> None:
         return
     packs = utils._packed_by_vllm = utils.dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
 
-    def plain(layer: Any, remove_weight: bool) -> None:
+    def dispatch_plain(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = linear_product
 
-    def packed(layer: Any, remove_weight: bool) -> None:
+    def dispatch_packed(layer: Any, remove_weight: bool) -> None:
         packs(layer, remove_weight=False)
 
-    dispatch = packed if os.environ.get(LINEAR) == "packed" else plain
+    dispatch = dispatch_packed if os.environ.get(LINEAR) == "packed" else dispatch_plain
     for module in (utils, linear, embedding):
         if hasattr(module, "dispatch_cpu_unquantized_gemm"):
             vars(module)["dispatch_cpu_unquantized_gemm"] = dispatch
