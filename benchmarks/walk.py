@@ -27,6 +27,8 @@ from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.rewards import REWARDS
 from benchmarks.settings import SETTINGS, prepare
 from engine.api import run
+from engine.coordinator.prompt_table import PromptTable
+from engine.coordinator.training import Training
 from engine.plan.options import RunOptions
 from graphs.grpo import grpo
 
@@ -66,9 +68,10 @@ def room(file: str) -> str:
 
 def third_step(calls: list[Call]) -> tuple[list[Call], list[Call]]:
     """Its calls until it is trained, and until the next Step's prompts are admitted."""
-    admitted = [i for i, (_, name) in enumerate(calls) if name == "PromptTable.admit"]
+    names = [name for _, name in calls]
+    admitted = [i for i, name in enumerate(names) if name == PromptTable.admit.__qualname__]
     begin, end = admitted[2], admitted[3]
-    trained = next(i for i in range(begin, end) if calls[i][1] == "Training.stepped")
+    trained = names.index(Training.end_turn.__qualname__, begin, end)
     return calls[begin:trained], calls[begin:end]
 
 
