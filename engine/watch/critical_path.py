@@ -26,7 +26,7 @@ def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
     if not active:
         return []
     length = flow.end - flow.start
-    node: str | None = max(active, key=lambda name: _mean(nodes[name], _sum_waits))
+    node: str | None = max(active, key=lambda name: _mean(nodes[name], sum_waits))
     path: list[str] = []
     # Two nodes may wait for each other.
     while node is not None and node not in path:
@@ -37,7 +37,7 @@ def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
 
 def _find_blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
     """The node that these wait for most; None if they hardly wait."""
-    if not replicas or _mean(replicas, _sum_waits) < _LEAST * length:
+    if not replicas or _mean(replicas, sum_waits) < _LEAST * length:
         return None
     blames: dict[str, float] = {}
     for replica in replicas:
@@ -49,12 +49,13 @@ def _find_blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
     return None
 
 
-def _sum_waits(replica: ReplicaFlow) -> float:
+def sum_waits(replica: ReplicaFlow) -> float:
+    """Seconds that a replica waited, whatever for."""
     return replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
 
 
 def _is_active(replica: ReplicaFlow) -> bool:
-    return replica.busy > 0 or _sum_waits(replica) > 0
+    return replica.busy > 0 or sum_waits(replica) > 0
 
 
 def _mean(replicas: list[ReplicaFlow], seconds_of: Callable[[ReplicaFlow], float]) -> float:

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.keep.flow.records import Flow, ReplicaFlow
+from engine.keep.flow.records import Flow
 from engine.keep.reader.flow_index import FlowIndex
 from engine.keep.reader.open_folder import FileMark, OpenFolder
+from engine.watch.critical_path import sum_waits
 
 MOST = 500
 """Points of a lane."""
@@ -113,12 +114,8 @@ def _columns(flows: list[Flow]) -> tuple[dict[str, np.ndarray], dict[str, np.nda
                 busy[key] = empty.copy()
                 waited[key] = empty.copy()
             busy[key][place] = replica.busy
-            waited[key][place] = _sum_waits(replica)
+            waited[key][place] = sum_waits(replica)
     return _as_arrays(busy), _as_arrays(waited)
-
-
-def _sum_waits(replica: ReplicaFlow) -> float:
-    return replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
 
 
 def _as_arrays(seconds: dict[str, list[float]]) -> dict[str, np.ndarray]:

@@ -108,12 +108,12 @@ class Feeds:
     async def _of(self, feed: RunFeed, gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
         """Send the newest of each kind, as fast as the client's pace allows."""
         pace = Pace(self._clock)
-        seen: dict[str, int] = {}
+        sent_versions: dict[str, int] = {}
         last = self._clock()
         while not self._ended and not await gone():
-            kind = feed.due(seen)
+            kind = feed.due(sent_versions)
             if kind is not None and pace.may_send():
-                seen[kind] = feed.version[kind]
+                sent_versions[kind] = feed.version[kind]
                 message = feed.newest[kind]
                 pace.count_sent(len(message))
                 last = self._clock()
