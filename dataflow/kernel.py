@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,14 @@ class Layout:
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
     (FSDP2).
     """
+    recompute: Literal["none", "layers"] = "none"
+    """What a train node's backward pass computes again: nothing, or each decoder layer from its
+    input, the only activation that is then kept of it (arXiv:1604.06174).
+    """
+    offload: Literal["none", "optimizer"] = "none"
+    """What waits in host memory between a train node's updates."""
+    compiled: bool = False
+    """Whether torch.compile makes few kernels of each decoder layer's many."""
 
     @property
     def partial(self) -> bool:
