@@ -18,7 +18,7 @@ from dataflow.kernel import AssignedRows, Assignment
 from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.schema import Advantage, Returns
 from operators import losses
-from operators.kernels.torch import heads, parallel
+from operators.kernels.torch import heads, optimizer, parallel
 from operators.kernels.torch.attention import compute_hidden
 from operators.kernels.torch.packing import pack
 from operators.kernels.torch.parallel import Ranks
@@ -160,9 +160,16 @@ CASES: dict[str, Case] = {
     "two sets": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 0, 1, 1), **TWO_SETS),
     "no row of a set": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 1, 1, 1), **TWO_SETS),
 }
+FITTED = {"recompute": "layers", "offload": "optimizer"}
+"""A layout that changes no bit."""
+CASES["fitted"] = replace(CASES["grpo"], params={**CASES["grpo"].params, **FITTED})
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
 NARROW = Case(loss=SUPERVISED, owners=(1, 1, 0, 1, 0, 0), params={"dtype": "bfloat16", "lr": 1e-5})
-STATES = {"saved": SAVED, "narrow": NARROW}
+STATES = {
+    "saved": SAVED,
+    "narrow": NARROW,
+    "waiting": replace(NARROW, params={**NARROW.params, **FITTED}),
+}
 """Cases of checkpoints."""
 STILL = Case(
     loss=SUPERVISED, owners=(0, 1, 0, 1, 1, 0), base="llama", params={"optimizer": AdamW(eps=1e30)}
@@ -262,8 +269,8 @@ _BY_ROWS = (
 )
 WORLDS = {
     "whole": World(cases=_BY_ROWS),
-    "split": World(shard=True, cases=_BY_ROWS),
-    "1 x 2": World(tensor=2, cases=("grpo", "value", "group", "chunked", "qwen3")),
+    "split": World(shard=True, cases=(*_BY_ROWS, "fitted")),
+    "1 x 2": World(tensor=2, cases=("grpo", "fitted", "value", "group", "chunked", "qwen3")),
     "2 x 2": World(size=4, tensor=2, cases=("value", "two sets")),
 }
 
@@ -365,7 +372,9 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
     """Everything that a rank does, in the same order on all ranks; the results go to a file."""
     with gloo_world(folder / "store", number, world.size):
         # Several buckets, as in a model of a usable size.
-        parallel.BUCKET = 1000
+        parallel.BUCKET, optimizer.BUCKET = 1000, 3000
+        # As on a GPU: state that is offloaded is copied, and its memory given back.
+        optimizer.has_own_memory = lambda device: True
         rank = Rank(rank=number, world=world, folder=folder, bases=bases)
         results: dict[str, Any] = {name: rank.case(CASES[name]) for name in world.cases}
         for name, case in STATES.items():

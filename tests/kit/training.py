@@ -54,11 +54,20 @@ def opened(
     session: FakeSession | None = None,
     shard: bool = False,
     tensor: int = 1,
+    recompute: Any = "none",
+    offload: Any = "none",
     **params: Any,
 ) -> TorchTrain:
     """A train kernel of a Model on this base; params: those of the train node."""
     session = session or FakeSession(seed=5, node="train_policy")
-    layout = Layout(tokens=tokens, data=session.world // tensor, tensor=tensor, shard=shard)
+    layout = Layout(
+        tokens=tokens,
+        data=session.world // tensor,
+        tensor=tensor,
+        shard=shard,
+        recompute=recompute,
+        offload=offload,
+    )
     model = Model("policy", base, trainable=True, head=head, dtype=dtype)
     given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
     return open_kernel(

@@ -136,6 +136,17 @@ def test_the_ranks_give_the_weights_and_metrics_of_one(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("world", in_worlds(("split", "1 x 2")))
+def test_layers_computed_again_and_state_on_the_host_change_no_bit(ranks: Reports) -> None:
+    first = ranks[0]  # which alone is given whole weights
+    assert first["fitted"]["metrics"] == first["grpo"]["metrics"]
+    assert distance(first["fitted"]["weights"], first["grpo"]["weights"]) == 0.0
+    for moment in ("weights", "restored"):
+        usual, waiting = first["narrow"][moment], first["waiting"][moment]
+        assert distance(usual, waiting) == 0.0
+
+
+@pytest.mark.long
 @in_every_world
 def test_every_rank_says_whether_the_weights_of_all_changed(ranks: Reports) -> None:
     for rank in ranks:

@@ -65,14 +65,14 @@ def test_bfloat16_weights_move_by_less_than_they_can_show(base: str, tmp_path: P
     before = weights_of(kernel)
     for step in range(1, 4):
         kernel.step(assignment(rows, step))
-    masters = [m for _, m in kernel._optimizer._copied]
+    masters = kernel._optimizer.stored_masters
     assert masters[0].dtype == torch.float32
     moved = distance({n: m.detach() for n, m in zip(before, masters, strict=True)}, before)
     assert moved == pytest.approx(3e-5, rel=0.3)
     kernel.save(tmp_path / "narrow")
     other = opened(base, SUPERVISED, dtype="bfloat16", lr=1e-5)
     other.restore(tmp_path / "narrow")
-    for kept, found in zip(masters, (m for _, m in other._optimizer._copied), strict=True):
+    for kept, found in zip(masters, other._optimizer.stored_masters, strict=True):
         assert torch.equal(kept, found)
 
 
@@ -94,8 +94,9 @@ def napping(base: str, dtype: str, nap: bool) -> tuple[list[dict[str, float]], d
         metrics.append(dict(kernel.step(with_advantage(random_rows(4, 2), step, seed=step))))
         if nap:
             kernel.sleep()
-            asleep = [*kernel._module.parameters(), *(m for _, m in kernel._optimizer._copied)]
-            asleep += [v for of in kernel._optimizer._adam.state.values() for v in of.values()]
+            asleep = [*kernel._module.parameters(), *kernel._optimizer.masters]
+            for moments in kernel._optimizer.state(step)["adam"]["state"].values():
+                asleep += moments.values()
             assert {tensor.device.type for tensor in asleep} == {"cpu"}
             assert all(p.grad is None for p in kernel._module.parameters())
             kernel.wake()

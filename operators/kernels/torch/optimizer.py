@@ -1,24 +1,29 @@
 """The optimizer: one update of a module's weights from their gradients.
 
 Owns: AdamW over a module, with float32 copies of narrower weights, the gradient norm, and its
-state on disk. Does not own: the settings that users write (operators/optimizers.py).
+state on disk. Does not own: the settings that users write (operators/optimizers.py), where state
+waits between updates (adam_bucket.py, offload.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dataflow.errors import CheckpointError, KernelError
 from dataflow.storage import writing
+from operators.kernels.torch.adam_bucket import AdamBucket, Master
+from operators.kernels.torch.offload import BUCKET, count_elements, cut_buckets, has_own_memory
 from operators.kernels.torch.parallel import gather_whole, part_like
 from operators.kernels.torch.slices import Slices
 from operators.optimizers import AdamW
@@ -77,7 +82,9 @@ class Optimizer:
 
     At a learning rate of 1e-6 most updates are too small to change a bfloat16 weight; in the copy
     they add up. slices: given if the module's matrices are split over tensor ranks; AdamW then
-    updates this rank's part of each.
+    updates this rank's part of each. offload: whether copies and moments wait on the host between
+    updates; where the device is the host, this changes nothing but the number of weights that are
+    updated at once.
     """
 
     def __init__(
@@ -86,33 +93,42 @@ class Optimizer:
         settings: AdamW,
         clip_norm: float | None,
         slices: Slices | None = None,
+        *,
+        offload: bool = False,
     ) -> None:
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         self._weights = [p for p in module.parameters() if p.requires_grad]
         self._slices = slices
-        self._masters = [self._make_master(weight) for weight in self._weights]
+        # One after another: a copy that waits makes room for the next one.
+        self._all_masters = [self._make_master(weight, offload) for weight in self._weights]
+        self._masters = [master.parameter for master in self._all_masters]
         pairs = list(zip(self._weights, self._masters, strict=True))
         self._apart = [(weight, master) for weight, master in pairs if master is not weight]
         """Weights whose master is another tensor; a float32 weight's part shares its memory."""
-        self._copied = [(weight, m) for weight, m in pairs if weight.dtype != torch.float32]
-        """Weights whose master has numbers of its own: each step copies them back."""
         self._clip = clip_norm
-        self._adam = torch.optim.AdamW(
-            self._masters,
-            lr=0.0,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._buckets = list(self._make_buckets(settings, offload))
 
-    def _make_master(self, weight: nn.Parameter) -> nn.Parameter:
+    def _make_master(self, weight: nn.Parameter, offload: bool) -> Master:
         """Make the tensor that AdamW updates: the weight itself, or a float32 one for it."""
+        is_copy = weight.dtype != torch.float32
         if self._slices is not None:
-            return nn.Parameter(self._slices.part(weight).float())
-        if weight.dtype == torch.float32:
-            return weight
-        return nn.Parameter(weight.detach().float())
+            parameter = nn.Parameter(self._slices.part(weight).float())
+        elif is_copy:
+            parameter = nn.Parameter(weight.detach().float())
+        else:
+            parameter = weight
+        if offload and has_own_memory(weight.device):
+            return Master.make_waiting(parameter, is_copy=is_copy)
+        return Master(parameter=parameter, is_copy=is_copy)
+
+    def _make_buckets(self, settings: AdamW, offload: bool) -> Iterator[AdamBucket]:
+        """Cut the masters into parts that are updated one after another; into one if none waits."""
+        cuts = [range(len(self._all_masters))]
+        if offload:
+            sizes = [count_elements(master) for master in self._masters]
+            cuts = list(cut_buckets(sizes, BUCKET))
+        for cut in cuts:
+            yield AdamBucket(self._all_masters[cut.start : cut.stop], cut.start, settings)
 
     def collect(self) -> None:
         """After each backward: add the weights' gradients to those of their masters."""
@@ -137,14 +153,20 @@ class Optimizer:
         """Clip to clip_norm (None or 0: not at all), update, and drop the gradients."""
         if self._clip:
             clip_grads_with_norm_(self._masters, self._clip, norm, foreach=True)
-        for group in self._adam.param_groups:
-            group["lr"] = lr
-        self._adam.step()
-        with torch.no_grad():
-            for weight, master in self._copied:
-                target = weight if self._slices is None else self._slices.part(weight)
-                target.copy_(master)
+        for bucket in self._buckets:
+            with bucket.present():
+                bucket.step(lr)
+                self._copy_back(bucket)
         self.clear()
+
+    @torch.no_grad()
+    def _copy_back(self, bucket: AdamBucket) -> None:
+        """Give the weights what their float32 copies have become."""
+        for index, master in enumerate(bucket.masters, bucket.first):
+            if master.is_copy:
+                weight = self._weights[index]
+                target = weight if self._slices is None else self._slices.part(weight)
+                target.copy_(master.parameter)
 
     def clear(self) -> None:
         """Drop the gradients."""
@@ -153,31 +175,68 @@ class Optimizer:
 
     @property
     def masters(self) -> list[nn.Parameter]:
-        """The tensors that AdamW updates, with the gradients of the module's weights."""
+        """The tensors that AdamW updates, with the gradients of the module's weights; without
+        numbers where these wait.
+        """
         return self._masters
+
+    @property
+    def stored_masters(self) -> list[Tensor]:
+        """The masters' numbers between two updates, of those too that wait."""
+        return [master.stored for master in self._all_masters]
 
     def state(self, step: int) -> dict[str, Any]:
         """Collect everything that the next update depends on, except the module's own weights.
 
         Split tensors are gathered: every rank must call.
         """
-        adam = self._adam.state_dict()
-        adam["state"] = {i: self._gather_all(i, state) for i, state in adam["state"].items()}
-        copies = [self._gather(weight, master.detach()) for weight, master in self._copied]
+        moments: dict[int, dict[str, Tensor]] = {}
+        copies: list[Tensor] = []
+        for bucket in self._buckets:
+            with self._reading(bucket):
+                for index, state in bucket.states():
+                    moments[index] = self._gather_all(index, state)
+                for index, master in enumerate(bucket.masters, bucket.first):
+                    if master.is_copy:
+                        copies.append(self._gather(index, self._read_copy(master)))
+        # As of one AdamW over all weights, however many there are.
+        [group] = self._buckets[0].groups
+        groups = [group | {"params": list(range(len(self._weights)))}]
+        adam = {"state": moments, "param_groups": groups}
         return {"names": self._names, "adam": adam, "copies": copies, "step": step}
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether this rank has only a part of the weights."""
+        return self._slices is not None or any(isinstance(w, DTensor) for w in self._weights)
+
+    def _reading(self, bucket: AdamBucket) -> contextlib.AbstractContextManager[None]:
+        """The place where a bucket's state is read: the device for split state, which ranks gather
+        there; else where it is.
+        """
+        return bucket.present() if self._is_split else contextlib.nullcontext()
+
+    def _read_copy(self, master: Master) -> Tensor:
+        """A copy's numbers, inside `_reading`."""
+        return master.parameter.detach() if self._is_split else master.stored
 
     def _gather_all(self, index: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather AdamW's state of one weight."""
-        weight = self._weights[index]
-        return {name: self._gather(weight, part) for name, part in state.items()}
+        return {name: self._gather(index, part) for name, part in state.items()}
 
-    def _gather(self, weight: nn.Parameter, part: Tensor) -> Tensor:
-        """Gather a split tensor to the host, which has room for all; any other is unchanged."""
+    def _gather(self, index: int, part: Tensor) -> Tensor:
+        """Gather a split tensor to the host, which has room for all; any other is unchanged, but
+        copied if it will not stay where it is.
+        """
         if self._slices is None:
             gathered = gather_whole(part)
         else:
-            gathered = self._slices.gather(weight, part)
-        return part if gathered is part else gathered.cpu()
+            gathered = self._slices.gather(self._weights[index], part)
+        if gathered is not part:
+            return gathered.cpu()
+        if self._is_split and self._all_masters[index].host is not None:
+            return part.to("cpu", copy=True)
+        return part
 
     def _cut(self, index: int, tensor: Tensor) -> Tensor:
         """Cut this rank's part out of a tensor for a whole weight."""
@@ -186,15 +245,15 @@ class Optimizer:
         return self._slices.cut(self._weights[index], tensor)
 
     def move(self, device: torch.device) -> None:
-        """Move masters and AdamW's state, after the module was moved."""
-        for weight, master in self._apart:
-            if self._slices is not None and weight.dtype == torch.float32:
+        """Move masters and AdamW's state, after the module was moved; what waits does not move."""
+        for weight, master in zip(self._weights, self._all_masters, strict=True):
+            if self._slices is not None and not master.is_copy:
                 # The part of the moved weight: a copy would no longer share its memory.
-                master.data = self._slices.part(weight)
-            else:
-                master.data = master.data.to(device)
-        for state in self._adam.state.values():
-            state.update({name: tensor.to(device) for name, tensor in state.items()})
+                master.parameter.data = self._slices.part(weight)
+            elif master.is_copy and master.host is None:
+                master.parameter.data = master.parameter.data.to(device)
+        for bucket in self._buckets:
+            bucket.move(device)
 
     def restore(self, path: Path) -> int:
         """Read a saved `state`, after the module's weights were read; returns the step.
@@ -214,13 +273,13 @@ class Optimizer:
         for i, state in saved["adam"]["state"].items():
             # AdamW's count of steps has no dimension, and is the same on all ranks.
             state.update({name: self._cut(i, t) for name, t in state.items() if t.dim()})
-        # Moments go on; betas, eps and weight decay are those of this train node.
-        groups = self._adam.state_dict()["param_groups"]
-        self._adam.load_state_dict({"state": saved["adam"]["state"], "param_groups": groups})
-        with torch.no_grad():
-            narrow = [i for i, weight in enumerate(self._weights) if weight.dtype != torch.float32]
-            for i, copy in zip(narrow, saved["copies"], strict=True):
-                self._masters[i].copy_(self._cut(i, copy))
+        copies = iter(saved["copies"])
+        for bucket in self._buckets:
+            with bucket.present(), torch.no_grad():
+                bucket.load(saved["adam"])
+                for index, master in enumerate(bucket.masters, bucket.first):
+                    if master.is_copy:
+                        master.parameter.copy_(self._cut(index, next(copies)))
         return int(saved["step"])
 
 

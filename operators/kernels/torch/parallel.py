@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece, Session
+from operators.kernels.torch.decoder_layers import find_decoder_layers
 
 T = TypeVar("T")
 
@@ -308,11 +309,9 @@ def split_module(module: nn.Module, session: Session, device: torch.device) -> S
     """
     mesh = DeviceMesh.from_group(session.group, device.type)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    layer_classes = set(getattr(module, "_no_split_modules", None) or ())
-    layers = [part for part in module.modules() if type(part).__name__ in layer_classes]
     sharded = Sharded(module)
     # Layers first: the whole then takes what is in none of them.
-    for part in (*layers, sharded):
+    for part in (*find_decoder_layers(module), sharded):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     for part in sharded.modules():
         if isinstance(part, FSDPModule):

@@ -54,14 +54,14 @@ from operators.kernels.torch.model_numbers import (
 from operators.kernels.torch.models import find_position_limit, load_model, load_pieces, pieces
 from operators.kernels.torch.optimizer import Optimizer, require_adamw, save_optimizer_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
-from operators.kernels.torch.parallel import Ranks, Turns, collect_pieces, part_like, split_module
+from operators.kernels.torch.parallel import Ranks, Turns, collect_pieces, part_like
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.reduce import MetricSums, find_bad_row, reduce_term
 from operators.kernels.torch.saving import save_model
-from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
 from operators.kernels.torch.temperatures import Temperature
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
+from operators.kernels.torch.training_module import prepare_module, require_one_split
 from operators.kernels.torch.updates import EveryRow, Part, StepSet, StepUpdate, draw_parts
 from operators.kernels.torch.weight_sample import WeightSample
 
@@ -102,25 +102,21 @@ class TorchTrain(Sleeper, Probeable):
         model = node.models["model"]
         self._name, self._model, self._seed = node.name, model, session.seed
         self._settings = TrainSettings.of(node, model)
-        if layout.shard and layout.tensor > 1:
-            raise KernelError(
-                f"{node.name}: expected weights split in one way, found shard and"
-                f" tensor={layout.tensor}. Fix: one of both."
-            )
+        require_one_split(layout, node.name)
         self._budget = layout.tokens
         self._position_limit = find_position_limit(model.base)
         self._module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
-        self._split = None
-        if layout.shard and session.world > 1:
-            self._split = split_module(self._module, session, self._device)
-        self._slices = None
-        if self._ranks.mesh is not None:
-            self._slices = Slices(self._module, self._ranks.mesh, node.name)
+        self._split, self._slices = prepare_module(
+            self._module, layout, session, self._ranks, node.name
+        )
         settings = require_adamw(node.params.get("optimizer", "adamw"), node.name)
         # After the splitting: the optimizer takes this rank's part of each weight.
-        self._optimizer = Optimizer(self._module, settings, self._settings.clip_norm, self._slices)
+        clip_norm, offload = self._settings.clip_norm, layout.offload == "optimizer"
+        self._optimizer = Optimizer(
+            self._module, settings, clip_norm, self._slices, offload=offload
+        )
         self._steps = 0
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
@@ -136,7 +132,7 @@ class TorchTrain(Sleeper, Probeable):
         # A set without a row in this Step is on no rank, so all ranks leave it out alike.
         row_sets = [each for each in settings.row_sets if assignment.rows_of(each.name) is not None]
         if assignment.step >= settings.start and row_sets:
-            sample, tokens = WeightSample(self._optimizer.masters), 0
+            sample, tokens = WeightSample(self._optimizer.stored_masters), 0
             for update in self._updates(assignment, row_sets, lr, sums):
                 self._update(update)
                 tokens += update.tokens

@@ -1,0 +1,41 @@
+"""A module as a layout trains it: layers computed again, weights split.
+
+Owns: what is done to a module before it is trained, and in which order. Does not own: how any of it
+is done (recompute.py, parallel.py, slices.py).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dataflow.errors import KernelError
+from dataflow.kernel import Layout, Session
+from operators.kernels.torch.parallel import Ranks, Sharded, split_module
+from operators.kernels.torch.recompute import recompute_layers
+from operators.kernels.torch.slices import Slices
+
+
+def require_one_split(layout: Layout, node: str) -> None:
+    """Raise KernelError for weights that are split in two ways."""
+    if layout.shard and layout.tensor > 1:
+        raise KernelError(
+            f"{node}: expected weights split in one way, found shard and tensor={layout.tensor}."
+            " Fix: one of both."
+        )
+
+
+def prepare_module(
+    module: nn.Module, layout: Layout, session: Session, ranks: Ranks, node: str
+) -> tuple[Sharded | None, Slices | None]:
+    """Change a module in place as its layout says. Returns what splits its weights: over
+    data-parallel ranks, and over tensor ranks; None where they are whole.
+    """
+    # First: FSDP's hooks stay outside of what is computed again, so that a layer is gathered once
+    # for that and for its backward pass.
+    if layout.recompute == "layers":
+        recompute_layers(module)
+    if layout.shard and session.world > 1:
+        return split_module(module, session, next(module.parameters()).device), None
+    if ranks.mesh is not None:
+        return None, Slices(module, ranks.mesh, node)
+    return None, None
