@@ -41,6 +41,10 @@ Worker's process are shown by the process of the run, too.
 """
 
 
+Recompute = Literal["none", "layers"]
+Offload = Literal["none", "optimizer"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How one node is split; all numbers are 1 in one process.
@@ -74,11 +78,11 @@ class Layout:
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
     (FSDP2).
     """
-    recompute: Literal["none", "layers"] = "none"
+    recompute: Recompute = "none"
     """What a train node's backward pass computes again: nothing, or each decoder layer from its
     input, the only activation that is then kept of it (arXiv:1604.06174).
     """
-    offload: Literal["none", "optimizer"] = "none"
+    offload: Offload = "none"
     """What waits in host memory between a train node's updates."""
     compiled: bool = False
     """Whether torch.compile makes few kernels of each decoder layer's many."""

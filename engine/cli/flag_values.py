@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
@@ -49,6 +49,8 @@ def _constructor_of(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | 
         key_type, value_type = get_args(kind.type)
         if key_type is str and value_type in _TABLE_VALUES:
             return _table(_TABLE_VALUES[value_type])
+        if key_type is str and get_origin(value_type) is Literal:
+            return _table(_choose_among(get_args(value_type)))
     return None
 
 
@@ -75,6 +77,12 @@ _TABLE_VALUES: Mapping[Any, _TableValue] = {
     float: _TableValue("NAME=FLOAT", r"[0-9.]+(e[+-]?\d+)?", "0.002", float),
     int | str: _TableValue("NAME=INT|INT..INT", r"\d+(\.\.\d+)?", "2..8", _number_or_range),
 }
+
+
+def _choose_among(choices: Sequence[str]) -> _TableValue:
+    """A value that is one of some words."""
+    words = "|".join(choices)
+    return _TableValue(f"NAME={words}", words, choices[-1], str)
 
 
 def _table(kind: _TableValue) -> PrimitiveConstructorSpec[Any]:

@@ -243,7 +243,15 @@ class PlanCosts:
             updates = 0  # other row sets are trained in the same updates as the node's own rows
             if name == ROWS:
                 updates = epochs * int(params["minibatches"])
-            time = training.train_time(model, where, fed, epochs=epochs, updates=updates)
+            time = training.train_time(
+                model,
+                where,
+                fed,
+                epochs=epochs,
+                updates=updates,
+                recomputed=planned.layout.recompute == "layers",
+                offloaded=planned.layout.offload == "optimizer",
+            )
             whole += time.times(self._correction(node, rows, ranks))
         return whole
 

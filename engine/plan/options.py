@@ -19,6 +19,7 @@ import msgspec
 
 from dataflow.calls import constructs
 from dataflow.errors import PlanError, RunError, nearest
+from dataflow.kernel import Offload, Recompute
 from engine.plan.cluster import LEASE
 from engine.plan.placement import Placing
 
@@ -81,6 +82,12 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Tensor ranks of a train node, for each data-parallel one, or of an engine (rollout=2)."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
+    recompute: Mapping[str, Recompute] = field(default_factory=dict)
+    """What a backward pass computes again (train_policy=layers), or none; else as memory asks."""
+    offload: Mapping[str, Offload] = field(default_factory=dict)
+    """What waits on the host between updates (train_policy=optimizer), or none; likewise."""
+    compiled: Literal["auto", "none", "layers"] = "auto"
+    """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective"] = "auto"
@@ -190,6 +197,9 @@ def make_placing(options: RunOptions) -> Placing:
         ranks=options.ranks,
         tensor=options.tensor,
         shard=options.shard,
+        recompute=options.recompute,
+        offload=options.offload,
+        compiled=options.compiled,
         turns=options.turns,
         hosts=hosts,
         weights=options.weights,

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dataflow.kernel import Offload, Recompute
 from engine.plan.cluster import Cluster
 
 Spread = Literal["one", "auto", "apart"]
 Weights = Literal["auto", "pull", "collective"]
 Samples = Literal["brief", "full"]
+Compiled = Literal["auto", "none", "layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +38,17 @@ class Placing:
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False
+    recompute: Mapping[str, Recompute] = field(default_factory=dict)
+    """Of train nodes that are not named, the planner chooses; as of the next."""
+    offload: Mapping[str, Offload] = field(default_factory=dict)
+    compiled: Compiled = "auto"
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of a Worker, by name or by a label (`gpu:H200`); the planner spreads all others."""
     weights: Weights = "auto"
     inproc: bool = False
-    """All nodes are on `main`; of the other wishes only chunks count (also by replicas)."""
+    """All nodes are on `main`; of the other wishes for places only chunks count (also by replicas).
+    """
     samples: Samples = "brief"
     """What is recorded of a Step's rows."""
     simulated: bool = False

@@ -181,6 +181,8 @@ class _Wishes:
             chunks=pick(placing.chunks),
             ranks=pick(placing.ranks),
             tensor=pick(placing.tensor),
+            recompute=pick(placing.recompute),
+            offload=pick(placing.offload),
             hosts=hosts,
             turns=(),
         )

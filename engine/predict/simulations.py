@@ -359,7 +359,9 @@ def _is_table(hint: Any) -> bool:
 
 
 def _describe_values(hint: Any) -> tuple[str, str]:
-    """What an option takes, and values of it."""
+    """What an option takes, or one value of a table, and values of it."""
+    if _is_table(hint):
+        hint = get_args(hint)[1]
     literals = [literal for literal in get_args(hint) if isinstance(literal, str)]
     if literals:
         return f"one of {', '.join(literals)}", ",".join(literals[:2])

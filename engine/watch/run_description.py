@@ -184,6 +184,12 @@ def layout_words(node: PlanNode) -> str:
     parts = [words]
     if layout.shard:
         parts.append("sharded")
+    if layout.recompute != "none":
+        parts.append(f"recompute {layout.recompute}")
+    if layout.offload != "none":
+        parts.append(f"offload {layout.offload}")
+    if layout.compiled:
+        parts.append("compiled layers")
     parts.append(_count(layout.threads, "thread"))
     return ", ".join(parts)
 

@@ -43,7 +43,7 @@ def main(number: int, folder: Path, names: Sequence[str], way: str) -> None:
 
 def _compared(base: str, session: FakeSession, way: str) -> float | str:
     model = Model("policy", base)
-    wanted = _numbers(load_model(model, CPU))
+    wanted = numbers_of(load_model(model, CPU))
     try:
         found = _split_numbers(load_model(model, CPU), session, way)
     except KernelError as error:
@@ -55,7 +55,7 @@ def _compared(base: str, session: FakeSession, way: str) -> float | str:
 def _split_numbers(module: Any, session: FakeSession, way: str) -> dict[str, Tensor]:
     if way == "shard":
         sharded = split_module(module, session, CPU)
-        found = _numbers(module, sharded)
+        found = numbers_of(module, sharded)
         return {n: gather_whole(x) / (1 if n == "logprobs" else 2) for n, x in found.items()}
     mesh = Ranks(session, CPU, "node", 2).mesh
     assert mesh is not None
@@ -72,7 +72,8 @@ def _split_numbers(module: Any, session: FakeSession, way: str) -> dict[str, Ten
     return found
 
 
-def _numbers(module: Any, sharded: Any = None) -> dict[str, Tensor]:
+def numbers_of(module: Any, sharded: Any = None) -> dict[str, Tensor]:
+    """Log-probs of packed rows, and the gradient of each weight."""
     logprobs = _logprobs(module) if sharded is None else sharded(lambda: _logprobs(module))
     _loss(logprobs).backward()
     grads = {

@@ -18,9 +18,11 @@ from dataflow.model import Model
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.torch import heads
 from operators.kernels.torch.decode import Decoder
+from operators.kernels.torch.decoder_layers import find_decoder_layers
 from operators.kernels.torch.heads import predictions
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import Packed, pack
+from operators.kernels.torch.recompute import recompute_layers
 from operators.kernels.torch.sampling import Sampling
 from tests.kit import architecture_ranks
 from tests.kit.architectures import WINDOW, tiny
@@ -163,6 +165,21 @@ def test_the_auxiliary_loss_of_a_router_is_no_part_of_the_loss(tmp_path: Path, n
 
 REFUSED = {"gpt2", "gpt_oss", "olmo2", "opt", "phi3", "qwen3_moe"}
 """Architectures whose matrices cannot be split over tensor ranks."""
+
+
+@pytest.mark.long
+@pytest.mark.repeats
+@pytest.mark.parametrize("name", KINDS)
+def test_layers_that_are_computed_again_have_the_same_bits(tmp_path: Path, name: str) -> None:
+    module = loaded(tiny(name, tmp_path))
+    usual = architecture_ranks.numbers_of(module)
+    for parameter in module.parameters():
+        parameter.grad = None
+    recompute_layers(module)
+    again = architecture_ranks.numbers_of(module)
+    assert len(find_decoder_layers(module)) == module.config.num_hidden_layers
+    assert usual.keys() == again.keys()
+    assert all(torch.equal(number, again[weight]) for weight, number in usual.items())
 
 
 @pytest.mark.long

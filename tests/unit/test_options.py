@@ -77,6 +77,10 @@ def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
     (["--replicas", "rollout=two"], "expected NAME=INT|INT..INT, found 'rollout=two'"),
     (["--pin", "=gen"], "expected NAME=NAME, found '=gen'"),
     (["--pin", "a=b", "--pin", "a=c"], "a is given twice"),
+    (
+        ["--recompute", "train_policy=layer"],
+        "expected NAME=none|layers, found 'train_policy=layer'. Fix: train_policy=layers",
+    ),
     (["--together", "rollout"], "expected two names or more, found 'rollout'"),
 ])  # fmt: skip
 def test_wrong_tables_and_groups_say_what_was_expected(

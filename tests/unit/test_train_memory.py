@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dataflow.errors import KernelError
 from operators.kernels.torch.offload import HostTensors, cut_buckets
 from operators.kernels.torch.recompute import recompute_layers
 from operators.kernels.torch.train import TorchTrain
+from tests.kit.models import save_tiny
 from tests.kit.rows import random_rows
 from tests.kit.train_ranks import GRPO
 from tests.kit.training import distance, opened, weights_of, with_advantage
@@ -162,7 +164,7 @@ def test_buckets_have_so_many_weights_at_most(sizes: list[int], cuts: list[list[
 # --- what is computed again --------------------------------------------------------------------
 
 
-class Scaled(nn.Linear):
+class AdapterLinear(nn.Linear):
     """A linear part that computes by the attribute that says which adapter is active."""
 
     _active_adapter = 1.0
@@ -176,7 +178,7 @@ class Scaled(nn.Linear):
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Scaled(4, 4)
+        self.inner = AdapterLinear(4, 4)
 
     def forward(self, states: Tensor, *, attention_pass: float) -> Tensor:
         return states + self.inner(self.inner(states) * attention_pass)
@@ -265,10 +267,78 @@ def test_each_layer_is_computed_again_once_and_only_for_a_backward_pass() -> Non
     with torch.inference_mode():
         module(states, 1.0)
     first = module.layers[0].inner
-    assert isinstance(first, Scaled)
+    assert isinstance(first, AdapterLinear)
     assert first.calls == 4
     module(states, 1.0).sum().backward()
     assert first.calls == 8
+
+
+def test_what_replaced_a_forward_before_is_computed_again() -> None:
+    """As compiled layers do."""
+    module = Backbone()
+    first = module.layers[0]
+    usual, calls = first.forward, []
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(args)
+        return usual(*args, **kwargs)
+
+    first.forward = forward
+    recompute_layers(module)
+    module(torch.ones(3, 4), 1.0).sum().backward()
+    assert len(calls) == 2
+
+
+needs_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_a_card
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["optimizer", "both"])
+def test_on_a_gpu_state_waits_in_pinned_memory(
+    base: str, dtype: str, name: str, tmp_path: Path, small_buckets: None
+) -> None:
+    usual, kernel = open_several(base, dtype), open_several(base, dtype, **LAYOUTS[name])
+    take_steps(usual)
+    take_steps(kernel)
+    assert count_waiting(kernel) > 0
+    hosts = [master.host for master in kernel._optimizer._all_masters]
+    assert all(host is not None and host.view(0).is_pinned() for host in hosts)
+    kernel.sleep()
+    kernel.wake()
+    # Sums on a GPU have no fixed order, so bits of two runs may differ; 8 updates of 1e-3 each.
+    assert distance(weights_of(kernel), weights_of(usual)) < 2e-2
+    kernel.save(tmp_path / "saved")
+    other = open_several(base, dtype)
+    other.restore(tmp_path / "saved")
+    assert_same_moments(other._optimizer.state(2), kernel._optimizer.state(2))
+
+
+def assert_same_moments(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for index, moments in one["adam"]["state"].items():
+        for name, tensor in moments.items():
+            assert torch.equal(tensor.cpu(), other["adam"]["state"][index][name].cpu()), name
+    for copy, other_copy in zip(one["copies"], other["copies"], strict=True):
+        assert torch.equal(copy.cpu(), other_copy.cpu())
+
+
+@pytest.mark.gpu
+@needs_a_card
+def test_on_a_gpu_a_step_leaves_no_state_there(tmp_path: Path) -> None:
+    wide = save_tiny(tmp_path / "wide", hidden_size=512, intermediate_size=1024)
+
+    def count_held(**layout: Any) -> int:
+        gc.collect()
+        kernel = open_several(wide, "bfloat16", **layout)
+        take_steps(kernel, (1,))
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        kernel.close()
+        return held
+
+    weights = sum(weight.numel() for weight in weights_of(open_several(wide, "bfloat16")).values())
+    assert count_held(offload="optimizer") < count_held() - 11 * weights
 
 
 def test_a_module_without_layers_is_refused() -> None:

@@ -38,6 +38,9 @@ class PlanLayout(msgspec.Struct, frozen=True):
     context: int = 1
     threads: int = 1
     shard: bool = False
+    recompute: str = "none"
+    offload: str = "none"
+    compiled: bool = False
 
 
 class PlanNode(msgspec.Struct, frozen=True):

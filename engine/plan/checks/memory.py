@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from engine.plan.cluster import Cluster, Host
 from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
+from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
 from engine.plan.refusals import add_fix
@@ -37,12 +38,27 @@ class MemoryRoom:
     without: Parts = ()
     """Parts that lie elsewhere."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the Workers need more than there is."""
+        return self.need > self.bytes
+
+    @property
+    def node_names(self) -> set[str]:
+        """The nodes of all Workers."""
+        return {node.name for node in self.nodes}
+
+    @property
+    def nodes(self) -> list[PlannedNode]:
+        """Those of all Workers; twice what two of them have."""
+        return list(chain.from_iterable(self.workers.values()))
+
 
 def check_memory(draft: Draft) -> Iterator[str]:
     """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
     for host in _list_hosts(draft, draft.cluster):
         for room in _find_rooms_of(draft, host):
-            yield from _check_fit(room, draft.cluster.hosts)
+            yield from _check_fit(room, draft)
         if host.cluster.gpus:
             yield from _check_host_memory(host)
 
@@ -129,21 +145,25 @@ def _divide_nodes(nodes: list[PlannedNode], devices: int) -> list[PlannedNode]:
 def _check_host_memory(host: _UsedHost) -> Iterator[str]:
     """Rows that wait beside GPUs, and what sleep moves to the host."""
     parts_by_worker = _part_bytes(host.nodes)
-    size = 0
+    size = state_size = 0
     for node_parts in chain.from_iterable(parts_by_worker.values()):
         size += sum(node_parts.get(name, 0) for name in HOST_PARTS)
+        state_size += node_parts.get(OFFLOADED_PART, 0)
     for worker in chain.from_iterable(_group_by_turns(host.turns, host.nodes)):
         size += sum(lasting(parts, without=HOST_PARTS) for parts in parts_by_worker[worker])
     if size > host.cluster.memory:
-        problem = f"rows of {_gib(size)} wait in {_gib(host.cluster.memory)}"
-        yield add_fix(f"{', '.join(host.nodes)}: {problem}", "a lower batch or max_lag")
+        what, fix = "rows", "a lower batch or max_lag"
+        if state_size > size // 2:
+            what, fix = "rows and optimizers", "offload none, or a smaller base"
+        problem = f"{what} of {_gib(size)} wait in {_gib(host.cluster.memory)}"
+        yield add_fix(f"{', '.join(host.nodes)}: {problem}", fix)
 
 
-def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
-    """A Worker alone, else all together, if they need more than there is. hosts: of the cluster,
-    one of which may have more.
+def _check_fit(room: MemoryRoom, draft: Draft) -> Iterator[str]:
+    """A Worker alone, else all together, if they need more than there is. One of the cluster's
+    hosts may have more.
     """
-    if room.need <= room.bytes:
+    if not room.is_full:
         return
     peaks: dict[str, int] = {}
     for worker, parts in _part_bytes(room.workers).items():
@@ -156,7 +176,7 @@ def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
         need = f"{single} needs {_gib(peaks[single])}"
         largest = _find_largest(room.workers[single], room.without)
         fix = _suggest_smaller(largest[0].part)
-        larger_host = _find_large_enough(hosts, peaks[single])
+        larger_host = _find_large_enough(draft.cluster.hosts, peaks[single])
         if larger_host:
             fix += f", or a pin to a larger host ({single}@{larger_host})"
     else:
@@ -165,7 +185,27 @@ def _check_fit(room: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
         fix = f"{_suggest_smaller(largest[0].part)}, or fewer workers"
     shown = ", ".join(map(str, largest))
     size = f"{room.where} has {_gib(room.bytes)}"
-    yield add_fix(f"{need}, {size}: {shown}", fix)
+    declined = list(_list_declined(room, draft))
+    if not declined and any(map(_is_training, room.nodes)):
+        shown += "; recompute and offload are not enough"
+    fixes = ", or ".join([*declined, fix])
+    yield add_fix(f"{need}, {size}: {shown}", fixes)
+
+
+def _is_training(node: PlannedNode) -> bool:
+    return node.work == "train"
+
+
+def _list_declined(room: MemoryRoom, draft: Draft) -> Iterator[str]:
+    """The flags that would spare memory, and were given as none: all others the plan has tried
+    (passes/memory_fit.py).
+    """
+    train_names = dict.fromkeys(n.name for n in filter(_is_training, room.nodes))
+    for name in train_names:
+        if draft.placing.recompute.get(name) == "none":
+            yield f"--recompute {name}=layers"
+        if draft.placing.offload.get(name) == "none" and room.without:
+            yield f"--offload {name}=optimizer"
 
 
 def _find_large_enough(hosts: Iterable[Host], need: int) -> str:

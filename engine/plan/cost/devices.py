@@ -29,7 +29,7 @@ CPU = "cpu"
 class Device:
     """A kind of device; of a CPU, one core. operations: dense, a second, by dtype. memory: bytes,
     0 where the host's counts. Rates in bytes a second: memory_rate; link, to another device of the
-    host; network, to another host.
+    host; network, to another host; host_link, to the host's memory, 0 where that is not known.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Device:
     memory_rate: float
     link: float
     network: float
+    host_link: float = 0.0
     source: str
 
     @property
@@ -189,5 +190,6 @@ def _read_device(name: str, keys: Mapping[str, Any]) -> Device:
         memory_rate=keys["memory_rate"],
         link=keys["link"],
         network=keys["network"],
+        host_link=keys.get("host_link", 0.0),
         source=keys["source"],
     )

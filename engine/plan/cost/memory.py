@@ -6,6 +6,7 @@ are shared, whether it all fits (engine/plan).
     part            held                  by
     weights         always                the first node of those that share a module
     optimizer       always                train
+    offloaded       always                train whose optimizer waits on the host, there
     engine          always                a kernel with an engine: its processes, beside the weights
     cache           always                the same: keys and values, of a fixed size
     outbox          always                nodes that make rows
@@ -16,6 +17,7 @@ are shared, whether it all fits (engine/plan).
     copies          always                the same by collectives, on the writer's device
     fetched         always                nodes that pull weights: a version, in shared memory
     gradients       while the node runs   train
+    bucket          while the node runs   train whose optimizer waits on the host
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
     kv_cache        while the node runs   decode
@@ -37,6 +39,7 @@ from engine.plan.cost.models import Shape
 LASTING = (
     "weights",
     "optimizer",
+    "offloaded",
     "engine",
     "cache",
     "outbox",
@@ -50,7 +53,7 @@ LASTING = (
 
 FIRST_USE_PART = "libraries"
 
-HOST_PARTS = ("outbox", "snapshot", "fetched", "engine")
+HOST_PARTS = ("outbox", "snapshot", "fetched", "engine", "offloaded")
 """Parts that are in host memory even if the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26

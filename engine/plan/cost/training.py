@@ -79,15 +79,20 @@ def train_time(
     updates: int,
     epochs: int = 1,
     recomputed: bool = False,
+    offloaded: bool = False,
 ) -> Time:
     """Time of passes with gradient over one rank's rows, in each epoch, and of the updates of all
     epochs. recomputed: whether the backward pass makes the activations again, a forward pass more.
+    offloaded: whether the optimizer's state waits on the host between updates.
     """
     passes = Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
     rows = replace(rows, passes=count)
     epoch = _passes_time(passes, rows) + _gathering_time(model, where, count, 2 + recomputed)
-    return epoch.times(epochs) + update_time(model, where).times(updates)
+    update = update_time(model, where)
+    if offloaded:
+        update += moving_time(model, where)
+    return epoch.times(epochs) + update.times(updates)
 
 
 def update_time(model: Sizes, where: Place) -> Time:
@@ -109,6 +114,20 @@ def update_time(model: Sizes, where: Place) -> Time:
         link = moved / (where.between * reached.link)
         hops = 2.0 * math.log2(ranks) * reached.hop
     return Time(seconds=memory + link + hops, memory=memory, link=link, latency=hops)
+
+
+def moving_time(model: Sizes, where: Place) -> Time:
+    """Time in which the optimizer's state comes to a GPU and goes back; nothing where the device is
+    the host. Of the link's rate, as much is reached as of that between devices.
+    """
+    if not where.device.is_gpu:
+        return Time()
+    state = optimizer_bytes(model.parameters // where.tensor, model.dtype)
+    if where.shard:
+        state /= where.data
+    rate = where.device.host_link or where.device.link
+    seconds = 2.0 * state / (rate * where.coefficients["train"].link)
+    return Time(seconds=seconds, link=seconds)
 
 
 def _passes_time(passes: Passes, rows: Microbatches) -> Time:

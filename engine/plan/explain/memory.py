@@ -11,6 +11,7 @@ from dataclasses import replace
 from dataflow.safe_text import shown_bytes
 from engine.plan.cluster import Cluster
 from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
+from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.worker_index import nodes_by_worker, workers_by_host
 from engine.plan.worker_peaks import process_bytes, shared_process_bytes, worker_peak
@@ -81,7 +82,10 @@ def _gpu_lines(
     capacity = shown_bytes(hardware.gpus[numbers[0]])
     yield f"{_peak(shares, HOST_PARTS)}, of {capacity} on {gpu}"
     room = f"{shown_bytes(hardware.memory)} on {host or 'this host'}"
-    yield f"{shown_bytes(host_bytes(nodes))} of rows, of {room}"
+    what = "rows"
+    if any(OFFLOADED_PART in node.estimate.bytes for node in nodes):
+        what = "rows and optimizers"
+    yield f"{shown_bytes(host_bytes(nodes))} of {what}, of {room}"
 
 
 def host_bytes(nodes: Sequence[PlannedNode]) -> int:

@@ -164,7 +164,7 @@ def _chunking(node: PlannedNode) -> Iterator[str]:
 
 
 def _layout(node: PlannedNode) -> Iterator[str]:
-    """Replicas, ranks and refilling, where there are any."""
+    """Replicas, ranks, refilling, and what spares memory or time, where there is any."""
     if node.layout.replicas > 1:
         yield f"{node.layout.replicas} replicas"
     if node.ranks > 1:
@@ -176,6 +176,12 @@ def _layout(node: PlannedNode) -> Iterator[str]:
         yield ranks
     if node.layout.inner > 1:
         yield f"{node.layout.inner} tensor ranks of its own"
+    if node.layout.recompute != "none":
+        yield f"recompute: {node.layout.recompute}"
+    if node.layout.offload != "none":
+        yield f"offload: {node.layout.offload}"
+    if node.layout.compiled:
+        yield "compiled: layers"
     if node.refill:
         yield f"refilled in at most {count(node.max_attempts, 'attempt')}"
 

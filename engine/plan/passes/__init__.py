@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 from engine.plan.draft import Draft
 from engine.plan.passes.batching import batch_rows
+from engine.plan.passes.compiled import choose_compiled
 from engine.plan.passes.cores import share_cores
 from engine.plan.passes.correct import correct_peaks
 from engine.plan.passes.engines import size_engines
 from engine.plan.passes.estimate import estimate_costs
 from engine.plan.passes.kernels import choose_kernels
+from engine.plan.passes.memory_fit import fit_memory
 from engine.plan.passes.modules import share_modules
 from engine.plan.passes.place import place_nodes
 from engine.plan.passes.processes import estimate_processes
@@ -37,6 +39,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     choose_kernels,
     # Which Workers there are: all that follows speaks of them.
     place_nodes,
+    # After place_nodes: by the devices of a node.
+    choose_compiled,
     # After place_nodes: what streams depends on who works beside whom.
     batch_rows,
     # After place_nodes: Workers that compute at the same time share the host's.
@@ -52,6 +56,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     correct_peaks,
     # After correct_peaks: what a profile has measured is not assumed once more.
     estimate_processes,
+    # After all estimates: changes layouts where they do not fit, and estimates these anew.
+    fit_memory,
     # Last: changes nothing.
     verify_plan,
 )

@@ -22,6 +22,7 @@ from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import ModelCost, model_cost
+from engine.plan.cost.training_memory import offload_parts, recompute_parts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.kernel_needs import model_of, needs_of
@@ -73,7 +74,7 @@ class _Use:
     cost: ModelCost
 
 
-_SHARDED = ("weights", "gradients", "optimizer")
+_SHARDED = ("weights", "gradients", "optimizer", "offloaded")
 """Parts that ranks divide among them with shard."""
 
 
@@ -170,10 +171,18 @@ class _Cost:
         parts: dict[str, int] = {}
         for work in self._work_of_sets(train):
             row_set = memory.train_parts(weights, shape, work, use.model.dtype, use.model.head)
+            if train.layout.recompute == "layers" and shape is not None:
+                row_set = recompute_parts(row_set, shape, work, use.model.dtype)
             # A micro-batch has rows of one set: the largest counts.
             for part, size in row_set.items():
                 parts[part] = max(size, parts.get(part, 0))
+        if train.layout.offload == "optimizer" and self._is_on_gpu(train):
+            ranks = train.layout.data if train.layout.shard else 1
+            parts = offload_parts(parts, weights // ranks, shape, use.model.dtype)
         return parts
+
+    def _is_on_gpu(self, planned: PlannedNode) -> bool:
+        return all(worker in self._draft.devices for worker in planned.workers)
 
     def _waiting_bytes(self, planned: PlannedNode, columns: Sequence[str]) -> int:
         """Bytes of these columns, held until their Step is trained; in a stream, all admitted."""

@@ -51,7 +51,7 @@ def place_nodes(draft: Draft) -> Draft:
     _require_none(find_sharing_problems(draft, nodes, turns))
     if draft.placing.inproc:
         # Only now: chunks are as they would be without it.
-        nodes = tuple(replace(node, workers=(MAIN,), layout=Layout()) for node in nodes)
+        nodes = tuple(_put_here(node) for node in nodes)
         turns = ()
     placed_draft = replace(
         draft,
@@ -103,13 +103,25 @@ def _place_each(draft: Draft) -> Iterator[PlannedNode]:
         yield replace(node, workers=workers, layout=layout, chunks=chunks)
 
 
+def _put_here(node: PlannedNode) -> PlannedNode:
+    """The node in this process, with what its layout says besides places."""
+    layout = Layout(recompute=node.layout.recompute, offload=node.layout.offload)
+    return replace(node, workers=(MAIN,), layout=layout)
+
+
 def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     """How a node is divided among its Workers."""
     if node.work != "train":
         return Layout(replicas=worker_count)
     tensor = draft.placing.tensor.get(node.name, 1)
     shard = draft.placing.shard and worker_count > 1
-    return Layout(data=worker_count // tensor, tensor=tensor, shard=shard)
+    return Layout(
+        data=worker_count // tensor,
+        tensor=tensor,
+        shard=shard,
+        recompute=draft.placing.recompute.get(node.name, "none"),
+        offload=draft.placing.offload.get(node.name, "none"),
+    )
 
 
 def _count_engine_ranks(

@@ -7,14 +7,16 @@ those of ranges (spare.py) and of tensor ranks (tensor.py), the Workers themselv
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from typing import get_args
 
-from dataflow.errors import nearest_or_all
+from dataflow.errors import nearest, nearest_or_all
+from dataflow.kernel import Offload, Recompute
 from engine.plan.draft import Draft
 from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import find_tensor_problems
-from engine.plan.placement import Placing
+from engine.plan.placement import Compiled, Placing
 from engine.plan.plan import PlannedNode
 from engine.plan.refusals import add_fix
 
@@ -26,6 +28,7 @@ def find_placement_problems(draft: Draft) -> Iterator[str]:
     yield from _find_unknown_nodes(draft)
     yield from _find_bad_pins(draft.placing)
     yield from _find_unfit(draft)
+    yield from _find_training_problems(draft)
     yield from _find_divided_groups(draft.placing)
     yield from _find_unknown_hosts(draft)
 
@@ -58,6 +61,8 @@ def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
         "chunks": placing.chunks,
         "ranks": placing.ranks,
         "tensor": placing.tensor,
+        "recompute": placing.recompute,
+        "offload": placing.offload,
     }
     known_names = [node.name for node in draft.nodes]
     for option, names in names_by_option.items():
@@ -155,6 +160,29 @@ def _find_chunk_problems(_: Draft, node: PlannedNode, count: int) -> Iterator[st
         why = ", but it is of batch scope"
     if count < 1 or (count > 1 and why):
         yield add_fix(f"chunks: {node.name}={count}{why}", f"{node.name}=1")
+
+
+def _find_training_problems(draft: Draft) -> Iterator[str]:
+    """Wishes for the memory of what does not train, and words that stand for no wish, as they may
+    come from Python.
+    """
+    nodes = {node.name: node for node in draft.nodes}
+    wishes: tuple[tuple[str, Mapping[str, str], tuple[str, ...]], ...] = (
+        ("recompute", draft.placing.recompute, get_args(Recompute)),
+        ("offload", draft.placing.offload, get_args(Offload)),
+    )
+    compiled, words = draft.placing.compiled, get_args(Compiled)
+    if compiled not in words:
+        problem = f"compiled: expected {', '.join(words[:-1])} or {words[-1]}, found {compiled!r}"
+        yield add_fix(problem, nearest_or_all(compiled, words))
+    for option, choices, words in wishes:
+        for name, choice in choices.items():
+            wish = f"{option}: {name}={choice}"
+            if choice not in words:
+                near = nearest(str(choice), words) or words[-1]
+                yield add_fix(f"{wish}, expected {' or '.join(words)}", f"{name}={near}")
+            elif name in nodes and nodes[name].work != "train" and choice != "none":
+                yield add_fix(f"{wish}, but only train nodes have such state", "leave it out")
 
 
 def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:

@@ -194,6 +194,9 @@ class _CellKernels:
             tensor=1,
             context=1,
             shard=False,
+            # What either of these adds, the formulas know.
+            recompute="none",
+            offload="none",
         )
         self._kind = work.kind
         self._modules: dict[str, Any] = {}

@@ -54,6 +54,7 @@ def _measure_gpu(torch: Any) -> Device:
         memory_rate=_time_copies(torch, "cuda"),
         link=linked.link,
         network=linked.network,
+        host_link=linked.host_link,
         source=f"measured on {name}: square products, copies",
     )
 

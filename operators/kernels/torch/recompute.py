@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -66,18 +67,17 @@ class _RecomputedForward:
         layer = self._layer()
         assert layer is not None
         forward = self._wrapped or type(layer).forward.__get__(layer)
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        state = _LayerState(layer)
-        return checkpoint(
-            forward,
-            *args,
-            use_reentrant=False,
-            # Dropout is off (models.py), and nothing else in a layer draws.
-            preserve_rng_state=False,
-            context_fn=lambda: (contextlib.nullcontext(), state),
-            **kwargs,
-        )
+        if torch.is_grad_enabled():
+            state = _LayerState(layer)
+            forward = partial(
+                checkpoint,
+                forward,
+                use_reentrant=False,
+                # Dropout is off (models.py), and nothing else in a layer draws.
+                preserve_rng_state=False,
+                context_fn=lambda: (contextlib.nullcontext(), state),
+            )
+        return forward(*args, **kwargs)
 
 
 class _LayerState:

@@ -22,24 +22,34 @@ MOST = 64
 class WeightSample:
     """Up to MOST weights of each tensor, spread over it, as they are now.
 
-    weights: float32. They may change in place, and must not move to other memory.
+    weights: float32, on the device or, where they wait between updates, on the host. They may
+    change in place, and must not move to other memory.
     """
 
     @torch.no_grad()
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._views = [_sample(weight) for weight in weights]
-        self._before = torch.cat(self._views)
+        self._views: dict[torch.device, list[Tensor]] = {}
+        for weight in weights:
+            view = _sample(weight)
+            self._views.setdefault(view.device, []).append(view)
+        self._before = {device: torch.cat(views) for device, views in self._views.items()}
 
     def __len__(self) -> int:
-        return len(self._before)
+        return sum(map(len, self._before.values()))
 
     @torch.no_grad()
     def count_changed(self) -> Tensor:
         """Count those that have other bits now: int64 []. Waits for no device."""
-        now = torch.cat(self._views)
-        # As integers: NaN is not equal to itself, and -0.0 is equal to 0.0.
-        differs = self._before.view(torch.int32) != now.view(torch.int32)
-        return differs.count_nonzero()
+        counts: list[Tensor] = []
+        for device, views in self._views.items():
+            now = torch.cat(views)
+            # As integers: NaN is not equal to itself, and -0.0 is equal to 0.0.
+            differs = self._before[device].view(torch.int32) != now.view(torch.int32)
+            counts.append(differs.count_nonzero())
+        total, *others = counts
+        for count in others:
+            total = total + count.to(total.device)
+        return total
 
 
 def _sample(weight: Tensor) -> Tensor:

@@ -1,0 +1,34 @@
+"""Which nodes' layers are compiled.
+
+Owns: that, as Layout.compiled. Does not own: what is compiled of a layer
+(operators/kernels/torch/compiled_layers.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.plan.draft import Draft
+from engine.plan.plan import PlannedNode
+
+_TORCH_KERNELS = "operators.kernels.torch."
+
+
+def choose_compiled(draft: Draft) -> Draft:
+    """Compile the layers of nodes that compute with torch kernels: of all, of none, or of those on
+    GPUs. What is compiled rounds otherwise, and on a CPU the same graph promises the same bits.
+    """
+    nodes: list[PlannedNode] = []
+    for node in draft.nodes:
+        layout = replace(node.layout, compiled=_is_compiled(draft, node))
+        nodes.append(replace(node, layout=layout))
+    return replace(draft, nodes=tuple(nodes))
+
+
+def _is_compiled(draft: Draft, node: PlannedNode) -> bool:
+    if not node.traits.computes or not node.kernel.startswith(_TORCH_KERNELS):
+        return False
+    if draft.placing.compiled == "auto":
+        # Replicas on both kinds of devices would round in two ways.
+        return all(worker in draft.devices for worker in node.workers)
+    return draft.placing.compiled == "layers"

@@ -1,0 +1,202 @@
+"""Which train nodes compute layers again, or leave the optimizer's state on the host, so that the
+plan fits.
+
+Owns: the choice for train nodes that no option names, and why. Does not own: what fits
+(checks/memory.py), bytes (cost/training_memory.py), seconds (cost/training.py).
+
+Both cost time and change no number. So nothing is chosen while all fits. Else every combination is
+priced, and the first in order of price that fits is taken: by seconds of a Step, where they are
+known; then by how many nodes it changes; computing again before waiting on the host, and of several
+nodes the one with the most activations first. Where none fits, nothing is chosen, and the check
+says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
+
+from dataflow.kernel import Layout, Offload, Recompute
+from dataflow.safe_text import shown_bytes
+from engine.plan.checks.memory import MemoryRoom, check_memory, find_memory_rooms
+from engine.plan.draft import Draft
+from engine.plan.passes.correct import correct_peaks
+from engine.plan.passes.estimate import estimate_costs
+from engine.plan.passes.processes import estimate_processes
+from engine.plan.plan import PlannedNode
+
+_MOST_NODES = 4
+"""Nodes that are chosen for one by one, in 4 ways each; of more, all have the same."""
+
+
+class _Choice(NamedTuple):
+    """How one node spares memory."""
+
+    recompute: Recompute
+    offload: Offload
+
+    def apply(self, layout: Layout) -> Layout:
+        """The layout with this choice."""
+        return replace(layout, recompute=self.recompute, offload=self.offload)
+
+
+_Combination = Mapping[str, _Choice]
+"""The choice for each node."""
+
+
+def fit_memory(draft: Draft) -> Draft:
+    """Choose for the train nodes where memory is too small; change nothing if all fits, or nothing
+    can be chosen that makes it fit.
+    """
+    problems = list(check_memory(draft))
+    if not problems:
+        return draft
+    full_rooms = [room for room in find_memory_rooms(draft, draft.cluster) if room.is_full]
+    nodes = sorted(_find_candidates(draft, full_rooms), key=_count_activations)
+    names = {node.name for node in nodes}
+    curable = [room for room in full_rooms if not names.isdisjoint(room.node_names)]
+    # What is too small elsewhere stays so, whatever is chosen here.
+    incurable_count = len(problems) - len(curable)
+    trials = _Trials(draft, nodes)
+    for combination in trials.list_by_price():
+        trial = trials.make(combination)
+        if len(list(check_memory(trial))) <= incurable_count:
+            chosen = _estimate(draft, combination)
+            notes = _describe(draft, chosen, combination, curable)
+            return replace(chosen, notes=(*draft.notes, *notes))
+    return draft
+
+
+def _find_candidates(draft: Draft, rooms: Sequence[MemoryRoom]) -> Iterator[PlannedNode]:
+    """The train nodes in these rooms for which something can be chosen."""
+    names: set[str] = set()
+    for room in rooms:
+        names |= room.node_names
+    for node in draft.nodes:
+        if node.work == "train" and node.name in names and len(_list_choices(draft, node)) > 1:
+            yield node
+
+
+def _list_choices(draft: Draft, node: PlannedNode) -> list[_Choice]:
+    """All choices for a node, beginning with what it has: those that no option excludes."""
+    recompute: list[Recompute] = [node.layout.recompute]
+    offload: list[Offload] = [node.layout.offload]
+    if node.name not in draft.placing.recompute:
+        recompute = ["none", "layers"]
+    # The host's memory is no other where it is the device.
+    is_on_gpu = all(worker in draft.devices for worker in node.workers)
+    if node.name not in draft.placing.offload and is_on_gpu:
+        offload = ["none", "optimizer"]
+    # Computing again comes first: it changes faster.
+    pairs = product(offload, recompute)
+    return [_Choice(again, waits) for waits, again in pairs]
+
+
+def _count_activations(node: PlannedNode) -> int:
+    return node.estimate.bytes.get("activations", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """Of a combination, by which they are ordered."""
+
+    seconds: float
+    changes: int
+    order: int
+
+    @property
+    def key(self) -> tuple[float, int, int]:
+        """Cheaper ones first."""
+        return self.seconds, self.changes, self.order
+
+
+class _Trials:
+    """Drafts of all combinations, of which each node's estimate is made once for each choice."""
+
+    def __init__(self, draft: Draft, nodes: Sequence[PlannedNode]) -> None:
+        """nodes: those to choose for; the first that changes is the last of them."""
+        self._draft, self._nodes = draft, nodes
+        self._choices = {node.name: _list_choices(draft, node) for node in nodes}
+        self._estimated: dict[_Choice, Draft] = {}
+
+    def list_by_price(self) -> list[_Combination]:
+        """All combinations but the present one, the cheapest first."""
+        priced: list[tuple[_Price, _Combination]] = []
+        for order, combination in enumerate(self._list_all()):
+            changes = 0
+            seconds = 0.0
+            for node in self._nodes:
+                choice = combination[node.name]
+                present = (node.layout.recompute, node.layout.offload)
+                changes += sum(a != b for a, b in zip(choice, present, strict=True))
+                seconds += self._estimate_node(node.name, choice).estimate.seconds or 0.0
+            if changes:
+                price = _Price(seconds, changes, order)
+                priced.append((price, combination))
+        priced.sort(key=lambda pair: pair[0].key)
+        return [combination for _, combination in priced]
+
+    def _list_all(self) -> Iterator[_Combination]:
+        names = list(self._choices)
+        if len(names) <= _MOST_NODES:
+            for choices in product(*self._choices.values()):
+                yield dict(zip(names, choices, strict=True))
+            return
+        all_choices: dict[_Choice, None] = {}
+        for choices in self._choices.values():
+            all_choices |= dict.fromkeys(choices)
+        for choice in all_choices:
+            combination: dict[str, _Choice] = {}
+            for name, choices in self._choices.items():
+                combination[name] = choice if choice in choices else choices[-1]
+            yield combination
+
+    def make(self, combination: _Combination) -> Draft:
+        """The draft with a combination, as far as bytes go."""
+        nodes: list[PlannedNode] = []
+        for node in self._draft.nodes:
+            if node.name in combination:
+                node = self._estimate_node(node.name, combination[node.name])
+            nodes.append(node)
+        # What is scattered in a process depends on the peaks of its nodes.
+        return estimate_processes(replace(self._draft, nodes=tuple(nodes)))
+
+    def _estimate_node(self, name: str, choice: _Choice) -> PlannedNode:
+        if choice not in self._estimated:
+            alike = dict.fromkeys(self._choices, choice)
+            self._estimated[choice] = _estimate(self._draft, alike)
+        return self._estimated[choice].node(name)
+
+
+def _estimate(draft: Draft, combination: _Combination) -> Draft:
+    """The draft with these choices, estimated anew. What the passes note is noted already."""
+    nodes: list[PlannedNode] = []
+    for node in draft.nodes:
+        if node.name in combination:
+            layout = combination[node.name].apply(node.layout)
+            node = replace(node, layout=layout)
+        nodes.append(node)
+    changed_draft = replace(draft, nodes=tuple(nodes))
+    for run in (estimate_costs, correct_peaks, estimate_processes):
+        changed_draft = run(changed_draft)
+    return replace(changed_draft, notes=draft.notes)
+
+
+def _describe(
+    draft: Draft, chosen: Draft, combination: _Combination, rooms: Sequence[MemoryRoom]
+) -> Iterator[str]:
+    """Say what was chosen for each node, and how much was missing."""
+    for name, choice in combination.items():
+        before = draft.node(name)
+        changes: list[str] = []
+        if choice.recompute != before.layout.recompute:
+            changes.append(f"recompute: {choice.recompute}")
+        if choice.offload != before.layout.offload:
+            changes.append(f"offload: {choice.offload}")
+        if not changes:
+            continue
+        room = next(room for room in rooms if name in room.node_names)
+        why = f"{shown_bytes(room.need)} do not fit in the {shown_bytes(room.bytes)}"
+        yield f"{name}: {', '.join(changes)}, since otherwise {why} of {room.where}"
