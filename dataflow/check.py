@@ -18,6 +18,8 @@ from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, GraphWarning
 from dataflow.graph import Graph, Phase
 from dataflow.loss_terms import ROWS, row_sets
+from dataflow.model import Model
+from dataflow.model_dtype import find_dtype
 from dataflow.node import Node, Port
 from dataflow.program import AnyGraph, Program, beginnings, numbered_phases, phase_label
 from dataflow.regions import Regions
@@ -93,8 +95,9 @@ class CheckedGraph(Displayed):
     nodes, the greatest lag of any row that they train. policies: for train nodes, whose rows they
     train and how old, in words. sizes: by source. columns: (node, output) -> name -> type of one
     row's value, including dataset columns of ancestors. dialects: by node, or `node.label` for a
-    term of a loss, the peer whose conventions it follows; the graph has them written out.
-    warnings: what looks wrong. notes: what is not read.
+    term of a loss, the peer whose conventions it follows; the graph has them written out. dtypes:
+    by Model, that it computes in, of those whose base is on this machine. warnings: what looks
+    wrong. notes: what is not read.
     """
 
     graph: Graph
@@ -106,6 +109,7 @@ class CheckedGraph(Displayed):
     sizes: Mapping[str, SourceSize]
     columns: Mapping[tuple[str, int], Columns]
     dialects: Mapping[str, str]
+    dtypes: Mapping[str, str]
     warnings: tuple[GraphWarning, ...]
     notes: tuple[str, ...] = ()
     _page = "dataflow.draw.pages:checked_page"
@@ -250,9 +254,22 @@ def _make_checked(context: Context) -> CheckedGraph:
         sizes={source.name: _size_source(context, source) for source in context.sources},
         columns=columns,
         dialects={use.where: use.dialect for use in find_dialect_uses(graph)},
+        dtypes=_find_dtypes(graph),
         warnings=tuple(_find_warnings(context)),
         notes=tuple(unused_settings.notes(context)),
     )
+
+
+def _find_dtypes(graph: Graph) -> dict[str, str]:
+    """The dtype that each Model computes in, of those whose base is on this machine."""
+    dtypes: dict[str, str] = {}
+    for state in graph.states:
+        if not isinstance(state, Model):
+            continue
+        dtype = find_dtype(state)
+        if dtype is not None:
+            dtypes[state.name] = dtype
+    return dtypes
 
 
 def _source_line(fault: Fault) -> tuple[bool, str, int]:
@@ -323,6 +340,9 @@ def _graph_lines(checked: CheckedGraph) -> Iterator[str]:
         yield f"  {name}: {size.describe()}"
     for name, policy in checked.policies.items():
         yield f"  {name}: {policy}"
+    for dtype in sorted(set(checked.dtypes.values())):
+        names = [name for name, computed in checked.dtypes.items() if computed == dtype]
+        yield f"  {', '.join(names)}: in {dtype}"
     yield from _streaming_end_lines(checked)
     for use in find_dialect_uses(graph):
         yield f"  {use.where}: as {use.dialect} does it"

@@ -23,6 +23,9 @@ from dataflow.schedule import warmup as warmup
 
 Ts = TypeVarTuple("Ts")
 
+AUTO = "auto"
+"""The dtype of a Model that computes in its base's own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
@@ -40,7 +43,8 @@ class Model:
     trainable: some train node writes it. follows: another Model that this one copies when that is
     published, every `every` Steps, moving `rate` of the way (1.0 is a plain copy); with every=0
     never, so that it stays as its leader was when the run, or the phase of a Program, began. head:
-    `lm` or `scalar`.
+    `lm` or `scalar`. dtype: that it computes in; `auto`: bfloat16 if its base is in bfloat16, else
+    float32; of a follower its leader's, and float32 if its rate is below 1.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Model:
     follows: Model | None = field(default=None, kw_only=True)
     rate: float = field(default=1.0, kw_only=True)
     every: int = field(default=1, kw_only=True)
-    dtype: Literal["float32", "bfloat16"] = field(default="float32", kw_only=True)
+    dtype: Literal["auto", "float32", "bfloat16"] = field(default=AUTO, kw_only=True)
     origin: Origin | None = field(default=None, kw_only=True, compare=False, repr=False)
     """Where it was made; by default the line of the call."""
 
@@ -100,7 +104,7 @@ _LIMITS = {
     "head": choice("lm", "scalar"),
     "rate": number(0.0, 1.0, above=True, like=1.0),
     "every": whole(0, like=1),
-    "dtype": choice("float32", "bfloat16"),
+    "dtype": choice(AUTO, "float32", "bfloat16"),
 }
 
 

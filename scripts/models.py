@@ -122,10 +122,34 @@ To add an architecture: a line in `ARCHITECTURES` (tests/kit/architectures.py), 
 ## dtype
 
 `Model(dtype=)` is what a run computes in: float32, or bfloat16 with float32 copies for the
-optimizer. What it saves has the base's own dtype, in the files and in config.json: a base in
-bfloat16 or float16 stays one. Where that rounds, a checkpoint has the unrounded weights in its
-folder `exact/`, and a resume or the next phase of a Program reads those. A base in float32 is saved
-in the dtype that the run computes in.
+optimizer. By default, `"auto"`, the base decides, on a CPU as on a GPU:
+
+| the Model | computes in |
+|---|---|
+| names a dtype | that |
+| follows another at a rate below 1 | float32 |
+| follows another, or is its frozen copy | the dtype of that one |
+| has a base in bfloat16 | bfloat16 |
+| has any other base | float32 |
+
+A Model that follows by small parts of a way would stand still in bfloat16, which has nothing left
+of a part below 1/256 of a weight; one that names it is warned of.
+
+A base in float16 computes in float32, which has each of its numbers: gradients of float16 vanish
+unless the loss is scaled, and nothing scales it here. `dtype="bfloat16"` takes half the memory for
+weights and activations, and rounds those weights to 8 bits.
+
+The dtype of a base is `dtype` (or `torch_dtype`) in its config.json, else that of its safetensors
+files. The graph says `auto` and nothing of the base, and so does a run's graph.json; `dataflow
+check` and `dataflow explain` print what it comes to. A run whose graph.json says float32 goes on in
+float32.
+
+What a run saves has the base's own dtype, in the files and in config.json: a base in bfloat16 or
+float16 stays one. Where that rounds, a checkpoint has the unrounded weights in its folder `exact/`,
+and a resume or the next phase of a Program reads those. A base in float32 is saved in the dtype
+that the run computes in. The float32 copies of a Model in bfloat16 are in its optimizer's state,
+so that a resume has their bits; a phase of a Program whose optimizer begins anew begins with the
+bfloat16 weights.
 
 ## Chat template
 

@@ -72,6 +72,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     implausible_values.tiny_temperatures,
     implausible_values.zero_weights,
     implausible_values.repeated_settings,
+    implausible_values.followers_that_stand_still,
     misspelt_columns.optional_columns,
     unused_settings.unused_lags,
     unused_settings.unused_intakes,

@@ -11,6 +11,7 @@ from typing import Any
 
 from dataflow.errors import GraphWarning
 from dataflow.loss_terms import LossTerm
+from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.rules.context import Context, line_of, loss_terms, warning_at
 from dataflow.schema import Reward
@@ -19,6 +20,26 @@ _GREEDY_BELOW = 0.01
 """At such a temperature a token whose logit is 0.1 less is drawn once in e^10 times; vLLM does not
 go below it.
 """
+
+
+def followers_that_stand_still(context: Context) -> Iterator[GraphWarning]:
+    """A follower that moves by small parts in bfloat16, which has 8 bits."""
+    for state in context.graph.states:
+        if not isinstance(state, Model) or state.follows is None or state.rate == 1.0:
+            continue
+        if state.dtype != "bfloat16":
+            continue
+        problem = (
+            f"it moves {state.rate:g} of the way to {state.follows.name!r} in bfloat16, which has"
+            " nothing left of a part below 1/256 of a weight: most weights stand still"
+        )
+        yield GraphWarning(
+            rule="standing_follower",
+            where=f"Model {state.name!r}",
+            problem=problem,
+            fix="no dtype=, so that it is in float32",
+            origin=state.origin,
+        )
 
 
 def bounds_for_distances(context: Context) -> Iterator[GraphWarning]:

@@ -36,7 +36,7 @@ from engine.plan.cost.devices import (
 from engine.plan.cost.fit_errors import measured_over_fitted
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes, Time
-from engine.plan.cost.models import ModelCost, model_cost
+from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 from engine.plan.profiled_passes import kind_of_pass, nearest_entry, samples_of
@@ -98,7 +98,10 @@ class PlanCosts:
         if cost.shape is None or cost.parameters is None:
             return None
         return Sizes(
-            parameters=cost.parameters, shape=cost.shape, dtype=state.dtype, head=state.head
+            parameters=cost.parameters,
+            shape=cost.shape,
+            dtype=counted_dtype(state),
+            head=state.head,
         )
 
     def unpriced_reason(self, node: str) -> str:

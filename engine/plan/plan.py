@@ -187,6 +187,8 @@ class PlannedModel:
 
     name: str
     base: str
+    dtype: str = ""
+    """That it computes in; empty where it is its base's, and that is not on this machine."""
     writer: str = ""
     readers: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()

@@ -34,6 +34,8 @@ class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_de
     rows: int = 0
     tokens: int = 0
     """Of the rows that it made."""
+    computes: bool = True
+    """Whether a kernel was at work; not where code or files were read, or files written."""
 
     @property
     def worker(self) -> str:
@@ -42,9 +44,12 @@ class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_de
 
 
 class Doing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Worker is doing. since: on the monotonic clock; node is empty where it is idle."""
+    """What a Worker is doing. since: on the monotonic clock; node is empty where it is idle.
+    computes: as of a span.
+    """
 
     worker: str
     node: str = ""
     what: str = ""
     since: float = 0.0
+    computes: bool = True

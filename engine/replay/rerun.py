@@ -26,7 +26,6 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from dataflow.graph import Graph
-from dataflow.model import Model
 from engine.keep.checkpoint.step_folders import steps_of_names
 from engine.keep.checkpoint.store import read_checkpoint
 from engine.keep.metrics.metric_lines import recorded_row
@@ -250,11 +249,9 @@ def _read_tokens(replayed: ReplayedTask) -> _ReplayedTokens:
 
 
 def _find_dtype(run: RecordedRun, node: str) -> str:
-    """The dtype of the Model that a node computes with."""
-    assert run.plan.program is not None
+    """The dtype of the Model that a node computes with; empty if its base is not here."""
     name = run.plan.node(node).models[0].model
-    states = run.plan.program.states
-    return next(str(s.dtype) for s in states if isinstance(s, Model) and s.name == name)
+    return next(model.dtype for model in run.plan.models if model.name == name)
 
 
 # --- training -------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def opened(
     *,
     tokens: int = 16384,
     head: Any = "lm",
-    dtype: Any = "float32",
+    dtype: Any = "auto",
     session: FakeSession | None = None,
     shard: bool = False,
     tensor: int = 1,

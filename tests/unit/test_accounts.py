@@ -19,6 +19,7 @@ from engine.protocol.messages import Finish, StepClosed
 from engine.protocol.reports import Doing, SpanOf
 from tests.kit.turns import example_count
 
+TIMES = ("time/step", "time/outside", "time/engine")
 IDLE = [Doing(worker="gen"), Doing(worker="train")]
 
 
@@ -55,6 +56,7 @@ def test_sums_means_and_rates() -> None:
     assert close(steps, 1, 12.0, metrics={"policy/lag/max": 1.0}) == {
         "time/rollout": 1.5,
         "time/step": 2.0,
+        "time/outside": 2.0,
         "time/engine": 0.5,
         "reward/mean": 1.25,
         "data/rows": 4.0,
@@ -63,14 +65,14 @@ def test_sums_means_and_rates() -> None:
         "throughput/samples_per_second": 2.0,
         "throughput/tokens_per_second": 4.0,
     }
-    assert close(steps, 2, 13.0) == {"time/step": 1.0, "time/engine": 1.0}
+    assert close(steps, 2, 13.0) == dict.fromkeys(TIMES, 1.0)
 
 
 def test_what_is_measured_before_step_1_is_in_its_row() -> None:
     steps = accounts()
     steps.add([("eval/reward", 3.0, 1.0), ("time/held_out", 1.0, 1.0)], [])
     assert close(steps, 0, 11.0) == {}
-    times = {"time/step": 1.0, "time/engine": 1.0}
+    times = dict.fromkeys(TIMES, 1.0)
     assert close(steps, 1, 12.0) == times | {"eval/initial/reward": 3.0}
     assert close(steps, 2, 13.0) == times
 
@@ -115,11 +117,47 @@ def test_several_workers_say_how_busy_they_were() -> None:
     doing = [Doing(worker="gen", node="rollout", what="chunk 2", since=13.0), Doing(worker="train")]
     assert close(steps, 1, 14.0, doing) == {
         "time/step": 4.0,
+        "time/outside": 0.5,
         "worker/gen/busy": 0.5,
         "worker/train/busy": 0.5,
     }
     steps.add([], [span("gen/rollout", 13.0, 16.0)])
     assert close(steps, 2, 16.0)["worker/gen/busy"] == pytest.approx(1.0), "counted once a Step"
+
+
+@settings(max_examples=example_count(50))
+@given(
+    spans=st.lists(
+        st.tuples(st.sampled_from(["gen", "train"]), st.integers(0, 30), st.integers(0, 12)),
+        max_size=12,
+    ),
+    first=st.integers(1, 15),
+    second=st.integers(1, 15),
+)
+def test_what_is_outside_kernels_is_the_rest_of_each_step(
+    spans: list[tuple[str, int, int]], first: int, second: int
+) -> None:
+    """Counted second by second: in how many of them no Worker was in a kernel."""
+    steps = StepAccounts(("gen", "train"))
+    steps.begin(0.0)
+    for step, (before, end) in enumerate([(0, first), (first, first + second)], start=1):
+        known = [(worker, a, a + length) for worker, a, length in spans if a + length <= end]
+        under_way = [(worker, a) for worker, a, length in spans if a < end < a + length]
+        steps.add([], [span(f"{worker}/x", a, b) for worker, a, b in known])
+        files = SpanOf(track="gen/x", name="save", start=0.0, end=float(end), computes=False)
+        steps.add([], [files, span("checkpoint", 0, end)])
+        doing = [Doing(worker=worker, node="x", since=a) for worker, a in under_way]
+        kernels = [(a, b) for _, a, b in known] + [(a, end) for _, a in under_way]
+        outside = [
+            second for second in range(before, end) if not any(a <= second < b for a, b in kernels)
+        ]
+        assert close(steps, step, float(end), doing)["time/outside"] == len(outside)
+
+
+def test_a_worker_that_starts_is_in_no_kernel() -> None:
+    steps = accounts("gen", "train")
+    start = Doing(worker="gen", node="its start", what="imports", since=10.0, computes=False)
+    assert close(steps, 1, 14.0, [start])["time/outside"] == 4.0
 
 
 @settings(max_examples=example_count(50))

@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -255,6 +256,23 @@ def test_too_little_memory_is_a_value(error: Exception) -> None:
 def test_any_other_error_is_one() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"):
         run_that_raises(RuntimeError("shapes differ")).call_once()
+
+
+def test_a_call_is_timed_until_the_device_has_done_what_it_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([100.0, 107.0, 200.0])
+    clocks = SimpleNamespace(perf_counter=clock.__next__, process_time=lambda: 0.0)
+    monkeypatch.setattr(measuring, "time", clocks)
+    order: list[str] = []
+    monkeypatch.setattr(measuring, "wait_for_device", lambda: order.append("device"))
+    call = Mock(side_effect=lambda: order.append("call") or ((1,), (1,)))
+    run = measuring.CellRun(cell=cells(8)[0], call=call)
+    run.call_once()
+    assert order == ["call", "device"]
+    assert [timed.seconds for timed in run.calls] == [7.0]
+    run_that_raises(MemoryError()).call_once()
+    assert order == ["call", "device"], "nothing was launched that could be waited for"
 
 
 def timed_run(*calls: tuple[float, float, float]) -> measuring.CellRun:

@@ -162,3 +162,10 @@ def advantages_of_a_frozen_critic_beside_the_trained_one() -> Graph:
     own = gae(rollout, score, values(critic, rollout), name="of_critic")
     fit = train(critic, rollout, loss=value_loss(own), lr=1e-5)
     return graph(updated(rollout, clipped_policy_loss(advantage)), fit)
+
+
+def follower_in_bfloat16_that_moves_slowly() -> Graph:
+    rollout = sampled()
+    slow = Model("reference", BASE, follows=policy, rate=0.01, dtype="bfloat16")
+    near = logprobs(slow, rollout)
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=near, beta=0.1))

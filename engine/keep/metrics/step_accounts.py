@@ -26,6 +26,9 @@ _TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
 _EVALUATIONS = ("eval/", "evaluation/")
 """Metrics that may come after the Step's row is written."""
 
+Interval = tuple[float, float]
+"""Start and end, in seconds of one clock."""
+
 
 class RunMetrics:
     """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last.
@@ -118,6 +121,8 @@ class StepAccounts:
         self._metrics = StepMetrics()
         self._sums: dict[str, float] = {}
         self._busy = dict.fromkeys(workers, 0.0)
+        self._computing: list[Interval] = []
+        """When a kernel of any Worker was at work."""
         self.initial: dict[str, float] = {}
         self._since = 0.0
         self._writing = (0.0, 0.0)
@@ -138,6 +143,8 @@ class StepAccounts:
             worker = span.worker
             if worker in self._busy:
                 self._busy[worker] += max(0.0, span.end - max(span.start, self._since))
+                if span.computes:
+                    self._computing.append((span.start, span.end))
 
     def begin_writing(self, now: float) -> None:
         """Note that the loop begins to wait for files."""
@@ -182,13 +189,14 @@ class StepAccounts:
         self._metrics.clear()
         self._sums.clear()
         self._busy = dict.fromkeys(self._busy, 0.0)
+        self._computing.clear()
         self._since = now
 
     def _rates(
         self, metrics: Mapping[str, float], now: float, doing: Sequence[Doing]
     ) -> dict[str, float]:
         seconds = now - self._since
-        rates = {"time/step": seconds}
+        rates = {"time/step": seconds, "time/outside": self._outside(now, doing)}
         if self._several:
             rates |= self._shares(now, doing)
         else:  # seconds outside kernels, checkpoints and sample files
@@ -200,6 +208,14 @@ class StepAccounts:
         if tokens is not None and seconds > 0:
             rates["throughput/tokens_per_second"] = tokens / seconds
         return rates
+
+    def _outside(self, now: float, doing: Sequence[Doing]) -> float:
+        """Seconds of the Step in which no kernel was at work, in none of the Workers."""
+        intervals = list(self._computing)
+        for each in doing:
+            if each.node and each.computes and each.worker in self._busy:
+                intervals.append((each.since, now))
+        return now - self._since - covered_seconds(intervals, self._since, now)
 
     def _trained_tokens(self) -> float | None:
         """Add up the trained tokens of all train nodes; None where none has reported."""
@@ -215,6 +231,17 @@ class StepAccounts:
                 self._busy[each.worker] += max(0.0, now - max(each.since, self._since))
         seconds = max(now - self._since, 1e-9)
         return {f"worker/{n}/busy": min(1.0, busy / seconds) for n, busy in self._busy.items()}
+
+
+def covered_seconds(intervals: Iterable[Interval], start: float, end: float) -> float:
+    """Seconds between start and end that are in any of the intervals, each counted once."""
+    covered, reached = 0.0, start
+    for begins, ends in sorted(intervals):
+        first = max(begins, reached)
+        last = min(ends, end)
+        covered += max(0.0, last - first)
+        reached = max(reached, last)
+    return covered
 
 
 class ChunkMetrics:

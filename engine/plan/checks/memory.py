@@ -248,7 +248,7 @@ def _suggest_smaller(part: str) -> str:
         return "a lower batch, n, max_tokens or max_prompt_tokens"
     if part in ("activations", "logits"):
         return "shorter rows: a lower max_tokens or max_prompt_tokens"
-    return 'a smaller base, or dtype="bfloat16" for Models that are not trained'
+    return 'a smaller base, or dtype="bfloat16" for Models in float32 that are not trained'
 
 
 def _gib(size: int) -> str:

@@ -1,6 +1,7 @@
 """What a Model is made of, read from its Hugging Face directory without torch.
 
-Owns: parameters (of safetensors headers, else by formula), shape. Does not own: bytes, seconds.
+Owns: parameters (of safetensors headers, else by formula), shape, the dtype that a plan counts
+with. Does not own: bytes, seconds, the rule of dtypes (dataflow/model_dtype.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataflow.errors import DataError, PlanError
+from dataflow.model import Model
+from dataflow.model_dtype import ComputedDtype, find_dtype
 from dataflow.model_files import CONFIG, header, read_object
 
 Head = Literal["lm", "scalar"]
@@ -103,6 +106,21 @@ def model_cost(base: str, head: Head = "lm") -> ModelCost:
         return ModelCost(why=f"no safetensors files, and no formula for model_type {kind!r}")
     parameters = formula(shape, config, head)
     return ModelCost(parameters=parameters, shape=shape, why="by formula from config.json")
+
+
+def planned_dtype(model: Model) -> ComputedDtype | None:
+    """The dtype that a Model computes in; None where its base is not on this machine, and so not
+    known before a kernel opens it. Raises PlanError for a damaged file.
+    """
+    try:
+        return find_dtype(model)
+    except DataError as error:
+        raise PlanError(str(error)) from error
+
+
+def counted_dtype(model: Model) -> ComputedDtype:
+    """The dtype that estimates count with: float32, the wider one, where it is not known."""
+    return planned_dtype(model) or "float32"
 
 
 def model_type(base: str) -> str | None:

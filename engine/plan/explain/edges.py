@@ -57,7 +57,9 @@ def weight_lines(plan: Plan) -> Iterator[Line]:
         size = "parameters unknown"
         if model.parameters is not None:
             size = count(model.parameters, "parameter")
-        yield from name_line(model.name, width, f"{size}, from {model.base}", tail="")
+        dtype = model.dtype or "the dtype of its base"
+        text = f"{size} in {dtype}, from {model.base}"
+        yield from name_line(model.name, width, text, tail="")
         for line in _versions(plan, model):
             yield from wrap_line(line, indent=width + 2, after=2)
 

@@ -13,7 +13,6 @@ from dataflow.safe_text import shown_bytes
 from engine.plan.cost.memory import HOST_PARTS, WIDTHS, lasting, peak
 from engine.plan.explain.layout import Line, duration, name_line, side_by_side, widest, wrap_line
 from engine.plan.explain.memory import host_bytes, unknown_models
-from engine.plan.explain.planned_graph import planned_model
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.worker_index import nodes_by_worker
 from engine.plan.worker_peaks import worker_peak
@@ -214,12 +213,4 @@ def _version_bytes(plan: Plan, model: PlannedModel, reader: str, worker: str) ->
         return 0.0
     if model.parameters is None:
         return None
-    return float(model.parameters * _weight_width(plan, model))
-
-
-def _weight_width(plan: Plan, model: PlannedModel) -> int:
-    """Bytes of a weight; those of float32 where the plan has no graph."""
-    state = planned_model(plan, model.name)
-    if state is None:
-        return WIDTHS["float32"]
-    return WIDTHS.get(state.dtype, WIDTHS["float32"])
+    return float(model.parameters * WIDTHS[model.dtype or "float32"])

@@ -18,7 +18,7 @@ from dataflow.safe_text import shown_bytes
 from engine.plan.cost.kv_cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import WIDTHS
-from engine.plan.cost.models import Shape, model_cost
+from engine.plan.cost.models import Shape, counted_dtype, model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import find_engines, kernel_name, model_of, needs_of
 from engine.plan.lengths import all_lengths
@@ -86,7 +86,8 @@ def _size_nodes(
     if shape is None or not needs_of(draft.graph, nodes[0]).cache:
         return list(nodes)
     ranks = nodes[0].layout.inner
-    weights = (cost.parameters or 0) * WIDTHS[model.dtype] // ranks
+    dtype = counted_dtype(model)
+    weights = (cost.parameters or 0) * WIDTHS[dtype] // ranks
     longest = max(_longest_row(draft, n, lengths[n.name], shape.context) for n in nodes)
     most = min(_most_cache(node, weights, gpu_memory) for node in nodes)
     part = shape.part(ranks)
@@ -97,7 +98,7 @@ def _size_nodes(
             lengths[node.name],
             rows=_concurrent_rows(draft, node),
             longest=longest,
-            dtype=model.dtype,
+            dtype=dtype,
             most=most,
         )
         sizes.append(size)

@@ -15,13 +15,14 @@ from dataflow.device import declared_device_columns
 from dataflow.loss import LossTerm
 from dataflow.loss_terms import ROWS
 from dataflow.model import Model
+from dataflow.model_dtype import ComputedDtype
 from dataflow.node import Node
 from dataflow.schema import Schema
 from engine.plan.cost import memory
 from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
-from engine.plan.cost.models import ModelCost, model_cost
+from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.training_memory import offload_parts, recompute_parts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
@@ -68,10 +69,11 @@ def estimate_costs(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A node's Model with its cost."""
+    """A node's Model with its cost, and the dtype that counts."""
 
     model: Model
     cost: ModelCost
+    dtype: ComputedDtype
 
 
 _SHARDED = ("weights", "gradients", "optimizer", "offloaded")
@@ -104,7 +106,7 @@ class _Cost:
         parts: dict[str, int] = {}
         if use is not None and use.cost.parameters is not None:
             # A version that travels is whole: these bytes are not divided among tensor ranks.
-            version_bytes = use.cost.parameters * memory.WIDTHS[use.model.dtype]
+            version_bytes = use.cost.parameters * memory.WIDTHS[use.dtype]
             use = replace(use, cost=use.cost.part(planned.layout.tensor))
             parts |= self._model_parts(planned, use)
             route = self._routes.get(planned.name)
@@ -132,7 +134,7 @@ class _Cost:
         """Bytes of one rank: of its weights, and of what it holds while it runs."""
         parts: dict[str, int] = {}
         if planned.name in self._owners:
-            weights = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
+            weights = (use.cost.parameters or 0) * memory.WIDTHS[use.dtype]
             parts["weights"] = weights
             parts |= self._engine_parts(planned, weights)
         parts |= self._running_parts(planned, use)
@@ -154,13 +156,12 @@ class _Cost:
         if planned.work == "train":
             return self._training_parts(planned, use)
         shape = use.cost.shape
-        dtype = use.model.dtype
         if shape is None:
             return {}
         work = self._work_of(planned)
         if not planned.traits.generates:
-            return memory.forward_parts(shape, work, dtype, use.model.head)
-        parts = memory.decode_parts(shape, work, dtype)
+            return memory.forward_parts(shape, work, use.dtype, use.model.head)
+        parts = memory.decode_parts(shape, work, use.dtype)
         if planned.layout.cache_bytes:
             del parts["kv_cache"]  # held always, by the engine
         return parts
@@ -170,9 +171,9 @@ class _Cost:
         shape = use.cost.shape
         parts: dict[str, int] = {}
         for work in self._work_of_sets(train):
-            row_set = memory.train_parts(weights, shape, work, use.model.dtype, use.model.head)
+            row_set = memory.train_parts(weights, shape, work, use.dtype, use.model.head)
             if train.layout.recompute == "layers" and shape is not None:
-                row_set = recompute_parts(row_set, shape, work, use.model.dtype)
+                row_set = recompute_parts(row_set, shape, work, use.dtype)
             # A micro-batch has rows of one set: the largest counts.
             for part, size in row_set.items():
                 parts[part] = max(size, parts.get(part, 0))
@@ -198,7 +199,8 @@ class _Cost:
         model = model_of(planned)
         if not model or planned.work == "evaluate":
             return None
-        return _Use(self._models[model], self.model_costs[model])
+        state = self._models[model]
+        return _Use(state, self.model_costs[model], counted_dtype(state))
 
     def work_by_row_set(self, planned: PlannedNode) -> dict[str, Work]:
         """What one replica (of a train node, one rank) does in a Step, by row set."""

@@ -17,7 +17,7 @@ from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator
 from engine.plan.cluster import Cluster
-from engine.plan.cost.models import model_cost, model_type, some_windows
+from engine.plan.cost.models import model_cost, model_type, planned_dtype, some_windows
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of
 from engine.plan.plan import PlannedNode
@@ -161,9 +161,10 @@ def _find_model_problems(
     """What is wrong with a Model for a kernel, as far as its directory tells."""
     if not needs.follower and model.follows is not None and model.copies is None:
         yield f"{model.name!r} follows {model.follows.name!r}, and {name} takes whole versions only"
-    if needs.dtypes is not None and model.dtype not in needs.dtypes:
+    dtype = planned_dtype(model)
+    if needs.dtypes is not None and dtype is not None and dtype not in needs.dtypes:
         dtypes = _join_choices(needs.dtypes)
-        yield f"{model.name!r} computes in {model.dtype}, and {name} in {dtypes}"
+        yield f"{model.name!r} computes in {dtype}, and {name} in {dtypes}"
     if needs.model_types is not None:
         kind = model_type(model.base)
         if kind is not None and kind not in needs.model_types:

@@ -15,6 +15,7 @@ from dataflow.carried_weights import Carried
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.rows import reader_of, writers
+from engine.plan.cost.models import planned_dtype
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, needs_of
 from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
@@ -106,7 +107,10 @@ class _Rules:
 
     def _name_frozen(self, model: Model) -> str:
         """The name of what stays as it is: that of all Models with these weights."""
-        name = f"frozen:{model.base}:{model.head}:{model.dtype}"
+        # One that names its dtype shares with one that has it of its base; where the base is not
+        # here, nobody knows yet whether they are equal.
+        dtype = planned_dtype(model) or model.dtype
+        name = f"frozen:{model.base}:{model.head}:{dtype}"
         beginning = self.carried.get(model.name)
         if beginning:
             name += f":{beginning.model} after {beginning.phase}"
@@ -127,6 +131,7 @@ class _Rules:
             yield PlannedModel(
                 name=model.name,
                 base=model.base,
+                dtype=planned_dtype(model) or "",
                 writer=writer.name if writer else "",
                 readers=tuple(readers),
                 aliases=tuple(aliases),

@@ -18,7 +18,7 @@ from dataflow.model import Model
 from engine.plan.cost.devices import Device, coefficients
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.model_passes import Sizes
-from engine.plan.cost.models import model_cost
+from engine.plan.cost.models import counted_dtype, model_cost
 from engine.plan.cost.profile import PassKey, ProfileCell
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
@@ -111,7 +111,12 @@ def _make_work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | Ski
     params = plan.program.node(node.name).params
     terms = params["loss"].terms if "loss" in params else ()
     epochs = int(params.get("epochs", 1))
-    sizes = Sizes(parameters=cost.parameters, shape=cost.shape, dtype=model.dtype, head=model.head)
+    sizes = Sizes(
+        parameters=cost.parameters,
+        shape=cost.shape,
+        dtype=counted_dtype(model),
+        head=model.head,
+    )
     return ProfiledWork(
         of=number,
         node=node.name,

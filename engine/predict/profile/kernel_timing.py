@@ -34,7 +34,7 @@ from engine.plan.plan import Plan
 from engine.predict.profile.generated_rows import draw_inputs, draw_prompts
 from engine.predict.profile.other_load import CoreWaits, read_core_waits
 from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
-from engine.run.worker.counters import cuda_in_use
+from engine.run.worker.counters import cuda_in_use, wait_for_device
 from engine.run.worker.kernel_loader import kernel_class, kernel_node
 from engine.run.worker.kernel_session import NodeSession
 
@@ -84,9 +84,8 @@ class CellRun:
             waits_before = read_core_waits()
             cpu_before, begun = time.process_time(), time.perf_counter()
             self.lengths = self.call()
-            if cuda is not None:
-                # A GPU goes on computing when the call has returned.
-                cuda.synchronize()
+            # As a run waits before it takes a node's time (engine/run/worker/timing.py).
+            wait_for_device()
             seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
             waits = read_core_waits().since(waits_before)
             self.calls.append(TimedCall(seconds=seconds, cpu=cpu, waits=waits))
@@ -223,6 +222,7 @@ class _CellKernels:
         session = _MeasuredSession(node.name, self._plan.seed, self._modules, names)
         begun = time.perf_counter()
         kernel.open(node, self._layout, session)
+        wait_for_device()
         if len(self._kernels) == 1:
             self.seconds = time.perf_counter() - begun
         return kernel

@@ -80,7 +80,9 @@ class _Remote:
 
     def doing(self) -> list[Doing]:
         """What its Workers are doing. Those not heard from yet are starting."""
-        start = Doing(worker="", node="its start", what="its host", since=self.since)
+        start = Doing(
+            worker="", node="its start", what="its host", since=self.since, computes=False
+        )
         known = {each.worker: each for each in self.link.doing}
         return [known.get(w, msgspec.structs.replace(start, worker=w)) for w in self.workers]
 

@@ -87,7 +87,9 @@ class ChildProcess:
         mine.setblocking(False)
         self.link = ControlSocket(mine)
         self.heard = now = time.monotonic()
-        self.doing = Doing(worker=name, node="its start", what="its interpreter", since=now)
+        self.doing = Doing(
+            worker=name, node="its start", what="its interpreter", since=now, computes=False
+        )
         self.spoke = self.opened = self.lost = self.replaced = False
         self.to_end = self.ended = 0
         self.error = ""

@@ -30,6 +30,17 @@ def cuda_in_use() -> Any:
     return cuda
 
 
+def wait_for_device() -> None:
+    """Wait until this process's GPU has done what this thread has launched; no wait without one.
+
+    The current stream alone: what other threads send to peers from streams of their own is not the
+    work of the node that computes here, and it must not wait for peers.
+    """
+    cuda = cuda_in_use()
+    if cuda is not None:
+        cuda.current_stream().synchronize()
+
+
 class DeviceMemory:
     """The greatest memory of this process on its GPU: while a node computes, and of all time.
 

@@ -92,7 +92,7 @@ class OpenKernels:
     def load(self) -> None:
         """Import every kernel, so that what opening takes is theirs and not their libraries'."""
         for node in self.nodes.values():
-            with self._timing.during(node.name, "imports", counted=False):
+            with self._timing.during(node.name, "imports", counted=False, computes=False):
                 kernel_class(node)
 
     def open(self) -> Iterator[SourceOpened]:
@@ -120,7 +120,9 @@ class OpenKernels:
         """Which of the node's ranks this Worker is."""
         return self._ranks[node]
 
-    def during(self, node: str, name: str, what: str = "", *, task: int = -1) -> During:
+    def during(
+        self, node: str, name: str, what: str = "", *, task: int = -1, computes: bool = True
+    ) -> During:
         """A context in which the node computes; only its first rank counts the time. Of a function
         it counts how much was computing, too: predictions ask whether it waits for something else.
         """
@@ -129,7 +131,13 @@ class OpenKernels:
         is_function = planned is not None and _is_function(planned)
         elsewhere = self.sessions[node].elsewhere if is_function else None
         return self._timing.during(
-            node, name, what, task=task, counted=counted, elsewhere=elsewhere
+            node,
+            name,
+            what,
+            task=task,
+            counted=counted,
+            computes=computes,
+            elsewhere=elsewhere,
         )
 
     def sleep(self) -> None:

@@ -3,6 +3,14 @@
 Owns: the one thing under way, its span and its time as a metric; naming the node in every error
 that leaves a kernel, even a sys.exit() of the user's code. Does not own: where spans and metrics go
 (engine/run/loop/loop.py).
+
+A call returns when a GPU has been told what to do, not when it has done it. So each thing under way
+ends with a wait for the device: its time is that of its own work, the next one's has nothing of it
+in it, and an error that the device has late is an error of the node that made it. The wait costs
+some microseconds where the device is idle, as it is after most calls, since rows and metrics come
+to the host. It gives up what the host could do between two calls while the device goes on: a Worker
+does one thing after another, and a kernel that launches ahead does it within its call. Events on
+the device would not wait, and their times would be of another clock and known only later.
 """
 
 from __future__ import annotations
@@ -17,18 +25,23 @@ from dataflow.errors import CheckpointError, DataError, DataflowError, KernelErr
 from dataflow.processor_time import ProcessorTime
 from engine.protocol.refs import Ref
 from engine.protocol.reports import Doing, Report, SpanOf
-from engine.run.worker.counters import DEVICE_MEMORY
+from engine.run.worker.counters import DEVICE_MEMORY, wait_for_device
 
 
 class Timing:
     """`doing` may be read from any thread. span: called with each span. peak: called with a node
-    and the most bytes that were on the GPU while it computed. origin: a node's line.
+    and the most bytes that were on the GPU while it computed. origin: a node's line. wait: returns
+    when the device has done what was launched; its RuntimeError is the node's.
     """
 
     def __init__(
-        self, worker: str, origin: Callable[[str], Origin | None] = lambda node: None
+        self,
+        worker: str,
+        origin: Callable[[str], Origin | None] = lambda node: None,
+        wait: Callable[[], None] = wait_for_device,
     ) -> None:
         self.origin = origin
+        self.wait = wait
         self.idle = Doing(worker=worker)
         self.doing = self.idle
         self.span: Callable[[SpanOf], None] | None = None
@@ -46,15 +59,17 @@ class Timing:
         *,
         task: int = -1,
         counted: bool = True,
+        computes: bool = True,
         elsewhere: Callable[[], ProcessorTime] | None = None,
     ) -> During:
         """A context in which the node computes. name: of its span. what: the same with its
         particulars, where it has some. task: what it was told. counted: its time is part of
-        time/<node>. elsewhere: what other processes computed for it since the last call; with it,
-        that and what this thread computed are part of cpu/<node>, and what either waited for a core
-        of queue/<node>.
+        time/<node>. computes: a kernel is at work, and not only its code or files are read or
+        written. elsewhere: what other processes computed for it since the last call; with it, that
+        and what this thread computed are part of cpu/<node>, and what either waited for a core of
+        queue/<node>.
         """
-        return During(self, node, name, what, task, counted, elsewhere)
+        return During(self, node, name, what, task, counted, computes, elsewhere)
 
     def reports(self) -> list[Report]:
         """Times since the last call."""
@@ -89,10 +104,12 @@ class During:
         what: str,
         task: int,
         counted: bool,
+        computes: bool,
         elsewhere: Callable[[], ProcessorTime] | None,
     ) -> None:
         self._timing, self._node, self._name, self._what = timing, node, name, what or name
         self._task, self._counted, self._elsewhere = task, counted, elsewhere
+        self._computes = computes
         self._start = self._end = 0.0
         self._before = ProcessorTime()
         self._makes = False
@@ -122,13 +139,16 @@ class During:
             block=block,
             rows=rows,
             tokens=tokens,
+            computes=self._computes,
         )
         self._timing.span(span)
 
     def __enter__(self) -> None:
         self._start = time.monotonic()
         worker, what = self._timing.worker, self._what
-        self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
+        self._timing.doing = Doing(
+            worker=worker, node=self._node, what=what, since=self._start, computes=self._computes
+        )
         show(f"{worker} is in {self._locate()} ({what})")
         if self._elsewhere is not None:
             self._before = processor_time.of_thread()
@@ -138,14 +158,30 @@ class During:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
+        if error is None:  # else the device may never be done
+            error = self._wait()
+        self._end = time.monotonic()
         self._timing.doing = self._timing.idle
         show(self._timing.between)
-        what, self._end = self._what, time.monotonic()
         if self._counted:
             self._timing.note(self._node, self._end - self._start, self._took())
             self._report_peak()
         if error is not None or not self._makes:
             self.note_rows(None)
+        if error is not None:
+            self._raise_named(error)
+
+    def _wait(self) -> RuntimeError | None:
+        """Wait for the device; what it says of work that it could not do."""
+        try:
+            self._timing.wait()
+        except RuntimeError as error:  # torch.AcceleratorError is one
+            return error
+        return None
+
+    def _raise_named(self, error: BaseException) -> None:
+        """Raise the error of a kernel as one that names the node, or return for it to go on."""
+        what = self._what
         if isinstance(error, DataError) and what != "open" and self._node not in str(error):
             raise KernelError(f"{self._locate()}: {what}: {error}") from error
         if isinstance(error, DataflowError):
@@ -157,7 +193,7 @@ class During:
             text = f"{self._locate()}: {problem}. Fix: an earlier checkpoint."
             raise CheckpointError(text) from error
         # Even SystemExit: the user's code must not end a Worker without a word.
-        elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+        elif not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             text = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{text}"
             raise KernelError(f"{self._locate()}: {what}: {why}") from error

@@ -204,7 +204,8 @@ class Worker:
         samples, step = self._samples, message.step
         if samples is not None and samples.due(step) and any(map(len, rows.values())):
             what = f"samples of step {step}"
-            with self.kernels.during("record", "samples", what, task=message.id):
+            task, name = message.id, "samples"
+            with self.kernels.during("record", name, what, task=task, computes=False):
                 samples.write(step, sample_table(step, rows))
         return m.Recorded(id=message.id)
 

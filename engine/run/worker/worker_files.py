@@ -37,7 +37,7 @@ class WorkerFiles:
                 self._restore(request)
             case SaveWeights(node=node, directory=directory):
                 what = f"save weights to {directory.name}"
-                with self.timing.during(node, "save weights", what, counted=False):
+                with self.timing.during(node, "save weights", what, counted=False, computes=False):
                     self.kernels[node].save_weights(directory)
             case KeepRows():
                 return self.rows.keep_file(request.file)
@@ -47,7 +47,7 @@ class WorkerFiles:
         if self.samples is not None:
             self.samples.flush()
         for node, path in request.nodes.items():
-            with self.timing.during(node, "save", counted=False):
+            with self.timing.during(node, "save", counted=False, computes=False):
                 self.kernels[node].save(request.directory / path)
         for name, (keys, gather) in request.rows.items():
             rows = self.rows.collect_rows(keys, gather)
@@ -56,7 +56,7 @@ class WorkerFiles:
     def _restore(self, request: Restore) -> None:
         """Read weights back, and tell every reader of a follower its version."""
         for node, path in request.nodes.items():
-            with self.timing.during(node, "restore", counted=False):
+            with self.timing.during(node, "restore", counted=False, computes=False):
                 self.kernels[node].restore(request.directory / path)
         followers = (model for model in self.plan.models if model.follows)
         for model in followers:

@@ -184,7 +184,9 @@ class WorkerProcess:
     def _doing(self) -> Doing:
         if self._worker is None:
             worker, since = self._open.worker, self._began
-            return Doing(worker=worker, node="its start", what="imports", since=since)
+            return Doing(
+                worker=worker, node="its start", what="imports", since=since, computes=False
+            )
         return self._worker.timing.doing
 
     # --- the main thread --------------------------------------------------------------------------

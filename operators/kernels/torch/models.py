@@ -26,6 +26,7 @@ from dataflow.architectures import refusal
 from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece
 from dataflow.model import Model
+from dataflow.model_dtype import ComputedDtype, choose_dtype
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.host_memory import keep_freed_memory
@@ -45,7 +46,7 @@ with contextlib.suppress(ImportError):
 
 def load_model(model: Model, device: str | torch.device | None = None) -> PreTrainedModel:
     """Load the module of a Model: eval mode, dropout off, packed attention (attention.py), weights
-    in `model.dtype`.
+    in the dtype that it computes in (`load_dtype`).
 
     head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden,
     1] (scalar.py), read from the base if it has one (a token or sequence classifier with one
@@ -59,7 +60,7 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     with quiet(), loading_errors(where, model.base):
         module, info = model_class.from_pretrained(
             exact_folder(model.base),
-            dtype=getattr(torch, model.dtype),
+            dtype=getattr(torch, load_dtype(model)),
             attn_implementation=ATTENTION,
             output_loading_info=True,
             trust_remote_code=False,  # never run code in a model's folder, nor ask about it
@@ -96,6 +97,22 @@ def make_meta_module(model: Model) -> PreTrainedModel:
         module: Any = _find_class(model, config)(config)
     module.tie_weights()
     return module
+
+
+def load_dtype(model: Model) -> ComputedDtype:
+    """Read from a Model's base, where that decides, the dtype that it computes in: torch's name.
+    Raises KernelError for a hub name that does not tell.
+    """
+    where = f"Model {model.name!r}"
+    with loading_errors(where, model.base):
+        folder = Path(cached_file(model.base, CONFIG) or "").parent
+        dtype = choose_dtype(model, folder)
+    if dtype is None:
+        raise KernelError(
+            f"{where}: expected a dtype in the config.json of its base {model.base}, found none."
+            " Fix: Model(..., dtype='float32') or 'bfloat16'."
+        )
+    return dtype
 
 
 def find_position_limit(base: str) -> int | None:

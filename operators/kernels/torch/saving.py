@@ -22,7 +22,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from dataflow.errors import KernelError
-from dataflow.model_files import CONFIG, read_object, stored_weights
+from dataflow.model_dtype import stored_dtype
+from dataflow.model_files import CONFIG
 from dataflow.storage import replace_text, writing
 from operators.kernels.torch.transformers_log import quiet
 
@@ -35,8 +36,8 @@ TOKENIZER_FILES = (
 EXACT = "exact"
 """The folder in a saved directory with the weights before they were rounded to its dtype."""
 
-_NARROW = {torch.bfloat16: "BF16", torch.float16: "F16"}
-"""The dtypes that a base may have and its module not, as safetensors files name them."""
+_NARROW = (torch.bfloat16, torch.float16)
+"""The dtypes that a base may have and its module not."""
 
 
 def exact_folder(base: str) -> str:
@@ -47,19 +48,11 @@ def exact_folder(base: str) -> str:
 
 def saved_dtype(base: str, module_dtype: torch.dtype) -> torch.dtype:
     """Find the dtype in which a module of this base and dtype is saved: the base's, unless that is
-    wider. A base that does not state it has that of its weights.
+    wider.
     """
     path = Path(cached_file(base, CONFIG) or "")
-    config = read_object(path)
-    stated = config.get("dtype", config.get("torch_dtype"))
-    if not isinstance(stated, str) or stated == "auto":
-        weights = stored_weights(path.parent) or {}
-        stored_names = {weight.dtype for weight in weights.values()}
-        for dtype, name in _NARROW.items():
-            if stored_names == {name}:
-                return dtype
-        return module_dtype
-    dtype = getattr(torch, stated.removeprefix("torch."), module_dtype)
+    stored = stored_dtype(path.parent)
+    dtype = getattr(torch, stored or "", module_dtype)
     if dtype in _NARROW and dtype.itemsize <= module_dtype.itemsize:
         return dtype
     return module_dtype

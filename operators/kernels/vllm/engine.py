@@ -48,13 +48,15 @@ class Token:
 class Engine:
     """A Model's engine, which all generate nodes of that Model in a Worker share."""
 
-    def __init__(self, model: Any, described: Any, base: str, size: EngineSize) -> None:
-        """described: the Model's module of transformers, on the meta device. base: directory."""
+    def __init__(self, model: Any, described: Any, base: str, dtype: str, size: EngineSize) -> None:
+        """described: the Model's module of transformers, on the meta device. base: directory.
+        dtype: that the Model computes in, by torch's name.
+        """
         self.name = model.name
         self.size = size
         self.version = 0
         self._names, self._shapes = names_and_shapes(described)
-        self._llm = start_engine(model.name, base, model.dtype, size)
+        self._llm = start_engine(model.name, base, dtype, size)
         self._core: Any = self._llm.llm_engine.engine_core
         self._shared = SharedWeights() if size.tensor > 1 else None
         self._ranks: list[Any] = rank_processes(self._llm) if size.tensor > 1 else []

@@ -18,7 +18,7 @@ from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
-from operators.kernels.torch.models import find_position_limit, make_meta_module
+from operators.kernels.torch.models import find_position_limit, load_dtype, make_meta_module
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.vllm.decode import VllmDecoder
 from operators.kernels.vllm.engine import Engine
@@ -45,17 +45,18 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     def _make_engine(self) -> Engine:
         model = self._model
         module = make_meta_module(model)
-        size = self._size(module.config)
-        return Engine(model, module, exact_folder(model.base), size)
+        dtype = load_dtype(model)
+        size = self._size(module.config, dtype)
+        return Engine(model, module, exact_folder(model.base), dtype, size)
 
-    def _size(self, config: Any) -> EngineSize:
+    def _size(self, config: Any, dtype: str) -> EngineSize:
         prompt = self._node.params.get("max_prompt_tokens") or PROMPT
         limit = find_position_limit(self._model.base)
         length = self._layout.longest or prompt + self._max_tokens
         if limit is not None:
             length = min(limit, length)
         blocks = -(-length // BLOCK) + 1
-        row_bytes = blocks * BLOCK * _token_bytes(config, self._model.dtype)
+        row_bytes = blocks * BLOCK * _token_bytes(config, dtype)
         cache_bytes = max(row_bytes, min(self._layout.slots * row_bytes, CACHE))
         return EngineSize(
             slots=self._layout.slots,
