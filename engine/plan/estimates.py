@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dataflow.attention_paths import AttentionPath
 from engine.plan.cost.devices import Origin
 from engine.plan.cost.model_passes import Bound
 
@@ -43,6 +44,17 @@ class Estimate:
     seconds: float | None = None
     bound: Bound | Literal[""] = ""
     origin: Origin = "catalogue"
+    attention: tuple[AttentionPath, ...] = ()
+    """The paths that compute its attention over packed rows, as the rule chooses them for what its
+    Model's config.json says; none where that is unknown, or it feeds no finished rows to a Model.
+    """
+
+    @property
+    def tree_path(self) -> AttentionPath:
+        """The path over the prefix tree; where none is known, the dense one, which takes most."""
+        if not self.attention:
+            return "dense"
+        return self.attention[0]
 
     @property
     def total(self) -> int:

@@ -11,6 +11,7 @@
 | `architectures` | tiny models of each architecture, by name |
 | `architecture_ranks` | what each of two ranks does with them |
 | `differences` | how far our numbers of a model are from transformers' |
+| `dense_flex` | FlexAttention as a dense reference with gradients |
 | `kernels` | a Session, and chunks for kernels |
 | `rows` | random rows and their reference numbers |
 | `training`, `train_ranks` | train kernels and their Assignments; what each of several ranks does |

@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dataflow.attention_paths import AttentionPath
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.models import Shape
 
@@ -88,6 +89,8 @@ class Work:
     """
     minibatches: int = 1
     """Parts of the rows that are trained one after another, of whole prompts."""
+    attention: AttentionPath = "dense"
+    """The path of attention over the prefix tree (dataflow/attention_paths.py)."""
 
     @property
     def fed_tokens(self) -> int:
@@ -98,6 +101,13 @@ class Work:
     def at_once(self) -> int:
         """Tokens of the largest micro-batch: the budget, all of a minibatch, or one larger row."""
         return min(self._part(self.fed_tokens), max(self.budget, self.lengths.row))
+
+    @property
+    def gathered(self) -> float:
+        """Keys that attention gathers for each token: only the dense path gathers any."""
+        if self.attention != "dense":
+            return 0.0
+        return gathered_keys(self.lengths.row)
 
     @property
     def predicted_tokens(self) -> int:
@@ -251,7 +261,7 @@ def _answer_room(work: Work) -> int:
 
 def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, int]:
     """Parts of a forward pass without gradient over finished rows."""
-    gathered = gathered_keys(work.lengths.row)
+    gathered = work.gathered
     parts = {"activations": work.at_once * token_pass(shape, dtype, gathered)}
     if head == "lm":
         # Logits and their float32 copy are made once the last layer's blocks are free: what these
@@ -269,7 +279,7 @@ def train_parts(
     gradients, optimizer = gradient_bytes(parameters, dtype), optimizer_bytes(parameters, dtype)
     parts = {"gradients": gradients, "optimizer": optimizer}
     if shape is not None:
-        token = token_activations(shape, dtype, gathered_keys(work.lengths.row))
+        token = token_activations(shape, dtype, work.gathered)
         parts["activations"] = work.at_once * token
         if head == "lm":
             logits = logit_bytes(shape, work.predicted_tokens, backward=True, entropy=work.entropy)

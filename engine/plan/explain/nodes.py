@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from dataflow.attention_paths import describe_attention_paths
 from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
@@ -95,6 +96,7 @@ def node_lines(plan: Plan) -> Iterator[Line]:
         text = side_by_side(cells(plan, node), widths)
         yield from name_line(node.name, name_width, text)
         yield from wrap_line(_how(node), indent=name_width + 2)
+        yield from wrap_line(_describe_attention(plan, node), indent=name_width + 2)
         yield from wrap_line(_parts(node, owners), indent=name_width + 2)
 
 
@@ -143,6 +145,14 @@ def _how(node: PlannedNode) -> str:
     """Kernel, replicas and chunking."""
     parts = [f"{node.operator} by {node.kernel}", *_layout(node), *_chunking(node)]
     return ", ".join(parts)
+
+
+def _describe_attention(plan: Plan, node: PlannedNode) -> str:
+    """Which paths compute the attention of a node on a GPU; on a CPU there is only one."""
+    paths = node.estimate.attention
+    if not paths or node.workers[0] not in plan.devices:
+        return ""
+    return f"attention: {describe_attention_paths(paths)}"
 
 
 def _chunking(node: PlannedNode) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from dataflow.attention_paths import AttentionPath
 from dataflow.device import declared_device_columns
 from dataflow.loss import LossTerm
 from dataflow.loss_terms import ROWS
@@ -19,6 +20,7 @@ from dataflow.model_dtype import ComputedDtype
 from dataflow.node import Node
 from dataflow.schema import Schema
 from engine.plan.cost import memory
+from engine.plan.cost.attention import PACKED_WORK, planned_attention
 from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
@@ -117,7 +119,18 @@ class _Cost:
             if planned.name in self._pulling:
                 parts["fetched"] = version_bytes
         parts |= self._row_parts(planned)
-        return Estimate(bytes=parts)
+        return Estimate(bytes=parts, attention=self._list_paths(planned))
+
+    def _list_paths(self, planned: PlannedNode) -> tuple[AttentionPath, ...]:
+        """The paths of a node's attention over packed rows."""
+        if planned.work not in PACKED_WORK:
+            return ()
+        model = self._models[model_of(planned)]
+        is_on_gpu = planned.workers[0] in self._draft.devices
+        return planned_attention(model.base, model.dtype, is_on_gpu=is_on_gpu)
+
+    def _find_tree_path(self, planned: PlannedNode) -> AttentionPath:
+        return Estimate(attention=self._list_paths(planned)).tree_path
 
     def _row_parts(self, planned: PlannedNode) -> dict[str, int]:
         """Bytes of rows that wait: of columns in host memory, and of columns on the device."""
@@ -223,6 +236,7 @@ class _Cost:
             slots=layout.slots,
             entropy=False,
             listed=_count_made_lists(self._nodes[planned.name], planned.returns),
+            attention=self._find_tree_path(planned),
         )
 
     def _work_of_sets(self, train: PlannedNode) -> list[Work]:
@@ -256,6 +270,7 @@ class _Cost:
             entropy=any(term.function.entropy for term in terms),
             listed=_count_read_lists(node, terms),
             minibatches=int(node.params.get("minibatches", 1)),
+            attention=self._find_tree_path(train),
         )
 
     def make_edges(self) -> Iterator[PlannedEdge]:

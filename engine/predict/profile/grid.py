@@ -128,6 +128,7 @@ def _make_work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | Ski
         epochs=epochs,
         updates=epochs * int(params.get("minibatches", 1)),
         entropy=any(term.function.entropy for term in terms),
+        attention=node.estimate.tree_path,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dataflow.attention_paths import AttentionPath
 from engine.plan.cost import memory, training
 from engine.plan.cost.decode import DecodeBatch, schedule_decode
 from engine.plan.cost.devices import Coefficients, Device, Kind, Place
@@ -23,7 +24,8 @@ from engine.plan.cost.profile import PassKey, ProfileCell, model_key
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledWork:
     """What one child process measures: a node with so many threads. of: its plan's number.
-    samples: answers of one prompt. entropy: whether its loss reads the entropy.
+    samples: answers of one prompt. entropy: whether its loss reads the entropy. attention: the path
+    of its attention over the prefix tree.
     """
 
     of: int
@@ -36,6 +38,7 @@ class ProfiledWork:
     epochs: int = 1
     updates: int = 1
     entropy: bool = False
+    attention: AttentionPath = "dense"
     cells: tuple[ProfileCell, ...] = ()
 
     @property
@@ -112,6 +115,7 @@ def predict_peak(work: ProfiledWork, cell: ProfileCell) -> int:
         slots=cell.slots,
         entropy=work.entropy,
         minibatches=max(1, work.updates // work.epochs),
+        attention=work.attention,
     )
     shape, dtype = model.shape, model.dtype
     if work.kind == "train":

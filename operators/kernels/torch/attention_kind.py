@@ -50,18 +50,20 @@ class AttentionKind:
         return weights[..., :-1]  # the value of a sink is zero
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind) -> Tensor:
-    """Attend under a mask: query [b, heads, q, dim], key and value [b, key heads, k, dim], mask
-    bool [b or 1, 1, q, k] -> [b, heads, q, dim of value].
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: AttentionKind
+) -> Tensor:
+    """Attend under a mask: query [b, heads, q, dim], keys and values [b, key heads, k, dim], mask
+    bool [b or 1, 1, q, k] -> [b, heads, q, dim of values].
 
     The window of the kind is already in the mask.
     """
-    key_heads = key.shape[1]
+    key_heads = keys.shape[1]
     if kind.plain:
         return scaled_dot_product_attention(
             query,
-            key,
-            value,
+            keys,
+            values,
             attn_mask=mask,
             scale=kind.scaling,
             enable_gqa=query.shape[1] != key_heads,
@@ -69,13 +71,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: Attent
     count, heads, length, dim = query.shape
     # The query heads of one key head lie one after another, so keys are not repeated.
     q = query.reshape(count, key_heads, -1, dim)
-    scores = kind.cap_scores((q @ key.transpose(2, 3)) * kind.scaling)
+    scores = kind.cap_scores((q @ keys.transpose(2, 3)) * kind.scaling)
     scores = scores.view(count, key_heads, heads // key_heads, length, -1)
     scores = scores.masked_fill(~mask.unsqueeze(2), -torch.inf)
     scores_by_query = scores.permute(0, 3, 1, 2, 4)
     weights = kind.weights(scores_by_query).permute(0, 2, 3, 1, 4)
     weights = weights.to(query.dtype).reshape(count, key_heads, -1, scores.shape[-1])
-    return (weights @ value).view(count, heads, length, -1)
+    return (weights @ values).view(count, heads, length, -1)
 
 
 def causal(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from operators.kernels.tensors import to_index_tensor
-from operators.kernels.torch.attention import compute_hidden, forward
+from operators.kernels.torch.attention import AttentionPass, compute_hidden, forward
+from operators.kernels.torch.packed_pass import PackedPass
 from operators.kernels.torch.packing import Packed
 from operators.kernels.torch.scalar import scalar_head
-from operators.kernels.torch.shared_attention import TreePass
 from operators.kernels.torch.temperatures import Temperature
 
 CHUNK = 1 << 26
@@ -55,9 +55,11 @@ def predictions(
     entropy: bool = False,
     ids: Tensor | None = None,
     top_k: int = 0,
+    attention_pass: AttentionPass | None = None,
 ) -> Predictions:
     """Predict the completion tokens; `written` int64 [tokens] are their ids. ids int64 [tokens,
-    any]: further tokens in their places. top_k: how many of the most likely.
+    any]: further tokens in their places. top_k: how many of the most likely. attention_pass: of
+    this layout; None: by the path that the rule chooses (dataflow/attention_paths.py).
 
     Logits are computed once for each distinct prefix and temperature; if they exceed CHUNK, in
     chunks that the backward pass computes again.
@@ -69,18 +71,27 @@ def predictions(
         scale = torch.from_numpy(scale).to(device)
     reading = _Reading(temperature=scale, entropy=entropy, top_k=top_k)
     shapes_logits = any(getattr(config, name, None) for name in _SHAPERS)
+    inputs = _make_inputs(packed, device, attention_pass)
     if shapes_logits or len(keep) * config.vocab_size <= CHUNK:
-        logits = forward(module, *_make_inputs(packed, device), to_index_tensor(keep, device))
+        logits = forward(module, *inputs, to_index_tensor(keep, device))
         return _read(logits, to_index_tensor(which, device), written, ids, reading)
     rows = max(1, CHUNK // config.vocab_size)
-    return _read_in_chunks(module, packed, keep, which, written, ids, reading, rows)
+    return _read_in_chunks(module, inputs, keep, which, written, ids, reading, rows)
 
 
-def _make_inputs(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass]:
+ModuleInputs = tuple[Tensor, Tensor, AttentionPass]
+"""What a module is fed: ids, positions, and who attends to whom."""
+
+
+def _make_inputs(
+    packed: Packed, device: torch.device, attention_pass: AttentionPass | None = None
+) -> ModuleInputs:
+    if attention_pass is None:
+        attention_pass = PackedPass(packed, device)
     return (
         to_index_tensor(packed.ids, device),
         to_index_tensor(packed.positions, device),
-        TreePass(packed, device),
+        attention_pass,
     )
 
 
@@ -145,7 +156,7 @@ def _read(
 
 def _read_in_chunks(
     module: nn.Module,
-    packed: Packed,
+    inputs: ModuleInputs,
     keep: np.ndarray,
     which: np.ndarray,
     written: Tensor,
@@ -155,7 +166,7 @@ def _read_in_chunks(
 ) -> Predictions:
     """Like `_read`, with `rows` rows of logits at a time."""
     device = written.device
-    all_states = compute_hidden(module, *_make_inputs(packed, device))
+    all_states = compute_hidden(module, *inputs)
     states = all_states.index_select(0, to_index_tensor(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
     # Tokens in the order of the logits they read: those of a chunk lie together.

@@ -94,25 +94,25 @@ class _Blocks:
         if len(self._buckets) > 1:
             self._order = self._find_order().to(device)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind) -> Tensor:
         """query [tokens, heads, dim] -> [tokens, heads, dim of value]."""
         tokens, heads, dim = query.shape
         padded = self.count * self.block
         q = pad(query, (0, 0, 0, 0, 0, padded - tokens))
         q = q.view(self.count, self.block, heads, dim)
-        outs = [self._attend(bucket, q, key, value, kind) for bucket in self._buckets]
-        wide = value.shape[2]
+        outs = [self._attend(bucket, q, keys, values, kind) for bucket in self._buckets]
+        wide = values.shape[2]
         if self._order is None:
             return outs[0].reshape(padded, heads, wide)[:tokens]
         joined = torch.cat([out.reshape(-1, heads, wide) for out in outs])
         return joined.index_select(0, self._order)
 
     def _attend(
-        self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
+        self, bucket: _Bucket, query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind
     ) -> Tensor:
         """Attend in a bucket: query [all blocks, q, heads, dim] -> [b, q, heads, dim of value]."""
         q = query if bucket.blocks is None else query.index_select(0, bucket.blocks)
-        k, v = bucket.gather(key), bucket.gather(value)
+        k, v = bucket.gather(keys), bucket.gather(values)
         if kind.plain:
             return _attend_plainly(q, k, v, bucket, kind.scaling)
         mask = bucket.mask.unsqueeze(1)
