@@ -39,7 +39,7 @@ from engine.plan.cost.model_passes import Sizes, Time
 from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
-from engine.plan.profiled_passes import kind_of_pass, nearest_entry, samples_of
+from engine.plan.profiled_passes import kernel_family, kind_of_pass, nearest_entry, samples_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,6 +220,8 @@ class PlanCosts:
             slots=layout.slots,
             room=room,
             budget=layout.tokens,
+            # operators/kernels/torch/static_keys.py; vLLM's rows read the blocks that they share.
+            copied=where.device.is_gpu and kernel_family(planned) == "torch",
         )
         return schedule_decode(model, where, batch).times(self._correction(node, rows))
 

@@ -116,9 +116,11 @@ class Written:
 @dataclass(slots=True)
 class Counts:
     """What a decode loop has counted. rows, slots: live rows and slots, summed over all decode
-    forwards. again: tokens whose keys and values were computed again because new weights had come.
+    forwards. padded: what these computed besides live rows, likewise. again: tokens whose keys and
+    values were computed again because new weights had come.
     """
 
     rows: int = 0
+    padded: int = 0
     slots: int = 0
     again: int = 0

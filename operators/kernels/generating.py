@@ -59,9 +59,9 @@ class Generating(Interruptible):
     everything that has finished. Batching changes no row.
 
     Metrics: generate/tokens, written tokens per row; generate/slot_waste, the share of rows in
-    decode forwards that wrote nothing (0: ended rows leave at once); generate/slot_idle, the share
-    of slots without a row; generate/recomputed, tokens whose keys were computed again under new
-    weights, per written token.
+    decode forwards that wrote nothing (0 where ended rows leave at once; forwards of a power of two
+    of rows have some); generate/slot_idle, the share of slots without a row; generate/recomputed,
+    tokens whose keys were computed again under new weights, per written token.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -281,8 +281,9 @@ class Generating(Interruptible):
         self._session.metric("generate/tokens", float(lengths.mean()), len(lengths))
         if counts.rows:
             # A row's first token comes from the prefill, every other one from a decode forward.
-            wasted = counts.rows - int((lengths - 1).sum())
-            self._session.metric("generate/slot_waste", wasted / counts.rows, counts.rows)
+            computed = counts.rows + counts.padded
+            wasted = computed - int((lengths - 1).sum())
+            self._session.metric("generate/slot_waste", wasted / computed, computed)
             idle = 1.0 - counts.rows / counts.slots
             self._session.metric("generate/slot_idle", idle, counts.slots)
         if counts.again:

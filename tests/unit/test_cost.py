@@ -21,6 +21,7 @@ from engine.plan.cost.column_bytes import column_bytes, data_bytes, value_bytes
 from engine.plan.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import Shape, model_cost
+from engine.plan.cost.static_decode import sampled_bytes, static_decode_parts
 from tests.kit.turns import example_count
 
 HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 2}
@@ -179,6 +180,21 @@ def test_the_cache_has_room_in_powers_of_two(tokens: int, room: int) -> None:
     assert memory.kv_bytes(SHAPE, one, "float32") == TOKEN * room
 
 
+@pytest.mark.parametrize(("row", "room"), [(20, 64), (96, 96), (97, 128), (600, 768)])
+def test_on_a_gpu_each_row_has_a_copy_of_its_prompt_in_a_room_of_few_sizes(
+    row: int, room: int
+) -> None:
+    work = Work(lengths=Lengths(prompt=10, completion=row - 10), prompts=20, rows=160, slots=100)
+    parts = static_decode_parts(SHAPE, work, "float32")
+    logits = sampled_bytes(SHAPE, 128, "float32")
+    step = logits + 128 * memory.token_forward(SHAPE, "float32")
+    assert parts["cache"] == TOKEN * 128 * room + step
+    assert logits == 128 * SHAPE.vocabulary * 4 * 4
+    layer = SHAPE.kv * 4 * 128 * room
+    assert parts["activations"] == 200 * (memory.token_pass(SHAPE, "float32") + TOKEN) + layer
+    assert "cache" in memory.LASTING
+
+
 def test_logits_are_held_in_chunks() -> None:
     tokens = 10 * memory.CHUNK_LOGITS // SHAPE.vocabulary
     assert memory.logit_bytes(SHAPE, tokens, backward=False) == 4 * memory.CHUNK_LOGITS
@@ -249,6 +265,7 @@ works = st.builds(
 
 PARTS = {
     "decode": lambda work: memory.decode_parts(SHAPE, work, "float32"),
+    "decode on a GPU": lambda work: static_decode_parts(SHAPE, work, "float32"),
     "forward": lambda work: memory.forward_parts(SHAPE, work, "float32", "lm"),
     "train": lambda work: memory.train_parts(1000, SHAPE, work, "float32", "lm"),
 }

@@ -206,3 +206,21 @@ def test_room_is_what_fits_and_never_the_word_for_no_limit(memory: int, tensor: 
     tokens = cache_capacity(MODEL, catalogue_place(device("H100"), tensor=tensor), memory)
     fitting = memory * tensor // MODEL.cached_bytes
     assert tokens == max(1, fitting)
+
+
+@settings(max_examples=example_count(30))
+@given(LENGTHS, st.integers(1, 8))
+def test_copied_prompts_are_fed_once_and_read_by_each_row(
+    lengths: list[tuple[int, int]], shared: int
+) -> None:
+    once = batch(lengths, shared=shared)
+    each = replace(once, copied=True)
+    shared_reads, copied_reads = (schedule_decode(MODEL, H100, rows) for rows in (once, each))
+    assert copied_reads.passes == shared_reads.passes
+    assert copied_reads.time.compute == shared_reads.time.compute
+    # A row of an answer of t tokens reads its prompt in t passes.
+    passes = Passes(MODEL, H100, "decode")
+    one_key = passes.at(1, 1, cached=1.0).memory - passes.at(1, 1).memory
+    reads = sum(prompt * answer for prompt, answer in lengths) * (1.0 - 1.0 / shared)
+    more = copied_reads.time.memory - shared_reads.time.memory
+    assert more == pytest.approx(one_key * reads, rel=1e-6, abs=1e-12)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from dataflow.errors import DataError
 from dataflow.kernel import Layout
 from dataflow.model import Model
 from operators.kernels.text import to_ragged
-from operators.kernels.torch import decode
-from operators.kernels.torch.decode import common_prefix
+from operators.kernels.torch import prompt_feeding, shared_step
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import pieces
+from operators.kernels.torch.prompt_feeding import common_prefix
 from tests.kit.generate_suite import (
     MIXED,
     PREFIXED,
@@ -74,15 +75,17 @@ def test_bfloat16_weights_generate_too(base: str) -> None:
     assert (batch.ragged("completion_ids").lengths >= 1).all()
 
 
-def noting(monkeypatch: pytest.MonkeyPatch, name: str, note: Callable[..., object]) -> None:
-    """Have each call of this function of `decode` noted first."""
-    real = getattr(decode, name)
+def noting(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, note: Callable[..., object]
+) -> None:
+    """Have each call of this function of a module noted first."""
+    real = getattr(module, name)
 
     def noted(*args: Any) -> Any:
         note(*args)
         return real(*args)
 
-    monkeypatch.setattr(decode, name, noted)
+    monkeypatch.setattr(module, name, noted)
 
 
 def test_small_steps_take_one_thread_large_ones_all_and_the_setting_is_restored(
@@ -90,10 +93,14 @@ def test_small_steps_take_one_thread_large_ones_all_and_the_setting_is_restored(
 ) -> None:
     taken: list[tuple[int, int]] = []
     usual = torch.get_num_threads()
-    noting(monkeypatch, "sample", lambda x, *_: taken.append((len(x), torch.get_num_threads())))
+
+    def note(logits: torch.Tensor, *_: object) -> None:
+        taken.append((len(logits), torch.get_num_threads()))
+
+    noting(monkeypatch, shared_step, "sample", note)
     kernel = opened(base, layout=Layout(threads=2), n=4, max_tokens=30)
     try:
-        monkeypatch.setattr(decode, "SHARE", 8 * decode._mean_weight(kernel._module))
+        monkeypatch.setattr(shared_step, "SHARE", 8 * shared_step._mean_weight(kernel._module))
         many, few = generated(kernel, MIXED), generated(kernel, MIXED[:2])
         assert torch.get_num_threads() == 2
         assert (len(many), len(few)) == (20, 8)
@@ -131,7 +138,7 @@ def interrupted_after(
         kernel.interrupt()
         asked.set()
 
-    noting(monkeypatch, "sample", wait_at_a_step)
+    noting(monkeypatch, shared_step, "sample", wait_at_a_step)
     asker = Thread(target=ask)
     asker.start()
     running = kernel.run(prompt_chunk(prompts))
@@ -171,7 +178,11 @@ def test_what_was_written_is_refed_in_one_pass(base: str, monkeypatch: pytest.Mo
     passes: list[int] = []
     kernel = opened(base, n=2, max_tokens=40)
     first, running = interrupted_after(kernel, 20, MIXED, monkeypatch)
-    noting(monkeypatch, "compute_hidden", lambda module, ids, *_: passes.append(len(ids)))
+
+    def note(module: object, ids: torch.Tensor, *_: object) -> None:
+        passes.append(len(ids))
+
+    noting(monkeypatch, prompt_feeding, "compute_hidden", note)
     kernel.load([], 1)
     whole = Batch.concat([first, *running])
     versions = whole.ragged("version")

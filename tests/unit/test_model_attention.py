@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dataflow.batch import Ragged
 from dataflow.model import Model
 from operators.kernels.decoding import DecodeTask
-from operators.kernels.torch import heads
+from operators.kernels.torch import heads, static_step
 from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.decoder_layers import find_decoder_layers
 from operators.kernels.torch.heads import predictions
@@ -24,6 +24,7 @@ from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import Packed, pack
 from operators.kernels.torch.recompute import recompute_layers
 from operators.kernels.torch.sampling import Sampling
+from operators.kernels.torch.static_memory import StaticMemory
 from tests.kit import architecture_ranks
 from tests.kit.architectures import WINDOW, tiny
 from tests.kit.rows import plain, ragged
@@ -114,10 +115,12 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_rows_alone(
 @pytest.mark.long
 @pytest.mark.parametrize("renewed", [False, True])
 @pytest.mark.parametrize("first", [0, 4], ids=["all begin alike", "some begin alike"])
+@pytest.mark.parametrize("static", [False, True], ids=["shared keys", "static keys"])
 def test_generated_rows_have_the_logprobs_of_rows_alone(
-    modules: Modules, first: int, renewed: bool
+    modules: Modules, first: int, renewed: bool, static: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """renewed: after each row that ends, all keys are computed again, as under new weights."""
+    monkeypatch.setattr(static_step, "FEWEST_KEYS", 8)
     module, reference = modules
     rows, _ = rows_of_groups()
     prompts = ragged([rows[first].tolist(), rows[first + 4].tolist()])
@@ -134,7 +137,8 @@ def test_generated_rows_have_the_logprobs_of_rows_alone(
         stopped=lambda rows: np.array([len(row) > 3 + 7 * row[0] % 12 for row in rows]),
         window=3 * WINDOW,
     )
-    decoder = Decoder(module, task)
+    memory = StaticMemory(module) if static else None
+    decoder = Decoder(module, task, static=memory)
     for _ in decoder.write_rows():
         if renewed:
             decoder.renew(1)

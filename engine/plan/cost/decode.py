@@ -30,7 +30,8 @@ class DecodeBatch:
     """Rows to decode, int64 [rows]: tokens of each row's prompt, and of its answer, at least 1.
 
     shared: rows that share a prompt's cache, its group (1: none do). slots: rows at once. room:
-    tokens that the cache holds, 0 for no limit. budget: tokens of one prefill.
+    tokens that the cache holds, 0 for no limit. budget: tokens of one prefill. copied: whether each
+    row reads a copy of its prompt of its own, which is fed once for all.
     """
 
     prompts: np.ndarray
@@ -39,6 +40,7 @@ class DecodeBatch:
     slots: int = 256
     room: int = 0
     budget: int = 16384
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,9 @@ class _Schedule:
         self._remaining: list[int] = batch.answers.tolist()
         self._written = [0] * rows
         self._prompt_share = 1.0 / batch.shared
+        self._copied_share = 1.0 - self._prompt_share if batch.copied else 0.0
+        self._copied = 0.0
+        """Tokens of active rows' prompts that are read besides those cached."""
         self._begins = [-1.0] * rows  # below 0: it has not begun
         self._ends = [0.0] * rows
         self._queue = list(range(rows - 1, -1, -1))  # the next row is at its end
@@ -156,6 +161,7 @@ class _Schedule:
             heapq.heappush(self._last_passes, (self._pass + self._remaining[row], row))
             self._begin_order.append(row)
             self._cached += cached
+            self._copied += self._copied_share * self._prompts[row]
             if self._begins[row] < 0:
                 self._begins[row] = self._now
             prompt, written = self._prompts[row], self._written[row]
@@ -183,7 +189,7 @@ class _Schedule:
                 return
             passes = min(passes, max(free, 1))
         middle = self._cached + rows * (passes - 1) / 2.0
-        one_pass = self._passes.at(rows, middle + rows, cached=middle, rows=rows)
+        one_pass = self._passes.at(rows, middle + rows, cached=middle + self._copied, rows=rows)
         self._spend(one_pass, passes)
         self._pass += passes
         self._cached += rows * passes
@@ -206,6 +212,7 @@ class _Schedule:
         """Take a row out of its slot; return its tokens since it began."""
         tokens = self._pass - self._begin_pass.pop(row)
         self._cached -= self._cached_at_begin(row) + tokens
+        self._copied -= self._copied_share * self._prompts[row]
         return tokens
 
     def _send_back(self) -> None:

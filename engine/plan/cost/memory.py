@@ -8,7 +8,8 @@ are shared, whether it all fits (engine/plan).
     optimizer       always                train
     offloaded       always                train whose optimizer waits on the host, there
     engine          always                a kernel with an engine: its processes, beside the weights
-    cache           always                the same: keys and values, of a fixed size
+    cache           always                the same, and decode by torch on a GPU (static_decode.py):
+                                          keys and values, of a fixed size
     outbox          always                nodes that make rows
     device_columns  always                nodes that make columns declared `device`
     libraries       always                where a profile tells: what the libraries of its kernels
@@ -20,7 +21,7 @@ are shared, whether it all fits (engine/plan).
     bucket          while the node runs   train whose optimizer waits on the host
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
-    kv_cache        while the node runs   decode
+    kv_cache        while the node runs   decode elsewhere
 
 Nodes of one Worker take turns: its peak is what it always holds and the most that one node adds. A
 node's parts are those in each of its Workers. What a Worker's process takes itself (the interpreter

@@ -25,6 +25,7 @@ from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
+from engine.plan.cost.static_decode import static_decode_parts
 from engine.plan.cost.training_memory import offload_parts, recompute_parts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
@@ -34,6 +35,7 @@ from engine.plan.passes.project import fetched_columns
 from engine.plan.passes.seconds import add_seconds
 from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
+from engine.plan.profiled_passes import kernel_family
 
 Columns = tuple[str, ...]
 
@@ -125,9 +127,10 @@ class _Cost:
         """The paths of a node's attention over packed rows."""
         if planned.work not in PACKED_WORK:
             return ()
-        model = self._models[model_of(planned)]
-        is_on_gpu = planned.workers[0] in self._draft.devices
-        return planned_attention(model.base, model.dtype, is_on_gpu=is_on_gpu)
+        use = self._find_use(planned)
+        if use is None:
+            return ()
+        return planned_attention(use.model.base, use.dtype, is_on_gpu=self._is_on_gpu(planned))
 
     def _find_tree_path(self, planned: PlannedNode) -> AttentionPath:
         return Estimate(attention=self._list_paths(planned)).tree_path
@@ -174,10 +177,18 @@ class _Cost:
         work = self._work_of(planned)
         if not planned.traits.generates:
             return memory.forward_parts(shape, work, use.dtype, use.model.head)
+        if self._has_static_keys(planned):
+            return static_decode_parts(shape, work, use.dtype)
         parts = memory.decode_parts(shape, work, use.dtype)
         if planned.layout.cache_bytes:
             del parts["kv_cache"]  # held always, by the engine
         return parts
+
+    def _has_static_keys(self, planned: PlannedNode) -> bool:
+        """Whether a node generates by torch on GPUs. The few Models that no CUDA graph holds
+        (operators/kernels/torch/static_rule.py) need less.
+        """
+        return self._is_on_gpu(planned) and kernel_family(planned) == "torch"
 
     def _training_parts(self, train: PlannedNode, use: _Use) -> dict[str, int]:
         weights = use.cost.parameters or 0
@@ -192,7 +203,7 @@ class _Cost:
                 parts[part] = max(size, parts.get(part, 0))
         if train.layout.offload == "optimizer" and self._is_on_gpu(train):
             ranks = train.layout.data if train.layout.shard else 1
-            parts = offload_parts(parts, weights // ranks, shape, use.model.dtype)
+            parts = offload_parts(parts, weights // ranks, shape, use.dtype)
         return parts
 
     def _is_on_gpu(self, planned: PlannedNode) -> bool:

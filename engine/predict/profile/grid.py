@@ -72,7 +72,9 @@ def choose_works(
             work = _make_work(plan, number, node)
             if isinstance(work, SkippedNode):
                 skipped.append(work)
-            elif work.key not in keys:
+                continue
+            work = replace(work, on_gpu=device.is_gpu)
+            if work.key not in keys:
                 keys.add(work.key)
                 largest = _largest_cell(plan, node, work, lengths[node.name])
                 # With one thread, which takes longest, so that all have the same cells.

@@ -19,13 +19,14 @@ from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.profile import PassKey, ProfileCell, model_key
+from engine.plan.cost.static_decode import static_decode_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledWork:
     """What one child process measures: a node with so many threads. of: its plan's number.
-    samples: answers of one prompt. entropy: whether its loss reads the entropy. attention: the path
-    of its attention over the prefix tree.
+    on_gpu: whether it computes there. samples: answers of one prompt. entropy: whether its loss
+    reads the entropy. attention: the path of its attention over the prefix tree.
     """
 
     of: int
@@ -33,6 +34,7 @@ class ProfiledWork:
     kind: Kind
     model: Sizes
     kernel: str
+    on_gpu: bool = False
     samples: int = 1
     cores: int
     epochs: int = 1
@@ -87,6 +89,7 @@ def predict_seconds(
             shared=samples,
             slots=cell.cell.slots,
             budget=budget,
+            copied=device.is_gpu and work.kernel == "torch",
         )
         return schedule_decode(work.model, place, batch).seconds
     rows = training.pack_rows(prompts, answers, budget=budget, shared=samples)
@@ -120,6 +123,8 @@ def predict_peak(work: ProfiledWork, cell: ProfileCell) -> int:
     shape, dtype = model.shape, model.dtype
     if work.kind == "train":
         parts = memory.train_parts(model.parameters, shape, pass_work, dtype, model.head)
+    elif work.kind == "decode" and work.on_gpu and work.kernel == "torch":
+        parts = static_decode_parts(shape, pass_work, dtype)
     elif work.kind == "decode":
         parts = memory.decode_parts(shape, pass_work, dtype)
     else:

@@ -28,6 +28,8 @@ from operators.kernels.torch.models import (
 )
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
+from operators.kernels.torch.static_memory import StaticMemory
+from operators.kernels.torch.static_rule import decodes_statically
 
 
 class TorchGenerate(Generating, Sleeper, Probeable):
@@ -42,12 +44,16 @@ class TorchGenerate(Generating, Sleeper, Probeable):
             )
         self._module: Any = self._session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
+        # Over all chunks: graphs are captured once. None: each chunk's keys are its own.
+        self._static: StaticMemory | None = None
+        if decodes_statically(self._module):
+            self._static = StaticMemory(self._module)
 
     def _positions(self) -> int | None:
         return find_position_limit(self._model.base)
 
     def _decoder(self, task: DecodeTask) -> Decoder:
-        return Decoder(self._module, task, self._version)
+        return Decoder(self._module, task, self._version, self._static)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """As Generating.run, with the plan's threads."""
@@ -78,7 +84,8 @@ class TorchGenerate(Generating, Sleeper, Probeable):
         return compute_probe(self._module, ids, head=self._model.head)
 
     def sleep(self) -> None:
-        """Free the device between two chunks; keys and values do not outlive a chunk."""
+        """Free the device between two chunks; no keys and values are needed after a chunk."""
+        self._release()
         rest(self._module)
 
     def wake(self) -> None:
@@ -87,4 +94,11 @@ class TorchGenerate(Generating, Sleeper, Probeable):
 
     def close(self) -> None:
         """Drop the module and the tokenizer."""
+        self._release()
         self._module, self._tokenizer = None, None
+
+    def _release(self) -> None:
+        # Not there if the kernel could not be opened.
+        static = getattr(self, "_static", None)
+        if static is not None:
+            static.release()

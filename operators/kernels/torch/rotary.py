@@ -40,6 +40,17 @@ def require_steady(module: nn.Module, longest: int) -> None:
             )
 
 
+def find_length_dependent(module: nn.Module) -> str | None:
+    """Find a kind of rotary embedding whose frequencies transformers picks anew in each forward; it
+    reads positions on the host to do so. None if this module has none.
+    """
+    config: Any = module.config
+    for kind, _ in _kinds(config):
+        if kind in _LIMITS:
+            return kind
+    return None
+
+
 def require_known_rotary(module: nn.Module, where: str) -> None:
     """Raise KernelError for a kind of rotary embedding that this module does not know of."""
     config: Any = module.config

@@ -1,8 +1,8 @@
 """From logits to tokens, by inverse transform of one uniform draw per row.
 
 Owns: temperature, top-k, top-p and the recorded log-probabilities. Does not own: the draws
-(dataflow.randomness), when a row ends (decode.py), what the recorded numbers mean (Rollout in
-dataflow/schema.py).
+(dataflow.randomness), when a row ends (decoding.py), what the recorded numbers mean (Rollout in
+dataflow/schema.py), the same without waiting for a device (device_sampling.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ from operators.generate import truncates
 
 BLOCK = 1 << 23
 """Numbers in one block of rows: bounds the float64 sums for large vocabularies."""
+
+
+UNSOUND = (
+    "expected finite logits, found NaN or infinity: the weights have diverged, or never had"
+    " numbers. Fix: a lower learning rate from an earlier checkpoint on, or another base."
+)
+"""The error of rows without numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +90,13 @@ def require_numbers(logprobs: Tensor) -> None:
     """Raise KernelError for a row [vocabulary] whose logits had NaN or infinity: each of its
     log-probs is NaN then.
     """
-    if bool(logprobs[:, 0].isnan().any()):
-        raise KernelError(
-            "expected finite logits, found NaN or infinity: the weights have diverged, or never had"
-            " numbers. Fix: a lower learning rate from an earlier checkpoint on, or another base."
-        )
+    if bool(find_unsound(logprobs).any()):
+        raise KernelError(UNSOUND)
+
+
+def find_unsound(logprobs: Tensor) -> Tensor:
+    """Find rows [rows, vocabulary] whose logits had NaN or infinity: bool [rows]."""
+    return logprobs[:, 0].isnan()
 
 
 def cumulate_weights(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
@@ -97,7 +106,7 @@ def cumulate_weights(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
     logprobs are the log_softmax; both float32 [rows, vocabulary].
     """
     # float64: a float32 sum over a vocabulary would lose the weights of unlikely tokens.
-    return _truncate(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
+    return truncate_weights(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
 
 
 def _sample_in_blocks(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
@@ -124,23 +133,24 @@ def _invert(sums: Tensor, draws: Tensor) -> Tensor:
     return torch.searchsorted(sums, target.unsqueeze(1), right=True).squeeze(1)
 
 
-def _truncate(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
+def truncate_weights(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
     """Set the weights outside the top-k to 0, then those outside the top-p of the rest; ties at the
     edge stay.
 
     scores [rows, vocabulary]: rank the tokens, even where two weights round to the same number.
     top-p keeps the smallest set of most likely tokens whose share reaches it (Holtzman et al.,
-    arXiv 1904.09751).
+    arXiv 1904.09751). Filled, not chosen by `where`: that copies its number to the device, which no
+    CUDA graph can hold.
     """
     if 0 < how.top_k < weights.shape[1]:
         least = scores.topk(how.top_k, -1).values[:, -1:]
-        weights = weights.where(scores >= least, 0.0)
+        weights = weights.masked_fill(~(scores >= least), 0.0)
     if how.top_p < 1.0:
         best, order = scores.sort(-1, descending=True)
         ordered = weights.gather(-1, order)
         before = ordered.cumsum(-1, dtype=torch.float64) - ordered
         total = ordered.sum(-1, keepdim=True, dtype=torch.float64)
         inside = before < how.top_p * total
-        least = best.where(inside, torch.inf).amin(-1, keepdim=True)
-        weights = weights.where(scores >= least, 0.0)
+        least = best.masked_fill(~inside, torch.inf).amin(-1, keepdim=True)
+        weights = weights.masked_fill(~(scores >= least), 0.0)
     return weights

@@ -1,0 +1,57 @@
+"""One more token for each live row: what the decode loop asks of whoever keeps the rows' keys.
+
+Owns: the protocol between the loop (decode.py) and its two implementations. Does not own: these.
+
+    SharedStep  shared_step.py  keys once for all rows that share them, in memory that grows; every
+                                operation is launched by itself. On a CPU, and where a GPU cannot
+                                capture the module.
+    StaticStep  static_step.py  each row's keys by themselves at fixed places, so that one CUDA
+                                graph computes a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """One new token of each of some rows, in host memory. All [rows]: rows int64, tokens int64 or
+    int32, log-probs float32, mass float32 if the sampler truncates.
+    """
+
+    rows: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    mass: np.ndarray | None = None
+
+
+class DecodeStep(Protocol):
+    """Keeps the keys of live rows and draws their tokens; the loop records these.
+
+    rows: int64 [live], the rows in slots. They are read and dropped in this order.
+    """
+
+    @property
+    def rows(self) -> np.ndarray: ...
+
+    def admit(self, rows: np.ndarray) -> StepTokens:
+        """Give the next rows slots, feed their prompts, and draw the first token of each."""
+        ...
+
+    def advance(self) -> StepTokens:
+        """Feed each live row its last recorded token, and draw one more."""
+        ...
+
+    def drop(self, ended_rows: np.ndarray) -> None:
+        """Free the slots of these live rows."""
+        ...
+
+    def renew(self) -> int:
+        """Compute all keys again, with the weights that are there now. Returns how many tokens were
+        fed.
+        """
+        ...

@@ -1,0 +1,127 @@
+"""Feeding prompts and written tokens to a module, as packed tokens in parts that fit the budget.
+
+Owns: how tokens are laid out for a pass, and the call of the module. Does not own: where keys are
+stored (cache.py, static_keys.py), which rows are fed (shared_step.py, static_step.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dataflow.batch import Ragged
+from operators.kernels.decoding import DecodeTask
+from operators.kernels.torch.attention import AttentionPass, compute_hidden, forward
+from operators.kernels.torch.cache import Cache, Common, Prefill
+from operators.kernels.torch.products import fast_products
+
+LEAST_PREFIX = 8
+"""Shared tokens that justify a prefix level, which costs a few small products per step."""
+
+
+class Feeder:
+    """Feeds the tokens of one DecodeTask to a module. lengths int64 [prompts]: of the prompts;
+    prefix: how many tokens all of them share.
+    """
+
+    def __init__(self, module: PreTrainedModel, task: DecodeTask) -> None:
+        self.module, self.device = module, module.device
+        self.lengths = task.prompts.lengths
+        self.prefix = common_prefix(task.prompts)
+        self._prompts = task.prompts
+        self._budget = task.budget
+        self._products = fast_products(module)
+
+    def prefill(self, cache: Cache, prompts: np.ndarray, first: int) -> Tensor:
+        """Feed some prompts, int64 [prompts], whose keys go to the cache's groups first, first + 1,
+        ... Returns the logits [prompts, vocabulary] after them. The cache's prefix is that of the
+        task.
+        """
+        ids, prefix = self._prompts, cache.prefix
+        if prefix and not cache.prefixes:
+            common = Common(cache=cache, longest=prefix)
+            self.fill(ids[0][:prefix], np.arange(prefix), common)
+        lengths = self.lengths[prompts] - prefix
+        segment, within = lay_out_segments(lengths)
+        starts = ids.offsets[prompts] + prefix
+        tokens = ids.values[starts[segment] + within]
+        width = int(lengths.max())
+        place = None
+        if (lengths != width).any():
+            place = self.to_device(segment * width + within)
+        prefill = Prefill(cache=cache, first=first, groups=len(prompts), width=width, place=place)
+        last_tokens = self.to_device(np.cumsum(lengths) - 1)
+        return self.compute_logits(tokens, prefix + within, prefill, keep=last_tokens)
+
+    def split_prompts(self, prompts: np.ndarray) -> list[np.ndarray]:
+        """Split prompts, in order, into parts that are fed at once."""
+        return self.split(prompts, self.lengths[prompts])
+
+    def split(self, indices: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+        """Split indices, in order, into parts whose padded size fits the budget; at least one in
+        each. lengths: of each index's row.
+        """
+        cuts, begin, longest = [], 0, 0
+        for index, length in enumerate(lengths.tolist()):
+            longest = max(longest, length)
+            if index > begin and longest * (index - begin + 1) > self._budget:
+                cuts.append(index)
+                begin, longest = index, length
+        return [part for part in np.split(indices, cuts) if len(part)]
+
+    def compute_logits(
+        self,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        attention_pass: AttentionPass,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """Feed tokens; returns the logits after those at `keep`, after all if it is None."""
+        return self.forward(
+            self.to_device(ids), self.to_device(positions), attention_pass, keep=keep
+        )
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attention_pass: AttentionPass,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """`compute_logits` of tokens that are on the device already."""
+        with self._products:
+            return forward(self.module, ids, positions, attention_pass, keep=keep)
+
+    def fill(self, ids: np.ndarray, positions: np.ndarray, attention_pass: AttentionPass) -> None:
+        """Compute these tokens' keys and values alone."""
+        with self._products:
+            compute_hidden(
+                self.module, self.to_device(ids), self.to_device(positions), attention_pass
+            )
+
+    def to_device(self, index: np.ndarray) -> Tensor:
+        """Copy whole numbers to the device, as int64."""
+        return torch.from_numpy(index.astype(np.int64, copy=False)).to(self.device)
+
+
+def common_prefix(prompts: Ragged) -> int:
+    """Count the tokens that all prompts share, leaving each at least one; 0 if too few to
+    matter.
+    """
+    least = int(prompts.lengths.min()) - 1
+    if len(prompts) < 2 or least < LEAST_PREFIX:
+        return 0
+    places = prompts.offsets[:-1, None] + np.arange(least)
+    heads = prompts.values[places]
+    differs = (heads != heads[0]).any(0)
+    length = int(differs.argmax()) if differs.any() else least
+    return length if length >= LEAST_PREFIX else 0
+
+
+def lay_out_segments(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lay segments out one after another: for each token its segment, and its place in that."""
+    segment = np.repeat(np.arange(len(lengths)), lengths)
+    starts = np.cumsum(lengths) - lengths
+    return segment, np.arange(len(segment)) - starts[segment]

@@ -1,0 +1,269 @@
+"""A decode step with keys on three levels, each once for all rows that share it.
+
+Owns: which rows are live, where they are in the cache, and the threads of a step. Does not own: the
+loop (decode.py), attention and its cache (cache.py), the choice of a token (sampling.py).
+
+No forward ever includes a row that has ended: the last live rows move into the freed slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dataflow.randomness import uniform
+from operators.kernels.decoding import Counts, DecodeTask, Written
+from operators.kernels.torch.cache import Again, Cache, Decode, Level
+from operators.kernels.torch.decode_step import StepTokens
+from operators.kernels.torch.prompt_feeding import Feeder, lay_out_segments
+from operators.kernels.torch.sampling import sample
+
+SHARE = 3_000_000
+"""Multiplications in one matrix product that justify one thread. Each further thread costs a
+wake-up at every product of a step, and a scheduler time slice where another process is using its
+core: next to one busy test run, a chunk of the long-tailed benchmark took 1348 ms with 2 threads
+and 162 ms with 1; on an idle machine both took about 150 ms.
+"""
+
+
+class SharedStep:
+    """Implements DecodeStep. written: what the loop records; counts: of its decode forwards."""
+
+    def __init__(
+        self, module: PreTrainedModel, task: DecodeTask, written: Written, counts: Counts
+    ) -> None:
+        self._module, self._task = module, task
+        self._written, self._counts = written, counts
+        self._feeder = Feeder(module, task)
+        self._slots = min(task.slots, len(task.prompts) * task.n)
+        self._lengths = self._feeder.lengths
+        self._cache = Cache(prefix=self._feeder.prefix)
+        self._waiting = 0  # the first row that has not been admitted
+        self._row = np.zeros(0, np.int64)  # [live]: the row in each slot
+        # [groups]: the prompt in each group of the cache; [prompts]: the group of each such prompt.
+        self._prompt = np.zeros(0, np.int64)
+        self._group = np.zeros(len(task.prompts), np.int64)
+        # Logits after the last prefilled prompt, some of whose rows may still wait.
+        self._next: Tensor | None = None
+        # members and place of Decode, while the live rows stay the same.
+        self._layout: tuple[int, Tensor | None] | None = None
+        self._threads = torch.get_num_threads()
+        self._weight = _mean_weight(module)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The row in each slot."""
+        return self._row
+
+    def admit(self, rows: np.ndarray) -> StepTokens:
+        """Prefill the prompts that are not in the cache yet, and draw first tokens."""
+        first, n = int(rows[0]), self._task.n
+        begun = -(-first // n)  # prompts before this one are already in the cache
+        fresh = np.arange(begun, rows[-1] // n + 1)
+        by_prompt: list[Tensor] = []
+        if self._next is not None and first % n != 0:
+            by_prompt.append(self._next)  # some rows of this prompt were admitted before
+        by_prompt += [self._prefill(part) for part in self._feeder.split_prompts(fresh)]
+        logits = torch.cat(by_prompt)
+        self._next, self._waiting = logits[-1:], first + len(rows)
+        self._row, self._layout = np.concatenate([self._row, rows]), None
+        prompt_of_row = rows // n - first // n  # among those of `logits`
+        return self._draw(rows, logits[self._to(prompt_of_row)])
+
+    def advance(self) -> StepTokens:
+        """Feed each live row its last token; draws one more."""
+        rows = self._row
+        worthwhile = max(1, len(rows) * self._weight // SHARE)
+        with _threads(min(self._threads, worthwhile), self._threads):
+            last = self._written.length[rows].astype(np.int64) - 1
+            ids = self._written.tokens[rows, last]
+            positions = self._lengths[rows // self._task.n] + last
+            self._counts.rows += len(rows)
+            self._counts.slots += self._slots
+            return self._draw(
+                rows, self._feeder.compute_logits(ids, positions, self._make_pass(last))
+            )
+
+    def drop(self, ended_rows: np.ndarray) -> None:
+        """Move the last live rows into the slots of those that have ended."""
+        count, source, target = _find_moves(~np.isin(self._row, ended_rows))
+        self._move(self._cache.own, source, target)
+        self._row[target] = self._row[source]
+        self._row, self._layout = self._row[:count], None
+        self._drop_groups()
+
+    def renew(self) -> int:
+        """Compute the keys of the prompts again, then those of what the rows have written."""
+        # _prefill appends to self._prompt again, so the prompts keep their groups.
+        prompts, self._prompt = self._prompt, np.zeros(0, np.int64)
+        self._cache = Cache(prefix=self._cache.prefix)
+        logits = [self._prefill(part) for part in self._feeder.split_prompts(prompts)]
+        if self._waiting % self._task.n:  # some rows of the last prompt have not been admitted
+            group = int(self._group[self._waiting // self._task.n])
+            self._next = torch.cat(logits)[group : group + 1]
+        # The last token of each row is fed by the next step.
+        written = self._written.length[self._row].astype(np.int64) - 1
+        longest_prompt = int(self._lengths[self._prompt].max(initial=0))
+        # Copying the prompt's keys for each row costs far less than feeding its tokens.
+        cost = np.maximum(written, (longest_prompt + written) // 4)
+        for part in self._feeder.split(np.arange(len(written)), cost):
+            if written[part].any():
+                self._feed_again(part, written[part])
+        return int(self._lengths[prompts].sum() + written.sum())
+
+    def _feed_again(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """Feed the first `lengths` tokens of the rows in these adjacent slots."""
+        rows, width = self._row[slots], int(lengths.max())
+        segment, within = lay_out_segments(lengths)
+        prompts = rows // self._task.n
+        rests = self._lengths[prompts] - self._cache.prefix
+        again = Again(
+            cache=self._cache,
+            first=int(slots[0]),
+            rows=len(rows),
+            width=width,
+            prompt=int(rests.max()),
+            group=self._to(self._group[prompts]),
+            rest=self._to(rests),
+            place=self._to(segment * width + within),
+            mask=self._make_mask(rests, width),
+        )
+        ids = self._written.tokens[rows[segment], within]
+        self._feeder.fill(ids, self._lengths[prompts][segment] + within, again)
+
+    def _make_mask(self, rests: np.ndarray, width: int) -> Tensor:
+        """bool [rows, 1, width, prefix + longest rest + width]: see Again.
+
+        rests int64 [rows]: the length of each row's prompt rest.
+        """
+        shape, device = (len(rests), 1, width), self._feeder.device
+        triangle = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        prefix_mask = triangle.new_ones(*shape, self._cache.prefix)
+        places = torch.arange(int(rests.max()), device=device)
+        in_rest = places < self._to(rests)[:, None]
+        prompt_mask = in_rest[:, None, None].expand(*shape, -1)
+        return torch.cat([prefix_mask, prompt_mask, triangle.expand(*shape, -1)], -1)
+
+    def _prefill(self, prompts: np.ndarray) -> Tensor:
+        """Feed some prompts, which become the cache's last groups. Returns the logits [prompts,
+        vocabulary] after them.
+        """
+        first = len(self._prompt)
+        logits = self._feeder.prefill(self._cache, prompts, first)
+        self._group[prompts] = first + np.arange(len(prompts))
+        self._prompt = np.concatenate([self._prompt, prompts])
+        return logits
+
+    def _make_pass(self, last: np.ndarray) -> Decode:
+        """Describe the pass over each live row's token at index `last` [rows]."""
+        if self._layout is None:
+            self._layout = self._arrange()
+        members, place = self._layout
+        rests = self._lengths[self._prompt] - self._cache.prefix
+        last_index, longest_own = self._to(last), int(last.max()) + 1
+        # Without a bias where all are equally long: an addition less in each layer.
+        own_bias, prompt_bias = None, None
+        if (last != last[0]).any():
+            own_bias = _make_bias(last_index + 1, longest_own, self._module.dtype)
+        if (rests != rests[0]).any():
+            prompt_bias = _make_bias(self._to(rests), int(rests.max()), self._module.dtype)
+        return Decode(
+            cache=self._cache,
+            rows=len(last),
+            groups=len(self._prompt),
+            members=members,
+            width=int(rests.max()),
+            longest_own=longest_own,
+            place=place,
+            last=last_index,
+            own_bias=own_bias,
+            prompt_bias=prompt_bias,
+            rest=self._lengths[self._row // self._task.n] - self._cache.prefix,
+        )
+
+    def _arrange(self) -> tuple[int, Tensor | None]:
+        """Find the most rows in any group, and where each row goes in [groups, members] (see
+        Decode).
+        """
+        group = self._group[self._row // self._task.n]
+        order = np.argsort(group, kind="stable")
+        counts = np.bincount(group, minlength=len(self._prompt))
+        _, within = lay_out_segments(counts)
+        rank = np.empty(len(order), np.int64)
+        rank[order] = within
+        members = int(counts.max())
+        place = group * members + rank
+        full = len(place) == members * len(counts)
+        if full and (place == np.arange(len(place))).all():
+            return members, None
+        return members, self._to(place)
+
+    def _draw(self, rows: np.ndarray, logits: Tensor) -> StepTokens:
+        """Draw one token per row from logits [rows, vocabulary]."""
+        draws = uniform(self._task.seeds[rows], self._written.length[rows])
+        drawn = sample(logits, torch.from_numpy(draws).to(logits.device), self._task.how)
+        # Waits for the device: whether a row ended decides what is fed next.
+        tokens, logprobs = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
+        mass = None if drawn.mass is None else drawn.mass.cpu().numpy()
+        return StepTokens(rows=rows, tokens=tokens, logprobs=logprobs, mass=mass)
+
+    def _drop_groups(self) -> None:
+        """Once a quarter of the cache's prompts have no live or waiting rows, drop those."""
+        groups = self._group[self._row // self._task.n]
+        used = np.bincount(groups, minlength=len(self._prompt)) > 0
+        if self._waiting % self._task.n:  # some rows of this prompt have not been admitted
+            used[self._group[self._waiting // self._task.n]] = True
+        if 4 * used.sum() > 3 * len(used):
+            return
+        count, source, target = _find_moves(used)
+        self._move(self._cache.prompts, source, target)
+        self._prompt[target] = self._prompt[source]
+        self._prompt = self._prompt[:count]
+        self._group[self._prompt] = np.arange(count)
+
+    def _move(self, levels: dict[int, Level], source: np.ndarray, target: np.ndarray) -> None:
+        """Copy holders `source` (ascending) over holders `target` in each layer."""
+        if not len(source):
+            return
+        source_index, target_index = self._to(source), self._to(target)
+        for level in levels.values():
+            level.move(source_index, target_index, int(source[-1]) + 1)
+
+    def _to(self, index: np.ndarray) -> Tensor:
+        return self._feeder.to_device(index)
+
+
+def _mean_weight(module: PreTrainedModel) -> int:
+    """The mean number of elements in the module's weight matrices."""
+    sizes = [weight.numel() for weight in module.parameters() if weight.dim() > 1]
+    return sum(sizes) // len(sizes)
+
+
+@contextmanager
+def _threads(count: int, usual: int) -> Iterator[None]:
+    """Compute with `count` threads, then go back to `usual`."""
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def _find_moves(alive: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """Count the living, and find the moves (source, target) that fill holes from the end."""
+    count = int(alive.sum())
+    source = count + np.flatnonzero(alive[count:])
+    target = np.flatnonzero(~alive[:count])
+    return count, source, target
+
+
+def _make_bias(lengths: Tensor, longest: int, dtype: torch.dtype) -> Tensor:
+    """[holders, 1, 1, longest]: 0 for the first `lengths` keys of each, -inf after them."""
+    behind = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
+    bias = torch.zeros(behind.shape, dtype=dtype, device=lengths.device)
+    return bias.masked_fill_(behind, -torch.inf)[:, None, None]

@@ -1,0 +1,344 @@
+"""A decode step at fixed places, which one CUDA graph can hold.
+
+Owns: which row is in which slot, what a step computes, and the step that is computed ahead. Does
+not own: the loop (decode.py), keys and their passes (static_keys.py), what outlives a chunk
+(static_memory.py).
+
+A step computes so many first slots as hold all live rows, a power of two, and so many first keys as
+hold the longest of them, a power of two or the middle between two: a graph for each such pair. A
+slot without a row computes for nobody. Rows stay in their slots until half as many hold them.
+
+The device knows what it feeds next, so a step is started before the numbers of the one before have
+reached the host, which then has a step's time to record these. What a row that ended meanwhile
+wrote in it is left out. Under new weights it is left out for all rows and computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dataflow.errors import KernelError
+from dataflow.randomness import uniform
+from operators.kernels.decoding import Counts, DecodeTask, Written
+from operators.kernels.torch.cache import Cache, Level
+from operators.kernels.torch.decode_step import StepTokens
+from operators.kernels.torch.device_sampling import (
+    NUMBERS,
+    draw_packed,
+    draw_uniform,
+    unpack_rows,
+)
+from operators.kernels.torch.flash_decode import make_key_lengths
+from operators.kernels.torch.prompt_feeding import Feeder, lay_out_segments
+from operators.kernels.torch.result_copies import ResultCopy
+from operators.kernels.torch.static_keys import StaticAgain, StaticDecode
+from operators.kernels.torch.static_memory import (
+    FEWEST_KEYS,
+    FEWEST_ROWS,
+    ID,
+    INDEX,
+    LIVE,
+    POSITION,
+    SEED,
+    StaticMemory,
+    round_up,
+    round_up_keys,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LaunchedStep:
+    """A step that the device computes. rows, slots int64 [live] as it was started; width: slots
+    that it computes.
+    """
+
+    rows: np.ndarray
+    slots: np.ndarray
+    width: int
+    copy: ResultCopy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenPrompt:
+    """The last prefilled prompt, some of whose rows still wait: its keys, as a cache of one group,
+    and the logits [1, vocabulary] after it.
+    """
+
+    cache: Cache
+    logits: Tensor
+
+
+class StaticStep:
+    """Implements DecodeStep. written: what the loop records; counts: of its decode forwards."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        task: DecodeTask,
+        written: Written,
+        counts: Counts,
+        memory: StaticMemory,
+    ) -> None:
+        self._task, self._written, self._counts, self._memory = task, written, counts, memory
+        self._feeder = Feeder(module, task)
+        self._lengths = self._feeder.lengths
+        self._slots = min(task.slots, len(task.prompts) * task.n)
+        self._waiting = 0  # the first row that has not been admitted
+        self._open_prompt: _OpenPrompt | None = None
+        self._prefixes: dict[int, Level] = {}
+        self._row = np.zeros(0, np.int64)  # [live]
+        self._slot = np.zeros(0, np.int64)  # [live]: of each such row
+        capacity = round_up(self._slots, FEWEST_ROWS)
+        # [slots]: where the token is that the next step feeds.
+        self._position = np.zeros(capacity, np.int64)
+        # [slots]: whether the device has another row there than the host, or knows less of it.
+        self._stale = np.ones(capacity, bool)
+        self._ahead: _LaunchedStep | None = None
+        longest_prompt = int(self._lengths.max()) + 1
+        memory.open(capacity, round_up_keys(longest_prompt, FEWEST_KEYS))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The live rows, in the order of their admission."""
+        return self._row
+
+    # Prompts.
+
+    def admit(self, rows: np.ndarray) -> StepTokens:
+        """Prefill prompts, copy each to the slots of its rows, and draw first tokens."""
+        first, n = int(rows[0]), self._task.n
+        free_slots = np.setdiff1d(np.arange(self._slots), self._slot)
+        slots = free_slots[: len(rows)]
+        self._row = np.concatenate([self._row, rows])
+        self._slot = np.concatenate([self._slot, slots])
+        self._stale[slots] = True
+        self._position[slots] = self._lengths[rows // n]
+        self._waiting = first + len(rows)
+        by_prompt: list[Tensor] = []
+        opened = self._open_prompt
+        if opened is not None and first % n != 0:
+            its_slots = slots[rows // n == first // n]
+            groups = self._feeder.to_device(np.zeros(len(its_slots), np.int64))
+            self._memory.keys.store_prompts(opened.cache, groups, self._feeder.to_device(its_slots))
+            by_prompt.append(opened.logits)
+        begun = -(-first // n)  # the prompts before this one have been fed
+        by_prompt += self._prefill(np.arange(begun, rows[-1] // n + 1), rows, slots)
+        prompt_of_row = self._feeder.to_device(rows // n - first // n)
+        return self._draw_first(rows, torch.cat(by_prompt)[prompt_of_row])
+
+    def _prefill(self, prompts: np.ndarray, rows: np.ndarray, slots: np.ndarray) -> list[Tensor]:
+        """Feed prompts, int64 [prompts] ascending, whose keys go to the slots of those of these
+        rows that have them. Returns the logits after them, in parts.
+        """
+        logits: list[Tensor] = []
+        prompt_of_row = rows // self._task.n
+        for part in self._feeder.split_prompts(prompts):
+            cache = Cache(prefix=self._feeder.prefix, prefixes=self._prefixes)
+            part_logits = self._feeder.prefill(cache, part, 0)
+            logits.append(part_logits)
+            in_part = np.isin(prompt_of_row, part)
+            groups = np.searchsorted(part, prompt_of_row[in_part])
+            self._memory.keys.store_prompts(
+                cache, self._feeder.to_device(groups), self._feeder.to_device(slots[in_part])
+            )
+            if self._waiting % self._task.n and self._waiting // self._task.n == part[-1]:
+                self._open_prompt = _OpenPrompt(
+                    cache=_copy_last_group(cache), logits=part_logits[-1:].clone()
+                )
+        return logits
+
+    def _draw_first(self, rows: np.ndarray, logits: Tensor) -> StepTokens:
+        """Draw from logits [rows, vocabulary], in one copy as each step."""
+        draws = uniform(self._task.seeds[rows], self._written.length[rows])
+        packed = torch.zeros(NUMBERS * len(rows), dtype=torch.int32, device=logits.device)
+        draw_packed(
+            logits,
+            torch.from_numpy(draws).to(logits.device),
+            self._task.how,
+            packed.view(NUMBERS, -1),
+        )
+        numbers = self._memory.copies.start(packed).read()
+        return self._unpack(numbers.reshape(NUMBERS, -1), rows)
+
+    # Steps.
+
+    def advance(self) -> StepTokens:
+        """Read the step that was started last time, or start one; and start the next before that.
+        Rows that were admitted in between are in the next one.
+        """
+        launched = self._ahead or self._launch()
+        self._ahead = self._launch() if self._goes_on() else None
+        numbers = launched.copy.read().reshape(NUMBERS, -1)
+        # A row may have ended with the step before, after this one was started.
+        live = np.isin(launched.rows, self._row)
+        self._counts.rows += int(live.sum())
+        self._counts.padded += launched.width - int(live.sum())
+        self._counts.slots += self._slots
+        return self._unpack(numbers[:, launched.slots[live]], launched.rows[live])
+
+    def _goes_on(self) -> bool:
+        """Whether a live row has room for one more token than have been started."""
+        prompts = self._lengths[self._row // self._task.n]
+        next_index = self._position[self._slot] - prompts + 1
+        return bool((next_index < self._task.max_tokens).any())
+
+    def _launch(self) -> _LaunchedStep:
+        """Start a step of all live rows."""
+        memory = self._memory
+        self._upload()
+        width = round_up(int(self._slot.max()) + 1, FEWEST_ROWS)
+        longest = round_up_keys(int(self._position[self._slot].max()) + 1, FEWEST_KEYS)
+        memory.reserve(memory.keys.slots, longest)
+        compute = partial(self._compute, width, longest)
+        memory.steps.run((width, longest, self._task.how), compute, memory.state)
+        self._position[self._slot] += 1
+        copy = memory.copies.start(memory.packed[: NUMBERS * width])
+        return _LaunchedStep(rows=self._row, slots=self._slot, width=width, copy=copy)
+
+    def _compute(self, width: int, longest: int) -> None:
+        """Feed a token of each of the first slots, draw the next, and move on: a graph holds it, so
+        nothing here comes from the host or waits for it.
+        """
+        memory = self._memory
+        ids, positions, indices, seeds, live = memory.state[:, :width].unbind()
+        lengths = None
+        if memory.reads_lengths:
+            lengths = make_key_lengths(positions, memory.keys.length, longest)
+        attention_pass = StaticDecode(
+            keys=memory.keys,
+            rows=width,
+            longest=longest,
+            slots=torch.arange(width, device=ids.device),
+            positions=positions,
+            lengths=lengths,
+        )
+        logits = self._feeder.forward(ids, positions, attention_pass)
+        packed = memory.packed[: NUMBERS * width].view(NUMBERS, width)
+        tokens = draw_packed(logits, draw_uniform(seeds, indices), self._task.how, packed)
+        ids.copy_(tokens * live)
+        positions.add_(1).mul_(live)
+        indices.add_(live)
+
+    def _upload(self) -> None:
+        """Tell the device of the rows that it does not know, and of the slots that are free."""
+        slots = np.flatnonzero(self._stale)
+        if not len(slots):
+            return
+        row_of_slot = np.full(len(self._stale), -1)
+        row_of_slot[self._slot] = self._row
+        rows = row_of_slot[slots]
+        live = rows >= 0
+        live_rows = rows[live]
+        lengths = self._written.length[live_rows].astype(np.int64)
+        positions = self._lengths[live_rows // self._task.n] + lengths - 1
+        self._position[slots[live]] = positions
+        changes = np.zeros((LIVE + 2, len(slots)), np.int64)
+        changes[ID, live] = self._written.tokens[live_rows, lengths - 1]
+        changes[POSITION, live] = positions
+        changes[INDEX, live] = lengths
+        changes[SEED, live] = self._task.seeds[live_rows].view(np.int64)
+        changes[LIVE] = live
+        changes[-1] = slots
+        uploaded = self._copy_to_device(changes)
+        self._memory.state[:, uploaded[-1]] = uploaded[:-1]
+        self._stale[slots] = False
+
+    def _copy_to_device(self, numbers: np.ndarray) -> Tensor:
+        """Copy without waiting for the step that is under way."""
+        tensor = torch.from_numpy(numbers)
+        if self._feeder.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._feeder.device, non_blocking=True)
+
+    def _unpack(self, numbers: np.ndarray, rows: np.ndarray) -> StepTokens:
+        try:
+            return unpack_rows(numbers, rows, truncates=self._task.how.truncates)
+        except KernelError:
+            # A hidden key of NaN still makes NaN of what it is multiplied with.
+            self._memory.release()
+            raise
+
+    # Rows leave.
+
+    def drop(self, ended_rows: np.ndarray) -> None:
+        """Free these rows' slots. The others move together once half of the slots that a step
+        computes hold them, unless waiting rows will fill these.
+        """
+        ended = np.isin(self._row, ended_rows)
+        self._stale[self._slot[ended]] = True
+        self._row, self._slot = self._row[~ended], self._slot[~ended]
+        if self._ahead is not None and not np.isin(self._ahead.rows, self._row).any():
+            self._ahead = None
+        if self._waiting == len(self._written.length) and len(self._row):
+            self._move_together()
+
+    def _move_together(self) -> None:
+        width = round_up(len(self._row), FEWEST_ROWS)
+        moving = self._slot >= width
+        if not moving.any():
+            return
+        source = self._slot[moving]
+        target = np.setdiff1d(np.arange(width), self._slot)[: len(source)]
+        length = int(self._position[self._slot].max())
+        moves = self._copy_to_device(np.stack([source, target]))
+        self._memory.keys.move(moves[0], moves[1], length)
+        self._memory.state[:, moves[1]] = self._memory.state[:, moves[0]]
+        self._position[target] = self._position[source]
+        self._stale[target] = self._stale[source]
+        self._stale[source] = True
+        self._slot = self._slot.copy()  # a step that was started keeps its own
+        self._slot[moving] = target
+
+    # New weights.
+
+    def renew(self) -> int:
+        """Compute the keys of the prompts again, then those of what the rows have written."""
+        self._ahead, self._open_prompt, self._prefixes = None, None, {}
+        n = self._task.n
+        prompts = self._row // n
+        if self._waiting % n:  # some rows of this prompt have not been admitted
+            prompts = np.append(prompts, self._waiting // n)
+        prompts = np.unique(prompts)
+        self._prefill(prompts, self._row, self._slot)
+        # The last token of each row is fed by the next step.
+        written = self._written.length[self._row].astype(np.int64) - 1
+        contexts = self._lengths[self._row // n] + written
+        # Copying a row's keys costs far less than feeding its tokens.
+        cost = np.maximum(written, contexts // 4)
+        for part in self._feeder.split(np.arange(len(written)), cost):
+            if written[part].any():
+                self._feed_again(part, written[part])
+        self._stale[:] = True
+        return int(self._lengths[prompts].sum() + written.sum())
+
+    def _feed_again(self, part: np.ndarray, lengths: np.ndarray) -> None:
+        """Feed the first `lengths` tokens of some live rows, which stand at `part`."""
+        rows, slots, to_device = self._row[part], self._slot[part], self._feeder.to_device
+        prompts, width = self._lengths[rows // self._task.n], int(lengths.max())
+        segment, within = lay_out_segments(lengths)
+        token_positions = prompts[segment] + within
+        again = StaticAgain(
+            keys=self._memory.keys,
+            slots=to_device(slots),
+            positions=to_device(prompts[:, None] + np.arange(width)),
+            longest=int((prompts + lengths).max()),
+            token_slots=to_device(slots[segment]),
+            token_positions=to_device(token_positions),
+            place=to_device(segment * width + within),
+        )
+        ids = self._written.tokens[rows[segment], within]
+        self._feeder.fill(ids, token_positions, again)
+
+
+def _copy_last_group(cache: Cache) -> Cache:
+    """A cache of the last prompt of another one."""
+    last_group = Cache(prefix=cache.prefix, prefixes=cache.prefixes)
+    for layer, level in cache.prompts.items():
+        last_group.prompts[layer] = Level(level.keys[-1:].clone(), level.values[-1:].clone())
+    return last_group
