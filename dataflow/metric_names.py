@@ -32,6 +32,7 @@ _OF_THE_ENGINE = frozenset(
         "throughput",
         "time",
         "train",
+        "weights",
         "worker",
     }
 )

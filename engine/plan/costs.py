@@ -271,6 +271,9 @@ class PlanCosts:
         way = self.link(self._nodes[model.writer].workers[0], worker)
         if model.route == "collective" and not way.delay > transfers.HOST_DELAY:
             way = replace(way, rate=self.place(model.writer).between)
+        elif model.route == "ipc":
+            memory_rate = self.place(model.writer).device.memory_rate
+            way = replace(way, rate=memory_rate / transfers.HASH_TRAFFIC)
         return transfers.weights_time(
             sizes, self.place(model.writer), self.place(reader), way, readers=readers
         )

@@ -17,6 +17,7 @@ from engine.plan.explain.layout import duration
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.program_plan import AnyPlan
 
+_ROUTES = {"pull": "pulled", "collective": "sent by collectives", "ipc": "read by IPC"}
 Notes = dict[str, tuple[str, ...]]
 """Lines of a drawing: by node, `a->b`, or `model->reader`; of a Program after `2/`."""
 
@@ -123,6 +124,4 @@ def _describe_ranks(node: PlannedNode) -> str:
 def _describe_route(model: PlannedModel, reader: str) -> str:
     if reader in model.aliases:
         return "the same weights"
-    if model.route == "pull":
-        return "pulled"
-    return "sent by collectives"
+    return _ROUTES[model.route]

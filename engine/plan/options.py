@@ -90,8 +90,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
-    weights: Literal["auto", "pull", "collective"] = "auto"
-    """How new weights reach other Workers: pull, collective (one host); auto, that between GPUs."""
+    weights: Literal["auto", "pull", "collective", "ipc"] = "auto"
+    """How new weights reach other Workers: pull, collective, ipc (one host); auto, by the GPUs."""
     verify: Literal["structure", "content"] = "structure"
     """What readers check of rows of their own host: structure; or content: hashes of them, too."""
     cluster: str | None = None

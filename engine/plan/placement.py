@@ -16,7 +16,7 @@ from dataflow.kernel import Offload, Recompute
 from engine.plan.cluster import Cluster
 
 Spread = Literal["one", "auto", "apart"]
-Weights = Literal["auto", "pull", "collective"]
+Weights = Literal["auto", "pull", "collective", "ipc"]
 Samples = Literal["brief", "full"]
 Compiled = Literal["auto", "none", "layers"]
 

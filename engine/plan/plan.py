@@ -26,6 +26,7 @@ from engine.plan.planned_input import PlannedInput, list_fetches
 
 FORMAT = 1
 
+WeightRoute = Literal["pull", "collective", "ipc"]
 Relation = Literal["source", "same", "expand", "subset", "reduce", "concat", "sink"]
 
 
@@ -197,7 +198,7 @@ class PlannedModel:
     rate: float = 1.0
     every: int = 1
     parameters: int | None = None
-    route: Literal["pull", "collective"] = "pull"
+    route: WeightRoute = "pull"
     """How versions reach readers in other Workers; a follower has its leader's."""
     seconds: float | None = None
     """Until each reader in another Worker has a version; None without one, or if unknown."""

@@ -238,7 +238,7 @@ class Replay:
                 pass
         step_metrics = StepMetrics()
         for name, number, count in self._worker.reports():
-            if not name.startswith(("time/", "cpu/", "queue/")):
+            if not name.startswith(("time/", "cpu/", "queue/", "weights/")):
                 step_metrics.add(name, number, count)
         metrics = step_metrics.row(step)
         return {name: number for name, number in metrics.items() if name != "step"}

@@ -3,20 +3,21 @@
 Owns: the block's columns, hashes and digest, and their verification. Does not own: how the block
 travels (engine/channels), what a module does with pieces (kernels).
 
-A piece's hash is XXH3-128 of its number, name, dtype, shape and bytes; the digest, the version's
-id, is that of all hashes in order. It detects damage at memory speed (32 GB/s a core, BLAKE2b 0.9)
-but is no signature: channels authenticate peers.
+A piece's hash is XXH3-128 of its number, name, dtype, shape and bytes (where bytes lie on a GPU, of
+what device_hash.py makes of them there); the digest, the version's id, is that of all hashes in
+order. It detects damage at memory speed (32 GB/s a core, BLAKE2b 0.9) but is no signature: channels
+authenticate peers.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +37,13 @@ _COLUMNS = (
 )  # fmt: skip
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
 """number: the piece's place in order. dtype: torch's name. data: the elements as in memory."""
-DESCRIPTION = SCHEMA.remove(SCHEMA.get_field_index("data"))
-"""The schema of pieces whose data arrive separately (snapshot.py)."""
+DESCRIPTION = SCHEMA.remove(SCHEMA.get_field_index("data")).append(
+    pa.field("hash_kind", pa.utf8(), nullable=False)
+)
+"""The schema of pieces whose data arrive separately (snapshot.py), and which hash each has."""
+
+HashKind = Literal["xxh3", "device"]
+"""What a hash has of a piece's bytes: themselves, or what device_hash.py makes of them."""
 
 DTYPES = (
     "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
@@ -70,9 +76,16 @@ class PieceRow:
 
     def hash(self, content: np.ndarray) -> bytes:
         """The piece's hash, with these bytes."""
-        head = f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0"
+        return self._hash_after_head("", content.data)
+
+    def hash_on_device(self, device_hash: bytes) -> bytes:
+        """The piece's hash, with bytes that have this hash by device_hash.py."""
+        return self._hash_after_head("device\0", device_hash)
+
+    def _hash_after_head(self, kind: str, content: bytes | memoryview) -> bytes:
+        head = f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0{kind}"
         running = xxhash.xxh3_128(head.encode())
-        running.update(content.data)
+        running.update(content)
         return running.digest()
 
 
@@ -81,7 +94,7 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     from any device, into one buffer: that of `allocate` (a channel's memory, so that keeping copies
     nothing), else of this process. Raises RunError for a repeated name or another dtype.
     """
-    rows = _rows_of(pieces)
+    rows = _view_rows(pieces)
     require_complete(rows)
     lengths = [len(row.content) for row in rows]
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
@@ -96,10 +109,10 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
         hashes.append(_copy_tensor(row, content[low:high]))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(memory)]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
-    return describe_pieces(rows, hashes, SCHEMA, column)
+    return describe_pieces(rows, hashes, SCHEMA, {"data": column})
 
 
-def _rows_of(pieces: Iterable[Piece]) -> list[PieceRow]:
+def _view_rows(pieces: Iterable[Piece]) -> list[PieceRow]:
     rows: list[PieceRow] = []
     for number, piece in enumerate(pieces):
         rows.append(PieceRow.of(number, piece, bytes_of(piece.data)))
@@ -107,18 +120,29 @@ def _rows_of(pieces: Iterable[Piece]) -> list[PieceRow]:
 
 
 def describe_pieces(
-    rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *contents: pa.Array
+    rows: Sequence[PieceRow],
+    hashes: Sequence[bytes],
+    schema: pa.Schema,
+    further: Mapping[str, Sequence[Any] | pa.Array],
 ) -> tuple[Batch, str]:
-    """A batch of these pieces, with or without their data, and its digest."""
-    columns: dict[str, Sequence[Any]] = {
+    """A batch of these pieces with a schema that has the columns of `SCHEMA` but for the data, and
+    further ones; and its digest.
+    """
+    columns: dict[str, Sequence[Any] | pa.Array] = {
         "number": [row.number for row in rows],
         "name": [row.name for row in rows],
         "dtype": [row.dtype for row in rows],
         "shape": [list(row.shape) for row in rows],
         "hash": hashes,
     }
-    arrays = [pa.array(columns[field.name], field.type) for field in DESCRIPTION]
-    records = pa.RecordBatch.from_arrays([*arrays, *contents], schema=schema)
+    columns |= further
+    arrays: list[pa.Array] = []
+    for field in schema:
+        column = columns[field.name]
+        if not isinstance(column, pa.Array):
+            column = pa.array(column, field.type)
+        arrays.append(column)
+    records = pa.RecordBatch.from_arrays(arrays, schema=schema)
     keys = Keys.of(range(len(rows)))
     return Batch(keys, records), version_digest(hashes)
 
@@ -134,27 +158,31 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
         fix = "fetch all columns of the block that Offered names"
         raise RunError(f"weights: {problem}. Fix: {fix}.")
     parts = _parts(records.column("data"))
-    rows = verified_rows(records, parts, lambda part: part, digest)
+    rows = verified_rows(records, parts, hash_on_host, digest)
     tensors = map(_tensor, rows)
     return iter([Piece(row.name, tensor) for row, tensor in zip(rows, tensors, strict=True)])
 
 
 def verified_rows(
-    records: pa.RecordBatch, contents: Sequence[Any], read: Callable[[Any], np.ndarray], digest: str
+    records: pa.RecordBatch,
+    contents: Sequence[Any],
+    compute_hashes: Callable[[Sequence[PieceRow]], list[bytes]],
+    digest: str,
 ) -> list[PieceRow]:
-    """The pieces of records and data. read: data -> bytes. Raises RunError as `from_records`."""
-    columns = [records.column(field.name).to_pylist() for field in DESCRIPTION]
-    rows, hashes = [], columns[-1]
-    for number, name, dtype, shape, hashed, part in zip(*columns, contents, strict=True):
-        row = PieceRow(number, name, dtype, tuple(shape), part)
-        if row.hash(read(part)) != hashed:
+    """The pieces of records and data. compute_hashes: of rows with this content. Raises RunError as
+    `from_records`.
+    """
+    rows = rows_of(records, contents)
+    described_hashes = records.column("hash").to_pylist()
+    for row, computed, described in zip(rows, compute_hashes(rows), described_hashes, strict=True):
+        if computed != described:
             problem = "does not have the content that its writer hashed"
             fix = "look for damaged memory or a faulty transport"
-            raise RunError(f"weights: piece {name!r} ({dtype} {shape}) {problem}. Fix: {fix}.")
-        rows.append(row)
+            shown = f"piece {row.name!r} ({row.dtype} {list(row.shape)})"
+            raise RunError(f"weights: {shown} {problem}. Fix: {fix}.")
     require_complete(rows)
     # The hashes of the pieces do not say that the last ones are there; their digest does.
-    arrived_digest = version_digest(hashes)
+    arrived_digest = version_digest(described_hashes)
     if arrived_digest != digest:
         last = rows[-1].name if rows else "none"
         arrived = f"{len(rows)} pieces up to {last!r} have digest {arrived_digest}"
@@ -162,6 +190,29 @@ def verified_rows(
         fix = "fetch the whole block that Offered names"
         raise RunError(f"weights: {arrived}, expected {digest}: {why}. Fix: {fix}.")
     return rows
+
+
+def rows_of(records: pa.RecordBatch, contents: Sequence[Any]) -> list[PieceRow]:
+    """The rows of a block, with these contents; nothing is verified."""
+    names = ("number", "name", "dtype", "shape")
+    columns = [records.column(name).to_pylist() for name in names]
+    rows: list[PieceRow] = []
+    for number, name, dtype, shape, content in zip(*columns, contents, strict=True):
+        rows.append(PieceRow(number, name, dtype, tuple(shape), content))
+    return rows
+
+
+def hash_on_host(rows: Sequence[PieceRow]) -> list[bytes]:
+    """The XXH3 hashes of rows whose contents are arrays of bytes."""
+    return [row.hash(row.content) for row in rows]
+
+
+def require_known(row: PieceRow) -> None:
+    """Raises RunError for a dtype or shape that no tensor has."""
+    if row.dtype not in DTYPES or min(row.shape, default=0) < 0:
+        problem = f"piece {row.name!r} of {row.dtype} {list(row.shape)} cannot be received"
+        fix = "writer and reader need the same version of this package"
+        raise RunError(f"weights: {problem}. Fix: {fix}.")
 
 
 def dtypes_of(records: pa.RecordBatch) -> list[str]:

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection, Pipe
 
+import pyarrow as pa
 import pytest
 import torch
 
+from dataflow.batch import Batch
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.pairs import TensorPairs
-from engine.weights.hashed_pieces import to_batch
+from engine.weights import snapshot
+from engine.weights.hashed_pieces import DESCRIPTION, to_batch
 from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
 from tests.contracts.pair_ends import (
     OWNER,
@@ -108,12 +111,43 @@ def test_room_is_made_for_descriptions_alone() -> None:
         make_room(to_batch(weights(1))[0].records, "cpu")
 
 
+def copy_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> tuple[Batch, str, list[torch.Tensor]]:
+    """A copy with the hashes that a GPU would make."""
+    monkeypatch.setattr(snapshot, "_choose_hash", lambda tensors: "device")
+    return copy_pieces(weights(1))
+
+
+def test_hashes_of_a_device_are_verified_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, digest, copies = copy_as_on_a_device(monkeypatch)
+    assert digest != to_batch(weights(1))[1]
+    assert len(verify_pieces(batch.records, copies, digest)) == len(copies)
+    copies[-1][69_999] += 1
+    with pytest.raises(RunError, match=r"'parameter' .*does not have the content"):
+        verify_pieces(batch.records, copies, digest)
+
+
+@pytest.mark.parametrize("kinds", [["md5"], ["device", "xxh3"]], ids=["unknown", "mixed"])
+def test_hashes_of_another_kind_are_refused(
+    monkeypatch: pytest.MonkeyPatch, kinds: list[str]
+) -> None:
+    batch, digest, copies = copy_as_on_a_device(monkeypatch)
+    place = DESCRIPTION.get_field_index("hash_kind")
+    column = pa.array((kinds * len(copies))[: len(copies)])
+    records = batch.records.set_column(place, DESCRIPTION.field(place), column)
+    with pytest.raises(RunError, match="expected hashes of one kind, xxh3 or device, found"):
+        verify_pieces(records, copies, digest)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_weights_on_a_device_have_the_same_id() -> None:
-    _, digest, copies = copy_pieces(on_device(weights(1), "cuda"))
-    assert digest == to_batch(weights(1))[1]
+def test_weights_on_a_device_are_hashed_there() -> None:
+    """A reader that has them on its CPU computes the same hashes."""
+    batch, digest, copies = copy_pieces(on_device(weights(1), "cuda"))
+    assert set(batch.records.column("hash_kind").to_pylist()) == {"device"}
     assert {copy.device.type for copy in copies} == {"cuda"}
+    for arrived in (copies, [copy.cpu() for copy in copies]):
+        pieces = verify_pieces(batch.records, arrived, digest)
+        assert [piece.name for piece in pieces] == [piece.name for piece in weights(1)]
 
 
 def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,9 @@ from engine.keep.samples import read_samples
 
 Rows = list[dict[str, Any]]
 Run = Result | Path
-_PLACED = ("time/", "cpu/", "queue/", "throughput/", "worker/", "edge/", "coordinator/")
+_PLACED = (
+    *("time/", "cpu/", "queue/", "throughput/", "worker/", "edge/", "coordinator/", "weights/"),
+)
 _LEARNT = re.compile(
     "reward/mean|completion/tokens|data/rows|(optim/(.+/)?(updates|grad_norm))|train/(.+/)?tokens"
 )

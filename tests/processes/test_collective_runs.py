@@ -1,4 +1,4 @@
-"""Whole runs with collective weights: the pull route's numbers to the bit, and a death."""
+"""Whole runs with weights by collectives or IPC: the bits of the pull route, and a death."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from dataflow.set_expressions import edited
 from tests.kit.processes import KillWorkers
@@ -32,21 +33,46 @@ def test_the_bits_of_the_pull_route(tiny: TinyRuns, make: Any, spread: dict[str,
     assert not any(column(pull, COLLECTIVE))
 
 
-def test_after_a_death_of_the_writer_all_meet_anew(tiny: TinyRuns) -> None:
+def test_memory_that_both_map_has_the_bits_of_the_pull_route(tiny: TinyRuns) -> None:
+    pull = tiny.run(small, 4, name="pull", weights="pull", pin=APART)
+    mapped = tiny.run(small, 4, name="mapped", weights="ipc", pin=APART)
+    require_same_runs(mapped, pull)
+    assert sum(column(mapped, "edge/ipc/bytes")) > 0
+    assert not any(column(pull, "edge/ipc/bytes"))
+    assert sum(column(mapped, "weights/policy/offered_to_loaded")) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("turns", [(), (("gen", "train"),)], ids=["beside each other", "by turns"])
+def test_two_workers_on_one_gpu_pass_weights_there(tiny: TinyRuns, turns: Any) -> None:
+    """The probe of each version compares what both compute with it."""
+    result = tiny.run(small, 4, pin=APART, turns=turns)
+    assert sum(column(result, "edge/ipc/bytes")) > 0
+    assert sum(column(result, "weights/policy/offered_to_loaded")) > 0
+
+
+@pytest.mark.parametrize("route", ["collective", "ipc"])
+def test_after_a_death_of_the_writer_all_meet_anew(tiny: TinyRuns, route: str) -> None:
     death = KillWorkers({3: "train"})
     stored = partial(tiny.run, small, 5, checkpoint_every=2)
     whole = stored(name="whole")
-    again = stored(name="again", pin=APART, weights="collective", on_step=[death])
+    again = stored(name="again", pin=APART, weights=route, on_step=[death])
     assert death.killed
     require_same_numbers(again, whole)
 
 
-@pytest.mark.parametrize("on_update", ["drain", "interrupt"])
-def test_with_lag_a_generator_that_is_killed_goes_on(tiny: TinyRuns, on_update: str) -> None:
+@pytest.mark.parametrize(
+    ("on_update", "route"),
+    [("drain", "collective"), ("interrupt", "collective"), ("interrupt", "ipc")],
+)
+def test_with_lag_a_generator_that_is_killed_goes_on(
+    tiny: TinyRuns, on_update: str, route: str
+) -> None:
     deaths = KillWorkers({2: "rollout", 4: "rollout"})
     graph = edited(small(tiny.folder, max_lag=1), [f"rollout.on_update={on_update}"])
-    result = tiny.run(graph, 6, workers="auto", weights="collective", on_step=[deaths])
+    result = tiny.run(graph, 6, workers="auto", weights=route, on_step=[deaths])
     assert len(deaths.killed) == 2
     require_each_row_once(result, 24, 4)
-    assert sum(column(result, COLLECTIVE)) > 0
+    assert sum(column(result, f"edge/{route}/bytes")) > 0
     assert max(column(result, "policy/lag/max")) <= 1

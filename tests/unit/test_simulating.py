@@ -108,7 +108,7 @@ def test_a_key_changes_a_workers_pins_the_devices_or_a_parameter_of_a_node() -> 
         ("devices=x", "devices: expected a whole number, found 'x'. Fix: "),
         ("threads=x", r"threads: expected a whole number, found 'x'\. Fix: threads=1,2,4"),
         ("shard=2", "shard: expected true or false, found '2'. Fix: "),
-        ("weights=x", "weights: expected one of auto, pull, collective, found 'x'. Fix: "),
+        ("weights=x", "weights: expected one of auto, pull, collective, ipc, found 'x'. Fix: "),
         ("tensor=2", r"expected tensor\.NODE, found tensor=2. Fix: "),
         ("threads.rollout=2", "expected threads, found threads.rollout=2. Fix: "),
     ],

@@ -10,9 +10,31 @@ import pytest
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest
+from engine.channels.block_requests import encode
+from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.tensors.shared_memories import MemoryToken, SharedMemories
 from engine.run.control.control import Open
 from engine.run.worker_process.worker_channel import worker_channel
+
+
+def test_memory_of_a_worker_that_is_gone_is_no_fault_of_the_run() -> None:
+    """It is told apart from memory that cannot be mapped although its Worker is there."""
+    ends = socket.socketpair()
+    a, b = (
+        worker_channel(Open(worker=w, epoch=0, plan=b"", outbox=1 << 22), lambda _: ends[1])
+        for w in "ab"
+    )
+    a.shm.serve("b", ends[0])
+    token = encode(MemoryToken(bytes(16), "host", "", 5, b"no handle"))
+    memories = SharedMemories("b", b.shm.require_answer, place="host")
+    with pytest.raises(RunError, match="weights of a: expected memory of 5 bytes"):
+        memories.map_token("a", token)
+    a.channel.close()
+    with pytest.raises(PeerLost):
+        memories.map_token("a", token)
+    for each in (a, b):
+        each.pairs.close()
+        each.channel.close()
 
 
 @pytest.mark.parametrize("verify", ["structure", "content"])

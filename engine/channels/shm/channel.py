@@ -99,6 +99,11 @@ class ShmChannel:
         """Raises PeerLost if the peer or its process has closed its end."""
         self._peers.use(peer, SlabReader.hear)
 
+    def require_answer(self, peer: str) -> None:
+        """Raises PeerLost unless the peer's channel answers, as it does whatever its kernels do."""
+        deadline = self._peers.deadline()
+        self._peers.use(peer, lambda reader: reader.answer(reader.ask([]), [], deadline))
+
     def send_by(self, on_send: Callable[[str, int, Requests], None]) -> None:
         """Set what is called, (peer, sequence, requests), when a peer asks for tensors."""
         self._server.on_send = on_send

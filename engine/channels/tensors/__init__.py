@@ -1,1 +1,3 @@
-"""Tensors between Workers and ranks, in worlds in which both ends are instructed: collectives."""
+"""Tensors between Workers and ranks: in worlds in which both ends are instructed (collectives), or
+in memories that one Worker fills and others map.
+"""

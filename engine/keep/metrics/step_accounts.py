@@ -15,6 +15,7 @@ from typing import Literal
 
 from engine.keep.metrics.sinks import JsonLines
 from engine.keep.metrics.step_metrics import StepMetrics
+from engine.keep.metrics.weight_times import WeightTimes
 from engine.protocol import events
 from engine.protocol import messages as m
 from engine.protocol.events import EventStream, RunEvent
@@ -41,6 +42,7 @@ class RunMetrics:
     takes = (
         *(events.Opened, events.WorkersMeasured, events.WritingBegan, events.WritingEnded),
         *(m.Reported, m.ChunkDone, m.WorkerLost, m.Retire, m.StepClosed, m.Finish),
+        *(m.Offered, m.Load, m.Loaded, m.Release),
     )
 
     def __init__(
@@ -58,6 +60,7 @@ class RunMetrics:
         self._named: Mapping[str, float] = {"phase": phase} if phase else {}
         self._accounts = StepAccounts(workers)
         self._chunks = ChunkMetrics()
+        self._weights = WeightTimes()
         self._lines = lines
         self._stream = stream
         self._doing: Sequence[Doing] = ()
@@ -73,6 +76,7 @@ class RunMetrics:
                 self._doing = event.doing
             case events.EventHeard():
                 self._accounts.add(self._chunks.hear(event.event), ())
+                self._accounts.add(self._weights.hear(event.event, event.at), ())
             case events.WritingBegan():
                 self._accounts.begin_writing(event.at)
                 if isinstance(event.of, m.Checkpoint):  # which a resume cuts later lines off for
@@ -83,6 +87,7 @@ class RunMetrics:
                 self._take_instruction(event.instruction, event.at)
 
     def _take_instruction(self, instruction: m.Instruction, now: float) -> None:
+        self._weights.tell(instruction)
         match instruction:
             case m.Retire(workers=workers):
                 for worker in workers:

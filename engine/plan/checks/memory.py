@@ -12,7 +12,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from engine.plan.cluster import Cluster, Host
-from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
+from engine.plan.cost.memory import HOST_PARTS, SHARED_PARTS, host_peak, lasting, peak
 from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
@@ -150,7 +150,8 @@ def _check_host_memory(host: _UsedHost) -> Iterator[str]:
         size += sum(node_parts.get(name, 0) for name in HOST_PARTS)
         state_size += node_parts.get(OFFLOADED_PART, 0)
     for worker in chain.from_iterable(_group_by_turns(host.turns, host.nodes)):
-        size += sum(lasting(parts, without=HOST_PARTS) for parts in parts_by_worker[worker])
+        stays = (*HOST_PARTS, *SHARED_PARTS)
+        size += sum(lasting(parts, without=stays) for parts in parts_by_worker[worker])
     if size > host.cluster.memory:
         what, fix = "rows", "a lower batch or max_lag"
         if state_size > size // 2:
@@ -240,7 +241,9 @@ def _find_largest(nodes: Iterable[PlannedNode], without: Parts) -> list[_Part]:
 
 def _suggest_smaller(part: str) -> str:
     """The nearest way to less of a part."""
-    if part in ("snapshot", "copies"):
+    if part == "copies":
+        return "weights=pull, or readers in the writer's worker (workers: one)"
+    if part == "snapshot":
         return "readers in the writer's worker (workers: one)"
     if part == "engine":
         return "another kernel (kernel)"

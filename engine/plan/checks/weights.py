@@ -5,7 +5,7 @@ Owns: aliases and routes. Does not own: the choice of both (passes/modules.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedNode
@@ -38,21 +38,55 @@ def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, Plan
 
 
 def check_routes(draft: Draft) -> Iterator[str]:
-    """Weights go by collectives between Workers of one host that do not take turns."""
+    """Weights go by collectives between Workers of one host that do not take turns, and by IPC
+    between those of one host that compute on one device.
+    """
     for model in draft.models:
         if not model.writer or model.route == "pull":
             continue
         writer = draft.node(model.writer).workers[0]
-        writer_host = draft.host_of(writer)
-        turns = draft.turns_of(writer)
         for reader in draft.remote_readers(model):
-            reader_host = draft.host_of(reader)
-            if writer_host != reader_host:
-                places = f"from {writer} on {writer_host} and {reader} on {reader_host}"
-                why = f"{places}, and collectives stay on one host"
-            elif reader in turns:
-                both = f"between {writer} and {reader}, which take turns with their devices"
-                why = f"{both} ({','.join(turns)})"
+            if model.route == "collective":
+                why = _why_no_collective(writer, reader, draft)
             else:
-                continue
-            yield add_fix(f"weights of {model.name!r} {why}", "weights=pull")
+                why = _why_no_ipc(writer, reader, draft)
+            if why:
+                yield add_fix(f"weights of {model.name!r} {why}", "weights=pull")
+
+
+def _why_no_collective(writer: str, reader: str, draft: Draft) -> str:
+    """Empty if these two can have a world."""
+    hosts = _describe_hosts(writer, reader, draft)
+    if hosts:
+        return f"{hosts}, and collectives stay on one host"
+    turns = draft.turns_of(writer)
+    if reader in turns:
+        both = f"between {writer} and {reader}, which take turns with their devices"
+        return f"{both} ({','.join(turns)})"
+    return ""
+
+
+def _why_no_ipc(writer: str, reader: str, draft: Draft) -> str:
+    """Empty if the reader can map the writer's memory."""
+    hosts = _describe_hosts(writer, reader, draft)
+    if hosts:
+        return f"{hosts}, and no process maps memory of another host"
+    written, read = draft.devices.get(writer, ()), draft.devices.get(reader, ())
+    if written == read and len(written) < 2:
+        return ""
+    places = f"from {writer} on {_name_devices(written)} and {reader} on {_name_devices(read)}"
+    return f"{places}, and memory is mapped on the one device that both have"
+
+
+def _describe_hosts(writer: str, reader: str, draft: Draft) -> str:
+    """Empty if both are on one host."""
+    writer_host, reader_host = draft.host_of(writer), draft.host_of(reader)
+    if writer_host == reader_host:
+        return ""
+    return f"from {writer} on {writer_host} and {reader} on {reader_host}"
+
+
+def _name_devices(devices: Sequence[int]) -> str:
+    if not devices:
+        return "the CPU"
+    return f"GPU {','.join(map(str, devices))}"

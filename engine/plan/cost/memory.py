@@ -15,7 +15,7 @@ are shared, whether it all fits (engine/plan).
     libraries       always                where a profile tells: what the libraries of its kernels
                                           take when they are first used
     snapshot        always                train whose weights others pull: two versions
-    copies          always                the same by collectives, on the writer's device
+    copies          always                the same by collectives or IPC, on the writer's device
     fetched         always                nodes that pull weights: a version, in shared memory
     gradients       while the node runs   train
     bucket          while the node runs   train whose optimizer waits on the host
@@ -54,6 +54,9 @@ LASTING = (
 """Parts that are held between the calls of a node."""
 
 FIRST_USE_PART = "libraries"
+
+SHARED_PARTS = ("copies",)
+"""Parts on a GPU that stay there while their Worker sleeps: other processes read them."""
 
 HOST_PARTS = ("outbox", "snapshot", "fetched", "engine", "offloaded")
 """Parts that are in host memory even if the node has a GPU."""
@@ -309,13 +312,15 @@ def host_peak(
     gives_back: bool = False,
 ) -> int:
     """The peak of a host's Workers, each with its nodes' parts: the sum of all, of which in each
-    turn group one is awake. gives_back: whether Workers that sleep hold nothing, as on a GPU; else
-    they keep what lasts.
+    turn group one is awake. gives_back: whether Workers that sleep hold only what is shared, as on
+    a GPU; else they keep what lasts.
     """
     peaks = {worker: peak(nodes, without=without) for worker, nodes in workers.items()}
-    asleep = dict.fromkeys(workers, 0)
-    if not gives_back:
-        for worker, nodes in workers.items():
+    asleep: dict[str, int] = {}
+    for worker, nodes in workers.items():
+        if gives_back:
+            asleep[worker] = sum(map(_shared_bytes, nodes))
+        else:
             asleep[worker] = sum(lasting(parts, without=without) for parts in nodes)
     total, alone = 0, set(workers)
     for group in turns:
@@ -323,6 +328,10 @@ def host_peak(
         total += sum(asleep[worker] for worker in group)
         total += max((peaks[worker] - asleep[worker] for worker in group), default=0)
     return total + sum(peaks[worker] for worker in alone)
+
+
+def _shared_bytes(parts: Mapping[str, int]) -> int:
+    return sum(parts.get(part, 0) for part in SHARED_PARTS)
 
 
 def lasting(parts: Mapping[str, int], *, without: tuple[str, ...] = ()) -> int:

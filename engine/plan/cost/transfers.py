@@ -25,6 +25,11 @@ another: both ends' threads woken, and the coordinator's own time. 0.5 to 4 ms o
 AMD EPYC; a profile measures it.
 """
 
+HASH_TRAFFIC = 6.0
+"""Bytes that a device reads or writes for each byte that it hashes (engine/weights/device_hash.py):
+it reads each twice, and writes and reads two products; less where products stay in its cache.
+"""
+
 START = 0.3
 """Seconds until a Worker that joins a run, forked from the template of its host, has begun to open
 its kernels; of a small Model on two cores of an AMD EPYC, opened, 0.33 (benchmarks/starts.py).

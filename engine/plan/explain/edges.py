@@ -64,7 +64,11 @@ def weight_lines(plan: Plan) -> Iterator[Line]:
             yield from wrap_line(line, indent=width + 2, after=2)
 
 
-_ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
+_ROUTES = {
+    "pull": "pulled from",
+    "collective": "sent by collectives from",
+    "ipc": "read by IPC from the memory of",
+}
 
 
 def _versions(plan: Plan, model: PlannedModel) -> Iterator[str]:

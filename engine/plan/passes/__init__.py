@@ -22,6 +22,7 @@ from engine.plan.passes.processes import estimate_processes
 from engine.plan.passes.project import project_columns
 from engine.plan.passes.prune import prune_graph
 from engine.plan.passes.resolve import resolve_parameters
+from engine.plan.passes.route_fit import fit_routes
 from engine.plan.passes.shape import shape_nodes
 from engine.plan.passes.verify import verify_plan
 
@@ -56,6 +57,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     correct_peaks,
     # After correct_peaks: what a profile has measured is not assumed once more.
     estimate_processes,
+    # After all estimates: what weights by IPC take of a GPU has to fit there.
+    fit_routes,
     # After all estimates: changes layouts where they do not fit, and estimates these anew.
     fit_memory,
     # Last: changes nothing.

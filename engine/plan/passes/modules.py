@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from dataflow.carried_weights import Carried
 from dataflow.model import Model
@@ -18,7 +17,7 @@ from dataflow.rows import reader_of, writers
 from engine.plan.cost.models import planned_dtype
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, needs_of
-from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
+from engine.plan.plan import ModelUse, PlannedModel, PlannedNode, WeightRoute
 
 
 def share_modules(draft: Draft) -> Draft:
@@ -43,16 +42,31 @@ def share_modules(draft: Draft) -> Draft:
     return replace(shared_draft, models=tuple(routed_models))
 
 
-def _choose_route(model: PlannedModel, draft: Draft) -> Literal["pull", "collective"]:
-    """What was asked for, else collectives if the remote readers have devices of their own."""
+def _choose_route(model: PlannedModel, draft: Draft) -> WeightRoute:
+    """What was asked for, else what all remote readers can have: IPC if each computes on the
+    writer's device, collectives if each has another one; pull if some do and some do not.
+    """
     leader = model.follows or model.name
     written = next(other for other in draft.models if other.name == leader)
     readers = draft.remote_readers(written)
-    if not readers or draft.placing.weights == "pull":
+    if not readers:
         return "pull"
-    if draft.placing.weights == "collective" or _have_own_devices(written.writer, readers, draft):
+    if draft.placing.weights != "auto":
+        return draft.placing.weights
+    if _share_one_device(written.writer, readers, draft):
+        return "ipc"
+    if _have_own_devices(written.writer, readers, draft):
         return "collective"
     return "pull"
+
+
+def _share_one_device(node: str, readers: Sequence[str], draft: Draft) -> bool:
+    """Whether each reader computes on the writer's host and on its device, the only one of both."""
+    writer = draft.node(node).workers[0]
+    device = draft.devices.get(writer, ())
+    place = (draft.hosts.get(writer), device)
+    reader_places = [(draft.hosts.get(reader), draft.devices.get(reader)) for reader in readers]
+    return len(device) == 1 and all(reader_place == place for reader_place in reader_places)
 
 
 def _have_own_devices(node: str, readers: Sequence[str], draft: Draft) -> bool:

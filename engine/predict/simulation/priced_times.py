@@ -22,7 +22,7 @@ import numpy as np
 
 from dataflow.node import Node
 from dataflow.schema import TokenPrompt
-from engine.plan.cost.memory import HOST_PARTS, lasting
+from engine.plan.cost.memory import HOST_PARTS, SHARED_PARTS, lasting
 from engine.plan.costs import PlanCosts, RowLengths
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
@@ -318,7 +318,7 @@ class PricedTimes:
         if worker not in self._turns:
             nodes = self._plan.nodes_on(worker)
             # What is on the host already stays there, and a cache is not moved.
-            stays = (*HOST_PARTS, "cache")
+            stays = (*HOST_PARTS, *SHARED_PARTS, "cache")
             moved = sum(lasting(node.estimate.bytes, without=stays) for node in nodes)
             computing = next(node.name for node in nodes if node.traits.computes)
             self._turns[worker] = moved / self._costs.place(computing).device.link

@@ -65,7 +65,9 @@ class DeviceMemory:
     def since(self) -> int:
         """Bytes, since a node began to compute."""
         cuda = cuda_in_use()
-        return cuda.max_memory_allocated() if cuda is not None else 0
+        if cuda is None:
+            return 0
+        return cuda.max_memory_allocated() + _bytes_outside_torch()
 
 
 DEVICE_MEMORY = DeviceMemory()
@@ -141,10 +143,18 @@ def memory_reports(worker: str, outbox: int = 0) -> list[Report]:
     cuda = cuda_in_use()
     if cuda is not None:
         bytes_by_kind |= {
-            "device": cuda.memory_allocated(),
+            "device": cuda.memory_allocated() + _bytes_outside_torch(),
             "device_peak": DEVICE_MEMORY.most(),
         }
     return [(f"{FLOW}{kind}/{worker}", float(size), 1.0) for kind, size in bytes_by_kind.items()]
+
+
+def _bytes_outside_torch() -> int:
+    """Bytes on the GPU in memories that other processes map, where this one has made some."""
+    cuda_memory = sys.modules.get("engine.channels.tensors.cuda_memory")
+    if cuda_memory is None:
+        return 0
+    return cuda_memory.bytes_outside_torch()
 
 
 def _resident() -> int:

@@ -3,12 +3,13 @@
     executes   waits for                              unblocked by
     Offer      nothing (ranks: each other)            -
     Load       the block of the writer's Worker       that Worker's channel; by collectives its
-                                                      thread for this reader
+                                                      thread for this reader; on one GPU nothing
 
 Owns: offering a version as a block, loading one into a module once for all of its nodes, probing
 at both ends, new weights for a running chunk. Does not own: when a version is published
 (coordinator), the block's format (engine/weights), its transport (engine/channels), comparing
-probes (engine/run/loop/probes.py).
+probes (engine/run/loop/probes.py), what a version takes until it is loaded (weight_times.py in
+engine/keep/metrics).
 
 Nobody waits for a probe: a writer is probed once its block is offered, a reader after its next
 chunk or before anything else is done with its weights.
@@ -19,17 +20,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from dataflow.kernel import Interruptible, Piece, Probeable
 from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
+from engine.channels.tensors.shared_memories import SharedMemories
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol import messages as m
+from engine.protocol.reports import Report
 from engine.run.worker.counters import FlowCounts
+from engine.run.worker.device_seconds import DeviceSeconds
 from engine.run.worker.timing import Timing
+from engine.weights.flat_copy import copy_flat, read_flat
 from engine.weights.hashed_pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
 from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
@@ -45,6 +52,7 @@ class Delivery:
         channel: Channel,
         timing: Timing,
         pairs: TensorPairs | None = None,
+        memories: SharedMemories | None = None,
         counts: FlowCounts | None = None,
     ) -> None:
         self._plan = plan
@@ -53,7 +61,11 @@ class Delivery:
         self._channel = channel
         self._timing = timing
         self._pairs = pairs
+        self._memories = memories
         self._routes = {model.name: model.route for model in plan.models}
+        self._sizes: dict[str, int] = {}
+        """Bytes that the last version of a Model took of a shared memory."""
+        self._reports: list[Report] = []
         self._given: dict[str, int] = {}
         """The version that each module has."""
         self._unprobed: deque[m.Load] = deque()
@@ -68,6 +80,11 @@ class Delivery:
         versions = (self._given.get(use.module) for use in node.models if use.trained)
         return next((version for version in versions if version is not None), None)
 
+    def reports(self) -> list[Report]:
+        """Times of versions that were offered or came from elsewhere, since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
     def offer(self, message: m.Offer, *, first: bool) -> Iterator[m.Event]:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
         block, digest, dtypes = -1, "", ()
@@ -76,7 +93,9 @@ class Delivery:
         with self._timing.during(message.writer, name, what, task=message.id, counted=first):
             pieces = self._kernels[message.writer].pieces()
             if first:
-                block, digest, dtypes = self._keep(model, pieces)
+                with DeviceSeconds() as copying:
+                    block, digest, dtypes = self._keep(model, pieces)
+                self._reports.append((f"weights/{model}/copy", copying.seconds, 1.0))
             else:  # its shards go to the first rank as the pieces are gone through
                 deque(pieces, maxlen=0)
         yield m.Offered(id=message.id, worker=worker, block=block, digest=digest)
@@ -85,20 +104,32 @@ class Delivery:
             yield probed
 
     def _keep(self, model: str, pieces: Iterable[Piece]) -> tuple[int, str, tuple[str, ...]]:
-        """Block, digest and dtypes of a version, whose data is in the block or in its tensors."""
-        if self._pairs is None or self._routes[model] == "pull":
+        """Block, digest and dtypes of a version, whose data is in the block, in tensors that are
+        kept beside it, or in a memory that readers map.
+        """
+        route = self._routes.get(model, "pull")
+        if route == "ipc" and self._memories is not None:
+            copied = copy_flat(pieces, self._memories, self._sizes.get(model, 0))
+            self._sizes[model] = copied.size
+            batch, digest = copied.batch, copied.digest
+            block = self._channel.keep(batch)
+            self._memories.keep(block, copied.token)
+        elif route == "collective" and self._pairs is not None:
+            batch, digest, tensors = copy_pieces(pieces)
+            block = self._channel.keep(batch)
+            self._pairs.keep(block, tensors)
+        else:
             batch, digest = to_batch(pieces, self._channel.allocate)
-            return self._channel.keep(batch), digest, tuple(dtypes_of(batch.records))
-        batch, digest, tensors = copy_pieces(pieces)
-        block = self._channel.keep(batch)
-        self._pairs.keep(block, tensors)
+            block = self._channel.keep(batch)
         return block, digest, tuple(dtypes_of(batch.records))
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Forget the tensors of blocks; from any thread."""
-        if self._pairs is not None:
-            for block in blocks:
+        """Forget the tensors of blocks, and let their memories be filled anew; from any thread."""
+        for block in blocks:
+            if self._pairs is not None:
                 self._pairs.release(block)
+            if self._memories is not None:
+                self._memories.release(block)
 
     def bring(self, message: m.Load) -> Iterator[m.Event]:
         """Load a version into a reader, or move a follower; FetchFailed if its Worker is gone."""
@@ -155,12 +186,18 @@ class Delivery:
             # The module is the writer's own, or has this version: the reader only notes it.
             reader.load((), message.version, rate=message.rate)
             return False
-        if message.source:
-            pieces = self._fetch_pieces(message)
-        else:
+        if not message.source:
             pieces = self._kernels[message.writer].pieces()
-        reader.load(pieces, message.version, rate=message.rate)
-        return bool(message.source)
+            reader.load(pieces, message.version, rate=message.rate)
+            return False
+        with DeviceSeconds() as loading:
+            pieces = self._fetch_pieces(message)
+            reader.load(pieces, message.version, rate=message.rate)
+            if self._memories is not None:
+                # Once this is told as loaded, the writer may fill its memory anew.
+                self._memories.wait_for_device()
+        self._reports.append((f"weights/{message.model}/load", loading.seconds, 1.0))
+        return True
 
     def _fetch_pieces(self, message: m.Load) -> Iterable[Piece]:
         """Fetch the pieces of a block and verify all of them. Raises PeerLost."""
@@ -169,6 +206,8 @@ class Delivery:
         if "data" in records.schema.names:
             self._counts.count_weight_bytes(message.model, message.reader, records.nbytes)
             return from_records(records, message.digest)
+        if "memory" in records.schema.names:
+            return self._read_memory(message, records)
         assert self._pairs is not None
         if message.source == self._timing.worker:
             return verify_pieces(records, self._pairs.block_tensors(message.block), message.digest)
@@ -178,6 +217,17 @@ class Delivery:
         size = sum(tensor.nbytes for tensor in arrived)
         self._counts.count_weight_bytes(message.model, message.reader, size)
         return verify_pieces(records, arrived, message.digest)
+
+    def _read_memory(self, message: m.Load, records: pa.RecordBatch) -> list[Piece]:
+        """Views of the writer's memory, on the device that both Workers have."""
+        assert self._memories is not None
+        map_token = partial(self._memories.map_token, message.source)
+        pieces = read_flat(records, map_token, message.digest)
+        if message.source != self._timing.worker:
+            size = sum(piece.data.nbytes for piece in pieces)
+            self._memories.count_read(size)
+            self._counts.count_weight_bytes(message.model, message.reader, size)
+        return pieces
 
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""

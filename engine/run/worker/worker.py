@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dataflow.kernel import Chunk
 from engine.channels.contract import Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
+from engine.channels.tensors.shared_memories import SharedMemories
 from engine.keep.record.recorder import RowRecorder
 from engine.keep.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan
@@ -55,10 +56,11 @@ class Worker:
         group: Any = None,
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
+        memories: SharedMemories | None = None,
         newest: NewestRows | None = None,
     ) -> None:
         """group: a rank's process group. cast: to ranks with equal rows. pairs: worlds, by peer.
-        newest: where the newest rows can be looked at.
+        memories: for weights. newest: where the newest rows can be looked at.
         """
         self.name = name
         self.channel = channel
@@ -75,7 +77,7 @@ class Worker:
         self._samples = samples
         self.recorder = recorder
         self.delivery = Delivery(
-            plan, self.kernels.by_node, channel, self.timing, pairs, self.counts
+            plan, self.kernels.by_node, channel, self.timing, pairs, memories, self.counts
         )
         self._training = WorkerTraining(
             name, plan, self.kernels, self.rows, cast, digests=recorder is not None
@@ -105,6 +107,7 @@ class Worker:
         reports += self._training.reports()
         reports += self.timing.reports()
         reports += self.kernels.reports()
+        reports += self.delivery.reports()
         reports += self.counts.reports()
         return reports
 

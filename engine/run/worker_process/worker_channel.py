@@ -16,6 +16,7 @@ from engine.channels.contract import PeerLost
 from engine.channels.routed_channel import AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.pairs import TensorPairs
+from engine.channels.tensors.shared_memories import SharedMemories
 from engine.channels.zmq.curve_keys import CurveKeyPair, any_port
 from engine.protocol.reports import Report
 from engine.run.control.control import (
@@ -60,11 +61,14 @@ class PeerSockets:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerChannel:
-    """A Worker's channel and its parts. book: peers on other hosts; pairs: worlds for tensors."""
+    """A Worker's channel and its parts. book: peers on other hosts; pairs: worlds for tensors;
+    memories: for weights.
+    """
 
     channel: RoutedChannel
     shm: ShmChannel
     pairs: TensorPairs
+    memories: SharedMemories
     sockets: PeerSockets
     book: AddressBook | None = None
     keys: CurveKeyPair | None = None
@@ -96,6 +100,8 @@ class WorkerChannel:
         moved = self.channel.take_moved_bytes()
         if came := self.pairs.take_moved_bytes():
             moved["collective"] = came
+        if read := self.memories.take_moved_bytes():
+            moved["ipc"] = read
         reports = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
         if refused := sum(self.channel.refusals.values()) - self.refused:
             self.refused += refused
@@ -116,9 +122,12 @@ def worker_channel(
     content = verify == "content"
     pairs = TensorPairs(name, shm.have_sent, content=content, alive=shm.require)
     shm.send_by(pairs.begin_send)
+    memories = SharedMemories(name, shm.require_answer)
     network = opened.network
     if network is None:
-        return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs, sockets=sockets)
+        return WorkerChannel(
+            channel=RoutedChannel(shm), shm=shm, pairs=pairs, memories=memories, sockets=sockets
+        )
     # Made here, so that the secret key never leaves this process.
     keys = None if network.private else CurveKeyPair.make()
     book = AddressBook()
@@ -135,6 +144,7 @@ def worker_channel(
         channel=channel,
         shm=shm,
         pairs=pairs,
+        memories=memories,
         sockets=sockets,
         book=book,
         keys=keys,

@@ -230,6 +230,7 @@ class WorkerProcess:
             group=group,
             cast=cast,
             pairs=self._channel.pairs,
+            memories=self._channel.memories,
             newest=None if opened.folder is None else NewestRows(opened.folder),
         )
         self._worker.timing.span = self._updates.span
