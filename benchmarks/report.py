@@ -16,6 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from engine.plan.cost.machine import gpus
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideResult:
@@ -56,23 +58,28 @@ class Machine:
     torch: str
     load: float
     """All users' runnable processes over the last minute; above `cores`, do not quote times."""
+    device: str
+    """The first GPU with its driver; where there is none, the processor."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.processor}, {self.cores} cores, {self.memory_gib:.0f} GiB; Python"
-            f" {self.python}, torch {self.torch}; load {self.load:.1f}"
-        )
+        host = f"{self.processor}, {self.cores} cores, {self.memory_gib:.0f} GiB"
+        software = f"Python {self.python}, torch {self.torch}; load {self.load:.1f}"
+        if self.device == self.processor:
+            return f"{host}; {software}"
+        return f"{self.device}; {host}; {software}"
 
 
 def machine() -> Machine:
     """The machine as it is now (Linux)."""
+    processor = _processor()
     return Machine(
-        processor=_processor(),
+        processor=processor,
         cores=len(os.sched_getaffinity(0)),
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         python=platform.python_version(),
         torch=importlib.metadata.version("torch"),
         load=os.getloadavg()[0],
+        device=next(iter(gpus()), processor),
     )
 
 
@@ -99,6 +106,30 @@ def write_json(path: Path, results: Sequence[SideResult], where: Machine) -> Non
     path.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
     path.with_suffix(".machine.json").write_text(json.dumps(asdict(where), indent=2) + "\n")
     path.with_suffix(".md").write_text(_markdown(path.stem, results, where))
+
+
+class SavedResults:
+    """The results of a benchmark that may be killed: each is written as soon as it is there."""
+
+    def __init__(self, path: Path | None) -> None:
+        """path: of the JSON; None writes nothing."""
+        self._path, self._machine = path, machine()
+        self._results: list[SideResult] = []
+
+    def add(self, *results: SideResult) -> None:
+        """Write these, too."""
+        self._results += results
+        if self._path is not None:
+            write_json(self._path, self._results, self._machine)
+
+    def replace(self, *results: SideResult) -> None:
+        """Write these in the place of all others."""
+        self._results = []
+        self.add(*results)
+
+    def show(self, title: str) -> None:
+        """Print all of them as a table."""
+        show(title, self._results, self._machine)
 
 
 _COLUMNS = ("what", "value", "unit", "goal", "holds")

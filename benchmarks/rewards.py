@@ -27,4 +27,13 @@ def even_share(completions: list[str], **_: Any) -> list[float]:
     return [sum(c in "02468" for c in text) / len(text) if text else 0.0 for text in completions]
 
 
+def share_of_digits(completions: list[str], **columns: object) -> list[float]:
+    """The share of an answer's letters that are digits."""
+    rewards: list[float] = []
+    for text in completions:
+        digit_count = sum(letter.isdigit() for letter in text)
+        rewards.append(digit_count / max(1, len(text)))
+    return rewards
+
+
 REWARDS = {function.__name__: function for function in (exact_match, agreement, even_share)}

@@ -19,7 +19,7 @@ from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.cluster import Cluster
 from engine.plan.cost import training_memory
 from engine.plan.cost.devices import catalogue_place, coefficients, device
-from engine.plan.cost.memory import optimizer_bytes
+from engine.plan.cost.memory import lasting, optimizer_bytes
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.models import Shape
 from engine.plan.cost.training import Microbatches, train_time
@@ -122,7 +122,9 @@ def test_where_seconds_are_unknown_computing_again_comes_first() -> None:
 
 def test_where_nothing_is_enough_nothing_is_chosen() -> None:
     least = all_needs()["layers", "optimizer"][0]
-    with pytest.raises(PlanError, match=r"; recompute and offload are not enough\. Fix: shorter"):
+    with pytest.raises(
+        PlanError, match=r"; recompute and offload do not make it fit\. Fix: shorter"
+    ):
         plan_with(least - 1)
 
 
@@ -140,18 +142,31 @@ def test_what_is_declined_is_not_chosen_but_named(wishes: dict[str, Any], fix: s
         plan_with(room, **wishes)
 
 
-def test_the_node_with_the_most_activations_is_changed_first() -> None:
-    """By a lower batch, the critic's own, one of two train nodes has less to spare."""
-    plan = plan_with(80 * GIB, graph=small_ppo(), kind="")
+def test_of_several_nodes_only_those_change_that_have_to() -> None:
+    """Both train on the same rows; the policy has logits besides. Generation has another GPU."""
+
+    def fitted(memory: int) -> Plan:
+        cluster = Cluster(cores=4, memory=24 * GIB, gpus=(80 * GIB, memory))
+        return planned_on(cluster, small_ppo(), pin={"rollout": "gen"})
+
+    plan = fitted(80 * GIB)
     assert plan.cluster is not None
-    [room] = find_memory_rooms(plan, plan.cluster)
-    trains = [node for node in plan.nodes if node.work == "train"]
-    sizes = {node.name: node.estimate.bytes["activations"] for node in trains}
-    assert len(sizes) == 2
-    fitted = plan_with(room.need - 1, graph=small_ppo(), kind="")
-    changed = {node.name for node in fitted.nodes if any_of(layout_of(node))}
-    assert changed
-    assert all(sizes[name] == max(sizes.values()) for name in changed)
+    assert plan.devices == {"gen": (0,), "main": (1,)}
+    [need] = [r.need for r in find_memory_rooms(plan, plan.cluster) if "main" in r.workers]
+    passing: dict[str, int] = {}
+    for name in ("train_policy", "train_critic"):
+        parts = plan.node(name).estimate.bytes
+        passing[name] = sum(parts.values()) - lasting(parts)
+    logits = passing["train_policy"] - passing["train_critic"]
+    assert logits > 0
+    assert spared_nodes(fitted(need)) == set()
+    assert spared_nodes(fitted(need - 1)) == {"train_policy"}
+    assert spared_nodes(fitted(need - logits - 1)) == {"train_policy", "train_critic"}
+
+
+def spared_nodes(plan: Plan) -> set[str]:
+    """The nodes for which something was chosen."""
+    return {node.name for node in plan.nodes if any_of(layout_of(node))}
 
 
 def test_on_a_cpu_layers_are_computed_again_and_nothing_is_offloaded() -> None:
@@ -255,3 +270,16 @@ def test_a_wish_counts_in_the_phases_of_a_program_that_have_its_node() -> None:
     first, second = plan.phases
     assert layout_of(training(first)) == layout_of(training(second)) == ("none", "none")
     assert layout_of(second.node("train_critic")) == ("layers", "none")
+
+
+def test_many_train_nodes_are_changed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if two were more than are chosen for one by one."""
+    monkeypatch.setattr("engine.plan.passes.memory_fit._MOST_NODES", 1)
+    cluster = Cluster(cores=4, memory=24 * GIB, gpus=(80 * GIB, 650 * 2**20))
+
+    def chosen(**wishes: Any) -> set[str]:
+        return spared_nodes(planned_on(cluster, small_ppo(), pin={"rollout": "gen"}, **wishes))
+
+    assert chosen() == {"train_policy", "train_critic"}
+    with pytest.raises(PlanError, match="Fix: --recompute train_critic=layers, or"):
+        chosen(recompute={"train_critic": "none"})

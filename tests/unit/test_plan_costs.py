@@ -61,7 +61,12 @@ def test_on_a_gpu_of_a_known_kind_seconds_are_those_of_the_formulas() -> None:
     assert (where.device, where.cores) == (device("H100"), 1)
     rows, layout = lengths(64), plan.node("rollout").layout
     batch = DecodeBatch(
-        prompts=rows.prompts, answers=rows.answers, shared=8, slots=layout.slots, budget=16384
+        prompts=rows.prompts,
+        answers=rows.answers,
+        shared=8,
+        slots=layout.slots,
+        budget=16384,
+        copied=True,
     )
     by_hand = schedule_decode(sizes_of(plan), catalogue_place(device("H100")), batch)
     assert costs.decode("rollout", rows).seconds == pytest.approx(by_hand.seconds)

@@ -152,8 +152,9 @@ def test_copies_that_do_not_fit_on_the_gpu_are_not_made() -> None:
     assert "copies" not in smaller.node("train_policy").estimate.bytes
     (note,) = [each for each in smaller.notes if "weights are pulled" in each]
     assert note.startswith("policy: weights are pulled, since with copies ")
+    spares_nothing = {"train_policy": "none"}
     with pytest.raises(PlanError, match="together need"):
-        sized(most - 1, weights="ipc")
+        sized(most - 1, weights="ipc", recompute=spares_nothing, offload=spares_nothing)
 
 
 def test_copies_stay_on_the_gpu_while_their_worker_sleeps() -> None:

@@ -188,7 +188,7 @@ def _check_fit(room: MemoryRoom, draft: Draft) -> Iterator[str]:
     size = f"{room.where} has {_gib(room.bytes)}"
     declined = list(_list_declined(room, draft))
     if not declined and any(map(_is_training, room.nodes)):
-        shown += "; recompute and offload are not enough"
+        shown += "; recompute and offload do not make it fit"
     fixes = ", or ".join([*declined, fix])
     yield add_fix(f"{need}, {size}: {shown}", fixes)
 

@@ -59,7 +59,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     estimate_processes,
     # After all estimates: what weights by IPC take of a GPU has to fit there.
     fit_routes,
-    # After all estimates: changes layouts where they do not fit, and estimates these anew.
+    # After fit_routes, which costs less; changes layouts where they do not fit, and estimates these
+    # anew.
     fit_memory,
     # Last: changes nothing.
     verify_plan,

@@ -28,6 +28,10 @@ def choose_compiled(draft: Draft) -> Draft:
 def _is_compiled(draft: Draft, node: PlannedNode) -> bool:
     if not node.traits.computes or not node.kernel.startswith(_TORCH_KERNELS):
         return False
+    if node.layout.tensor > 1:
+        return (
+            False  # its matrices are split by hooks and tensors that torch.compile has no part in
+        )
     if draft.placing.compiled == "auto":
         # Replicas on both kinds of devices would round in two ways.
         return all(worker in draft.devices for worker in node.workers)

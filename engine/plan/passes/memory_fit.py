@@ -104,12 +104,14 @@ class _Price:
 
     seconds: float
     changes: int
+    waiting: int
+    """Nodes whose state waits on the host."""
     order: int
 
     @property
-    def key(self) -> tuple[float, int, int]:
+    def key(self) -> tuple[float, int, int, int]:
         """Cheaper ones first."""
-        return self.seconds, self.changes, self.order
+        return self.seconds, self.changes, self.waiting, self.order
 
 
 class _Trials:
@@ -125,15 +127,16 @@ class _Trials:
         """All combinations but the present one, the cheapest first."""
         priced: list[tuple[_Price, _Combination]] = []
         for order, combination in enumerate(self._list_all()):
-            changes = 0
+            changes = waiting = 0
             seconds = 0.0
             for node in self._nodes:
                 choice = combination[node.name]
                 present = (node.layout.recompute, node.layout.offload)
                 changes += sum(a != b for a, b in zip(choice, present, strict=True))
+                waiting += choice.offload != "none"
                 seconds += self._estimate_node(node.name, choice).estimate.seconds or 0.0
             if changes:
-                price = _Price(seconds, changes, order)
+                price = _Price(seconds, changes, waiting, order)
                 priced.append((price, combination))
         priced.sort(key=lambda pair: pair[0].key)
         return [combination for _, combination in priced]
@@ -150,7 +153,7 @@ class _Trials:
         for choice in all_choices:
             combination: dict[str, _Choice] = {}
             for name, choices in self._choices.items():
-                combination[name] = choice if choice in choices else choices[-1]
+                combination[name] = choice if choice in choices else choices[0]
             yield combination
 
     def make(self, combination: _Combination) -> Draft:

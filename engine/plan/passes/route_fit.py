@@ -23,7 +23,7 @@ def fit_routes(draft: Draft) -> Draft:
         return draft
     room_by_model: dict[str, MemoryRoom] = {}
     for room in find_memory_rooms(draft, draft.cluster):
-        if room.need > room.bytes:
+        if room.is_full:
             names = (m.name for m in draft.models if _has_copies_in(m, room, draft))
             room_by_model |= dict.fromkeys(names, room)
     if not room_by_model:

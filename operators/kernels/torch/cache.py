@@ -2,7 +2,8 @@
 
 Owns: where the keys and values of live rows are stored, and attention for prompts (Prefill), for
 one new token per row (Decode), and for everything the rows have written, after new weights
-(Again). Does not own: which rows are live (decode.py), the call into the module (attention.py).
+(Again). Does not own: which rows are live (shared_step.py), keys at fixed places (static_keys.py),
+the call into the module (attention.py).
 
 A row's keys are stored on three levels, each once for all rows that share it:
 
@@ -76,14 +77,14 @@ class Cache:
     prompts: dict[int, Level] = field(default_factory=dict)
     own: dict[int, Level] = field(default_factory=dict)
 
-    def level(self, levels: dict[int, Level], layer: int, key: Tensor, value: Tensor) -> Level:
-        """Find a layer's level, created at first use; key and value [tokens, K, D] give its
+    def level(self, levels: dict[int, Level], layer: int, keys: Tensor, values: Tensor) -> Level:
+        """Find a layer's level, created at first use; keys and values [tokens, K, D] give its
         shape.
         """
         if layer not in levels:
             # A value may have another D than its key.
-            no_keys = key.new_zeros(0, key.shape[1], 0, key.shape[2])
-            no_values = value.new_zeros(0, value.shape[1], 0, value.shape[2])
+            no_keys = keys.new_zeros(0, keys.shape[1], 0, keys.shape[2])
+            no_values = values.new_zeros(0, values.shape[1], 0, values.shape[2])
             levels[layer] = Level(no_keys, no_values)
         return levels[layer]
 
@@ -309,17 +310,17 @@ class Decode:
         self.biases[window] = bias
         return bias
 
-    def _write(self, layer: int, key: Tensor, value: Tensor) -> Level:
+    def _write(self, layer: int, new_keys: Tensor, new_values: Tensor) -> Level:
         """Store the new tokens' keys and values behind each row's own."""
-        level = self.cache.level(self.cache.own, layer, key, value)
+        level = self.cache.level(self.cache.own, layer, new_keys, new_values)
         level.reserve(self.rows, self.longest_own)
         if self.own_bias is None:  # all rows are equally long
-            level.keys[: self.rows, :, self.longest_own - 1] = key
-            level.values[: self.rows, :, self.longest_own - 1] = value
+            level.keys[: self.rows, :, self.longest_own - 1] = new_keys
+            level.values[: self.rows, :, self.longest_own - 1] = new_values
         else:
-            rows = torch.arange(self.rows, device=key.device)
-            level.keys[rows, :, self.last] = key
-            level.values[rows, :, self.last] = value
+            rows = torch.arange(self.rows, device=new_keys.device)
+            level.keys[rows, :, self.last] = new_keys
+            level.values[rows, :, self.last] = new_values
         return level
 
     # Own level: [R, K, r, D] with [R, K, L, D].

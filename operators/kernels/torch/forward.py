@@ -24,6 +24,7 @@ from dataflow.top_logprobs import TopLogprobs
 from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import gather, make_batch
 from operators.kernels.text import require_embedded_ids
+from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predict_scores, predict_values, predictions
 from operators.kernels.torch.models import (
@@ -51,6 +52,8 @@ class _Forward(Sleeper, Probeable):
         self._session, self._tokens = session, layout.tokens
         self._temperatures = Temperatures.of(node.params.get("temperature"))
         self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
+        if layout.compiled:
+            compile_layers(self._module)
         self._device = next(self._module.parameters()).device
         self._name, self._position_limit = node.name, find_position_limit(model.base)
         self.version = 0

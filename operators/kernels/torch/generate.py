@@ -18,6 +18,7 @@ from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
+from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.models import (
@@ -33,7 +34,9 @@ from operators.kernels.torch.static_rule import decodes_statically
 
 
 class TorchGenerate(Generating, Sleeper, Probeable):
-    """Decodes with a Hugging Face module; decode.py explains how rows share slots and prefixes."""
+    """Decodes with a Hugging Face module; decode.py explains how rows share slots, decode_step.py
+    where their keys are.
+    """
 
     def _start(self) -> None:
         model = self._model
@@ -43,6 +46,8 @@ class TorchGenerate(Generating, Sleeper, Probeable):
                 f" sampler='keyed', or --kernel {self._node.name}={self._sampler}."
             )
         self._module: Any = self._session.module(model, lambda: load_model(model))
+        if self._layout.compiled:
+            compile_layers(self._module)
         self._device = next(self._module.parameters()).device
         # Over all chunks: graphs are captured once. None: each chunk's keys are its own.
         self._static: StaticMemory | None = None

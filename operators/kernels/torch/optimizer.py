@@ -23,7 +23,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dataflow.errors import CheckpointError, KernelError
 from dataflow.storage import writing
 from operators.kernels.torch.adam_bucket import AdamBucket, Master
-from operators.kernels.torch.offload import BUCKET, count_elements, cut_buckets, has_own_memory
+from operators.kernels.torch.offload import (
+    BUCKET,
+    count_elements,
+    cut_buckets,
+    has_own_memory,
+    wait_for_host,
+)
 from operators.kernels.torch.parallel import gather_whole, part_like
 from operators.kernels.torch.slices import Slices
 from operators.optimizers import AdamW
@@ -105,6 +111,8 @@ class Optimizer:
         pairs = list(zip(self._weights, self._masters, strict=True))
         self._apart = [(weight, master) for weight, master in pairs if master is not weight]
         """Weights whose master is another tensor; a float32 weight's part shares its memory."""
+        if self._weights:
+            wait_for_host(self._weights[0].device)  # until copies that wait can be read there
         self._clip = clip_norm
         self._buckets = list(self._make_buckets(settings, offload))
 

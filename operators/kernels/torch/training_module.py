@@ -10,6 +10,7 @@ from torch import nn
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Layout, Session
+from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.parallel import Ranks, Sharded, split_module
 from operators.kernels.torch.recompute import recompute_layers
 from operators.kernels.torch.slices import Slices
@@ -30,8 +31,10 @@ def prepare_module(
     """Change a module in place as its layout says. Returns what splits its weights: over
     data-parallel ranks, and over tensor ranks; None where they are whole.
     """
-    # First: FSDP's hooks stay outside of what is computed again, so that a layer is gathered once
-    # for that and for its backward pass.
+    if layout.compiled:
+        compile_layers(module)
+    # Before the splitting: FSDP's hooks stay outside of what is computed again, so that a layer is
+    # gathered once for that and for its backward pass.
     if layout.recompute == "layers":
         recompute_layers(module)
     if layout.shard and session.world > 1:
