@@ -8,10 +8,8 @@ lengths there are (passes/estimate.py, engine/predict/simulation).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-
-import numpy as np
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
@@ -40,21 +38,7 @@ from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 from engine.plan.profiled_passes import kernel_family, kind_of_pass, nearest_entry, samples_of
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowLengths:
-    """Tokens of each row's prompt and answer, int64 [rows]."""
-
-    prompts: np.ndarray
-    answers: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.answers)
-
-    def take(self, rows: np.ndarray) -> RowLengths:
-        """Pick some rows, by number or by a mask."""
-        return RowLengths(self.prompts[rows], self.answers[rows])
+from engine.plan.row_lengths import RowLengths
 
 
 class PlanCosts:

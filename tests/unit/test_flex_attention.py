@@ -39,6 +39,8 @@ from tests.kit.dense_flex import by_token, dense_kernel, listed_blocks, visible_
 from tests.kit.rows import ragged
 from tests.kit.turns import example_count
 
+on_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 HEADS, KEY_HEADS = 4, 2
 WINDOWS = st.sampled_from([None, 1, 2, 3, 5, 9])
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
@@ -292,6 +294,7 @@ def draw_rows(count: int) -> Packed:
 
 
 @pytest.mark.gpu
+@on_a_card
 @pytest.mark.parametrize(
     ("dtype", "dims", "numbers"),
     # Each kind of layer takes some seconds to compile, in float32 with wide heads many.
@@ -309,6 +312,7 @@ def test_compiled_kernels_have_the_values_and_gradients_of_the_dense_path(
 
 
 @pytest.mark.gpu
+@on_a_card
 @pytest.mark.parametrize("number", [0, 1], ids=["plain", "window"])
 @pytest.mark.parametrize("dim", [16, 64, 128, 256])
 def test_variable_length_attention_has_the_values_and_gradients_of_the_dense_path(

@@ -92,7 +92,7 @@ def test_one_process_is_in_one_world_and_what_sees_all_rows_is_whole() -> None:
 
 
 def test_workers_of_a_host_add_up_but_for_those_that_take_turns() -> None:
-    asked = {"workers": "apart", "memory": 17 * 2**27}
+    asked = {"workers": "apart", "memory": 17 * 2**27, "recompute": {"train_policy": "none"}}
     message = r"memory: prompts, rollout, .* together need .* or fewer workers"
     with pytest.raises(PlanError, match=message):
         placed(small_grpo(), **asked)

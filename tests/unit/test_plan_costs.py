@@ -16,10 +16,11 @@ from engine.plan.cost.machine import this_installation, this_machine
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
-from engine.plan.costs import RowLengths, plan_costs
+from engine.plan.costs import plan_costs
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.profiled_passes import kind_of_pass
+from engine.plan.row_lengths import RowLengths
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import grpo_plan, placed, planned_on
 

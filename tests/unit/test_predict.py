@@ -24,8 +24,9 @@ from dataflow.set_expressions import edited
 from engine.plan.cluster import Cluster
 from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.transfers import MESSAGE
-from engine.plan.costs import RowLengths, plan_costs
+from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
+from engine.plan.row_lengths import RowLengths
 from engine.predict.simulation.lengths import DrawnLengths
 from engine.predict.simulation.prediction import Prediction
 from engine.predict.simulation.prediction_run import predict

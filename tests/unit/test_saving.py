@@ -119,8 +119,8 @@ def test_training_in_the_bfloat16_of_a_base_resumes_with_the_same_bits(tmp_path:
     third = training.with_advantage(rows, 3, seed=3)
     assert first.step(third) == second.step(third)
     assert training.distance(training.weights_of(first), training.weights_of(second)) == 0.0
-    pairs = zip(first._optimizer._copied, second._optimizer._copied, strict=True)
-    assert all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+    pairs = zip(first._optimizer.masters, second._optimizer.masters, strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_a_follower_of_a_bfloat16_base_moves_by_small_parts(tmp_path: Path) -> None:

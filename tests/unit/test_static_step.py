@@ -4,6 +4,8 @@ rows and keys, with one copy a step and nothing that a CUDA graph could not hold
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,12 @@ from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.device_sampling import NUMBERS, draw_packed, draw_uniform, unpack_rows
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.sampling import Sampling, sample
-from operators.kernels.torch.static_memory import StaticMemory, round_up, round_up_keys
+from operators.kernels.torch.static_memory import (
+    StaticMemory,
+    find_static_memory,
+    round_up,
+    round_up_keys,
+)
 from operators.kernels.torch.static_rule import decodes_statically, find_capture_obstacle
 from operators.kernels.torch.static_step import StaticStep
 from tests.kit.architectures import tiny
@@ -83,13 +90,26 @@ def test_chunks_of_one_memory_are_those_of_fresh_ones(module: PreTrainedModel) -
         fresh = Decoder(module, task, static=StaticMemory(module))
         require_same(written_by(Decoder(module, task, static=memory)), written_by(fresh))
     assert (memory.keys.slots, memory.keys.length) == (64, 96)
-    given_up = Decoder(module, tasks[0], static=memory).write_rows()
+    given_up: Any = Decoder(module, tasks[0], static=memory).write_rows()
     next(given_up)
     given_up.close()
     require_same(
         written_by(Decoder(module, tasks[1], static=memory)),
         written_by(Decoder(module, tasks[1], static=StaticMemory(module))),
     )
+
+
+def test_rows_move_together_with_the_keys_of_their_prompts(
+    module: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most rows end with their first token, before any step."""
+    monkeypatch.setattr(static_step, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(static_step, "FEWEST_KEYS", 4)
+    task = replace(make_task(random_prompts([40, 33], 0), n=16), ends=np.arange(80))
+    written = written_by(Decoder(module, task, static=StaticMemory(module)))
+    require_same(written, written_by(Decoder(module, task)))
+    assert (written.length == 1).sum() > 16
+    assert written.length.max() > 1
 
 
 class NotedSteps:
@@ -117,6 +137,7 @@ def test_rows_and_keys_go_through_few_sizes_with_one_copy_a_step(
     task = make_task(random_prompts([3] * 20, 0), max_tokens=60)
     decoder = Decoder(module, task, static=memory)
     written = written_by(decoder)
+    require_same(written, written_by(Decoder(module, task)))
     sizes = [key[:2] for key in steps.keys]
     assert {rows for rows, _ in sizes} == {32, 16, 8, 4, 2}
     longest = 3 + int(written.length.max()) - 1
@@ -138,7 +159,7 @@ def test_graphs_go_when_weights_have_moved(module: PreTrainedModel, base: str) -
     memory.steps = steps = NotedSteps()  # type: ignore[assignment]
     memory.open(8, 64)
     assert steps.cleared == 0
-    weight = other.get_input_embeddings().weight
+    weight: Any = other.get_input_embeddings().weight
     weight.data = weight.data.clone()
     memory.open(8, 64)
     assert steps.cleared == 1
@@ -152,8 +173,9 @@ def test_rows_without_numbers_are_an_error_and_leave_no_keys(base: str) -> None:
     task = make_task(random_prompts([4, 4], 0))
     rows = Decoder(module, task, static=memory).write_rows()
     next(rows)
+    weight: Any = module.get_input_embeddings().weight
     with torch.no_grad():
-        module.get_input_embeddings().weight.fill_(torch.nan)
+        weight.fill_(torch.nan)
     with pytest.raises(KernelError, match="expected finite logits"):
         list(rows)
     assert memory.keys.levels == {}
@@ -261,3 +283,12 @@ def test_what_no_graph_holds_is_named(tmp_path: Path, module: PreTrainedModel) -
     experts = load_model(Model("policy", str(tiny("mixtral", tmp_path / "b"))), "cpu")
     experts.set_experts_implementation("eager")
     assert "'eager'" in (find_capture_obstacle(experts) or "")
+
+
+def test_kernels_of_a_module_share_its_memory_which_goes_with_it(base: str) -> None:
+    module = load_model(Model("policy", base), "cpu")
+    memory = find_static_memory(module)
+    assert find_static_memory(module) is memory
+    remaining = weakref.ref(memory)
+    del memory, module
+    assert remaining() is None

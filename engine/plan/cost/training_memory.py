@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine.plan.cost.memory import WIDTHS, Work, gathered_keys, token_activations
+from engine.plan.cost.memory import WIDTHS, Work, token_activations
 from engine.plan.cost.models import Shape
 
 OFFLOADED_PART = "offloaded"
@@ -35,7 +35,7 @@ def recompute_parts(
     float32, 4.0 in bfloat16, by this formula 7.9 and 4.2.
     """
     inputs = WIDTHS[dtype] * shape.layers * shape.hidden
-    one_layer = token_activations(replace(shape, layers=1), dtype, gathered_keys(work.lengths.row))
+    one_layer = token_activations(replace(shape, layers=1), dtype, work.gathered)
     if dtype != "float32":
         one_layer += 2 * shape.hidden * _FLOAT
     fitted_parts = dict(parts)

@@ -16,10 +16,11 @@ from engine.plan.cost.distribution import LengthDistribution
 from engine.plan.cost.memory import Work
 from engine.plan.cost.model_passes import Time
 from engine.plan.cost.models import ModelCost
-from engine.plan.costs import PlanCosts, RowLengths
+from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
+from engine.plan.row_lengths import RowLengths
 
 _WAVES = 4
 """Fillings of the slots that a schedule of equal rows is worked out for; more are as many more."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError
-from dataflow.kernel import Assignment, Chunk, KernelNode
+from dataflow.kernel import Assignment, Chunk, KernelNode, Sleeper
 from engine.plan.cost.machine import proc_bytes
 from engine.plan.cost.machine_load import QUIET
 from engine.plan.cost.profile import ProfileCell
@@ -44,6 +44,8 @@ _RESET_PEAK = "5"
 """Written to clear_refs, this sets the greatest resident memory to what it is now (proc(5))."""
 _FURTHER = 2
 """Rounds for each round that was asked for, at most, in which disturbed calls are made again."""
+_ROUNDS_TO_SETTLE = 2
+"""Rounds on a GPU before those that are timed."""
 
 
 _Lengths = tuple[Sequence[int], ...]
@@ -144,6 +146,12 @@ def measure(
         if run.call_once() and run.call_once():
             run.peak = memory.most
         run.calls.clear()
+        kernels.rest()
+    if work.on_gpu:
+        # Keys that kernels share grow in the first round, and graphs are captured in the second.
+        call_until_quiet(runs, _ROUNDS_TO_SETTLE, 0)
+        for run in runs:
+            run.calls.clear()
     call_until_quiet(runs, repeats, further * repeats)
     kernels.close()
     for run in runs:
@@ -226,6 +234,15 @@ class _CellKernels:
         if len(self._kernels) == 1:
             self.seconds = time.perf_counter() - begun
         return kernel
+
+    def rest(self) -> None:
+        """Let the newest kernel give its GPU back and come again: what it keeps there from call to
+        call is no part of the next cell's peak.
+        """
+        kernel = self._kernels[-1]
+        if isinstance(kernel, Sleeper) and cuda_in_use():
+            kernel.sleep()
+            kernel.wake()
 
     def close(self) -> None:
         """Close all kernels."""

@@ -23,9 +23,10 @@ import numpy as np
 from dataflow.node import Node
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.memory import HOST_PARTS, SHARED_PARTS, lasting
-from engine.plan.costs import PlanCosts, RowLengths
+from engine.plan.costs import PlanCosts
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
+from engine.plan.row_lengths import RowLengths
 from engine.predict.simulation.lengths import DrawnLengths
 from engine.predict.simulation.missing_times import require_known_times
 from engine.predict.simulation.routes import Ways

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.plan.costs import RowLengths
 from engine.plan.plan import PlannedNode
+from engine.plan.row_lengths import RowLengths
 from engine.protocol import messages as m
 from engine.run.simulated_workers.behaviour import Durations
 

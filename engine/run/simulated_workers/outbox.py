@@ -14,8 +14,8 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.concat_rows import shift_samples
-from engine.plan.costs import RowLengths
 from engine.plan.planned_input import PlannedInput
+from engine.plan.row_lengths import RowLengths
 from engine.protocol.refs import Gather, Ref
 
 

@@ -98,6 +98,8 @@ class CapturedSteps:
                 self._name, type(error).__name__, first_line,
             )  # fmt: skip
             self._fails = True
+            # What warmed up on the other stream must not run into what follows on this one.
+            torch.cuda.synchronize(self._device)
             self.clear()
             return None
 

@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dataflow.errors import KernelError
 from operators.kernels.torch.attention import ATTENTION, attention
 from operators.kernels.torch.decoder_layers import find_decoder_layers
+from operators.kernels.torch.torch_compiler import compile_for_all_lengths
 
 
 def compile_layers(module: nn.Module) -> None:
@@ -39,8 +40,7 @@ def compile_layers(module: nn.Module) -> None:
         kind = type(layer)
         if "forward" not in vars(layer):
             if kind not in compiled_by_class:
-                # dynamic: the number of tokens differs from pass to pass.
-                compiled_by_class[kind] = torch.compile(kind.forward, dynamic=True)
+                compiled_by_class[kind] = compile_for_all_lengths(kind.forward)
             layer.forward = _CompiledForward(layer, compiled_by_class[kind])
 
 

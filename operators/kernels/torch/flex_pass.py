@@ -14,7 +14,6 @@ the least and greatest end and position of each block: nothing here is tokens x 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -27,6 +26,7 @@ from torch.nn.functional import pad
 
 from operators.kernels.torch.attention_kind import AttentionKind
 from operators.kernels.torch.packing import Packed
+from operators.kernels.torch.torch_compiler import compile_for_all_lengths
 
 BLOCK = 128
 """Tokens of a block: the least that FlexAttention's default tiles divide."""
@@ -35,11 +35,6 @@ LEAST_BLOCKS = 11
 """Blocks of a layout at least, the last of them padding. torch compiles anew for one block alone,
 and where the number of blocks, or of tokens, happens to be that of heads or of numbers in a head:
 it takes them for the same. Few Models have 11 heads; above, such a chance costs one compilation.
-"""
-
-RECOMPILE_LIMIT = 64
-"""Times that torch may compile the function of this module: for each shape of heads, kind of layer
-and dtype, with a gradient and without. A process has a few Models; torch's own limit is 8.
 """
 
 Modification = Callable[..., Tensor]
@@ -154,15 +149,7 @@ def compile_attention() -> FlexKernel:
     With fullgraph, what cannot be compiled is an error: uncompiled, FlexAttention would silently
     make all scores.
     """
-    compile_function: Any = torch.compile
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        return compile_function(
-            attend_blocks, dynamic=True, fullgraph=True, recompile_limit=RECOMPILE_LIMIT
-        )
-    # Before torch 2.12 it is a setting of the process, for whatever is compiled.
-    settings: Any = torch._dynamo.config
-    settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
-    return compile_function(attend_blocks, dynamic=True, fullgraph=True)
+    return compile_for_all_lengths(attend_blocks, fullgraph=True)
 
 
 def make_block_mask(

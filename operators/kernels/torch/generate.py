@@ -29,7 +29,7 @@ from operators.kernels.torch.models import (
 )
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
-from operators.kernels.torch.static_memory import StaticMemory
+from operators.kernels.torch.static_memory import StaticMemory, find_static_memory
 from operators.kernels.torch.static_rule import decodes_statically
 
 
@@ -52,7 +52,7 @@ class TorchGenerate(Generating, Sleeper, Probeable):
         # Over all chunks: graphs are captured once. None: each chunk's keys are its own.
         self._static: StaticMemory | None = None
         if decodes_statically(self._module):
-            self._static = StaticMemory(self._module)
+            self._static = find_static_memory(self._module)
 
     def _positions(self) -> int | None:
         return find_position_limit(self._model.base)

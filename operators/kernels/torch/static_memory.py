@@ -6,12 +6,13 @@ Does not own: which row is in which slot (static_step.py), captures (captured_st
 A CUDA graph reads and writes the addresses that it was captured with: those of the weights, which
 change in place from version to version, and those of these tensors. Graphs go when one of them
 moves: the module went to host memory and came back, or keys needed more room. All of it goes when
-the kernel sleeps.
+a kernel sleeps. Kernels that decode by one module take turns, and share it.
 """
 
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class StaticMemory:
 
     def __init__(self, module: PreTrainedModel) -> None:
         config: Any = module.config
-        self._module = module
+        # The module finds it (find_static_memory): were the module held here, neither would go.
+        self._module = weakref.ref(module)
         self._device = next(module.parameters()).device
         self.steps = CapturedSteps(self._device, config.name_or_path or config.model_type)
         self.copies = ResultCopies(self._device)
@@ -57,7 +59,9 @@ class StaticMemory:
 
     def open(self, slots: int, length: int) -> None:
         """Make ready for a chunk of so many slots and tokens a row."""
-        tensors = itertools.chain(self._module.parameters(), self._module.buffers())
+        module = self._module()
+        assert module is not None
+        tensors = itertools.chain(module.parameters(), module.buffers())
         addresses = tuple(tensor.data_ptr() for tensor in tensors)
         if addresses != self._addresses:
             self.steps.clear()
@@ -80,6 +84,17 @@ class StaticMemory:
         """Give everything back: the device is another's now, or keys are no numbers any more."""
         self.steps.clear()
         self._make_empty()
+
+
+_MEMORIES: weakref.WeakKeyDictionary[PreTrainedModel, StaticMemory] = weakref.WeakKeyDictionary()
+
+
+def find_static_memory(module: PreTrainedModel) -> StaticMemory:
+    """Find the memory of the kernels that decode by this module; made for the first of them."""
+    memory = _MEMORIES.get(module)
+    if memory is None:
+        memory = _MEMORIES[module] = StaticMemory(module)
+    return memory
 
 
 def round_up(count: int, fewest: int) -> int:

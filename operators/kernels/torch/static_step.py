@@ -292,7 +292,7 @@ class StaticStep:
         self._position[target] = self._position[source]
         self._stale[target] = self._stale[source]
         self._stale[source] = True
-        self._slot = self._slot.copy()  # a step that was started keeps its own
+        # `drop` has just made this array: a step that was started has another.
         self._slot[moving] = target
 
     # New weights.
