@@ -61,6 +61,7 @@ def test_layers_are_compiled_once_and_compute_what_they_did_also_again(tmp_path:
         torch.testing.assert_close(weight.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.long
 def test_a_compiler_that_fails_is_named_with_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,7 +281,8 @@ def test_our_coordinator_runs_a_published_run_where_it_fits(all_installed: None)
     }
     assert results["areal/1_5B/asynchronous"] > 1.0, "that Steps overlap"
     large = dict(areal_by_us(areal, {"model": "32B", "gpus": 16}, sizes(inputs(), "32B")))
-    assert large == {}, "activations of 28,000 tokens"
+    # With 28,000 tokens a row it fits where layers are computed again, and no generation is beside.
+    assert set(large) == {"areal/32B/synchronous_step"}
 
 
 def test_lengths_are_those_of_the_log() -> None:
