@@ -52,7 +52,8 @@ BASE = ("--base", "{base}")
 PARTS = (
     # Begins as it is started: no part before it gives it time to import more than it needs.
     GpuPart(name="rates", words=("-m", "benchmarks.gpu_rates"), share=25),
-    GpuPart(name="tests", words=_module("gpu_tests"), share=50),
+    # FlexAttention is compiled in some ten forms.
+    GpuPart(name="tests", words=_module("gpu_tests"), share=85),
     GpuPart(name="train", words=_module("gpu_train", *RATES, *BASE), share=75),
     GpuPart(name="generate", words=_module("gpu_generate", *RATES, *BASE), share=40),
     GpuPart(name="grpo", words=_module("gpu_grpo", *BASE), share=65),
