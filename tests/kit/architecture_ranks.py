@@ -55,8 +55,8 @@ def _compared(base: str, session: FakeSession, way: str) -> float | str:
 def _split_numbers(module: Any, session: FakeSession, way: str) -> dict[str, Tensor]:
     if way == "shard":
         sharded = split_module(module, session, CPU)
-        found = numbers_of(module, sharded)
-        return {n: gather_whole(x) / (1 if n == "logprobs" else 2) for n, x in found.items()}
+        parts = numbers_of(module, sharded)
+        return {n: gather_whole(x) / (1 if n == "logprobs" else 2) for n, x in parts.items()}
     mesh = Ranks(session, CPU, "node", 2).mesh
     assert mesh is not None
     slices = Slices(module, mesh, "node")

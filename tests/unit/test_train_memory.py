@@ -45,8 +45,8 @@ def take_steps(kernel: TorchTrain, steps: tuple[int, ...] = (1, 2)) -> Trained:
     metrics: list[dict[str, float]] = []
     for step in steps:
         rows = random_rows(6, 3, seed=step)
-        made = with_advantage(rows, step, "clipped_policy_loss", seed=step)
-        metrics.append(dict(kernel.step(made)))
+        assignment = with_advantage(rows, step, "clipped_policy_loss", seed=step)
+        metrics.append(dict(kernel.step(assignment)))
     return metrics, weights_of(kernel), kernel._optimizer.state(steps[-1])
 
 

@@ -9,6 +9,7 @@ Half precision on CUDA only. Imported only where the path is taken, for all that
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from torch.nn.attention.varlen import varlen_attn
 from operators.kernels.torch.attention_kind import AttentionKind
 from operators.kernels.torch.packing import Packed
 
-_NAMES_SHARED_KEYS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""Whether varlen_attn wants to be told of key heads that query heads share. Before torch 2.12 it
-takes them without a word: its kernel always could.
-"""
+_attend_rows: Any = varlen_attn
+if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+    # Before torch 2.12 it takes key heads that query heads share without a word, as its kernel
+    # always could.
+    _attend_rows = partial(varlen_attn, enable_gqa=True)
 
 
 class VarlenPass:
@@ -40,31 +42,14 @@ class VarlenPass:
         """See AttentionPass. The kind is plain."""
         # So many keys to the left of a query, none to its right; -1: as many as there are.
         left = -1 if kind.window is None else kind.window - 1
-        bounds, longest = self.bounds, self.longest
-        attended: Any
-        if _NAMES_SHARED_KEYS:
-            attended = varlen_attn(
-                query,
-                key,
-                value,
-                bounds,
-                bounds,
-                longest,
-                longest,
-                scale=kind.scaling,
-                window_size=(left, 0),
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-        else:
-            attended = varlen_attn(
-                query,
-                key,
-                value,
-                bounds,
-                bounds,
-                longest,
-                longest,
-                scale=kind.scaling,
-                window_size=(left, 0),
-            )
-        return attended
+        return _attend_rows(
+            query,
+            key,
+            value,
+            self.bounds,
+            self.bounds,
+            self.longest,
+            self.longest,
+            scale=kind.scaling,
+            window_size=(left, 0),
+        )
