@@ -62,15 +62,15 @@ def test_layers_are_compiled_once_and_compute_what_they_did_also_again(tmp_path:
 
 
 @pytest.mark.long
-def test_a_compiler_that_fails_is_named_with_the_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_fails_is_named_with_the_flag(tmp_path: Path) -> None:
     import torch._inductor.config as inductor
 
-    torch._dynamo.reset()  # no layer of another test has been compiled
-    monkeypatch.setattr(inductor, "force_disable_caches", True)
-    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
+    settings: Any = {"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}
     module = load_model(Model("policy", save_tiny(tmp_path)), "cpu")
     compile_layers(module)
-    with pytest.raises(KernelError, match=r"Qwen2DecoderLayer: .*Fix: --compiled none"):
+    torch._dynamo.reset()  # no layer of another test has been compiled
+    with (
+        inductor.patch(settings),
+        pytest.raises(KernelError, match=r"Qwen2DecoderLayer: .*Fix: --compiled none"),
+    ):
         logits_of(module, 20)
