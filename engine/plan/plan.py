@@ -291,6 +291,12 @@ class Decisions:
                 return node
         raise KeyError(name)
 
+    def is_on_gpus(self, node: PlannedNode) -> bool:
+        """Whether each Worker of a node has a GPU: replicas on both kinds of devices would round in
+        two ways, and need the memory of either.
+        """
+        return all(worker in self.devices for worker in node.workers)
+
     def sources_of(self, node: PlannedNode) -> dict[str, str]:
         """The source of each row set of a node."""
         if not node.inputs:

@@ -273,9 +273,9 @@ def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
 def test_rows_are_picked_on_the_device() -> None:
     store, kept = ColumnStore(), columns(1, "cuda")
     store.keep(1, kept)
-    found = store.pick_rows(1, NAMES, ASKED[1][1].rows)
-    assert {t.device.type for t in found} == {"cuda"}
-    assert equal(found, expected([ASKED[1][1]]))
+    picked_rows = store.pick_rows(1, NAMES, ASKED[1][1].rows)
+    assert {t.device.type for t in picked_rows} == {"cuda"}
+    assert equal(picked_rows, expected([ASKED[1][1]]))
 
 
 @pytest.mark.gpu

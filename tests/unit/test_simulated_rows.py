@@ -242,8 +242,8 @@ def groups(of: Outcomes, n: int = 8) -> np.ndarray:
     """How many rows of each of 4,000 groups are kept."""
     count = 4000
     positions, samples = np.repeat(np.arange(count), n), np.tile(np.arange(n), count)
-    kept = of.draw_kept_rows("chosen", Keys(positions, samples, np.zeros_like(samples)))
-    return kept.reshape(count, n).sum(axis=1)
+    chosen_rows = of.draw_kept_rows("chosen", Keys(positions, samples, np.zeros_like(samples)))
+    return chosen_rows.reshape(count, n).sum(axis=1)
 
 
 def test_rows_of_a_group_are_kept_as_the_selection_keeps_them() -> None:

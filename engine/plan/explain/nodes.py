@@ -150,7 +150,7 @@ def _how(node: PlannedNode) -> str:
 def _describe_attention(plan: Plan, node: PlannedNode) -> str:
     """Which paths compute the attention of a node on a GPU; on a CPU there is only one."""
     paths = node.estimate.attention
-    if not paths or node.workers[0] not in plan.devices:
+    if not paths or not plan.is_on_gpus(node):
         return ""
     return f"attention: {describe_attention_paths(paths)}"
 

@@ -29,10 +29,8 @@ def _is_compiled(draft: Draft, node: PlannedNode) -> bool:
     if not node.traits.computes or not node.kernel.startswith(_TORCH_KERNELS):
         return False
     if node.layout.tensor > 1:
-        return (
-            False  # its matrices are split by hooks and tensors that torch.compile has no part in
-        )
+        # Its matrices are split by hooks and tensors that torch.compile has no part in.
+        return False
     if draft.placing.compiled == "auto":
-        # Replicas on both kinds of devices would round in two ways.
-        return all(worker in draft.devices for worker in node.workers)
+        return draft.is_on_gpus(node)
     return draft.placing.compiled == "layers"

@@ -130,7 +130,9 @@ class _Cost:
         use = self._find_use(planned)
         if use is None:
             return ()
-        return planned_attention(use.model.base, use.dtype, is_on_gpu=self._is_on_gpu(planned))
+        return planned_attention(
+            use.model.base, use.dtype, is_on_gpu=self._draft.is_on_gpus(planned)
+        )
 
     def _find_tree_path(self, planned: PlannedNode) -> AttentionPath:
         return Estimate(attention=self._list_paths(planned)).tree_path
@@ -188,7 +190,7 @@ class _Cost:
         """Whether a node generates by torch on GPUs. The few Models that no CUDA graph holds
         (operators/kernels/torch/static_rule.py) need less.
         """
-        return self._is_on_gpu(planned) and kernel_family(planned) == "torch"
+        return self._draft.is_on_gpus(planned) and kernel_family(planned) == "torch"
 
     def _training_parts(self, train: PlannedNode, use: _Use) -> dict[str, int]:
         weights = use.cost.parameters or 0
@@ -201,13 +203,10 @@ class _Cost:
             # A micro-batch has rows of one set: the largest counts.
             for part, size in row_set.items():
                 parts[part] = max(size, parts.get(part, 0))
-        if train.layout.offload == "optimizer" and self._is_on_gpu(train):
+        if train.layout.offload == "optimizer" and self._draft.is_on_gpus(train):
             ranks = train.layout.data if train.layout.shard else 1
             parts = offload_parts(parts, weights // ranks, shape, use.dtype)
         return parts
-
-    def _is_on_gpu(self, planned: PlannedNode) -> bool:
-        return all(worker in self._draft.devices for worker in planned.workers)
 
     def _waiting_bytes(self, planned: PlannedNode, columns: Sequence[str]) -> int:
         """Bytes of these columns, held until their Step is trained; in a stream, all admitted."""

@@ -86,8 +86,7 @@ def _list_choices(draft: Draft, node: PlannedNode) -> list[_Choice]:
     if node.name not in draft.placing.recompute:
         recompute = ["none", "layers"]
     # The host's memory is no other where it is the device.
-    is_on_gpu = all(worker in draft.devices for worker in node.workers)
-    if node.name not in draft.placing.offload and is_on_gpu:
+    if node.name not in draft.placing.offload and draft.is_on_gpus(node):
         offload = ["none", "optimizer"]
     # Computing again comes first: it changes faster.
     pairs = product(offload, recompute)
