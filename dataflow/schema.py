@@ -254,11 +254,25 @@ class TruncatedRollout(Rollout):
 
 
 class Episode(Rollout):
-    """A multi-turn rollout; environment text has mask 0."""
+    """A rollout of several turns: what the model wrote, and between that what it was answered.
 
-    turn = column(pa.uint16(), "T")
-    turn_reward = column(pa.float32(), "K", nullable=True)
-    turn_end = column(pa.int32(), "K")
+    Tokens that the model did not write have mask 0, log-prob 0 and the version of the token before
+    them. turn_end, turn_reward: an entry for each turn that the model wrote. finish: stop, length,
+    turns, timeout or error.
+    """
+
+    turn = column(pa.uint16(), "T", doc="from 0 on; an answer to a turn belongs to that turn")
+    turn_end = column(
+        pa.int32(), "K", least=1, doc="completion tokens up to the last one that the turn wrote"
+    )
+    turn_reward = column(pa.float32(), "K", nullable=True, doc="null where a turn has none")
+    final_reward = column(pa.float32(), nullable=True, doc="for the episode as a whole")
+    messages = column(pa.utf8(), doc="the whole conversation, a JSON list of messages")
+    environment_state = column(pa.utf8(), doc="what the environment exported at its end, as JSON")
+
+
+class TruncatedEpisode(Episode, TruncatedRollout):
+    """An Episode whose sampler drew from a part of its distribution."""
 
 
 class Transition(Completion):

@@ -37,6 +37,8 @@ class DecodeTask:
     ends: np.ndarray
     slots: int
     budget: int
+    parked: int = 0
+    """Keys, in tokens, that rows between two turns may keep; what is beyond is computed again."""
     stopped: Callable[[list[np.ndarray]], np.ndarray] | None = None
     window: int = 0
     sampler: str = "keyed"
@@ -50,17 +52,18 @@ class DecodeTask:
         stop = (last_tokens[:, None] == self.ends).any(1)
         if self.stopped is not None:
             tails: list[np.ndarray] = []
-            for row, end in zip(rows, lengths, strict=True):
-                tails.append(written.tokens[row, max(0, end - self.window) : end])
+            for row, begin, end in zip(rows, written.begin[rows], lengths, strict=True):
+                tails.append(written.tokens[row, max(begin, end - self.window) : end])
             stop |= self.stopped(tails)
         written.stop[rows] = stop
-        return stop | (lengths >= self.max_tokens)
+        return stop | (lengths >= written.limit[rows])
 
 
 @dataclass(slots=True)
 class Written:
     """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop
-    bool [rows]; mass float32 [rows, room] if the sampler truncates, else None.
+    bool [rows]; mass float32 [rows, room] if the sampler truncates, else None. begin, limit int32
+    [rows]: where the row's turn began, and the length at which it ends in any case.
     """
 
     tokens: np.ndarray
@@ -68,17 +71,21 @@ class Written:
     versions: np.ndarray
     length: np.ndarray
     stop: np.ndarray
+    begin: np.ndarray
+    limit: np.ndarray
     mass: np.ndarray | None = None
 
     @staticmethod
-    def empty(rows: int, *, truncates: bool = False) -> Written:
-        """Nothing written yet, for this many rows."""
+    def empty(rows: int, *, limit: int, truncates: bool = False) -> Written:
+        """Nothing written yet, for this many rows of at most `limit` tokens."""
         return Written(
             tokens=np.zeros((rows, 0), np.int32),
             logprobs=np.zeros((rows, 0), np.float32),
             versions=np.zeros((rows, 0), np.int32),
             length=np.zeros(rows, np.int32),
             stop=np.zeros(rows, bool),
+            begin=np.zeros(rows, np.int32),
+            limit=np.full(rows, limit, np.int32),
             mass=np.zeros((rows, 0), np.float32) if truncates else None,
         )
 
@@ -94,8 +101,7 @@ class Written:
         if the sampler truncates; version: one for all, or int32.
         """
         places = self.length[rows]
-        if places.max() >= self.tokens.shape[1]:
-            self._grow()
+        self._reserve(int(places.max()) + 1)
         self.tokens[rows, places] = tokens
         self.logprobs[rows, places] = logprobs
         if self.mass is not None and mass is not None:
@@ -103,9 +109,29 @@ class Written:
         self.versions[rows, places] = version
         self.length[rows] = places + 1
 
-    def _grow(self) -> None:
-        """Double the room of each row, from 16 tokens on: appending stays linear in the tokens."""
-        more = ((0, 0), (0, max(16, self.tokens.shape[1])))
+    def give(self, row: int, tokens: np.ndarray, limit: int) -> None:
+        """Append tokens, int32, that the row did not write: log-prob 0, and the version of the
+        token before. Its next turn begins behind them; limit: the length at which that ends.
+        """
+        start = int(self.length[row])
+        end = start + len(tokens)
+        self._reserve(end)
+        self.tokens[row, start:end] = tokens
+        self.logprobs[row, start:end] = 0.0
+        if self.mass is not None:
+            self.mass[row, start:end] = 0.0
+        self.versions[row, start:end] = self.versions[row, start - 1]
+        self.length[row] = self.begin[row] = end
+        self.limit[row] = limit
+
+    def _reserve(self, length: int) -> None:
+        """Make room for rows of so many tokens, at least doubling it, from 16 on: appending stays
+        linear in the tokens.
+        """
+        room = self.tokens.shape[1]
+        if length <= room:
+            return
+        more = ((0, 0), (0, max(16, room, length - room)))
         self.tokens = np.pad(self.tokens, more)
         self.logprobs = np.pad(self.logprobs, more)
         self.versions = np.pad(self.versions, more)

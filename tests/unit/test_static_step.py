@@ -264,7 +264,9 @@ def test_a_step_neither_waits_for_the_device_nor_copies_to_it(
     monkeypatch.setattr(PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None)
     for how in (PLAIN, CUT, Sampling(temperature=0.0)):
         task = make_task(random_prompts([4, 9], 0), how=how)
-        step = StaticStep(module, task, Written.empty(2), Counts(), StaticMemory(module))
+        step = StaticStep(
+            module, task, Written.empty(2, limit=task.max_tokens), Counts(), StaticMemory(module)
+        )
         with torch.inference_mode():
             step._prefill(np.arange(2), np.arange(2), np.arange(2))
             with HostWork():

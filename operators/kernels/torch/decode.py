@@ -40,7 +40,7 @@ class Decoder:
     ) -> None:
         rows = len(task.prompts) * task.n
         self.task, self.version = task, version
-        self.written = Written.empty(rows, truncates=task.how.truncates)
+        self.written = Written.empty(rows, limit=task.max_tokens, truncates=task.how.truncates)
         self.counts = Counts()
         self._slots = min(task.slots, rows)
         self._waiting = 0  # the first row that has not been admitted

@@ -29,7 +29,7 @@ class VllmDecoder:
         self._engine = engine
         self._task = task
         self.version = version
-        self.written = Written.empty(rows, truncates=task.how.truncates)
+        self.written = Written.empty(rows, limit=task.max_tokens, truncates=task.how.truncates)
         self.counts = Counts()
         self._slots = min(task.slots, rows)
         self._live: dict[str, int] = {}
