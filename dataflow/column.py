@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from dataflow.calls import call_error, declares, require
 
+_MEASURED = "measured"
+
 Axis = Literal["P", "T", "K"]
 """P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
 
@@ -27,6 +29,8 @@ class Column:
     as metadata of the Arrow field. absent: the value in rows of a schema without the column, where
     one follows from what that schema is. instead_of: the column that its readers take where it is
     missing. least, most: the bounds of each value; an operator that returns others is refused.
+    measured: the values differ from run to run, as clocks do: nothing that compares rows, or takes
+    digests of them, reads it; it travels as metadata of the Arrow field, too.
     """
 
     name: str = ""
@@ -40,6 +44,7 @@ class Column:
     instead_of: str = ""
     least: float | None = None
     most: float | None = None
+    measured: bool = False
 
     @property
     def arrow(self) -> pa.Field:
@@ -56,7 +61,12 @@ class Column:
     @property
     def metadata(self) -> dict[str, str] | None:
         """The Arrow field's metadata: what a number alone does not say."""
-        return {"distribution": self.distribution} if self.distribution else None
+        pairs: dict[str, str] = {}
+        if self.distribution:
+            pairs["distribution"] = self.distribution
+        if self.measured:
+            pairs[_MEASURED] = "true"
+        return pairs or None
 
     def _field(self, kind: pa.DataType, *, nullable: bool) -> pa.Field:
         if self.axis is None:
@@ -78,6 +88,7 @@ def column(
     instead_of: str = "",
     least: float | None = None,
     most: float | None = None,
+    measured: bool = False,
 ) -> Any:
     """Declare a column in the body of a Schema (typed Any, so that a form without annotation is
     accepted).
@@ -92,6 +103,9 @@ def column(
     the column that readers take where this one is missing, so that they must not lose it unseen.
 
     least, most: the bounds of its values; an operator that returns others is refused by row.
+
+    measured: seconds by a clock, or the like: two runs that agree in all else differ in it, and it
+    is left out wherever rows are compared.
     """
     where = "column"
     is_type = isinstance(type, pa.DataType)
@@ -115,7 +129,8 @@ def column(
     )
     _require_number(type, "least", least, fix="least=0")
     _require_number(type, "most", most, fix="most=0")
-    for name, flag in (("nullable", nullable), ("device", device)):
+    flags = (("nullable", nullable), ("device", device), ("measured", measured))
+    for name, flag in flags:
         fits = isinstance(flag, bool)
         require(where, name, flag, fits=fits, expected="True or False", fix=f"{name}=True")
     if device:
@@ -131,7 +146,13 @@ def column(
         instead_of=instead_of,
         least=least,
         most=most,
+        measured=measured,
     )
+
+
+def is_measured(field: pa.Field) -> bool:
+    """Whether a field of a record batch, or of a file of rows, is of a measured column."""
+    return field.metadata is not None and _MEASURED.encode() in field.metadata
 
 
 _TENSOR_TYPES = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")

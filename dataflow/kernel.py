@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -73,6 +74,10 @@ class Layout:
     """
     longest: int = 0
     """Tokens of the longest row, prompt and answer, of any node that shares the engine; 0 likewise.
+    """
+    parked: int = 0
+    """Tokens of which a replica may keep the keys of rows between two turns; what is beyond is
+    computed again. 0 where no row has several turns.
     """
     shard: bool = False
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
@@ -168,7 +173,8 @@ class Assignment:
 
     keys, mine, total: of the rows in the input `rows`, as in AssignedRows. others: the same of the
     row sets that terms of the loss have of their own, by the input that has their rows. A set
-    without a row in this Step has no inputs, on no rank.
+    without a row in this Step has no inputs, on no rank. lost_rows: of an evaluation, the rows that
+    failed and are left out.
     """
 
     sequence: int
@@ -178,6 +184,7 @@ class Assignment:
     mine: np.ndarray | None = None
     total: int | None = None
     others: Mapping[str, AssignedRows] = field(default_factory=dict)
+    lost_rows: int = 0
 
     def rows_of(self, row_set: str) -> AssignedRows | None:
         """The rows of a set, by the input that has them; None for one that has none."""
@@ -230,16 +237,39 @@ class Session(Protocol):
         """Add to a metric of the current Step, which shows sum(value * count) / sum(count)."""
         ...
 
+    def waiting(self, reason: str) -> AbstractContextManager[None]:
+        """A context in which the kernel only waits for something outside of the run, which `reason`
+        names in one word (`environments`). Those seconds are shown as a wait of the node, and are
+        time/<node>/<reason>; they stay a part of time/<node>. In the kernel's own thread, not
+        within another one, and without a batch yielded in it.
+        """
+        ...
+
+    def flight(self, count: int) -> None:
+        """So many rows are in flight in the kernel from now on, as episodes that go on; shown while
+        the run lasts. It is 0 until the first call.
+        """
+        ...
+
     def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Count what other processes computed for this node's rows; what the kernel's own thread
         does, the engine counts.
         """
         ...
 
-    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+    def tombstone(
+        self,
+        key: tuple[int, int, int],
+        error: str,
+        *,
+        failed: bool = True,
+        row_only: bool = False,
+    ) -> None:
         """Report that this row failed for good; the engine applies the policy (drop the group, stop
         the run). failed=False: the node's own policy drops it (an overlong prompt), which does not
-        count against the error budget.
+        count against the error budget. row_only: its group goes on without it, and is dropped only
+        if no row of it is left. Of an expand the key is an output row's, for row_only its sample
+        too; a row that was yielded cannot be lost any more.
         """
         ...
 

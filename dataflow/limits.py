@@ -75,7 +75,10 @@ class Limit:
         if _is_lost_in_float32(candidate):
             return f"{self.describe()}, also in float32"
         if self.kind == "choice":
-            return " or ".join(map(repr, self.choices))
+            names: list[str | None] = list(self.choices)
+            if self.optional:
+                names.append(None)
+            return " or ".join(map(repr, names))
         words = repr(self.like) if self.kind == "value" else _WORDS[self.kind]
         if bounds := self._bounds():
             words += f" {bounds}"
@@ -191,9 +194,9 @@ def texts(*, like: str) -> Limit:
     return Limit(kind="texts", like=like)
 
 
-def choice(*names: str) -> Limit:
+def choice(*names: str, optional: bool = False) -> Limit:
     """Accept one of these words."""
-    return Limit(kind="choice", choices=names)
+    return Limit(kind="choice", choices=names, optional=optional)
 
 
 def instance(of: type[Any], *, like: Any, optional: bool = False) -> Limit:

@@ -150,7 +150,8 @@ class Input:
     cannot work. readable: a prompt is read as text or messages, so of one made of token ids
     `prompt_text` in place of `prompt`. engine_names: module:function of the node's params that
     returns the names under which its functions get the engine's own values, and so no dataset
-    column of that name.
+    column of that name. entries_of: a column of JSON objects; where the port has it, a name of
+    `ancestors_from` that no column has may be an entry of these, which only the run knows.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Input:
     required_from: str = ""
     readable: bool = False
     engine_names: str = ""
+    entries_of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,12 @@ class Episode(Rollout):
     turns, timeout or error.
     """
 
+    shown = (
+        *Rollout.shown,
+        *("messages", "turn_end", "turn_reward", "final_reward", "environment_state"),
+        *("model_seconds", "environment_seconds"),
+    )
+    inside = (*Rollout.inside, "turn")
     turn = column(pa.uint16(), "T", doc="from 0 on; an answer to a turn belongs to that turn")
     turn_end = column(
         pa.int32(), "K", least=1, doc="completion tokens up to the last one that the turn wrote"
@@ -269,21 +275,16 @@ class Episode(Rollout):
     final_reward = column(pa.float32(), nullable=True, doc="for the episode as a whole")
     messages = column(pa.utf8(), doc="the whole conversation, a JSON list of messages")
     environment_state = column(pa.utf8(), doc="what the environment exported at its end, as JSON")
+    model_seconds = column(
+        pa.float32(), "K", least=0.0, measured=True, doc="until the turn was written"
+    )
+    environment_seconds = column(
+        pa.float32(), "K", least=0.0, measured=True, doc="until the turn was answered"
+    )
 
 
 class TruncatedEpisode(Episode, TruncatedRollout):
     """An Episode whose sampler drew from a part of its distribution."""
-
-
-class Transition(Completion):
-    """One turn of an episode."""
-
-    row = "turn"
-    episode_id = column(pa.int64())
-    turn = column(pa.int32())
-    reward = column(pa.float32())
-    done = column(pa.uint8(), least=0, most=1)
-    next_prompt = column(pa.utf8())
 
 
 class Reward(Schema):
@@ -292,6 +293,24 @@ class Reward(Schema):
     row = "completion"
     shown = ("reward",)
     reward = column(pa.float32())
+
+
+class Transition(Rollout, Reward):
+    """One turn of an episode: the prompt is all that stood before it, the completion what it wrote.
+
+    The rows of an episode come one after another, in order: the state after a turn is the prompt of
+    the next row, and after one that is `done` there is none. finish: of an episode's last turn that
+    of the episode, of the others `stop`.
+    """
+
+    row = "turn"
+    episode_id = column(pa.int64(), least=0, doc="the same for all turns of an episode")
+    turn = column(pa.int32(), least=0, doc="from 0 on")
+    done = column(pa.uint8(), least=0, most=1, doc="1 in an episode's last turn")
+
+
+class TruncatedTransition(Transition, TruncatedRollout):
+    """A Transition whose sampler drew from a part of its distribution."""
 
 
 class TokenReward(Reward):

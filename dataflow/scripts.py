@@ -28,10 +28,11 @@ from dataflow.importable_names import MAIN, Declaration, find_at_name
 from dataflow.json_values import LOST, place_entry
 from dataflow.program import AnyGraph
 from dataflow.program_snapshot import write_snapshot
-from dataflow.schema import Schema
 
 _KINDS = {"<lambda>": "a lambda", "<locals>": "defined within another function"}
-_FIX = "a def at the top level of a file of its own; or graph= of resume and rerun in Python"
+_FIX = (
+    "a def or class at the top level of a file of its own; or graph= of resume and rerun in Python"
+)
 _GUARD_TESTS = ("__name__ == '__main__'", "'__main__' == __name__")
 """As ast.unparse writes them."""
 
@@ -180,7 +181,7 @@ class _Renaming:
         return {kind: path}
 
     def _find_path(self, path: str, at: str = "") -> str:
-        """The path of what `__main__:name` names, if that is a function, operator, loss or schema
+        """The path of what `__main__:name` names, if that is a function, operator, loss or class
         at the script's top level, and the one meant; else nothing.
         """
         module, _, name = path.partition("@")[0].partition(":")
@@ -197,8 +198,8 @@ class _Renaming:
             thing = thing.fn
         is_function = inspect.isfunction(thing)
         is_same = is_function and (not at or place_entry(thing).get("at") == at)
-        is_schema = not at and isinstance(thing, type) and issubclass(thing, Schema)
-        return f"{self._script.module}:{name}" if is_same or is_schema else ""
+        is_class = not at and isinstance(thing, type)
+        return f"{self._script.module}:{name}" if is_same or is_class else ""
 
 
 def _find_lost(part: Any, node: str) -> Iterator[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from dataflow.batch import Batch
 from dataflow.check import AnyChecked
+from dataflow.conversation import MESSAGES, read_conversation
 from dataflow.draw import draw
 from dataflow.draw.html import write_heading, write_image, write_lines, write_table
 from dataflow.program import AnyGraph
@@ -51,8 +52,19 @@ def batch_page(batch: Batch) -> str:
 def _format_rows(batch: Batch) -> Iterator[list[str]]:
     first_rows = batch.records.slice(0, _ROWS).to_pylist()
     for (position, sample, _), row in zip(batch.keys.rows(), first_rows, strict=False):
-        cells = [_format_cell(row[name]) for name in batch.names]
+        cells = [_format_column(name, row[name]) for name in batch.names]
         yield [str(position), str(sample), *cells]
+
+
+def _format_column(name: str, cell: object) -> str:
+    """A cell in a few letters; of an episode's conversation how long it is, and how it ended."""
+    conversation = None
+    if name == MESSAGES:
+        conversation = read_conversation(cell)
+    if not conversation:
+        return _format_cell(cell)
+    last = conversation[-1]
+    return _format_item(f"{len(conversation)} messages, the last: {last.who}: {last}")
 
 
 def _format_cell(cell: object) -> str:

@@ -384,7 +384,11 @@ def _check_lengths(node: Node, positions: Positions) -> Iterator[Fault]:
         reads = f", which {name_node(positions.node)} reads these rows with,"
     limit = positions.limit
     has = f"Model {positions.model!r}{reads} has {limit:,} positions"
-    if max_tokens >= limit:
+    context = node.params.get("max_context")
+    if isinstance(context, int):
+        # A row ends there, however many tokens it may have been given.
+        yield from _check_context(node, context, has, limit)
+    elif max_tokens >= limit:
         problem = f"{has}, and max_tokens={max_tokens} leaves none for a prompt"
         yield _fault(node, problem, f"max_tokens={max(1, limit // 2)}")
     elif isinstance(longest, int) and longest + max_tokens > limit:
@@ -392,6 +396,18 @@ def _check_lengths(node: Node, positions: Positions) -> Iterator[Fault]:
         yield _fault(node, problem, f"max_prompt_tokens={limit - max_tokens}")
     elif longest is None and node.params.get("overlong_prompt") == "error":
         yield from _check_continued_answers(node, has, limit - max_tokens)
+
+
+def _check_context(node: Node, context: int, has: str, limit: int) -> Iterator[Fault]:
+    """Rows that end at a stated length, which a Model does not reach, or whose prompts leave none
+    of it.
+    """
+    longest = node.params.get("max_prompt_tokens")
+    if context > limit:
+        yield _fault(node, f"{has}, found max_context={context}", f"max_context={limit}")
+    elif isinstance(longest, int) and longest >= context:
+        problem = f"max_prompt_tokens={longest} leaves nothing of max_context={context}"
+        yield _fault(node, problem, f"max_prompt_tokens={max(1, context // 2)}")
 
 
 def _check_continued_answers(node: Node, has: str, room: int) -> Iterator[Fault]:

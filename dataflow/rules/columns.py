@@ -17,13 +17,15 @@ from dataflow.operator import list_columns
 from dataflow.prompt_types import is_conversations, is_token_ids
 from dataflow.rows import nearest_prompt
 from dataflow.rules.context import Context, Wire, data_name, fault_at, loss_terms, name_node
-from dataflow.schema import Schema, TokenPrompt
+from dataflow.schema import Episode, Rollout, Schema, TokenPrompt
 
 _MAKERS = {
     "Prompt": "prompts(data, batch=64)",
     "TokenPrompt": "continued(rollout)",
     "Completion": "generate(policy, prompt, max_tokens=512)",
     "Rollout": "generate(policy, prompt, max_tokens=512)",
+    "Episode": "interact(policy, prompt, environment, max_turns=8, max_tokens=4096)",
+    "Transition": "transitions(episode, max_turns=8)",
     "Reward": "reward(fn, rollout)",
     "TokenReward": "kl_in_reward(rollout, score, reference, beta=0.05)",
     "Logprobs": "logprobs(model, rollout)",
@@ -34,6 +36,12 @@ _MAKERS = {
     "Keep": "mixed_groups(score)",
 }
 """How a port of each schema is usually made; text for messages only."""
+
+_OF_EPISODES = frozenset(Episode.columns).difference(Rollout.columns) | {
+    "environments",
+    "turn_rewards",
+}
+"""Names under which functions of episodes get what other rows do not have."""
 
 
 def check_wire_columns(context: Context) -> Iterator[Fault]:
@@ -78,6 +86,8 @@ def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
     domain = context.domains.of(wire.port)
     if not required or domain is None or id(domain.source) not in context.data:
         return
+    if wire.input.entries_of in wire.port.schema.columns:
+        return  # what no column has may be an entry: the run knows
     columns = context.data[id(domain.source)]
     for name in dict.fromkeys(required):
         if name in columns or name in wire.port.schema.columns:
@@ -85,6 +95,8 @@ def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
         near = nearest(name, columns)
         if near:
             fix = f"{near!r}, which the data has"
+        elif wire.input.entries_of and name in _OF_EPISODES:
+            fix = f"episodes, rows of interact(...), which have {name!r}, or a function without it"
         else:
             fix = f"a column {name!r} in the data, or a function without it"
         problem = f"wants {name!r}, {data_name(domain.source)} has: {', '.join(columns)}"

@@ -115,7 +115,7 @@ def repeated_settings(context: Context) -> Iterator[GraphWarning]:
             if not samples or any(len(makers) != 1 for makers in samples):
                 continue
             settings = {makers[0].params.get(name) for makers in samples}
-            if node.params.get(name) in settings:
+            if node.params.get(name) in settings or None in settings:
                 continue
             maker = samples[0][0]
             setting = f"{name}={maker.params.get(name)}"

@@ -34,6 +34,8 @@ def optional_columns(context: Context) -> Iterator[GraphWarning]:
 
 def _find_missing(context: Context, wire: Wire) -> list[str]:
     """The columns that a node takes where there are some, and that are not there."""
+    if wire.input.entries_of in wire.port.schema.columns:
+        return []  # they may be entries, which only the run knows
     optional = list_columns(wire.node.params, wire.input.ancestors_from)
     required = list_columns(wire.node.params, wire.input.required_from)
     columns = context.dataset(wire.port)

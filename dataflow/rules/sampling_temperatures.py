@@ -36,7 +36,8 @@ def check_one_sampler(context: Context) -> Iterator[Fault]:
 def _check_truncation(node: Node) -> Iterator[Fault]:
     """A kernel's own sampler does not tell what top-k and top-p kept."""
     sampler = node.params.get("sampler", "keyed")
-    if sampler == "keyed" or TruncatedRollout not in node.schemas:
+    is_truncated = any(issubclass(schema, TruncatedRollout) for schema in node.schemas)
+    if sampler == "keyed" or not is_truncated:
         return
     limits = f"top_p={node.params.get('top_p')}, top_k={node.params.get('top_k')}"
     problem = (

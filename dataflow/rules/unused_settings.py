@@ -24,7 +24,7 @@ from dataflow.rules.context import (
     warning_at,
 )
 from dataflow.rules.versions import staleness
-from dataflow.schema import Reward, TokenReward
+from dataflow.schema import Episode, Reward, TokenReward
 
 
 def unused_lags(context: Context) -> Iterator[GraphWarning]:
@@ -69,7 +69,9 @@ def unused_token_rewards(context: Context) -> Iterator[GraphWarning]:
     for node in context.graph.nodes:
         is_shaping = any(issubclass(port.schema, Reward) for port in node.inputs.values())
         is_evaluation = context.regions.of[node.name] == "evaluation"
-        if not _makes_token_rewards(node) or is_shaping or is_evaluation:
+        # An environment gives rewards by turn, of which the sum may be all that is wanted.
+        is_of_turns = any(issubclass(i.schema, Episode) for i in node.operator.inputs)
+        if not _makes_token_rewards(node) or is_shaping or is_evaluation or is_of_turns:
             continue
         readers = list(_readers_of_tokens(context, node))
         if readers and not any(map(_reads_tokens, readers)):

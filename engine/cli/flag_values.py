@@ -12,7 +12,7 @@ import re
 import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from itertools import chain
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -184,6 +184,16 @@ def takes_function(annotation: Any) -> bool:
     origin = get_origin(annotation)
     has_parts = origin in (Union, types.UnionType, list, tuple, collections.abc.Sequence)
     return has_parts and any(map(takes_function, get_args(annotation)))
+
+
+def dataclasses_in(annotation: Any) -> tuple[type[Any], ...]:
+    """List the dataclasses whose instances a parameter takes beside functions: environments."""
+    if is_dataclass(annotation) and isinstance(annotation, type):
+        return (annotation,)
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return ()
+    parts = map(dataclasses_in, get_args(annotation))
+    return tuple(chain.from_iterable(parts))
 
 
 def gather_values(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:

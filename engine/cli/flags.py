@@ -26,6 +26,7 @@ from dataflow.peer_parameters import Known
 from dataflow.program import AnyGraph
 from engine.cli.flag_values import (
     FUNCTION,
+    dataclasses_in,
     gather_values,
     name_of_flag,
     number_or_schedule,
@@ -345,7 +346,9 @@ def _argument(parameter: inspect.Parameter, flag_value: Any) -> Any:
     if flag_value is None or not takes_function(parameter.annotation):
         return flag_value
     flag = f"--{parameter.name.replace('_', '-')}"
-    functions = [load_function(path.strip(), flag) for path in flag_value.split(",")]
+    kinds = dataclasses_in(parameter.annotation)
+    paths = flag_value.split(",")
+    functions = [load_function(path.strip(), flag, kinds=kinds) for path in paths]
     if len(functions) == 1:
         return functions[0]
     return functions

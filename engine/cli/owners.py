@@ -142,6 +142,9 @@ def _keys_of(node: Node, argument: Any) -> Iterator[str]:
     functions = [each for each in arguments if callable(each)]
     if any(function in functions for function in node.params.get("fns", ())):
         yield from ("fn", "fns")
+    environment = node.params.get("environment")
+    if environment is not None and argument in (environment, getattr(environment, "target", None)):
+        yield "environment"
     for key, state in node.states.items():
         if isinstance(state, Model) and isinstance(argument, str) and state.base == argument:
             yield key

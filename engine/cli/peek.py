@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dataflow.conversation import MESSAGES, read_conversation
 from dataflow.safe_text import one_line
 from dataflow.width import screen_width
 from engine.cli.flags import asks_for_help, inherit_planned, parse, split_target
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _USAGE = "dataflow peek TARGET NODE [flags]"
 _WIDTH, _LEAST = 96, 16
 """Most columns of a value, and the fewest on a narrow screen."""
+_MESSAGES = 24
+"""Of a conversation that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,33 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def describe_rows(table: pa.Table) -> Iterator[str]:
-    """Write `row 0`, then a line for each column: text as it is, lists with their length."""
+    """Write `row 0`, then a line for each column: text as it is, lists with their length, of an
+    episode's conversation a line for each message.
+    """
     wide = max(map(len, table.column_names), default=0) + 2
     room = max(_LEAST, screen_width(_WIDTH + wide + 2) - wide - 2)
     for number, row in enumerate(table.to_pylist()):
         yield f"row {number}"
         for name, cell in row.items():
-            yield f"  {one_line(name).ljust(wide)}{_cell(cell, room)}"
+            lines = list(_lines(name, cell, room))
+            yield f"  {one_line(name).ljust(wide)}{lines[0]}"
+            for line in lines[1:]:
+                yield f"  {''.ljust(wide)}{line}"
+
+
+def _lines(name: str, cell: Any, room: int) -> Iterator[str]:
+    """A column's cell, on one line or, of messages, several."""
+    conversation = None
+    if name == MESSAGES:
+        conversation = read_conversation(cell)
+    if conversation is None:
+        yield _cell(cell, room)
+        return
+    yield f"{len(conversation)} messages"
+    for message in conversation[:_MESSAGES]:
+        yield _cell(f"{message.who}: {message}", room)
+    if len(conversation) > _MESSAGES:
+        yield f"... {len(conversation) - _MESSAGES} more"
 
 
 def _cell(value: Any, room: int) -> str:

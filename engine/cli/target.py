@@ -150,9 +150,11 @@ def import_named(path: Path, folders: Sequence[str]) -> None:
                 importlib.import_module(name)
 
 
-def load_function(text: str, what: str, forms: str = FUNCTIONS) -> Callable[..., Any]:
+def load_function(
+    text: str, what: str, forms: str = FUNCTIONS, kinds: tuple[type[Any], ...] = ()
+) -> Callable[..., Any]:
     """Load the function at `module:function` or `file.py:function`. forms: all that may stand
-    there. Raises UsageError, SourceError.
+    there. kinds: of what may stand there beside functions. Raises UsageError, SourceError.
     """
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
@@ -167,7 +169,7 @@ def load_function(text: str, what: str, forms: str = FUNCTIONS) -> Callable[...,
     function: Any = module
     for part in name.split("."):
         function = getattr(function, part, None)
-    if not callable(function):
+    if not (callable(function) or isinstance(function, kinds)):
         raise _no_function(module, name, what, text)
     return function
 

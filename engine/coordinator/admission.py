@@ -18,9 +18,10 @@ import numpy as np
 
 from engine.coordinator import intake
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.lost_rows import EmptiedGroup
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN
-from engine.plan.plan import PlannedSource
+from engine.plan.plan import PlannedNode, PlannedSource
 from engine.protocol.refs import Ref, SourceCut
 
 _ENDLESS = 1 << 62
@@ -50,6 +51,12 @@ class Admission:
         self.dropped = 0
         self.overlong = 0
         """Prompts that a node's own policy gave up: generate(overlong_prompt="drop")."""
+        self.barren = 0
+        """The same, since the last Step was formed."""
+        self.lost_rows = 0
+        """Rows that were lost alone."""
+        self._lost_share = 0.0
+        """Those of them that failed, each its share of a prompt, but for dropped prompts."""
         self._steps = steps
         self._again: list[tuple[int, int]] = []
         """(position, attempt) that are to begin again."""
@@ -85,11 +92,38 @@ class Admission:
             chunks.append(self.table.admit(positions, attempts, version))
         return chunks
 
+    @property
+    def failed_prompts(self) -> float:
+        """What counts against the error budget; each failed row once."""
+        # Rounded, as a sum of thirds may be a little more than the whole that it is.
+        return round(self.dropped + self._lost_share, 6)
+
+    def note_given_up(self) -> None:
+        """A node's own policy gave a prompt up."""
+        self.overlong += 1
+        self.barren += 1
+
+    def note_lost(self, node: PlannedNode, *, failed: bool) -> None:
+        """A row of a node was lost alone. One that a node's own policy gave up is not counted."""
+        if failed:
+            self.lost_rows += 1
+            self._lost_share += 1 / node.rows
+
+    def _note_emptied(self, group: EmptiedGroup) -> None:
+        """A prompt is dropped, as its last rows were lost alone."""
+        if not group.failed:
+            self.note_given_up()
+            return
+        self.dropped += 1
+        self._lost_share -= group.share
+
     def give_back(self) -> bool:
         """Retire what was rejected or dropped, which returns its credit. Whether there was any."""
         count = self.table.prompts.count
         if not count[REJECTED] and not count[DROPPED]:
             return False
+        for group in self.table.take_emptied():
+            self._note_emptied(group)
         self._rejected += count[REJECTED]
         self.table.retire(self.table.prompts.slots(REJECTED, DROPPED))
         return True
@@ -176,7 +210,7 @@ class Admission:
 
     def note_formed(self) -> None:
         """A Step is formed: count the attempts to fill the next one from 0."""
-        self._rejected, self.vain = 0, Vain()
+        self._rejected, self.barren, self.vain = 0, 0, Vain()
         self._formed_at = self.table.prompts.admissions
 
     @property
@@ -202,11 +236,14 @@ class Admission:
             admitted=self.admitted,
             dropped=self.dropped,
             overlong=self.overlong,
+            lost_rows=self.lost_rows,
+            lost_share=round(self._lost_share, 6),
         )
 
     def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> None:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
         self.admitted = cut.admitted - len(cut.running)
         self.dropped, self.overlong = cut.dropped, cut.overlong
+        self.lost_rows, self._lost_share = cut.lost_rows, cut.lost_share
         self._again = self.table.restore(cut, rows, version)
         self._formed_at = self.table.prompts.admissions

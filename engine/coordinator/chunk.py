@@ -31,6 +31,8 @@ class NodeChunk:
     closed: bool = False
     """Whether it has ended once."""
     runs: int = 0
+    loses_rows: bool = False
+    """Whether rows of it were lost alone, in any of its runs."""
     blocks_made: dict[int, tuple[Keys, np.ndarray]] = field(default_factory=dict)
     """Keys and digests of each block of its output that is still needed."""
     blocks_remade: list[int] = field(default_factory=list)

@@ -3,9 +3,9 @@
 Owns: when these rows are decided, and which rows of an input become which of its own. Does not own:
 the tables (tables.py), nor the rows of a Step (step.py).
 
-Where a prompt was given up above one of the inputs, or a select that refills kept nothing of it,
-none of its rows go on: those of the other inputs would be a group that lacks some. As in
-reduced_rows.py, this does not depend on what came first.
+Where a prompt was given up or emptied above one of the inputs, or a select that refills kept
+nothing of it, none of its rows go on: those of the other inputs would be a group that lacks some.
+As in reduced_rows.py, this does not depend on what came first.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class Coordinator:
             case m.Produced():
                 self._take_rows(event, asked)
             case m.Tombstoned():
-                self._drop_row(event)
+                self._drop_row(event, asked)
             case _ if asked is not None and isinstance(event, m.TaskEnd):
                 self._take_task_end(event, asked)
             case m.WorkerLost():
@@ -293,6 +293,10 @@ class Coordinator:
         chunk = asked.chunk
         assert chunk is not None
         difference = self._dispatch.finish(asked)
+        if difference and chunk.loses_rows:
+            # What failed, an environment, need not fail twice: no other run gives the same rows.
+            self._course.go_back(asked.task.worker, difference)
+            return
         if difference:
             self._course.fail(difference)
             return
@@ -305,9 +309,15 @@ class Coordinator:
             problem = "its kernel ended a chunk without row (position, sample, attempt)"
             self._course.fail(f"{self.plan.place(event.node)}: {problem} {missing}")
 
-    def _drop_row(self, event: m.Tombstoned) -> None:
+    def _drop_row(self, event: m.Tombstoned, asked: Pending | None) -> None:
+        if event.row_only and asked is not None and asked.chunk is not None:
+            asked.chunk.loses_rows = True
         node = self.plan.node(event.node)
-        why = self._regions[node.region].drop_group(node, event)
+        region = self._regions[node.region]
+        if event.row_only:
+            why = region.lose_row(node, event)
+        else:
+            why = region.drop_group(node, event)
         if why:
             self._course.fail(why)
 

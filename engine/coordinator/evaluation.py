@@ -99,6 +99,12 @@ class Evaluation:
         self.round.drop(node, event)
         return ""
 
+    def lose_row(self, node: PlannedNode, event: Tombstoned) -> str:
+        """Leave the row out of the round; the evaluate nodes say how many are."""
+        if self.round is not None:
+            self.round.lose_row(node, event)
+        return ""
+
     def tell_again(self, task: Task) -> None:
         """As in RunRegion."""
         if self.round is not None:

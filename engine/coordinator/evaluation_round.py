@@ -43,7 +43,9 @@ class EvaluationRound:
         self._nodes = {n.name: n for n in due}
         self._waiting = list(due)
         self._given_up: dict[str, str] = {}
-        """Source -> the first of its rows that a node's own policy gave up, and why."""
+        """Source -> the first of its rows that was given up, and why."""
+        self._lost = dict.fromkeys((n.source for n in due), 0)
+        """Source -> its rows that were lost alone."""
         ancestors = plan.with_ancestors(n.name for n in due)
         nodes = [n for n in plan.nodes if n.name in ancestors and n.work != "evaluate"]
         cut: dict[str, list[str]] = {}
@@ -75,6 +77,13 @@ class EvaluationRound:
         """A node's own policy gave a row up: leave its group out of the evaluation."""
         self._prompts[node.source].drop(node.name, event.key[0], event.key[2])
         self._given_up.setdefault(node.source, f"{event.node} row {event.key}: {event.error}")
+
+    def lose_row(self, node: PlannedNode, event: Tombstoned) -> None:
+        """A row was lost: leave it alone out of the evaluation. Those that failed are counted."""
+        table = self._prompts[node.source]
+        if table.lose_row(node.name, event.key, failed=event.failed) == "row":
+            self._lost[node.source] += event.failed
+            self._given_up.setdefault(node.source, f"{event.node} row {event.key}: {event.error}")
 
     def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
         """Have other chunks make the rows that a chunk which was given up did not."""
@@ -128,6 +137,7 @@ class EvaluationRound:
             version=self._version,
             keys=keys,
             inputs=self._blocks.gathers(inputs),
+            lost_rows=self._lost[node.source],
         )
         self._outstanding.ask(task, self._blocks.places(holds))
         return task

@@ -14,6 +14,7 @@ leave as soon as its fate is known, then which other chunks it is in would depen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.concat_rows import parts_of_concats
+from engine.coordinator.lost_rows import EmptiedGroup
 from engine.coordinator.prompts import (
     DROPPED,
     FINISHED,
@@ -34,7 +36,6 @@ from engine.coordinator.prompts import (
 from engine.coordinator.readiness import Readiness
 from engine.coordinator.tables import (
     ABSENT,
-    NO_BLOCK,
     PENDING,
     PRESENT,
     RowTable,
@@ -67,6 +68,7 @@ class PromptTable:
         self._slots = FIRST_SLOTS
         self._readiness = Readiness(self.nodes, self.prompts, self._tables, blocks)
         self._parts = parts_of_concats(self.nodes)
+        self._emptied: list[EmptiedGroup] = []
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -145,6 +147,27 @@ class PromptTable:
         self._readiness.note_changed(node, slots)
         return bool(first)
 
+    def lose_row(self, node: str, key: Key, *, failed: bool) -> Literal["", "row", "group"]:
+        """Lose a row, which its group goes on without. Returns "" where it is lost already, has
+        come, or its prompt is retired or in another attempt; "group" where its group is to be
+        dropped instead.
+        """
+        position, sample, attempt = key
+        slot, table = self.prompts.find_one(position, attempt), self._tables[node]
+        if slot < 0 or table.state[slot, sample] != PENDING:
+            return ""
+        # Others have read it: rows below it would go on that nothing stands behind.
+        if table.remade is not None and table.remade[slot, sample]:
+            return "group"
+        table.lose_one(slot, sample, failed=failed)
+        self._readiness.changed_one(node, slot)
+        return "row"
+
+    def take_emptied(self) -> list[EmptiedGroup]:
+        """The groups since the last call that were dropped as their last rows were lost alone."""
+        emptied, self._emptied = self._emptied, []
+        return emptied
+
     def _locate(self, keys: Keys, node: PlannedNode) -> tuple[np.ndarray, np.ndarray]:
         """Slots and samples of the output rows of a chunk, as far as their prompts still run."""
         out = keys.expand(node.rows // node.inner) if node.rows > node.inner else keys
@@ -178,8 +201,25 @@ class PromptTable:
                 has_rows = (self._tables[node.name].state[decided] == PRESENT).any(axis=1)
                 self.prompts.move(decided[~has_rows], REJECTED)
         # After the refilling selects: a prompt that failed counts as dropped, whatever they kept.
+        self._drop_emptied(decided)
         self.prompts.move(decided[self.prompts.failed[decided]], DROPPED)
         self._date(decided)
+
+    def _drop_emptied(self, slots: np.ndarray) -> None:
+        """Fail the prompts whose last rows were lost alone."""
+        for node in self.nodes:
+            table = self._tables[node.name]
+            if table.lost is None:
+                continue
+            is_new = table.emptied(slots) & ~self.prompts.failed[slots]
+            for slot in slots[is_new].tolist():
+                self._emptied.append(self._sum_lost(slot))
+                self.prompts.failed[slot] = True
+
+    def _sum_lost(self, slot: int) -> EmptiedGroup:
+        lost = [table.lost for table in self._tables.values() if table.lost is not None]
+        share = sum(each.failed_share(slot) for each in lost)
+        return EmptiedGroup(failed=share > 0, share=share)
 
     def _date(self, slots: np.ndarray) -> None:
         """Set `begun` to the oldest version that rows of a prompt were made with, if any."""
@@ -321,10 +361,7 @@ class PromptTable:
     def _unmake(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[NodeChunk]:
         table = self._tables[node.name]
         self._readiness.unmade()
-        self.blocks.drop(table.block[at, samples])
-        table.state[at, samples] = PENDING
-        table.block[at, samples] = NO_BLOCK
-        table.version[at, samples] = NO_VERSION
+        self.blocks.drop(table.remake(at, samples))
         self.prompts.run_again(np.unique(at))
         return self._readiness.reopen(node, at, samples // (node.rows // node.inner))
 

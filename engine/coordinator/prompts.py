@@ -18,7 +18,7 @@ import numpy as np
 
 from dataflow.arrays import all_true
 from dataflow.batch import Keys
-from engine.coordinator.tables import lengthen
+from engine.coordinator.lost_rows import lengthen
 from engine.protocol.refs import Key, SourceCut
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)

@@ -17,6 +17,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.chunk_inputs import held_blocks, table_readings
 from engine.coordinator.concat_rows import joined_state
+from engine.coordinator.lost_rows import lengthen
 from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, PromptStates
 from engine.coordinator.reduced_rows import reduced_state, uppers
 from engine.coordinator.tables import (
@@ -25,7 +26,6 @@ from engine.coordinator.tables import (
     PRESENT,
     RowTable,
     input_state,
-    lengthen,
     read_by,
     split_by_prompt,
     states_in,

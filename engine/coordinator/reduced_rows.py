@@ -67,11 +67,15 @@ def reduced_state(
 def dropped_prompts(
     tables: Mapping[str, RowTable], slots: np.ndarray, above: Sequence[PlannedNode]
 ) -> np.ndarray:
-    """Boolean [slots]: prompts that one of these nodes gave up, or kept nothing of and refills."""
+    """Boolean [slots]: prompts that one of these nodes gave up, lost the last rows of, or kept
+    nothing of and refills.
+    """
     is_dropped = np.zeros(len(slots), dtype=bool)
     for node in above:
         table = tables[node.name]
         is_dropped |= table.given_up[slots]
+        if table.lost is not None:
+            is_dropped |= table.emptied(slots)
         if node.refill:
             is_dropped |= (table.state[slots] == ABSENT).all(axis=1)
     return is_dropped

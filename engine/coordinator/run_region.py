@@ -37,6 +37,12 @@ class RunRegion(Protocol):
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
         ...
 
+    def lose_row(self, node: PlannedNode, event: Tombstoned) -> str:
+        """Lose a row that failed, which its group goes on without. Returns why the run fails, if it
+        now does.
+        """
+        ...
+
     def tell_again(self, task: Task) -> None:
         """Tell a task once more that came to nothing, if it is of this region. Chunks come back by
         themselves (dispatch.py).

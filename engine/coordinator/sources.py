@@ -41,8 +41,6 @@ class Sources:
             s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
         }
         self._first_dropped = ""
-        self._barren = dict.fromkeys(self.tables, 0)
-        """Prompts of each source that node policies gave up since the last Step was formed."""
 
     def restore(self, restored: Restored) -> None:
         """Take up what a checkpoint says."""
@@ -59,7 +57,6 @@ class Sources:
         """A Step is formed."""
         for admission in self.admissions.values():
             admission.note_formed()
-        self._barren = dict.fromkeys(self.tables, 0)
 
     @property
     def is_drained(self) -> bool:
@@ -81,6 +78,7 @@ class Sources:
             **lag_metrics(version, np.concatenate(versions)),
             "data/prompts": float(sum(len(slots) for slots in taken.values())),
             "data/dropped": float(sum(a.dropped for a in admissions)),
+            "data/lost_rows": float(sum(a.lost_rows for a in admissions)),
             "data/overlong": float(sum(a.overlong for a in admissions)),
             "data/admitted": float(sum(a.admitted for a in admissions)),
         }
@@ -101,26 +99,56 @@ class Sources:
         source = node.source
         if not self.tables[source].drop(event.node, event.key[0], event.key[2]):
             return ""
+        self._note_first(event)
+        if not event.failed:
+            self.admissions[source].note_given_up()
+            return self._why_barren(source, event)
+        self.admissions[source].dropped += 1
+        return self._why_overspent()
+
+    def lose_row(self, node: PlannedNode, event: Tombstoned) -> str:
+        """Lose a row that failed, which its group goes on without. Returns why the run fails, if it
+        now does.
+        """
+        source = node.source
+        what = self.tables[source].lose_row(event.node, event.key, failed=event.failed)
+        if what == "group":
+            return self.drop_group(node, event)
+        if not what:
+            return ""
+        self._note_first(event)
+        self.admissions[source].note_lost(node, failed=event.failed)
+        if event.failed:
+            return self._why_overspent()
+        return self._why_barren(source, event)
+
+    def _note_first(self, event: Tombstoned) -> None:
         first = f"{self._plan.place(event.node)} row {event.key}: {event.error}"
         self._first_dropped = self._first_dropped or first
-        if not event.failed:
-            return self._given_up(source, event)
-        self.admissions[source].dropped += 1
-        dropped = sum(admission.dropped for admission in self.admissions.values())
-        admitted = sum(admission.admitted for admission in self.admissions.values())
-        if dropped <= max(10, self._settings.error_budget * admitted):
-            return ""
-        spent = f"{dropped} of {admitted} admitted prompts were dropped, more than the error budget"
-        return f"{spent} of {self._settings.error_budget:.0%}; the first: {self._first_dropped}"
 
-    def _given_up(self, source: str, event: Tombstoned) -> str:
+    def _why_overspent(self) -> str:
+        """Why the run fails once prompts, and rows that are a share of one each, have failed in
+        greater number than the error budget allows.
+        """
+        admissions = self.admissions.values()
+        failed = sum(admission.failed_prompts for admission in admissions)
+        admitted = sum(admission.admitted for admission in admissions)
+        if failed <= max(10, self._settings.error_budget * admitted):
+            return ""
+        spent = f"{failed:.6g} of {admitted} admitted prompts were dropped"
+        if any(admission.lost_rows for admission in admissions):
+            spent += " (a row lost alone is its share of a prompt)"
+        return (
+            f"{spent}, more than the error budget of {self._settings.error_budget:.0%}; the first:"
+            f" {self._first_dropped}"
+        )
+
+    def _why_barren(self, source: str, event: Tombstoned) -> str:
         """Fail once two passes gave nothing: in two orders of the data in a row, any two rows are
         less than two passes apart, so nothing ever will.
         """
         admission, table = self.admissions[source], self.tables[source]
-        admission.overlong += 1
-        self._barren[source] += 1
-        if table.prompts.count[FINISHED] or self._barren[source] < 2 * max(1, admission.rows):
+        if table.prompts.count[FINISHED] or admission.barren < 2 * max(1, admission.rows):
             return ""
         where = self._plan.place(event.node)
         return f"{where} gave up every prompt of {source}; the last: {event.error}"

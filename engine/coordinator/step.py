@@ -146,6 +146,15 @@ class StepRun:
             keys = self.rows(i.gate).having(keys, i.ratio)
         return keys
 
+    def complete_keys(self, recorded: PlannedInput) -> Keys:
+        """The rows of an input of which every column has come: where a node lost rows alone, its
+        input has some that the node's own column has not.
+        """
+        keys = self.keys((recorded,))
+        for fetch in recorded.fetches:
+            keys = self.rows(fetch.producer).having(keys, fetch.ratio)
+        return keys
+
     def inputs(
         self, inputs: Sequence[PlannedInput], keys: Keys
     ) -> tuple[dict[str, tuple[Reading, ...]], frozenset[int]]:

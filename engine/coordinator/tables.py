@@ -16,6 +16,7 @@ import numpy as np
 from dataflow.arrays import all_true, any_true, same_array
 from dataflow.batch import Keys
 from engine.coordinator.balance import split_evenly
+from engine.coordinator.lost_rows import LostRows, lengthen
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput
 from engine.protocol.grouping import group_indices
@@ -36,10 +37,13 @@ class RowTable:
     state says which rows go on downstream. block is the number of a row's block, NO_BLOCK where
     none came: the rows of a failed group are ABSENT, and hold their blocks until the prompt is
     retired. given_up [slots]: whether a row of the node failed for good. dated: whether any row had
-    a version, which rows that no trained Model had a part in never have.
+    a version, which rows that no trained Model had a part in never have. lost: None until a row is
+    lost alone (lost_rows.py). remade: None until rows that had come have to be made again; which.
     """
 
-    __slots__ = ("block", "dated", "given_up", "row", "rows", "state", "version")
+    __slots__ = (
+        *("block", "dated", "given_up", "lost", "remade", "row", "rows", "state", "version"),
+    )
 
     def __init__(self, rows: int, slots: int) -> None:
         self.rows = rows
@@ -49,6 +53,8 @@ class RowTable:
         self.row = np.zeros((slots, rows), dtype=np.int32)
         self.version = np.full((slots, rows), NO_VERSION, dtype=np.int32)
         self.given_up = np.zeros(slots, dtype=bool)
+        self.lost: LostRows | None = None
+        self.remade: np.ndarray | None = None
 
     def grow(self, slots: int) -> None:
         """Room for this many slots."""
@@ -57,6 +63,10 @@ class RowTable:
             old, new = getattr(self, name), getattr(wider, name)
             new[: len(old)] = old
             setattr(self, name, new)
+        if self.lost is not None:
+            self.lost.grow(slots)
+        if self.remade is not None:
+            self.remade = lengthen(self.remade, slots)
 
     def put(
         self, slots: np.ndarray, samples: np.ndarray, number: int, rows: np.ndarray, ref: Ref
@@ -94,6 +104,30 @@ class RowTable:
         self.dated = self.dated or version != NO_VERSION
         return True
 
+    def lose_one(self, slot: int, sample: int, *, failed: bool) -> None:
+        """One row never comes, and its group goes on without it."""
+        if self.lost is None:
+            self.lost = LostRows(*self.state.shape)
+        self.state[slot, sample] = ABSENT
+        self.lost.add(slot, sample, failed=failed)
+
+    def emptied(self, slots: np.ndarray) -> np.ndarray:
+        """Boolean [slots]: the prompts of which no row is left, some of them lost alone."""
+        if self.lost is None:
+            return np.zeros(len(slots), dtype=bool)
+        return self.lost.any_of(slots) & (self.state[slots] == ABSENT).all(axis=1)
+
+    def remake(self, slots: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """These rows had come and are gone; returns the block of each."""
+        if self.remade is None:
+            self.remade = np.zeros(self.state.shape, dtype=bool)
+        blocks = self.block[slots, samples]
+        self.remade[slots, samples] = True
+        self.state[slots, samples] = PENDING
+        self.block[slots, samples] = NO_BLOCK
+        self.version[slots, samples] = NO_VERSION
+        return blocks
+
     def lies_in(self, slots: np.ndarray, blocks: frozenset[int]) -> np.ndarray:
         """Boolean [slots, rows]: the rows that have come, in one of these blocks."""
         return np.isin(self.block[slots], list(blocks)) & (self.state[slots] == PRESENT)
@@ -110,6 +144,10 @@ class RowTable:
         self.block[slots] = NO_BLOCK
         self.version[slots] = NO_VERSION
         self.given_up[slots] = False
+        if self.lost is not None:
+            self.lost.clear(slots)
+        if self.remade is not None:
+            self.remade[slots] = False
         return blocks[blocks != NO_BLOCK]
 
 
@@ -260,10 +298,3 @@ def split_in_runs(positions: np.ndarray, parts: int) -> list[np.ndarray]:
     edges = [int(starts[len(starts) * i // parts]) for i in range(parts)]
     edges.append(len(positions))
     return [np.arange(start, end) for start, end in pairwise(edges) if start < end]
-
-
-def lengthen(old: np.ndarray, rows: int) -> np.ndarray:
-    """The same array with so many rows, the new ones 0."""
-    new = np.zeros((rows, *old.shape[1:]), dtype=old.dtype)
-    new[: len(old)] = old
-    return new

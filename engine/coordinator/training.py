@@ -118,7 +118,7 @@ class Training:
     def _tell_recorder(self, run: StepRun, can_be_told: CanBeTold) -> list[Record]:
         keys, inputs, holds = {}, {}, frozenset[int]()
         for recorded in self._plan.recorded:
-            keys[recorded.name] = run.keys((recorded,))
+            keys[recorded.name] = run.complete_keys(recorded)
             readings, blocks = run.inputs((recorded,), keys[recorded.name])
             inputs |= readings
             holds |= blocks
@@ -179,6 +179,10 @@ class Training:
         """A Step has the groups that it was formed of: any failure ends the run."""
         del node
         return undroppable(self._plan, event)
+
+    def lose_row(self, node: PlannedNode, event: Tombstoned) -> str:
+        """As of a group: a Step has the rows that it was formed of."""
+        return self.drop_group(node, event)
 
     def tell_again(self, task: Task) -> None:
         """The train node did not begin, or the recorder did not end: it is told again."""

@@ -127,7 +127,9 @@ def node_rows_by_step(folder: Path) -> dict[int, Counter[str]]:
 def _rows(folder: Path, kind: str) -> Iterator[tuple[int, dict[str, float]]]:
     """The phase and the seconds by node of each line of metrics."""
     for phase, row in _metrics(folder):
-        yield phase, _select_metrics(row, before=kind)
+        seconds = _select_metrics(row, before=kind)
+        # What follows a node's name is a part of its seconds: rollout/environments.
+        yield phase, {node: number for node, number in seconds.items() if "/" not in node}
 
 
 def _select_metrics(

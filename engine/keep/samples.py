@@ -48,8 +48,9 @@ def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
     rows: by train node, with the columns that their schemas show. The table adds step, node,
     position, sample, length (tokens of the completion) and versions (of each token); version is the
     row's oldest, advantage its mean over trained tokens (completion_mask 1; all without a mask).
-    With the sampler's log-probs, which full samples have, advantages are those of each token. What
-    a row or a node lacks is null. Raises DataError without prompt or completion.
+    With the sampler's log-probs, which full samples have, advantages are those of each token; turns
+    counts those of an episode. What a row or a node lacks is null. Raises DataError without prompt
+    or completion.
     """
     tables = [_complete(step, _table(node, of_node)) for node, of_node in rows.items()]
     if len({table.schema.field("prompt").type for table in tables}) > 1:
@@ -83,6 +84,8 @@ def _table(node: str, rows: Batch) -> pa.Table:
         columns["advantage"] = pa.array(mean, pa.float32(), from_pandas=True)
     if "version" in rows.names:
         columns |= {"version": _least(rows.ragged("version")), "versions": columns["version"]}
+    if "turn_end" in rows.names:
+        columns["turns"] = pa.array(rows.lengths("turn_end"), pa.int32())
     tokens = next((name for name in _LENGTHS if name in rows.names), None)
     if tokens is not None:
         columns["length"] = pa.array(rows.ragged(tokens).lengths, pa.int32())

@@ -90,7 +90,12 @@ class _LengthFinder:
     def _find_rollout(self, node: Node) -> Lengths:
         policy = next(s for s in node.states.values() if isinstance(s, Model))
         context = self._context_of(policy)
-        lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
+        lengths = of_rollout(
+            node.params["max_tokens"],
+            node.params.get("max_prompt_tokens"),
+            context=node.params.get("max_context") or 0,
+            operator=node.operator.name,
+        )
         prompt = next(iter(node.inputs.values()))
         if issubclass(prompt.schema, TokenPrompt):
             return lengths.take_prompts(self.lengths[prompt.node.name]).clip(context)

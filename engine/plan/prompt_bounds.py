@@ -33,7 +33,8 @@ def most_prompt_tokens(node: Node, domains: Domains) -> int | None:
             prompt = most_prompt_tokens(above, domains)
             if prompt is None:
                 return None
-            return prompt + int(above.params["max_tokens"]) + later_turns
+            row = prompt + int(above.params["max_tokens"])
+            return min(row, above.params.get("max_context") or row) + later_turns
         if "then" in above.params:
             # No tokenizer is asked: each byte counts as a token.
             text = above.params["then"] or ""

@@ -47,13 +47,16 @@ class Produced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstoned:
-    """A row, and so its group, failed for good. failed: False if a node's policy gave it up."""
+    """A row failed for good, and so its group, unless it is row_only: then the group goes on
+    without it. failed: False if a node's policy gave it up.
+    """
 
     id: int
     node: str
     key: Key
     error: str
     failed: bool = True
+    row_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +294,9 @@ class TrainStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluate:
-    """Give an evaluate node all rows of its finished evaluation."""
+    """Give an evaluate node all rows of its finished evaluation. lost_rows: how many of its source
+    failed alone, and are left out.
+    """
 
     id: int
     node: str
@@ -299,6 +304,7 @@ class Evaluate:
     version: int
     keys: Keys
     inputs: Inputs
+    lost_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

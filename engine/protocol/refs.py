@@ -71,7 +71,8 @@ class SourceCut:
     or given up for good). retired: the retired positions at or above it, ascending. running:
     prompts that begin again, with attempt + 1, in admission order. finished: prompts whose rows
     wait to be trained, likewise (sample is 0 in both). admitted, dropped, overlong (given up by a
-    node's own policy): counts of prompts, for the metrics and the error budget.
+    node's own policy): counts of prompts, for the metrics and the error budget. lost_rows: rows
+    that failed alone; lost_share: the same, each its share of a prompt.
     """
 
     next: int = 0
@@ -82,6 +83,8 @@ class SourceCut:
     admitted: int = 0
     dropped: int = 0
     overlong: int = 0
+    lost_rows: int = 0
+    lost_share: float = 0.0
 
     def begun_again(self) -> SourceCut:
         """The same, but the finished prompts begin again, too, before the others."""

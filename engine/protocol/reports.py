@@ -36,6 +36,8 @@ class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_de
     """Of the rows that it made."""
     computes: bool = True
     """Whether a kernel was at work; not where code or files were read, or files written."""
+    waits: bool = False
+    """Whether a kernel only waited, in the midst of another span of this track."""
 
     @property
     def worker(self) -> str:
@@ -45,7 +47,8 @@ class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_de
 
 class Doing(msgspec.Struct, frozen=True, kw_only=True):
     """What a Worker is doing. since: on the monotonic clock; node is empty where it is idle.
-    computes: as of a span.
+    computes: as of a span. waits_for: what its kernel waits for, as environments, since
+    `waits_since`; empty where it computes.
     """
 
     worker: str
@@ -53,3 +56,5 @@ class Doing(msgspec.Struct, frozen=True, kw_only=True):
     what: str = ""
     since: float = 0.0
     computes: bool = True
+    waits_for: str = ""
+    waits_since: float = 0.0

@@ -125,6 +125,12 @@ class Workers(Protocol):
         """What each Worker is doing now; from any thread."""
         ...
 
+    def live_reports(self) -> list[Report]:
+        """Figures of what flows since the last call, where a kernel of the loop's own thread may
+        hold `reports` up; from any thread.
+        """
+        ...
+
     def stacks(self) -> list[str]:
         """Stacks of this host's busy Worker processes, within a second; from any thread."""
         ...

@@ -29,7 +29,7 @@ from dataflow.graph import Graph
 from engine.keep.checkpoint.step_folders import steps_of_names
 from engine.keep.checkpoint.store import read_checkpoint
 from engine.keep.metrics.metric_lines import recorded_row
-from engine.keep.record.recorder import own_columns
+from engine.keep.record.recorder import compared_columns
 from engine.protocol.refs import Key
 from engine.replay.needed_tasks import NeededRun, find_needed_tasks
 from engine.replay.other_ranks import open_replay
@@ -187,7 +187,7 @@ def _compare_chunk(run: RecordedRun, node: str, replayed: ReplayedTask) -> tuple
     table, missing = run.rows.find(node, batch.keys, task.step)
     if table is None:
         return [], f"row {describe_key(missing[0])}: it is not on the disk"
-    columns = own_columns(table.schema)
+    columns = compared_columns(table.schema)
     replayed_table = pa.Table.from_batches([batch.records])
     difference = first_difference(table, replayed_table, columns)
     if difference is None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from dataflow.batch import Keys
 from dataflow.safe_text import one_line
-from engine.keep.record.recorder import own_columns
+from engine.keep.record.recorder import compared_columns
 from engine.keep.record.stored_assignments import TaskHistory
 from engine.keep.record.stored_rows import StoredRows
 from engine.keep.untrusted_files import read_document, reading
@@ -203,8 +203,8 @@ class _Comparison:
         return self._a, self._b
 
     def _common_columns(self, node: str, a: pa.Table, b: pa.Table) -> list[str]:
-        b_columns = set(own_columns(b.schema))
-        columns = [name for name in own_columns(a.schema) if name in b_columns]
+        b_columns = set(compared_columns(b.schema))
+        columns = [name for name in compared_columns(a.schema) if name in b_columns]
         self._columns |= dict.fromkeys(f"{node}.{name}" for name in columns)
         return columns
 

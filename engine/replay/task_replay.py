@@ -238,7 +238,7 @@ class Replay:
                 pass
         step_metrics = StepMetrics()
         for name, number, count in self._worker.reports():
-            if not name.startswith(("time/", "cpu/", "queue/", "weights/")):
+            if not name.startswith(("time/", "cpu/", "queue/", "weights/", "env/step/")):
                 step_metrics.add(name, number, count)
         metrics = step_metrics.row(step)
         return {name: number for name, number in metrics.items() if name != "step"}
@@ -314,7 +314,11 @@ class Replay:
         chunk = Chunk(id=task.id, step=task.step, keys=rows.keys, inputs={"rows": rows})
         scored = Batch.concat(list(teacher.run(chunk)))
         logprobs = scored.ragged("logprobs").values
-        token_indices = np.flatnonzero(rows.ragged("version").values == version)
+        is_wanted = rows.ragged("version").values == version
+        if "completion_mask" in rows.names:
+            # What a row was answered has no log-prob of its own.
+            is_wanted &= rows.ragged("completion_mask").values != 0
+        token_indices = np.flatnonzero(is_wanted)
         return ReplayedTask(
             task=task,
             batches=(rows,),

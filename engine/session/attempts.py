@@ -346,7 +346,7 @@ class _Run:
         stack.callback(writer.close)
         number = self._plan.phase_number
         flow = FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=number)
-        stack.enter_context(fold_meanwhile(flow, workers.doing))
+        stack.enter_context(fold_meanwhile(flow, workers.doing, workers.live_reports))
         return flow
 
     def _open_views(self, stack: ExitStack) -> list[View]:

@@ -22,6 +22,7 @@ _TRAINING = (
     ("mismatch", "policy/mismatch/mean", "{:.1e}"),
 )
 _LENGTH = ("length", "completion/length/mean", "{:.1f}")
+_TURNS = ("turns", "episode/turns", "{:.1f}")
 _LAG = ("lag", "policy/lag/max", "{:.0f}")
 _SPEED = (
     ("s/step", "time/step", "{:.2f}"),
@@ -52,6 +53,7 @@ def _metrics(row: Mapping[str, float], *, lag: bool) -> Iterator[tuple[str, str,
         if name != "policy/sampled_entropy" or "policy/entropy" not in names:
             yield label, name, form
     yield _LENGTH
+    yield _TURNS
     if lag:
         yield _LAG
     yield from _SPEED

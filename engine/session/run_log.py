@@ -58,11 +58,14 @@ class RunLog:
                 _log.warning("version %d was not kept among the best: %s", version, error)
 
     def _say_dropped(self, node: str, row: Tombstoned) -> None:
-        """Say of a node's first row that failed; later ones only count, in data/dropped."""
+        """Say of a node's first row that failed; later ones only count, in data/dropped or
+        data/lost_rows.
+        """
         if node not in self._dropping:
             self._dropping.add(node)
-            message = "%s: row %s failed, and its prompt is dropped; the first such: %s"
-            _log.warning(message, node, row.key, row.error)
+            what = "its group goes on without it" if row.row_only else "its prompt is dropped"
+            message = "%s: row %s failed, and %s; the first such: %s"
+            _log.warning(message, node, row.key, what, row.error)
 
     def warn(self, warning: GraphWarning) -> None:
         """Show a warning once. Raises RunError where the run is strict."""

@@ -67,6 +67,13 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{name}/sample": lambda s, r: s.sample(
         _run(r), *_key(r), _required_number(r, "sample")
     ),
+    "/api/runs/{name}/conversation": lambda s, r: s.conversation(
+        _run(r), (*_key(r), _required_number(r, "sample")), _count(r, "from", 0)
+    ),
+    "/api/runs/{name}/tokens": lambda s, r: s.tokens(
+        *(_run(r), (*_key(r), _required_number(r, "sample"))),
+        *(_count(r, "from", 0), _count(r, "to", _LARGEST_NUMBER)),
+    ),
     "/api/runs/{name}/group": lambda s, r: s.group(_run(r), *_key(r)),
     "/api/runs/{name}/same": lambda s, r: s.same(_run(r), *_key(r)),
     "/api/runs/{name}/edge": lambda s, r: s.edge(_run(r), r.query_params.get("id", "")),

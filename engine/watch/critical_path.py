@@ -15,7 +15,8 @@ _LEAST = 0.05
 
 def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
     """Follow the waits from the train node that waits longest to the node that is worked in; the
-    names on the way, that node first. Empty where no train node has done or waited for anything.
+    names on the way, that node first. It ends at a node that waits for something outside of the run
+    above all. Empty where no train node has done or waited for anything.
     train: the names of train nodes.
     """
     nodes: dict[str, list[ReplicaFlow]] = {}
@@ -26,7 +27,7 @@ def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
     if not active:
         return []
     length = flow.end - flow.start
-    node: str | None = max(active, key=lambda name: _mean(nodes[name], sum_waits))
+    node: str | None = max(active, key=lambda name: _mean(nodes[name], _sum_blamed))
     path: list[str] = []
     # Two nodes may wait for each other.
     while node is not None and node not in path:
@@ -37,7 +38,9 @@ def critical_path(flow: Flow, train: Iterable[str]) -> list[str]:
 
 def _find_blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
     """The node that these wait for most; None if they hardly wait."""
-    if not replicas or _mean(replicas, sum_waits) < _LEAST * length:
+    if not replicas or _mean(replicas, _sum_blamed) < _LEAST * length:
+        return None
+    if _mean(replicas, _outside) > _mean(replicas, _sum_blamed):
         return None
     blames: dict[str, float] = {}
     for replica in replicas:
@@ -51,7 +54,16 @@ def _find_blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
 
 def sum_waits(replica: ReplicaFlow) -> float:
     """Seconds that a replica waited, whatever for."""
+    return _sum_blamed(replica) + _outside(replica)
+
+
+def _sum_blamed(replica: ReplicaFlow) -> float:
+    """Seconds that it waited for other nodes."""
     return replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
+
+
+def _outside(replica: ReplicaFlow) -> float:
+    return replica.for_outside
 
 
 def _is_active(replica: ReplicaFlow) -> bool:

@@ -23,7 +23,9 @@ _WAITS = {
     "for_weights": "weights",
     "for_turn": "its turn",
     "for_room": "room",
+    "for_outside": "",
 }
+"""Field of ReplicaFlow -> what it waits for; of `for_outside` the record names it."""
 
 
 def measured_notes(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -79,8 +81,16 @@ def _shares(replicas: Sequence[ReplicaFlow]) -> str:
     words = f"busy {busy_percent:.0f} %"
     if seconds[most] >= 0.01 * whole:
         wait_percent = seconds[most] / whole * 100
-        words += f", waits {wait_percent:.0f} % for {_WAITS[most]}"
+        cause = _WAITS[most] or ", ".join(_reasons_outside(replicas))
+        words += f", waits {wait_percent:.0f} % for {cause}"
     return words
+
+
+def _reasons_outside(replicas: Sequence[ReplicaFlow]) -> list[str]:
+    reasons: dict[str, None] = {}
+    for replica in replicas:
+        reasons |= dict.fromkeys(replica.outside)
+    return list(reasons)
 
 
 def _rates(replicas: Sequence[ReplicaFlow], length: float) -> list[str]:

@@ -71,5 +71,6 @@ def _describe_tombstones(mishap: Tombstones) -> dict[str, Any]:
         "key": keys[0] if keys else None,
         "keys": keys[:50],
         "failed": mishap.failed,
+        "row_only": mishap.row_only,
         "error": one_line(mishap.error),
     }

@@ -34,7 +34,7 @@ Labels = tuple[str, ...]
 _Sums = dict[tuple[str, Labels], float]
 """By metric and labels."""
 
-_STATES = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+_STATES = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "for_outside", "idle")
 
 _HELP: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "node_seconds": ("Seconds of a node in a Worker, by what it did.", ("node", "worker", "state")),
@@ -43,6 +43,7 @@ _HELP: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "node_tokens": ("Tokens that a node made, or trained.", ("node", "worker")),
     "node_version": ("Version of the weights that a node has.", ("node", "worker")),
     "node_device_peak_bytes": ("Most bytes on a node's GPU while it computed.", ("node", "worker")),
+    "node_rows_in_flight": ("Rows that a node has in flight, as episodes.", ("node", "worker")),
     "edge_rows": ("Rows that the consumer took.", ("edge",)),
     "edge_bytes": ("Bytes that the consumer took.", ("edge",)),
     "edge_waiting_rows": ("Rows made and not yet taken.", ("edge",)),
@@ -161,6 +162,8 @@ def _of_nodes(flow: Flow) -> Iterator[_Figure]:
             yield "node_version", (node, worker), replica.version
         if replica.device_peak:
             yield "node_device_peak_bytes", (node, worker), replica.device_peak
+        if replica.in_flight:
+            yield "node_rows_in_flight", (node, worker), replica.in_flight
 
 
 def _of_edges(flow: Flow) -> Iterator[_Figure]:

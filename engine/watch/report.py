@@ -288,13 +288,30 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
             facts.append(f"{title} {shown_number(number, 4)}")
     if row["length"] is not None:
         facts.append(f"{row['length']} tokens")
+    if row["turns"] is not None:
+        facts.append(f"{row['turns']} turns")
     if row["finish"]:
         facts.append(str(row["finish"]))
     head = _text(", ".join(facts))
-    prompt = _lines(as_text(whole["prompt"])[:_LONGEST])
-    answer = _lines(as_text(whole["completion"])[:_LONGEST])
-    inside = f'<p class="soft">{head}</p>{prompt}<hr>{answer}'
+    inside = f'<p class="soft">{head}</p>{_say(whole)}'
     return f'<div class="sample">{inside}</div>\n'
+
+
+def _say(whole: Mapping[str, Any]) -> str:
+    """What was asked and answered; of an episode its first messages."""
+    messages = whole.get("episode", {}).get("page", {}).get("messages")
+    if not messages:
+        prompt = _lines(as_text(whole["prompt"])[:_LONGEST])
+        answer = _lines(as_text(whole["completion"])[:_LONGEST])
+        return f"{prompt}<hr>{answer}"
+    parts: list[str] = []
+    for message in messages:
+        who = f"{message['role']} {message['name']}".strip()
+        parts.append(f"{who}: {message['text']}")
+        for call in message["calls"]:
+            arguments = [f"{name}={text}" for name, text in call["arguments"]]
+            parts.append(f"  calls {call['name']}({', '.join(arguments)})")
+    return _lines("\n".join(parts)[:_LONGEST])
 
 
 def _changes(run: Mapping[str, Any]) -> str:

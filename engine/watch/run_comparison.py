@@ -20,7 +20,7 @@ MOST = 8
 """Runs side by side."""
 _PLACE = ("name", "runs", "overwrite", "progress", "path")
 """Options that say nothing about what a run computes."""
-_TIMES = ("time/", "cpu/", "queue/", "throughput/", "memory/", "weights/", "phase")
+_TIMES = ("time/", "cpu/", "queue/", "throughput/", "memory/", "weights/", "env/step/", "phase")
 """Metrics that differ between equal runs."""
 _FIRST = ("reward/", "loss/", "eval/")
 _LONGEST = 4 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +33,7 @@ from engine.keep.reader.plan_records import (
     read_records,
 )
 from engine.keep.reader.run_summary import last_row
-from engine.keep.reader.sample_index import Chosen, DamagedFile, SampleIndex, SampleQuery
-from engine.keep.reader.sample_rows import short_rows, whole_row
+from engine.keep.reader.sample_index import SampleIndex, SampleQuery
 from engine.watch.critical_path import critical_path
 from engine.watch.edge_rows import edge_rows
 from engine.watch.lanes import Lanes
@@ -47,14 +46,13 @@ from engine.watch.run_description import (
     page_state,
     planned_bytes,
 )
+from engine.watch.sample_answers import SampleAnswers, SampleKey
 from engine.watch.series import thinned_series
 from engine.watch.token_texts import Vocabulary, find_vocabulary
 from engine.watch.waits import sentences
 
 KEPT = 3
 """Runs whose indices stay in memory."""
-_SAME = 500
-"""Samples of one prompt."""
 
 
 @dataclass(slots=True)
@@ -84,6 +82,14 @@ class KeptRun:
             if self.vocabularies.get(node) is None:
                 self.vocabularies = {node: find_vocabulary(folder, node)}
             return self.vocabularies[node]
+
+    def answers(self, folder: OpenFolder) -> SampleAnswers:
+        """Answers about its samples while the folder is open."""
+        return SampleAnswers(
+            folder=folder,
+            index=self.samples,
+            vocabulary=lambda node: self.vocabulary(folder, node),
+        )
 
 
 class ServedRuns:
@@ -174,35 +180,38 @@ class ServedRuns:
         """A page of samples; read and files tell how far the index is, problems which files are
         damaged and left out.
         """
-        with self.open_run(name) as (folder, run):
-            return _past_damage(
-                run.samples, lambda: _page(folder, run.samples.choose(folder, query))
-            )
+        with self._samples(name) as answers:
+            return answers.page(query)
 
     def sample(self, name: str, step: int, node: str, position: int, sample: int) -> dict[str, Any]:
-        """One sample in full."""
-        with self.open_run(name) as (folder, run):
-            place = run.samples.row_of(folder, step, node, position, sample)
-            known = run.vocabulary(folder, node)
-            return whole_row(folder, place, known.texts if known is not None else None)
+        """One sample in full; of an episode its first messages."""
+        with self._samples(name) as answers:
+            return answers.whole((step, node, position, sample))
+
+    def conversation(self, name: str, key: SampleKey, first: int) -> dict[str, Any]:
+        """A page of an episode's messages, from this one on."""
+        with self._samples(name) as answers:
+            return answers.conversation(key, first)
+
+    def tokens(self, name: str, key: SampleKey, first: int, last: int) -> dict[str, Any]:
+        """The tokens first..last of a sample, as many as are sent together."""
+        with self._samples(name) as answers:
+            return answers.tokens(key, first, last)
 
     def group(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of one prompt in a Step."""
-        with self.open_run(name) as (folder, run):
-            places = run.samples.of_prompt(folder, step, node, position)
-            return {"total": len(places), "rows": short_rows(folder, places[:_SAME])}
+        with self._samples(name) as answers:
+            return answers.group(step, node, position)
 
     def same(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of the same prompt text over all Steps, the newest first."""
+        with self._samples(name) as answers:
+            return answers.same(step, node, position)
+
+    @contextmanager
+    def _samples(self, name: str) -> Iterator[SampleAnswers]:
         with self.open_run(name) as (folder, run):
-
-            def page() -> dict[str, Any]:
-                places = run.samples.of_prompt(folder, step, node, position)
-                if not places:
-                    raise NotServed(f"no prompt {position} in Step {step}")
-                return _page(folder, run.samples.same_prompt(folder, places[0], _SAME))
-
-            return _past_damage(run.samples, page)
+            yield run.answers(folder)
 
     def edge(self, name: str, edge_name: str) -> dict[str, Any]:
         """An edge, with rows that it carried."""
@@ -213,8 +222,8 @@ class ServedRuns:
             if moved is not None and moved.rows:
                 per_row = moved.bytes / moved.rows
             plan = self._plan(folder, run)
-            answer = _past_damage(
-                run.samples, lambda: edge_rows(folder, plan, run.samples, edge_name)
+            answer = run.answers(folder).past_damage(
+                lambda: edge_rows(folder, plan, run.samples, edge_name)
             )
             if per_row is not None:
                 answer["bytes_per_row"] = per_row
@@ -396,26 +405,6 @@ def _is_own(folder: OpenFolder) -> bool:
             file.close()
     with inside(folder, EVENTS):
         return True
-
-
-def _page(folder: OpenFolder, chosen: Chosen) -> dict[str, Any]:
-    return {
-        "total": chosen.total,
-        "rows": short_rows(folder, chosen.rows),
-        "read": chosen.read,
-        "files": chosen.files,
-        "problems": chosen.problems,
-    }
-
-
-def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """An answer without the sample files that turn out to be damaged as it is made."""
-    while True:
-        try:
-            return answer()
-        except DamagedFile as damaged:
-            if not samples.leave_out(damaged):
-                raise
 
 
 def measured_figures(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.keep.flow.records import Flow, ReplicaFlow
+from engine.keep.flow.records import Flow, ReplicaFlow, WorkerFlow
 
 LEAST_SHARE = 0.05
 """Of a stretch: shorter waits are not told."""
@@ -43,13 +43,17 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A node waits this share of the time for `blamed`, a node or one replica of it."""
+    """A node waits this share of the time for `blamed`: a node, one replica of it, or something
+    outside of the run (`environments`).
+    """
 
     node: str
     share: float
     blamed: str
     why: str
-    """The field of ReplicaFlow that most of it is in; `for_rows` if no kind has most."""
+    """The field of ReplicaFlow that most of it is in; `for_rows` if no kind of waits for nodes has
+    most.
+    """
 
     @property
     def blamed_node(self) -> str:
@@ -58,7 +62,8 @@ class Wait:
 
     def __str__(self) -> str:
         percent = self.share * 100
-        return f"{self.node} waits {percent:.0f} % for {self.blamed}{_WHY[self.why]}"
+        why = _WHY.get(self.why, "")
+        return f"{self.node} waits {percent:.0f} % for {self.blamed}{why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +100,25 @@ def sentences(flow: Flow, plan: Mapping[str, Any], *, live: bool = False) -> lis
 
 
 def long_under_way(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
-    """`score has computed for 25 s`: nodes in what they do at the stretch's end, in the order of
-    the plan; of several replicas the longest.
+    """`score has computed for 25 s`, `rollout has waited for environments for 25 s`: nodes in what
+    they do at the stretch's end, in the order of the plan; of several replicas the longest.
     """
-    longest: Counter[str] = Counter()
+    longest: dict[str, WorkerFlow] = {}
     for worker in flow.workers.values():
-        seconds = int(worker.doing_for)
-        longest[worker.doing] = max(longest[worker.doing], seconds)
+        other = longest.get(worker.doing)
+        if other is None or worker.doing_for > other.doing_for:
+            longest[worker.doing] = worker
     lines: list[str] = []
     for node in plan["nodes"]:
         name = node["name"]
-        if longest[name] >= LONG:
-            lines.append(f"{name} has computed for {longest[name]} s")
+        worker = longest.get(name)
+        if worker is None or worker.doing_for < LONG:
+            continue
+        if worker.waits_for:
+            does = f"waited for {worker.waits_for}"
+        else:
+            does = "computed"
+        lines.append(f"{name} has {does} for {int(worker.doing_for)} s")
     return lines
 
 
@@ -125,6 +137,7 @@ def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
     waits: list[Wait] = []
     for node, node_replicas in replicas.items():
         waits += _waits(node, node_replicas, length)
+        waits += _outside_waits(node, node_replicas, length)
     waits.sort(key=lambda wait: -wait.share)
     for wait in waits:
         greatest = waits[0]
@@ -161,6 +174,18 @@ def _waits(node: str, replicas: list[ReplicaFlow], seconds: float) -> Iterator[W
         share = min(1.0, blame / length)
         if rank == 0 or share >= LEAST_SHARE:
             yield Wait(node=node, share=share, blamed=blamed, why=why)
+
+
+def _outside_waits(node: str, replicas: list[ReplicaFlow], seconds: float) -> Iterator[Wait]:
+    """What a node's kernels wait for outside of the run, as the mean over its replicas."""
+    length = seconds * len(replicas)
+    waited: Counter[str] = Counter()
+    for replica in replicas:
+        waited.update(replica.outside)
+    for reason, of_reason in waited.items():
+        if length > 0 and of_reason >= LEAST_SHARE * length:
+            share = min(1.0, of_reason / length)
+            yield Wait(node=node, share=share, blamed=reason, why="for_outside")
 
 
 def _rank_blames(blames: Mapping[str, float]) -> list[tuple[str, float]]:

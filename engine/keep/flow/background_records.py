@@ -16,22 +16,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from engine.keep.flow.fold import FlowFold
-from engine.protocol.reports import Doing
+from engine.protocol.reports import Doing, Report
 
 _EVERY = 1.0
 """Seconds between two looks."""
 
 
 @contextmanager
-def fold_meanwhile(fold: FlowFold, doing: Callable[[], Sequence[Doing]]) -> Iterator[None]:
+def fold_meanwhile(
+    fold: FlowFold,
+    doing: Callable[[], Sequence[Doing]],
+    reports: Callable[[], Sequence[Report]] = tuple,
+) -> Iterator[None]:
     """Inside it, the seconds of a kernel are told while it computes; at its end all is folded.
-    doing: what each Worker does now; may be called from any thread.
+    doing, reports: what each Worker does now, and figures of what flows; may be called from any
+    thread.
     """
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(_EVERY):
-            fold.meanwhile(time.monotonic(), doing())
+            fold.meanwhile(time.monotonic(), doing(), reports)
 
     thread = threading.Thread(target=look, name="flow", daemon=True)
     thread.start()

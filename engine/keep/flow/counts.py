@@ -25,7 +25,7 @@ class StretchCounts:
         self.weights: Counter[str] = Counter()
         self.node_peak: Counter[str] = Counter()
         self.lags: dict[str, list[int]] = {}
-        self.tombstones: dict[tuple[str, bool], list[m.Tombstoned]] = defaultdict(list)
+        self.tombstones: dict[tuple[str, bool, bool], list[m.Tombstoned]] = defaultdict(list)
 
     def rows_of(self, node: str, worker: str, rows: int, tokens: int) -> None:
         """A node has made rows, or takes them to train."""

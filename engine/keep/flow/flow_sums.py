@@ -68,12 +68,16 @@ def _sum_fields(many: list[Any], *names: str) -> dict[str, Any]:
 
 def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:
     blames: Counter[str] = Counter()
+    outside: Counter[str] = Counter()
     for each in many:
         blames.update(each.blames)
-    states = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+        outside.update(each.outside)
+    waits = ("for_rows", "for_weights", "for_turn", "for_room", "for_outside")
+    states = ("busy", *waits, "idle")
     return msgspec.structs.replace(
         many[-1],
         blames=dict(blames),
+        outside=dict(outside),
         device_peak=max(replica.device_peak for replica in many),
         **_sum_fields(many, *states, "chunks", "rows", "tokens"),
     )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.keep.flow.activity import Activity, ReplicaSeconds, Running
 from engine.keep.flow.counts import StretchCounts
 from engine.keep.flow.flow_sums import sum_flows
+from engine.keep.flow.outside import OutsideSeconds
 from engine.keep.flow.queues import EdgeQueues, EdgeRows, WeightQueues
 from engine.keep.flow.reasons import Reasons
 from engine.keep.flow.records import (
@@ -33,6 +34,7 @@ from engine.keep.flow.records import (
     WeightFlow,
     WorkerFlow,
 )
+from engine.keep.flow.stretch_flows import replica_flow, round_seconds, worker_flow
 from engine.keep.flow.writer import FlowWriter
 from engine.plan.plan import Plan
 from engine.protocol import events as e
@@ -91,6 +93,7 @@ class FlowFold:
         self._activity: Activity | None = None
         self._start = 0.0
         self._made = StretchCounts()
+        self._outside = OutsideSeconds()
         self._of_step: list[Flow] = []
         self._of_second: list[Flow] = []
         self._memory: dict[str, dict[str, int]] = defaultdict(dict)
@@ -137,16 +140,22 @@ class FlowFold:
                 self._folded_wall, self._folded_cuts = wall, cuts
                 self._fold(event)
 
-    def meanwhile(self, now: float, doing: Sequence[Doing]) -> None:
+    def meanwhile(
+        self,
+        now: float,
+        doing: Sequence[Doing],
+        reports: Callable[[], Sequence[Report]] = tuple,
+    ) -> None:
         """From another thread: where nothing has come since the last call, tell what goes on, as if
-        the loop had measured now.
+        the loop had measured now. reports: called for figures that the loop has not taken.
         """
         with self._lock:
             quiet, self._quiet = self._quiet, True
             if quiet and self._activity is not None:
                 self.fold()
                 self._folded_wall, self._folded_cuts = self._wall(), None
-                self._take_measurement(e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing))
+                measured = e.WorkersMeasured(at=now, reports=reports(), spans=(), doing=doing)
+                self._take_measurement(measured)
 
     def _fold(self, event: e.RunEvent) -> None:
         match event:
@@ -216,7 +225,7 @@ class FlowFold:
                 tokens = int(ref.lengths.sum())
                 self._made.rows_of(node, ref.worker, len(ref.keys), tokens)
             case m.Tombstoned():
-                self._made.tombstones[event.node, event.failed].append(event)
+                self._made.tombstones[event.node, event.failed, event.row_only].append(event)
             case m.WorkerLost(worker=worker, error=error):
                 self._lose(worker, error, now)
             case m.WorkerOpened(worker=worker):
@@ -243,6 +252,7 @@ class FlowFold:
         self._active(now).forget_worker(worker, now)
         self._edges.forget_worker(worker)
         self._weights.forget_worker(worker)
+        self._outside.forget_worker(worker)
 
     def _lose(self, worker: str, error: str, now: float) -> None:
         self._end(worker, now)
@@ -266,6 +276,10 @@ class FlowFold:
                 counter[whose] = max(counter[whose], int(number))
             else:
                 counter[whose] += int(number)
+        elif kind == "outside":
+            self._outside.add(whose, number)
+        elif kind == "in_flight":
+            self._outside.set_in_flight(whose, int(number))
         else:
             self._memory[whose][kind] = int(number)
 
@@ -325,25 +339,14 @@ class FlowFold:
                 if worker in self._away and not spent.with_task:
                     continue
                 waits = self._reasons.without_task(node.name, states, length - spent.with_task)
-                blames = _add_up(spent.blames, waits.blames)
-                counts = self._made
-                flows[f"{node.name}@{worker}"] = ReplicaFlow(
-                    busy=_round(spent.busy),
-                    for_turn=_round(spent.for_turn),
-                    for_weights=_round(spent.for_weights),
-                    for_rows=_round(waits.kinds["for_rows"]),
-                    for_room=_round(waits.kinds["for_room"]),
-                    idle=_round(waits.kinds["idle"]),
-                    blames={
-                        name: _round(blamed_seconds)
-                        for name, blamed_seconds in blames.items()
-                        if name
-                    },
-                    chunks=counts.chunks[node.name, worker],
-                    rows=counts.rows[node.name, worker],
-                    tokens=counts.tokens[node.name, worker],
+                flows[f"{node.name}@{worker}"] = replica_flow(
+                    node.name,
+                    worker,
+                    spent=spent,
+                    waits=waits,
+                    outside=self._outside,
+                    counts=self._made,
                     version=self._versions.get((node.name, worker), -1),
-                    device_peak=int(counts.node_peak[f"{node.name}@{worker}"]),
                 )
         return flows
 
@@ -364,7 +367,7 @@ class FlowFold:
             bytes=taken,
             waiting_rows=edge.waiting,
             waiting_bytes=waiting,
-            age=_round(age),
+            age=round_seconds(age),
         )
 
     def _weight_flows(self) -> dict[str, WeightFlow]:
@@ -376,7 +379,7 @@ class FlowFold:
                 offered=offered.get(model, 0),
                 loaded=reader.loaded,
                 loads=reader.loads,
-                seconds=_round(reader.seconds),
+                seconds=round_seconds(reader.seconds),
                 bytes=int(self._made.weights[name]),
             )
         return flows
@@ -405,21 +408,11 @@ class FlowFold:
         doing = {each.worker: each for each in self._doing}
         flows: dict[str, WorkerFlow] = {}
         for worker in self._plan.workers:
-            does = doing.get(worker, _IDLE)
-            if does.node:
-                seconds = now - does.since
-            else:
-                seconds = 0.0
-            flows[worker] = WorkerFlow(
-                doing=does.node,
-                what=does.what if does.node else "",
-                doing_for=_round(max(0.0, seconds)),
-                **self._memory[worker],
-            )
+            flows[worker] = worker_flow(doing.get(worker, _IDLE), self._memory[worker], now)
         return flows
 
     def _write_tombstones(self) -> None:
-        for (node, failed), events in self._made.tombstones.items():
+        for (node, failed, row_only), events in self._made.tombstones.items():
             record = Tombstones(
                 step=self._step,
                 wall=self._folded_wall,
@@ -427,6 +420,7 @@ class FlowFold:
                 keys=[event.key for event in events[:_KEYS]],
                 error=events[0].error,
                 failed=failed,
+                row_only=row_only,
             )
             self._writer.step(record)
 
@@ -438,12 +432,3 @@ def _row_bytes(plan: Plan, producer: str, nbytes: int) -> float:
     if batch:
         return nbytes / (batch * node.rows)
     return 0.0
-
-
-def _add_up(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
-
-
-def _round(seconds: float) -> float:
-    """Round to the microsecond: further digits say nothing, and take room."""
-    return round(seconds, 6)

@@ -14,11 +14,12 @@ FORMAT = 1
 
 
 class ReplicaFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One node in one Worker. The first six are seconds, whose sum is the stretch's length.
+    """One node in one Worker. The first seven are seconds, whose sum is the stretch's length.
 
     for_rows: no input was complete. for_weights: a version was being loaded. for_turn: its Worker
-    was busy with another node, or asleep. for_room: there was no room, as admission was full. idle:
-    there was nothing to wait for, or the replica was not there.
+    was busy with another node, or asleep. for_room: there was no room, as admission was full.
+    for_outside: its kernel waited for something outside of the run. idle: there was nothing to wait
+    for, or the replica was not there.
     """
 
     busy: float = 0.0
@@ -26,9 +27,14 @@ class ReplicaFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     for_weights: float = 0.0
     for_turn: float = 0.0
     for_room: float = 0.0
+    for_outside: float = 0.0
     idle: float = 0.0
     blames: dict[str, float] = {}
     """Seconds waited, by the `node` or `node@worker` that was being waited for."""
+    outside: dict[str, float] = {}
+    """The seconds of for_outside, by what was waited for: `environments`."""
+    in_flight: int = 0
+    """Rows that its kernel had in flight as the stretch ended: episodes that go on."""
     chunks: int = 0
     """Calls of its kernel that have ended."""
     rows: int = 0
@@ -98,8 +104,10 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     doing: str = ""
     """The node that it runs."""
     what: str = ""
+    waits_for: str = ""
+    """What its kernel waits for outside of the run; empty where it computes."""
     doing_for: float = 0.0
-    """Seconds since it began with that."""
+    """Seconds since it began with that, or to wait."""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="flow"):
@@ -139,7 +147,9 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="l
 
 
 class Tombstones(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tombstones"):
-    """Rows that failed for good, or were given up, after this Step had ended."""
+    """Rows that failed for good, or were given up, after this Step had ended. row_only: their
+    groups went on without them.
+    """
 
     step: int
     wall: float
@@ -148,6 +158,7 @@ class Tombstones(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     error: str
     """Of the first."""
     failed: bool = True
+    row_only: bool = False
 
 
 Record = Began | Flow | Lost | Tombstones

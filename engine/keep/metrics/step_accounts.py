@@ -21,7 +21,12 @@ from engine.protocol import messages as m
 from engine.protocol.events import EventStream, RunEvent
 from engine.protocol.reports import FLOW, Doing, Report, SpanOf
 
-_SUMS = ("time/", "cpu/", "queue/", "edge/", "coordinator/", "data/rows", "completion/tokens")
+_SUMS = (
+    *("time/", "cpu/", "queue/", "edge/", "coordinator/", "data/rows", "completion/tokens"),
+    *("env/timeouts", "env/errors"),
+)
+_NODE_TIME = re.compile("time/[^/]+")
+"""Not time/<node>/environments, which is a part of time/<node>."""
 _TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
 """Metrics that a Step sums; it takes the mean of all others."""
 _EVALUATIONS = ("eval/", "evaluation/")
@@ -146,7 +151,8 @@ class StepAccounts:
                 self._metrics.add(name, number, count)
         for span in spans:
             worker = span.worker
-            if worker in self._busy:
+            # A wait lies within another span.
+            if worker in self._busy and not span.waits:
                 self._busy[worker] += max(0.0, span.end - max(span.start, self._since))
                 if span.computes:
                     self._computing.append((span.start, span.end))
@@ -168,7 +174,7 @@ class StepAccounts:
         self._sums["time/checkpoint"] = seconds
 
     def _inside(self) -> float:
-        return sum(seconds for name, seconds in self._sums.items() if name.startswith("time/"))
+        return sum(s for name, s in self._sums.items() if _NODE_TIME.fullmatch(name))
 
     def close(
         self, closed: m.StepClosed, now: float, doing: Sequence[Doing], *, again: bool

@@ -1,7 +1,7 @@
 """Samples with their texts: short for a list, one in full with its tokens.
 
-Owns: their form in JSON. Does not own: which rows are shown (sample_index.py), what a token id says
-(engine/watch/token_texts.py).
+Owns: their form in JSON. Does not own: which rows are shown (sample_index.py), the turns of an
+episode (episode_rows.py), what a token id says (engine/watch/token_texts.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from typing import Any
 import msgspec
 
 from engine.keep.reader.arrow_numbers import row_numbers
+from engine.keep.reader.episode_rows import (
+    COLUMNS,
+    RecordedEpisode,
+    has_turns,
+    is_episode,
+    token_turns,
+)
 from engine.keep.reader.open_folder import NotServed, OpenFolder, inside
 from engine.keep.reader.sample_index import SAMPLES, opened_table
 
@@ -23,7 +30,7 @@ LONG = 200_000
 """Characters of a text in full."""
 _LISTED = (
     *("step", "node", "position", "sample", "prompt", "completion", "reward", "length", "finish"),
-    *("version", "advantage"),
+    *("version", "advantage", "turns"),
 )
 _TOKENS = {
     "advantage": ("advantages",),
@@ -32,7 +39,13 @@ _TOKENS = {
 }
 """What is told of a token, and the columns that have it."""
 SAMPLER, TRAINER, IDS = "sampler_logprobs", "trainer_logprobs", "completion_ids"
+_TOKEN_COLUMNS = (
+    *(IDS, "completion_mask", "versions", "advantages", SAMPLER, TRAINER),
+    *("turn", "turn_end"),
+)
 _MOST_TOKENS = 50_000
+PART = 2_000
+"""Tokens of an episode that are sent together."""
 
 Rows = Iterable[tuple[str, int]]
 
@@ -73,13 +86,11 @@ def _read(
 def whole_row(
     run: OpenFolder, place: tuple[str, int], texts: Callable[[list[int]], list[str]] | None
 ) -> dict[str, Any]:
-    """A row in full. texts: what token ids say; None where no tokenizer is known. Raises NotServed
+    """A row in full; of an episode its first messages and none of its tokens, for which one asks
+    page by page. texts: what token ids say; None where no tokenizer is known. Raises NotServed
     where the row is there no more.
     """
-    rows = _read(run, [place], None)
-    if not rows:
-        raise NotServed(f"{place[0]} has no row {place[1]} any more")
-    row = rows[0]
+    row = _read_row(run, place)
     shown = {name: plain(row.get(name)) for name in _LISTED}
     shown["prompt"] = prompt_of(row.get("prompt"))
     shown["completion"] = as_text(row.get("completion"))[:LONG]
@@ -88,7 +99,13 @@ def whole_row(
         for name, reward in row.items()
         if name.startswith("reward/")
     }
-    shown["tokens"] = _tokens(row, texts)
+    if is_episode(row):
+        episode = RecordedEpisode(row)
+        shown["tokens"] = None
+        shown["episode"] = episode.summary() | {"page": episode.page(0)}
+        row = {name: recorded for name, recorded in row.items() if name not in COLUMNS}
+    else:
+        shown["tokens"] = _tokens(row, texts, 0, _MOST_TOKENS)
     known = {*_LISTED, *(c for columns in _TOKENS.values() for c in columns), SAMPLER, TRAINER}
     others = {n: v for n, v in row.items() if n not in known and not n.startswith("reward/")}
     shown["others"] = {
@@ -97,14 +114,50 @@ def whole_row(
     return shown
 
 
+def _read_row(
+    run: OpenFolder, place: tuple[str, int], columns: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """One row, with all columns or with these."""
+    rows = _read(run, [place], columns)
+    if not rows:
+        raise NotServed(f"{place[0]} has no row {place[1]} any more")
+    return rows[0]
+
+
+def conversation_page(run: OpenFolder, place: tuple[str, int], first: int) -> dict[str, Any]:
+    """A page of an episode's messages. Raises NotServed for a row that is none."""
+    row = _read_row(run, place, (*COLUMNS, "completion_mask", "versions"))
+    if not is_episode(row):
+        raise NotServed(f"row {place[1]} of {place[0]} is no episode")
+    return RecordedEpisode(row).page(first)
+
+
+def row_tokens(
+    run: OpenFolder,
+    place: tuple[str, int],
+    texts: Callable[[list[int]], list[str]] | None,
+    first: int,
+    last: int,
+) -> dict[str, Any]:
+    """The tokens first..last of a row, the last one not included, and at most PART of them."""
+    row = _read_row(run, place, _TOKEN_COLUMNS)
+    tokens = _tokens(row, texts, first, min(last, first + PART)) or []
+    if has_turns(row):
+        for token, turn in zip(tokens, token_turns(row)[first:], strict=False):
+            token["turn"] = turn
+    return {"from": first, "total": len(row.get(IDS) or []), "tokens": tokens}
+
+
 def _tokens(
-    row: Mapping[str, Any], texts: Callable[[list[int]], list[str]] | None
+    row: Mapping[str, Any], texts: Callable[[list[int]], list[str]] | None, first: int, last: int
 ) -> list[dict[str, Any]] | None:
-    """What is known of each token of the completion; None where its ids were not recorded."""
+    """What is known of the tokens first..last of the completion; None where its ids were not
+    recorded.
+    """
     ids = row.get(IDS)
     if not ids:
         return None
-    ids = ids[:_MOST_TOKENS]
+    ids = ids[:last]
     if texts is not None:
         words = texts(ids)
     else:
@@ -113,8 +166,11 @@ def _tokens(
     trainer, sampler = (_column(row, (name,), len(ids)) for name in (TRAINER, SAMPLER))
     tokens = []
     for at, (number, word) in enumerate(zip(ids, words, strict=True)):
+        if at < first:  # a character may begin there
+            continue
         token = {"id": number, "text": word}
-        token |= {name: plain(column[at]) for name, column in columns.items()}
+        for name, column in columns.items():
+            token[name] = plain(column[at])
         token["difference"] = _difference(trainer[at], sampler[at])
         tokens.append(token)
     return tokens

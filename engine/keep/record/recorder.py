@@ -23,6 +23,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from dataflow.batch import KEYS, Batch
+from dataflow.column import is_measured
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
 from engine.keep.background_job import BackgroundJob
@@ -170,3 +171,8 @@ def write_recorded_rows(table: pa.Table, file: BinaryIO) -> None:
 def own_columns(schema: pa.Schema) -> list[str]:
     """The node's own columns of recorded rows."""
     return [name for name in schema.names if name not in KEYS and name not in MADE]
+
+
+def compared_columns(schema: pa.Schema) -> list[str]:
+    """The same without what is measured, which differs from run to run."""
+    return [name for name in own_columns(schema) if not is_measured(schema.field(name))]

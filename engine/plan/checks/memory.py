@@ -249,6 +249,8 @@ def _suggest_smaller(part: str) -> str:
         return "another kernel (kernel)"
     if part in ("kv_cache", "cache", "outbox", "device_columns"):
         return "a lower batch, n, max_tokens or max_prompt_tokens"
+    if part == "parked":
+        return "a lower parked_tokens"
     if part in ("activations", "logits"):
         return "shorter rows: a lower max_tokens or max_prompt_tokens"
     return 'a smaller base, or dtype="bfloat16" for Models in float32 that are not trained'

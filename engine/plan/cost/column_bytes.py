@@ -24,8 +24,9 @@ TURNS = 16
 _OFFSET = 8
 """LargeList offsets are int64, one a row."""
 
-_PROMPT_TEXT = ("prompt", "prompt_text", "next_prompt")
+_PROMPT_TEXT = ("prompt", "prompt_text")
 _ANSWER_TEXT = ("completion",)
+_ROW_TEXT = ("messages",)
 
 
 def column_bytes(column: Column, lengths: Lengths) -> int:
@@ -42,6 +43,8 @@ def data_bytes(name: str, kind: pa.DataType, lengths: Lengths) -> int:
         return _OFFSET + TOKEN_TEXT * lengths.prompt
     if name in _ANSWER_TEXT:
         return _OFFSET + TOKEN_TEXT * lengths.completion
+    if name in _ROW_TEXT and pa.types.is_string(kind):
+        return _OFFSET + TOKEN_TEXT * lengths.row
     return value_bytes(kind)
 
 

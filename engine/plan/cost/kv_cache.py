@@ -37,8 +37,8 @@ def longest_row(lengths: Lengths, context: int, most_prompt: int | None = None) 
         prompt = most_prompt
     elif lengths.bound:  # a guess
         prompt = max(prompt, UNSTATED_PROMPT)
-    whole = prompt + lengths.completion
-    return min(whole, context) if context else whole
+    limits = [limit for limit in (context, lengths.context) if limit]
+    return min([prompt + lengths.completion, *limits])
 
 
 def most_beside(weights: int, memory: int) -> int:

@@ -23,7 +23,8 @@ ASSUMED_ANSWER = 512
 class Lengths:
     """Most tokens of prompt and completion. limit: of a prompt, as graph and Model allow; None
     without one. counts: of rows in the data; None where none were counted, and `uncounted` says
-    why. bound: of a guessed prompt, what would set it.
+    why. bound: of a guessed prompt, what would set it. context: most tokens of a whole row, where
+    the graph says so (`interact(max_context=...)`); 0 where it does not.
     """
 
     prompt: int
@@ -32,11 +33,13 @@ class Lengths:
     counts: TokenCounts | None = None
     uncounted: str = ""
     bound: str = ""
+    context: int = 0
 
     @property
     def row(self) -> int:
         """Tokens of a whole row."""
-        return self.prompt + self.completion
+        whole = self.prompt + self.completion
+        return min(whole, self.context) if self.context else whole
 
     def continue_with(self, more: int) -> Lengths:
         """Make prompts of whole rows and of `more` characters, at most a token each."""
@@ -52,9 +55,12 @@ class Lengths:
 
     def clip(self, context: int) -> Lengths:
         """Limit prompts to what the completion leaves of the model's context, which is 0 if
-        unknown. A guessed prompt is cut to it.
+        unknown. A guessed prompt is cut to it. Rows of a stated context end where that does,
+        whatever their prompts leave: a prompt is a token shorter.
         """
         room = context - self.completion
+        if self.context and context:
+            room = min(self.context, context) - 1
         if room <= 0:
             return self
         limit, prompt = room, self.prompt
@@ -86,13 +92,23 @@ class Lengths:
         return replace(self, prompt=row - answer, completion=answer, counts=counts, bound="")
 
 
-def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:
-    """Lengths of rows that `generate` makes."""
+def of_rollout(
+    max_tokens: int,
+    max_prompt_tokens: int | None,
+    *,
+    context: int = 0,
+    operator: str = "generate",
+) -> Lengths:
+    """Lengths of rows that a generation makes. context: the most tokens of a row, if stated.
+    operator: its name.
+    """
+    if context:
+        max_tokens = min(max_tokens, context)
     if max_prompt_tokens is not None:
         limit = max_prompt_tokens
-        return Lengths(prompt=limit, completion=max_tokens, limit=limit)
-    bound = "generate(max_prompt_tokens=...) sets a bound"
-    return Lengths(prompt=ASSUMED_PROMPT, completion=max_tokens, bound=bound)
+        return Lengths(prompt=limit, completion=max_tokens, limit=limit, context=context)
+    bound = f"{operator}(max_prompt_tokens=...) sets a bound"
+    return Lengths(prompt=ASSUMED_PROMPT, completion=max_tokens, bound=bound, context=context)
 
 
 def of_demonstration() -> Lengths:

@@ -22,6 +22,7 @@ are shared, whether it all fits (engine/plan).
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
     kv_cache        while the node runs   decode elsewhere
+    parked          while the node runs   decode of several turns: keys of rows between two turns
 
 Nodes of one Worker take turns: its peak is what it always holds and the most that one node adds. A
 node's parts are those in each of its Workers. What a Worker's process takes itself (the interpreter
@@ -230,7 +231,12 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
     filled = -(-slots * work.prompts // max(1, work.rows))
     groups = min(work.prompts, filled + 1)
     tokens = groups * work.lengths.prompt + slots * _answer_room(work)
-    return 2 * shape.layers * shape.kv * WIDTHS[dtype] * tokens
+    return token_keys(shape, dtype) * tokens
+
+
+def token_keys(shape: Shape, dtype: str) -> int:
+    """Bytes of the keys and values of one token."""
+    return 2 * shape.layers * shape.kv * WIDTHS[dtype]
 
 
 def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:

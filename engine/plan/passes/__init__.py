@@ -17,6 +17,7 @@ from engine.plan.passes.estimate import estimate_costs
 from engine.plan.passes.kernels import choose_kernels
 from engine.plan.passes.memory_fit import fit_memory
 from engine.plan.passes.modules import share_modules
+from engine.plan.passes.park_keys import park_keys, state_parked
 from engine.plan.passes.place import place_nodes
 from engine.plan.passes.processes import estimate_processes
 from engine.plan.passes.project import project_columns
@@ -51,6 +52,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     # After place_nodes: nodes share an engine within a Worker only. Before estimate_costs: its size
     # counts.
     size_engines,
+    # After size_engines: an engine keeps such keys in its cache. Before estimate_costs: they count.
+    state_parked,
     # After every decision: memory is counted for each Worker, modules once.
     estimate_costs,
     # After estimate_costs: by the peaks that a profile measured.
@@ -62,6 +65,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     # After fit_routes, which costs less; changes layouts where they do not fit, and estimates these
     # anew.
     fit_memory,
+    # After fit_memory: of what is free then.
+    park_keys,
     # Last: changes nothing.
     verify_plan,
 )

@@ -20,6 +20,7 @@ from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import WIDTHS
 from engine.plan.cost.models import Shape, counted_dtype, model_cost
 from engine.plan.draft import Draft
+from engine.plan.episodes import writes_turns
 from engine.plan.kernel_needs import find_engines, kernel_name, model_of, needs_of
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import PlannedNode
@@ -96,7 +97,7 @@ def _size_nodes(
         size = cache_bytes(
             part,
             lengths[node.name],
-            rows=_concurrent_rows(draft, node),
+            rows=_kept_rows(draft, node),
             longest=longest,
             dtype=dtype,
             most=most,
@@ -121,7 +122,12 @@ def _longest_row(draft: Draft, node: PlannedNode, lengths: Lengths, context: int
     """Tokens of a node's longest row, no more than all Models that read it can take."""
     graph_node = draft.graph.node(node.name)
     limits = [limit for limit in (context, graph_node.params.get("positions")) if limit]
+    stated = graph_node.params.get("max_context")
+    if stated:  # it bounds prompt and answer together
+        return min([stated, *limits])
     most_prompt = most_prompt_tokens(graph_node, Domains(draft.graph))
+    if writes_turns(graph_node):  # environments add to prompts what nobody knows
+        most_prompt = max(most_prompt or 0, lengths.prompt, UNSTATED_PROMPT)
     return longest_row(lengths, min(limits, default=0), most_prompt)
 
 
@@ -147,12 +153,17 @@ def _find_unshared_memory(draft: Draft) -> dict[str, int]:
     return memory
 
 
-def _concurrent_rows(draft: Draft, node: PlannedNode) -> int:
-    """Rows that a node decodes at once; an evaluation's fill the slots."""
+def _kept_rows(draft: Draft, node: PlannedNode) -> int:
+    """Rows whose keys and values an engine keeps at once: those that it decodes, of an evaluation
+    as many as fill the slots; where rows are written in turns, all of a chunk.
+    """
     slots = node.layout.slots
     batches = {source.name: source.batch for source in draft.sources}
-    prompts = -(-batches.get(node.source, slots) // node.layout.replicas)
-    return min(slots, prompts * node.rows)
+    batch = batches.get(node.source, slots)
+    replicas = node.layout.replicas
+    if node.source in batches and writes_turns(draft.graph.node(node.name)):
+        return -(-batch // max(node.chunks, replicas)) * node.rows
+    return min(slots, -(-batch // replicas) * node.rows)
 
 
 def _describe_engine(
@@ -188,11 +199,16 @@ def _describe_assumed_prompt(draft: Draft, node: PlannedNode) -> Iterator[str]:
     assumed = UNSTATED_PROMPT + graph_node.params["max_tokens"]
     if node.layout.longest != assumed:
         return  # it is as long as the Model's positions, or another node's rows are longer
-    if most_prompt_tokens(graph_node, Domains(draft.graph)) is None:
+    room = f"{node.name}: the engine has room for prompts of {UNSTATED_PROMPT:,} tokens, and"
+    if writes_turns(graph_node):
         yield (
-            f"{node.name}: the engine has room for prompts of {UNSTATED_PROMPT:,} tokens, and the"
-            " data does not say how long they are; generate(max_prompt_tokens=...) sets another"
-            " bound"
+            f"{room} nobody knows what environments add to them; interact(max_context=...) bounds"
+            " whole rows"
+        )
+    elif most_prompt_tokens(graph_node, Domains(draft.graph)) is None:
+        yield (
+            f"{room} the data does not say how long they are; generate(max_prompt_tokens=...) sets"
+            " another bound"
         )
 
 

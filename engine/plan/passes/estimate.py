@@ -28,6 +28,7 @@ from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.static_decode import static_decode_parts
 from engine.plan.cost.training_memory import offload_parts, recompute_parts
 from engine.plan.draft import Draft
+from engine.plan.episodes import PARKED_PART
 from engine.plan.estimates import Estimate
 from engine.plan.kernel_needs import model_of, needs_of
 from engine.plan.lengths import all_lengths
@@ -180,10 +181,13 @@ class _Cost:
         if not planned.traits.generates:
             return memory.forward_parts(shape, work, use.dtype, use.model.head)
         if self._has_static_keys(planned):
-            return static_decode_parts(shape, work, use.dtype)
-        parts = memory.decode_parts(shape, work, use.dtype)
+            parts = static_decode_parts(shape, work, use.dtype)
+        else:
+            parts = memory.decode_parts(shape, work, use.dtype)
         if planned.layout.cache_bytes:
-            del parts["kv_cache"]  # held always, by the engine
+            parts.pop("kv_cache", None)  # held always, by the engine
+        elif planned.layout.parked:
+            parts[PARKED_PART] = planned.layout.parked * memory.token_keys(shape, use.dtype)
         return parts
 
     def _has_static_keys(self, planned: PlannedNode) -> bool:

@@ -16,6 +16,7 @@ from dataflow.prompt_types import is_token_ids
 from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical_port
 from dataflow.schema import (
     Advantage,
+    Episode,
     Logprobs,
     Prompt,
     Reward,
@@ -127,7 +128,8 @@ class _Finder:
                 continue
             rows = node.inputs["rows"]
             prompt = self._readable(rows, Prompt.shown)
-            answer = [name for name in self._rollout_columns() if name in rows.schema.columns]
+            names = self._rollout_columns(rows.schema)
+            answer = [name for name in names if name in rows.schema.columns]
             fetches = self._make_fetches(rows, [*prompt, *answer], planned.inner)
             yield PlannedInput(
                 name=planned.name,
@@ -135,10 +137,11 @@ class _Finder:
                 fetches=(*fetches, *self._fetch_numbers(node)),
             )
 
-    def _rollout_columns(self) -> tuple[str, ...]:
+    def _rollout_columns(self, schema: type[Schema]) -> tuple[str, ...]:
+        kind = Episode if issubclass(schema, Episode) else Rollout
         if self._draft.placing.samples == "full":
-            return (*Rollout.shown, *Rollout.inside)
-        return Rollout.shown
+            return (*kind.shown, *kind.inside)
+        return kind.shown
 
     def _fetch_numbers(self, train: Node) -> Iterator[Fetch]:
         """The last reward of its rows, each reward function's own, and the advantage it reads."""
@@ -196,7 +199,13 @@ class _Finder:
         columns = [column for column in names if column != EVERY_COLUMN]
         if EVERY_COLUMN in names:
             columns += self._dataset_columns(port)
+        if declaration.entries_of in port.schema.columns and self._lacks_some(port, columns):
+            columns.append(declaration.entries_of)
         return self._readable(port, columns) if declaration.readable else columns
+
+    def _lacks_some(self, port: Port[Any], columns: Iterable[str]) -> bool:
+        """Whether no node above has one of these columns."""
+        return any(self._find_holder(port, column) is None for column in columns)
 
     def _readable(self, port: Port[Any], columns: Iterable[str]) -> list[str]:
         """The columns, a prompt that is token ids by its text."""

@@ -190,7 +190,7 @@ class _CellKernels:
         assert plan.program is not None
         self._plan, self._planned = plan, plan.node(work.node)
         starts = plan.phase.starts if plan.phase else None
-        self._class = kernel_class(self._planned)
+        self._class = _timed_class(kernel_class(self._planned))
         self._node = kernel_node(self._planned, plan.program, starts=starts)
         # Of one process, whatever the plan has.
         self._layout = replace(
@@ -250,10 +250,24 @@ class _CellKernels:
             self._kernels.pop().close()
 
 
+def _timed_class(kernel: type) -> type:
+    """The kernel itself, or the one that writes as it does: environments are not asked, as how long
+    they take is no matter of the machine.
+    """
+    return getattr(kernel, "writes_as", kernel)
+
+
 class _MeasuredSession(NodeSession):
     """A session in which no row may fail, since its time would not be measured."""
 
-    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+    def tombstone(
+        self,
+        key: tuple[int, int, int],
+        error: str,
+        *,
+        failed: bool = True,
+        row_only: bool = False,
+    ) -> None:
         """Raises DataError."""
         raise DataError(f"row {key}: {error}")
 

@@ -337,6 +337,10 @@ class HostsWorkers:
         remotes = list(self._remotes.values())  # which the loop's thread changes meanwhile
         return list(chain.from_iterable(remote.doing() for remote in remotes))
 
+    def live_reports(self) -> list[Report]:
+        """None: Workers' processes report while their kernels run."""
+        return []
+
     def stacks(self) -> list[str]:
         """Those of the busy Workers of every host that says them within a second."""
         asked = list(self._remotes.values())

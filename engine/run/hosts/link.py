@@ -231,10 +231,12 @@ class HostLink:
     def _take_beat(self, beat: HostBeat) -> None:
         # A slow message makes the host's clock look behind; the fastest one says most.
         self.ahead = min(self.ahead, self._heard - beat.now)
-        self.doing = tuple(
-            msgspec.structs.replace(d, since=d.since + self.ahead) for d in beat.doing
-        )
+        self.doing = tuple(self._of_this_clock(doing) for doing in beat.doing)
         self.stacks = beat.stacks or self.stacks
+
+    def _of_this_clock(self, doing: Doing) -> Doing:
+        since, waits_since = doing.since + self.ahead, doing.waits_since + self.ahead
+        return msgspec.structs.replace(doing, since=since, waits_since=waits_since)
 
     def _send(self) -> None:
         now = time.monotonic()

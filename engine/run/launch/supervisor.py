@@ -345,6 +345,10 @@ class Supervisor:
         with self._io.changed:
             return [c.doing for c in self._io.children.values() if not c.over.is_set()]
 
+    def live_reports(self) -> list[Report]:
+        """None: Workers' processes report while their kernels run."""
+        return []
+
     def stacks(self) -> list[str]:
         """The main thread's stack of each Worker that is doing something."""
         with self._io.changed:

@@ -263,7 +263,7 @@ class WorkerIO:
         self.reports.extend(update.reports)
         self.spans.extend(update.spans)
         self.printed.extend(update.printed)
-        if any(span.end >= child.doing.since for span in update.spans):
+        if any(span.end >= child.doing.since for span in update.spans if not span.waits):
             child.doing = Doing(worker=child.name)  # it has ended since the last heartbeat
 
     def look_for_silence(self, before: float) -> float:

@@ -23,7 +23,7 @@ class Outcomes:
     """What happens to a row, keyed by (seed, node, row key). keep: the share that a select keeps,
     of whole groups if it is in `groups`, of each group alike (but for rounding) if in `even`, as
     the first two rows of a group if in `pairs`, which says how many rows a group has; fail: the
-    share of a node's rows that fail for good.
+    share of a node's rows that fail for good; lose: the share that are lost alone.
     """
 
     seed: int = 0
@@ -32,6 +32,7 @@ class Outcomes:
     even: frozenset[str] = frozenset()
     pairs: Mapping[str, int] = field(default_factory=dict)
     fail: Mapping[str, float] = field(default_factory=dict)
+    lose: Mapping[str, float] = field(default_factory=dict)
 
     def draw_kept_rows(self, node: str, keys: Keys) -> np.ndarray:
         """Draw the rows that a select keeps: boolean [rows]."""
@@ -52,6 +53,14 @@ class Outcomes:
         if node not in self.fail:
             return np.zeros(len(keys), dtype=bool)
         return self._draw(f"{node}/fail", keys) < self.fail[node]
+
+    def draw_lost_rows(self, node: str, keys: Keys) -> np.ndarray:
+        """Draw the rows that are lost alone, if they do not fail with their group: boolean
+        [rows].
+        """
+        if node not in self.lose:
+            return np.zeros(len(keys), dtype=bool)
+        return self._draw(f"{node}/lose", keys) < self.lose[node]
 
     def _draw(self, name: str, keys: Keys) -> np.ndarray:
         return uniform(row_seeds(self.seed, name, keys), 0)

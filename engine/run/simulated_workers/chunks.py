@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from dataflow.batch import Keys
 from engine.coordinator.tables import codes
 from engine.plan.plan import PlannedNode
 from engine.protocol.messages import Produced, RunChunk, Tombstoned
@@ -74,7 +75,8 @@ class ChunkRuns:
         lengths = world.kernels.lengths(chunk, node)
         starts, ends = world.kernels.rows(node, len(keys), lengths)
         failed = world.outcomes.draw_failed_rows(name, keys) | _without_any(node, chunk)
-        wanted = ~failed
+        lost = world.outcomes.draw_lost_rows(name, keys) & ~failed
+        wanted = ~(failed | lost)
         if node.relation == "subset":
             wanted &= world.outcomes.draw_kept_rows(name, keys)
 
@@ -87,8 +89,8 @@ class ChunkRuns:
             sizes = None if lengths is None else lengths.take(good)
             ref = world.outbox.keep(worker.name, name, keys.take(good), aged, sizes)
             worker.say(Produced(id=chunk.id, node=name, ref=ref))
-            for key in keys.take(batch[failed[batch]]).rows():
-                worker.say(Tombstoned(id=chunk.id, node=name, key=key, error="simulated"))
+            self._say_given_up(chunk, keys.take(batch[failed[batch]]), row_only=False)
+            self._say_given_up(chunk, keys.take(batch[lost[batch]]), row_only=True)
 
         batches = list(world.kernels.batches(node, ends))
         seconds = max(ends.tolist(), default=0.0)
@@ -106,6 +108,14 @@ class ChunkRuns:
         if lengths is not None:
             tokens = int(lengths.prompts.sum() + lengths.answers.sum())
         return seconds, len(keys), tokens
+
+    def _say_given_up(self, chunk: RunChunk, rows: Keys, *, row_only: bool) -> None:
+        for key in rows.rows():
+            self._worker.say(
+                Tombstoned(
+                    id=chunk.id, node=chunk.node, key=key, error="simulated", row_only=row_only
+                )
+            )
 
     def _run_kernel(
         self,

@@ -203,7 +203,7 @@ class SimulatedWorkers:
         """Nothing: simulated Workers are not measured or watched."""
         return []
 
-    spans = doing = stacks = reports
+    spans = doing = stacks = live_reports = reports
 
     def close(self) -> None:
         """There are no processes."""

@@ -111,6 +111,10 @@ class InprocWorkers:
         """From any thread."""
         return [self._worker.timing.doing]
 
+    def live_reports(self) -> list[Report]:
+        """What its kernels wait for, and their rows in flight; from any thread."""
+        return self._worker.waits.reports()
+
     def stacks(self) -> list[str]:
         """Of this process the watchdog shows them."""
         return []

@@ -23,6 +23,7 @@ from engine.protocol.messages import SourceOpened
 from engine.protocol.reports import Report
 from engine.run.worker.alignment import Alignment
 from engine.run.worker.kernel_session import NodeSession, SessionRanks
+from engine.run.worker.outside_waits import OutsideWaits
 from engine.run.worker.timing import During, Timing
 
 
@@ -70,7 +71,14 @@ class OpenKernels:
     """A Worker's kernels by node. A node's work kind says which protocol of dataflow.kernel."""
 
     def __init__(
-        self, plan: Plan, timing: Timing, channel: Channel, *, group: Any, inproc: bool
+        self,
+        plan: Plan,
+        timing: Timing,
+        channel: Channel,
+        waits: OutsideWaits,
+        *,
+        group: Any,
+        inproc: bool,
     ) -> None:
         """group: the Worker's process group, if it is a rank."""
         self.nodes = {n.name: n for n in plan.nodes if timing.worker in n.workers}
@@ -81,6 +89,7 @@ class OpenKernels:
         self.sessions: dict[str, NodeSession] = {}
         self._plan = plan
         self._timing = timing
+        self._waits = waits
         self._channel = channel
         self._group = group
         self._inproc = inproc
@@ -114,7 +123,8 @@ class OpenKernels:
         ranks = SessionRanks(rank=self.rank(node.name), world=node.ranks, group=group)
         names = {use.model: use.module for use in node.models}
         memory = self._channel.allocate
-        return NodeSession(node.name, self._plan.seed, self._modules, names, ranks, memory)
+        waits = self._waits.of_node(node.name, counted=ranks.rank == 0)
+        return NodeSession(node.name, self._plan.seed, self._modules, names, ranks, memory, waits)
 
     def rank(self, node: str) -> int:
         """Which of the node's ranks this Worker is."""

@@ -1,12 +1,14 @@
 """The session: all of the engine that a kernel sees.
 
 Owns: random streams, metrics, tombstones and modules of one node, its access to the outbox's
-memory. Does not own: the kernels, that memory (engine/channels), where reports go.
+memory. Does not own: the kernels, that memory (engine/channels), how waits are noted
+(outside_waits.py), where reports go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,11 +20,20 @@ from dataflow.errors import KernelError
 from dataflow.processor_time import ProcessorTime
 from dataflow.randomness import row_seeds
 from engine.protocol.reports import Report
+from engine.run.worker.outside_waits import NodeWaits
 
 T = TypeVar("T")
 
-Tombstone = tuple[tuple[int, int, int], str, bool]
-"""(key, error, failed) of a row that was given up."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """A row that was given up; see `dataflow.kernel.Session.tombstone`."""
+
+    key: tuple[int, int, int]
+    error: str
+    failed: bool
+    row_only: bool
+
 
 Allocate = Callable[[int], np.ndarray]
 """A number of bytes -> uint8 [bytes]: `engine.channels.contract.Outbox.allocate`."""
@@ -48,8 +59,11 @@ class NodeSession:
         names: Mapping[str, str],
         ranks: SessionRanks | None = None,
         memory: Allocate | None = None,
+        waits: NodeWaits | None = None,
     ) -> None:
-        """modules: this Worker's, by name. names: which of them the node uses for each Model."""
+        """modules: this Worker's, by name. names: which of them the node uses for each Model.
+        waits: where waits are noted; nobody does without it.
+        """
         ranks = ranks or SessionRanks()
         self.seed = seed
         self.rank, self.world, self.group = ranks.rank, ranks.world, ranks.group
@@ -57,6 +71,7 @@ class NodeSession:
         self._modules = modules
         self._names = names
         self._memory = memory or (lambda nbytes: np.empty(nbytes, np.uint8))
+        self._waits = waits
         self._reports: list[Report] = []
         self._tombstones: list[Tombstone] = []
         self._elsewhere = ProcessorTime()
@@ -69,13 +84,32 @@ class NodeSession:
         """Kept until the Worker reports."""
         self._reports.append((name, float(value), float(count)))
 
+    def waiting(self, reason: str) -> AbstractContextManager[None]:
+        """Noted while it lasts."""
+        if self._waits is None:
+            return nullcontext()
+        return self._waits.waiting(reason)
+
+    def flight(self, count: int) -> None:
+        """Noted until there is another count."""
+        if self._waits is not None:
+            self._waits.flight(count)
+
     def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Kept until the Worker asks."""
         self._elsewhere += elsewhere
 
-    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+    def tombstone(
+        self,
+        key: tuple[int, int, int],
+        error: str,
+        *,
+        failed: bool = True,
+        row_only: bool = False,
+    ) -> None:
         """Kept until the Worker reports."""
-        self._tombstones.append((key, error, failed))
+        row = Tombstone(key=key, error=error, failed=failed, row_only=row_only)
+        self._tombstones.append(row)
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
         """The module that the plan lets this node use for a Model, made at its first use."""

@@ -19,16 +19,21 @@ import pyarrow as pa
 import xxhash
 
 from dataflow.batch import Batch, Ragged
+from dataflow.column import is_measured
 from engine.channels.tensors.column_hashes import on_device, width_of
 
 _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 def row_digests(batch: Batch) -> np.ndarray:
-    """uint64 [rows]: a hash of each row's named columns, in any order and layout; not of keys."""
+    """uint64 [rows]: a hash of each row's named columns, in any order and layout; not of keys, nor
+    of columns that are measured.
+    """
     total = np.zeros(len(batch), dtype=np.uint64)
+    schema = batch.records.schema
+    names = [name for name in batch.names if not is_measured(schema.field(name))]
     with np.errstate(over="ignore"):
-        for name in batch.names:
+        for name in names:
             is_tensor = name in batch.device
             hashed = _tensor(batch.tensor(name)) if is_tensor else _hash_elements(batch.array(name))
             total += _mix(hashed ^ _salt(name))

@@ -19,6 +19,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+import msgspec
+
 from dataflow import processor_time
 from dataflow.activity import show
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
@@ -26,6 +28,9 @@ from dataflow.processor_time import ProcessorTime
 from engine.protocol.refs import Ref
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.run.worker.counters import DEVICE_MEMORY, wait_for_device
+
+_SHORTEST_WAIT = 1e-3
+"""Seconds from which a wait has a span: shorter ones would fill a trace that shows none of them."""
 
 
 class Timing:
@@ -84,6 +89,29 @@ class Timing:
             if origin:
                 self._placed[node] = f"{origin} {node}"
         return self._placed[node]
+
+    def begin_wait(self, reason: str, start: float) -> Doing:
+        """Show that the kernel under way only waits from now on; returns what was shown before."""
+        computing = self.doing
+        self.doing = msgspec.structs.replace(computing, waits_for=reason, waits_since=start)
+        show(f"{self.worker} is in {self.locate_node(computing.node)} (waits for {reason})")
+        return computing
+
+    def end_wait(
+        self, computing: Doing, node: str, start: float, end: float, *, counted: bool
+    ) -> None:
+        """The kernel goes on: report the wait as time/<node>/<reason>, where it is counted, and
+        tell its span. computing: what `begin_wait` returned.
+        """
+        reason, self.doing = self.doing.waits_for, computing
+        show(f"{self.worker} is in {self.locate_node(computing.node)} ({computing.what})")
+        if counted:
+            self._reports.append((f"time/{node}/{reason}", end - start, 1.0))
+        if self.span is not None and end - start >= _SHORTEST_WAIT:
+            track, name = f"{self.worker}/{node}", f"waits for {reason}"
+            self.span(
+                SpanOf(track=track, name=name, start=start, end=end, computes=False, waits=True)
+            )
 
     def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
         """Report time that counts, and how much of it was computing, where that is known."""

@@ -107,7 +107,13 @@ class WorkerTraining:
         """Run an evaluate node on all of its rows."""
         inputs = self._rows.assemble_inputs(message.keys, message.inputs, message.node)
         keys, version = message.keys, message.version
-        assignment = Assignment(sequence=message.id, step=version, keys=keys, inputs=inputs)
+        assignment = Assignment(
+            sequence=message.id,
+            step=version,
+            keys=keys,
+            inputs=inputs,
+            lost_rows=message.lost_rows,
+        )
         what = f"version {version}, {len(keys)} rows"
         with self._kernels.during(message.node, message.node, what, task=message.id):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)

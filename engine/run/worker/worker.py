@@ -30,6 +30,7 @@ from engine.protocol.reports import Report
 from engine.run.worker.counters import FlowCounts
 from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.newest_rows import NewestRows
+from engine.run.worker.outside_waits import OutsideWaits
 from engine.run.worker.row_metrics import step_metrics
 from engine.run.worker.rows import WorkerRows
 from engine.run.worker.timing import Timing
@@ -69,7 +70,10 @@ class Worker:
         self.timing.peak = self.counts.peak
         self.rows = WorkerRows(name, plan, channel, pairs, self.counts)
         self._newest = newest
-        self.kernels = OpenKernels(plan, self.timing, channel, group=group, inproc=inproc)
+        self.waits = OutsideWaits(self.timing)
+        self.kernels = OpenKernels(
+            plan, self.timing, channel, self.waits, group=group, inproc=inproc
+        )
         self.files = WorkerFiles(
             plan=plan, kernels=self.kernels, rows=self.rows, timing=self.timing, samples=samples
         )
@@ -109,6 +113,7 @@ class Worker:
         reports += self.kernels.reports()
         reports += self.delivery.reports()
         reports += self.counts.reports()
+        reports += self.waits.reports()
         return reports
 
     def execute(self, instruction: m.ToWorker) -> Generator[m.Event, None, None]:
@@ -176,14 +181,27 @@ class Worker:
                 yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
             if batch is None:
                 break
+            # At once: the other rows of a group need not wait for the end of the chunk.
+            yield from self._report_tombstones(chunk)
             yield from self.delivery.meanwhile()
         yield from self._report_metrics(chunk)
-        for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
-            yield m.Tombstoned(id=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
+        yield from self._report_tombstones(chunk)
         if self.recorder is not None:
             self.recorder.end(chunk)
         yield m.ChunkDone(id=chunk.id, node=chunk.node)
         yield from self.delivery.ends()
+
+    def _report_tombstones(self, chunk: m.RunChunk) -> Iterator[m.Tombstoned]:
+        """Report the rows that were given up since the last call."""
+        for row in self.kernels.sessions[chunk.node].tombstones():
+            yield m.Tombstoned(
+                id=chunk.id,
+                node=chunk.node,
+                key=row.key,
+                error=row.error,
+                failed=row.failed,
+                row_only=row.row_only,
+            )
 
     def _report_metrics(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
         """Report the chunk's metrics since the last call, unless it is a rerun."""

@@ -126,7 +126,7 @@ class WorkerProcess:
                 due = time.monotonic() + BEAT
                 beat = control.Beat(doing=self._doing())
                 self._link.send(encode_message(beat))
-                self._report_memory()
+                self._report_live()
             if not poll.poll(max(0.0, due - time.monotonic()) * 1e3):
                 continue
             frames = self._link.receive()
@@ -136,10 +136,10 @@ class WorkerProcess:
                 self._handle(frame)
             self._updates.flush_ended()
 
-    def _report_memory(self) -> None:
-        """With each heartbeat once it is open, whatever its kernel does."""
+    def _report_live(self) -> None:
+        """With each heartbeat once it is open, whatever its kernel does: memory, and waits."""
         if self._worker is not None:
-            self._updates.report(self._memory())
+            self._updates.report([*self._memory(), *self._worker.waits.reports()])
             self._updates.flush()
 
     def _memory(self) -> list[Report]:

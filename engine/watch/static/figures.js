@@ -7,6 +7,7 @@ export const STATES = {
   for_weights: "waits for weights",
   for_turn: "waits for its turn",
   for_room: "waits for room",
+  for_outside: "waits outside (environments)",
   idle: "idle",
 };
 const SHORT = {
@@ -15,6 +16,7 @@ const SHORT = {
   for_weights: "weights",
   for_turn: "turn",
   for_room: "no room",
+  for_outside: "outside",
   idle: "idle",
 };
 const NAMES = Object.keys(STATES);
@@ -56,13 +58,14 @@ export function folded(replicas, length) {
     shares: sharesOf(replicas),
     rows: sum("rows") / length,
     tokens: sum("tokens") / length,
+    inFlight: sum("in_flight"),
     version: versions.length ? Math.min(...versions) : null,
   };
 }
 
 /** The state that has most of the time besides busy and idle, as `[name, share]`, if any. */
 export function greatestWait(shares) {
-  const waits = NAMES.slice(1, 5).map((name) => [name, shares[name]]);
+  const waits = NAMES.slice(1, -1).map((name) => [name, shares[name]]);
   waits.sort((a, b) => b[1] - a[1]);
   return waits[0][1] > 0.005 ? waits[0] : null;
 }

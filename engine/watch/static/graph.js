@@ -66,11 +66,19 @@ export class Graph {
       bar,
       hatches(),
       this.#view,
-      legend(),
+      this.#legend(),
     );
   }
 
+  /** What few nodes do stands in it only where one does it. */
+  #legend() {
+    const lines = legend();
+    this.#outside = lines.querySelector(".of-outside");
+    return lines;
+  }
+
   #caption;
+  #outside;
   #percent;
 
   #segments() {
@@ -180,6 +188,8 @@ export class Graph {
   #update = () => {
     const figures = this.#session.figures;
     this.#life?.show(figures);
+    const replicas = Object.values(figures?.flow?.nodes ?? {});
+    this.#outside.hidden = !replicas.some((each) => each.for_outside > 0);
     say(this.#caption, figures?.flow ? `Figures of ${figures.words}` : this.#without());
   };
 
@@ -357,7 +367,7 @@ function legend() {
   const one = ([name, words]) =>
     el(
       "li",
-      {},
+      { class: name === "for_outside" ? "of-outside" : null, hidden: name === "for_outside" },
       svg(
         "svg",
         { width: 22, height: 10, "aria-hidden": "true" },
@@ -393,6 +403,7 @@ function hatches() {
       made("weights", svg("circle", { class: "ink", cx: 3, cy: 3, r: 0.9 })),
       made("turn", line("M3 0V6")),
       made("room", line("M0 3H6M3 0V6")),
+      made("outside", line("M0 3H6")),
     ),
   );
 }

@@ -207,10 +207,11 @@ class NodeLife {
     return parts.filter(Boolean).join(" ");
   }
 
-  #texts({ shares, rows, tokens }) {
+  #texts({ shares, rows, tokens, inFlight }) {
     const [kind, name, share] = headline(shares);
     const left = `${shortState(name)} ${percent(share)}`;
     const parts = [
+      inFlight > 0 ? `${count(inFlight)} live` : null,
       rows > 0 ? rate(rows, "rows") : null,
       tokens > 0 ? rate(tokens, "tok") : null,
     ].filter(Boolean);
@@ -222,9 +223,10 @@ class NodeLife {
 
   #describe(figures) {
     if (!figures) return describe(this.g, this.label, "");
-    const { shares, rows, tokens, version } = figures;
+    const { shares, rows, tokens, version, inFlight } = figures;
     const more = [rate(rows, "rows"), tokens ? rate(tokens, "tokens") : null];
     if (version !== null) more.push(`version ${version}`);
+    if (inFlight) more.push(`${count(inFlight)} rows in flight`);
     const words = `${inWords(shares, percent)}; ${more.filter(Boolean).join(", ")}`;
     return describe(this.g, this.label, words);
   }

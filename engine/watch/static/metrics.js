@@ -8,6 +8,21 @@ const TRACKS = [
     unit: "tokens",
     test: (name) => /^completion\/length\/(mean|max)$/.test(name),
   },
+  { title: "Turns", unit: "turns", test: (name) => name === "episode/turns" },
+  { title: "Context", unit: "tokens", test: (name) => name === "episode/context/max" },
+  { title: "Episodes' own reward", test: (name) => name === "episode/reward" },
+  { title: "Episodes that outgrew the context", test: (name) => name === "episode/overflow" },
+  { title: "A step of an environment", unit: "s", test: (name) => name === "env/step/seconds" },
+  {
+    title: "Failed steps of environments",
+    unit: "steps",
+    test: (name) => /^env\/(timeouts|errors)$/.test(name),
+  },
+  {
+    title: "Waits for environments",
+    unit: "s",
+    test: (name) => /^time\/[^/]+\/environments$/.test(name),
+  },
   { title: "Lag", unit: "versions", test: (name) => /^policy\/lag\/(mean|max)$/.test(name) },
   {
     title: "Mismatch",

@@ -90,6 +90,7 @@ function replica(each, length, memory) {
     each.rows ? rate(each.rows / length, "rows") : null,
     each.tokens ? rate(each.tokens / length, "tokens") : null,
     (each.version ?? -1) >= 0 ? `version ${each.version}` : null,
+    each.in_flight ? `${count(each.in_flight)} rows in flight` : null,
   ].filter(Boolean);
   return el(
     "div",
@@ -103,7 +104,7 @@ function replica(each, length, memory) {
 }
 
 function blames(each) {
-  const found = Object.entries(each.blames ?? {})
+  const found = [...Object.entries(each.blames ?? {}), ...Object.entries(each.outside ?? {})]
     .sort((a, b) => b[1] - a[1])
     .slice(0, 3);
   if (!found.length) return "";

@@ -1,10 +1,11 @@
 // A sample in full in the panel: conversation, tokens, rewards, its group, the same prompt.
 
 import { get, of } from "./api.js";
-import { el, facts, folded, say, table } from "./dom.js";
+import { allTokens, conversation as turns, episodeFacts } from "./conversation.js";
+import { el, facts, folded, table } from "./dom.js";
 import { number, plural, signed } from "./format.js";
 import { section } from "./panel.js";
-import { asTable, BY, coloured, known, words } from "./tokens.js";
+import { asTable, tokenView } from "./tokens.js";
 
 const LONG = 4000;
 
@@ -29,7 +30,12 @@ export async function sampleSections(session, text, open, tip) {
   ]);
   return [
     section("Rewards", rewards(row)),
-    section("Conversation", conversation(row, tip)),
+    row.episode ? section("Episode", episodeFacts(row)) : null,
+    section(
+      "Conversation",
+      row.episode?.page.total ? turns(session, key, row, tip) : conversation(row, tip),
+    ),
+    row.episode ? section("Tokens", allTokens(session, key, row, tip)) : null,
     section(
       "Facts",
       facts([
@@ -39,7 +45,7 @@ export async function sampleSections(session, text, open, tip) {
           "length",
           row.length === null || row.length === undefined ? null : plural(row.length, "token"),
         ],
-        ["finish", row.finish],
+        ["finish", row.episode ? null : row.finish],
         [
           "oldest version",
           row.version === null || row.version === undefined ? null : String(row.version),
@@ -75,18 +81,19 @@ function conversation(row, tip) {
   const tokens = row.tokens?.length ? row.tokens : null;
   if (!tokens) {
     said.push(message({ role: "assistant", content: row.completion }));
-    const why = el("p", {
-      class: "soft",
-      text: "Tokens are not recorded; `run --samples full` keeps them.",
-    });
+    const why = row.episode
+      ? null
+      : el("p", {
+          class: "soft",
+          text: "Tokens are not recorded; `run --samples full` keeps them.",
+        });
     return [el("ol", { class: "talk" }, said), why];
   }
-  const made = coloured(tokens);
-  listen(made.element, tokens, tip);
+  const [scale, element] = tokenView(tokens, tip);
   said.push(
-    el("li", { class: "assistant" }, el("span", { class: "who", text: "assistant" }), made.element),
+    el("li", { class: "assistant" }, el("span", { class: "who", text: "assistant" }), element),
   );
-  return [scale(made, tokens), el("ol", { class: "talk" }, said), asTable(tokens)];
+  return [scale, el("ol", { class: "talk" }, said), asTable(tokens)];
 }
 
 /** A prompt as messages: a text is one of the user's; what is none in a list is its own content. */
@@ -127,41 +134,6 @@ function summary(text, tool) {
   return tool
     ? `the tool's answer, ${plural(text.length, "character")}`
     : `${text.slice(0, 80)} ...`;
-}
-
-function scale(made, tokens) {
-  const found = known(tokens);
-  const most = el("span");
-  const ends = el(
-    "span",
-    { class: "steps-of" },
-    el("span", { text: "below 0" }),
-    el("span", { class: "ramp", "aria-hidden": "true" }),
-    el("span", { text: "above 0" }),
-    most,
-  );
-  const paint = (by) => {
-    const greatest = made.colourBy(by);
-    ends.hidden = by === "none";
-    say(most, `(to \u00b1${number(greatest)})`);
-  };
-  if (!found.length) return null;
-  const choice = el(
-    "select",
-    { "aria-label": "Colour tokens by", on: { change: () => paint(choice.value) } },
-    [...found, "none"].map((name) => el("option", { value: name, text: BY[name] })),
-  );
-  paint(found[0]);
-  return el("div", { class: "scale" }, "Colour by", choice, ends);
-}
-
-function listen(element, tokens, tip) {
-  const at = (event) => event.target.closest?.(".token")?.dataset.at;
-  element.addEventListener("pointermove", (event) => {
-    const i = at(event);
-    tip(event, i === undefined ? null : words(tokens[i], Number(i)));
-  });
-  element.addEventListener("pointerleave", () => tip(null));
 }
 
 function near(rows, key, open, first) {

@@ -18,6 +18,8 @@ const ORDERS = {
   mismatch: "Greatest mismatch first",
 };
 
+const FINISHES = ["stop", "length", "turns", "timeout", "error"];
+
 export class Samples {
   #session;
   #open;
@@ -77,8 +79,7 @@ export class Samples {
         : null,
       this.#choice("finish", "Finish", [
         ["", "Any finish"],
-        ["stop", "stop"],
-        ["length", "length"],
+        ...FINISHES.map((name) => [name, name]),
       ]),
       orders,
     );
@@ -253,7 +254,7 @@ export class Samples {
       cell("cut", row.completion ?? ""),
       meter(row.reward, this.#most),
       cell("number wide", known(row.length) ? count(row.length) : "-"),
-      cell("wide soft", row.finish ?? "-"),
+      cell("wide soft finish", ended(row)),
       cell("number wide", known(row.version) ? `v${row.version}` : "-"),
     ];
     const element = el(
@@ -337,6 +338,11 @@ function head() {
     { class: "row head", role: "row", "aria-rowindex": 1 },
     names.map(([text, kind]) => el("span", { class: kind, role: "columnheader", text })),
   );
+}
+
+/** How a completion ended; of an episode with its turns. */
+function ended({ finish, turns }) {
+  return known(turns) ? `${finish ?? "-"}\n${plural(turns, "turn")}` : (finish ?? "-");
 }
 
 function cell(kind, words) {

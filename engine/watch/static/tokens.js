@@ -1,22 +1,34 @@
 // Tokens of a completion, coloured by advantage or by the difference of log-probs.
 //
-// Owns: colours, marks of versions, the table for those who see or point at no colour.
+// Owns: colours, marks of versions and turns, the table for those who see or point at no colour.
 
-import { el, table } from "./dom.js";
+import { el, say, table } from "./dom.js";
 import { number, signed } from "./format.js";
 
-export const BY = {
+const BY = {
   advantage: "advantage",
   difference: "log-prob, trainer minus sampler",
   none: "no colour",
 };
 
+/** A choice of colours and the tokens in them: `[choice, element]`, the former perhaps null. tip: the
+ * tooltip; first: the place of the first token in its completion.
+ */
+export function tokenView(tokens, tip, first = 0) {
+  const made = coloured(tokens);
+  listen(made.element, tokens, tip, first);
+  return [scale(made, tokens), made.element];
+}
+
 /** A completion's tokens in an element that `colourBy(name)` colours. */
-export function coloured(tokens) {
+function coloured(tokens) {
   const spans = tokens.map((token, i) => span(token, i));
   const element = el("div", { class: "body" });
   let version = null;
+  let turn = null;
   tokens.forEach((token, i) => {
+    if (isNumber(token.turn) && token.turn !== turn) element.append(turnMark(token.turn));
+    turn = token.turn ?? null;
     const at = token.version ?? null;
     const changed = at !== null && at !== version;
     if (changed) element.append(mark(at, version !== null));
@@ -32,7 +44,7 @@ export function coloured(tokens) {
 }
 
 /** Which of the two numbers any token has. */
-export function known(tokens) {
+function known(tokens) {
   return ["advantage", "difference"].filter((name) =>
     tokens.some((token) => isNumber(token[name])),
   );
@@ -71,15 +83,56 @@ function mark(version, changed) {
   return el("span", { class: "version-mark", title: words, "data-version": `v${version}` });
 }
 
+function turnMark(turn) {
+  const words = `turn ${turn + 1} begins here`;
+  return el("span", { class: "turn-mark", title: words, "data-turn": `turn ${turn + 1}` });
+}
+
 /** What a token says of itself. */
-export function words(token, i) {
+function words(token, i) {
   const lines = [`token ${i + 1}: ${JSON.stringify(textOf(token))}`];
+  if (isNumber(token.turn)) lines.push(`turn ${token.turn + 1}`);
   if (isNumber(token.advantage)) lines.push(`advantage ${signed(token.advantage)}`);
   if (isNumber(token.difference))
     lines.push(`log-prob, trainer minus sampler: ${signed(token.difference)}`);
   if (isNumber(token.version)) lines.push(`version ${token.version}`);
   if (token.mask === 0 || token.mask === false) lines.push("not trained (mask 0)");
   return lines.join("\n");
+}
+
+function scale(made, tokens) {
+  const found = known(tokens);
+  const most = el("span");
+  const ends = el(
+    "span",
+    { class: "steps-of" },
+    el("span", { text: "below 0" }),
+    el("span", { class: "ramp", "aria-hidden": "true" }),
+    el("span", { text: "above 0" }),
+    most,
+  );
+  const paint = (by) => {
+    const greatest = made.colourBy(by);
+    ends.hidden = by === "none";
+    say(most, `(to \u00b1${number(greatest)})`);
+  };
+  if (!found.length) return null;
+  const choice = el(
+    "select",
+    { "aria-label": "Colour tokens by", on: { change: () => paint(choice.value) } },
+    [...found, "none"].map((name) => el("option", { value: name, text: BY[name] })),
+  );
+  paint(found[0]);
+  return el("div", { class: "scale" }, "Colour by", choice, ends);
+}
+
+function listen(element, tokens, tip, first) {
+  const at = (event) => event.target.closest?.(".token")?.dataset.at;
+  element.addEventListener("pointermove", (event) => {
+    const i = at(event);
+    tip(event, i === undefined ? null : words(tokens[i], Number(i) + first));
+  });
+  element.addEventListener("pointerleave", () => tip(null));
 }
 
 /** All tokens as a table, made when it is opened. */

@@ -157,10 +157,15 @@ def worker_table(plan: Mapping[str, Any], flow: Flow, width: int) -> Iterator[Te
 
 
 def _does(worker: WorkerFlow) -> str:
-    """`score, 25 s`; the node alone where it has not computed for long."""
+    """`score, 25 s`; the node alone where it has not computed for long. A node that waits for
+    something outside of the run says so: `rollout, for environments`.
+    """
+    does = one_line(worker.doing) or "-"
+    if worker.waits_for:
+        does += f", for {one_line(worker.waits_for)}"
     if worker.doing_for < LONG:
-        return one_line(worker.doing) or "-"
-    return f"{one_line(worker.doing)}, {duration(worker.doing_for)}"
+        return does
+    return f"{does}, {duration(worker.doing_for)}"
 
 
 def _some(size: int) -> str:

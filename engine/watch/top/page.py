@@ -5,7 +5,8 @@ weights, the cut and Workers (flow_tables.py), widths (table.py), which run is s
 (engine/cli/top.py).
 
 A node's time is a bar of letters, since colours alone tell nothing to many: `#` busy, `r` waiting
-for rows, `w` for weights, `t` for its turn, `m` for room, `.` idle.
+for rows, `w` for weights, `t` for its turn, `m` for room, `o` for something outside of the run, as
+environments, `.` idle.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _STATES = (
     ("for_weights", "w", "magenta", "weights"),
     ("for_turn", "t", "cyan", "turn"),
     ("for_room", "m", "blue", "room"),
+    ("for_outside", "o", "bright_black", "outside"),
     ("idle", ".", "dim", "idle"),
 )
 """Field of ReplicaFlow, letter, style, word."""
@@ -128,6 +130,7 @@ def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Te
     blamed = [_find_blamed(group) for group in groups]
     row_rates = [_rate(group, "rows", seconds) for group in groups]
     token_rates = [_rate(group, "tokens", seconds) for group in groups]
+    in_flight = [_in_flight(group) for group in groups]
     versions = [_versions(group) for group in groups]
     gpu_peaks = [_device(group) for group in groups]
     name_column = TableColumn(title="", cells=names)
@@ -137,6 +140,7 @@ def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Te
     blame_column = TableColumn(title="for", cells=blamed, right=False, rank=7)
     rows_column = TableColumn(title="rows/s", cells=row_rates, rank=2)
     tokens_column = TableColumn(title="tok/s", cells=token_rates, rank=3)
+    flight_column = TableColumn(title="in flight", cells=in_flight, rank=4)
     version_column = TableColumn(title="version", cells=versions, rank=4)
     gpu_peak_column = TableColumn(title="GPU peak", cells=gpu_peaks, rank=5)
     columns = [
@@ -147,13 +151,21 @@ def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Te
         blame_column,
         rows_column,
         tokens_column,
+        flight_column,
         version_column,
         gpu_peak_column,
     ]
     yield from table_lines(columns, width)
     if flow.nodes:
-        legend = [f"{letter} {word}" for _, letter, _, word in _STATES]
+        legend = list(_legend(groups))
         yield from (Text(line, style="dim") for line in _pack_lines(legend, width))
+
+
+def _legend(groups: Sequence[list[ReplicaFlow]]) -> Iterator[str]:
+    """`# busy`; few nodes wait for something outside of the run, whose letter may be left out."""
+    for state, letter, _, word in _STATES:
+        if state != "for_outside" or any(_seconds(group, state) for group in groups):
+            yield f"{letter} {word}"
 
 
 def _rows_of(seen: SeenRun, flow: Flow, replicas: bool) -> Iterator[tuple[str, list[ReplicaFlow]]]:
@@ -228,7 +240,7 @@ def _find_blamed(replicas: Sequence[ReplicaFlow]) -> str:
     """Find whom it waits for longest."""
     blames: dict[str, float] = defaultdict(float)
     for each in replicas:
-        for name, seconds in each.blames.items():
+        for name, seconds in (*each.blames.items(), *each.outside.items()):
             blames[name] += seconds
     if blames:
         return one_line(max(blames, key=lambda name: blames[name]))
@@ -239,6 +251,13 @@ def _rate(replicas: Sequence[ReplicaFlow], what: str, seconds: float) -> str:
     count = _seconds(replicas, what)
     if count and seconds > 0:
         return shown_number(count / seconds)
+    return ""
+
+
+def _in_flight(replicas: Sequence[ReplicaFlow]) -> str:
+    count = sum(replica.in_flight for replica in replicas)
+    if count:
+        return f"{count:,}"
     return ""
 
 
