@@ -38,7 +38,8 @@ class DecodeTask:
     slots: int
     budget: int
     parked: int = 0
-    """Keys, in tokens, that rows between two turns may keep; what is beyond is computed again."""
+    """Keys, in tokens, that rows between two turns may keep; 0: any number. What is beyond goes,
+    that of the row that was parked first before others, and is computed again."""
     stopped: Callable[[list[np.ndarray]], np.ndarray] | None = None
     window: int = 0
     sampler: str = "keyed"

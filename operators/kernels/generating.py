@@ -25,10 +25,21 @@ from operators.kernels.text import load_tokenizer, require_embedded_ids, require
 from operators.kernels.torch.sampling import Sampling
 
 
-class DecodeLoop(Protocol):
-    """Runs one DecodeTask; `write_rows` drives it. version: of the weights that write now."""
+class Renewable(Protocol):
+    """Rows that go on under new weights. version: of the weights that write now."""
 
     version: int
+
+    def renew(self, version: int) -> None:
+        """Continue under new weights: live rows keep their tokens, and their keys and values are
+        computed again.
+        """
+        ...
+
+
+class DecodeLoop(Renewable, Protocol):
+    """Runs one DecodeTask; `write_rows` drives it."""
+
     written: Written
     counts: Counts
 
@@ -36,12 +47,6 @@ class DecodeLoop(Protocol):
         """Write all rows; after each step in which rows ended, yields which ones. interrupted:
         asked before each step; if true, an empty array is yielded first, and the step is taken
         afterwards, with the weights that are there by then.
-        """
-        ...
-
-    def renew(self, version: int) -> None:
-        """Continue under new weights: live rows keep their tokens, and their keys and values are
-        computed again.
         """
         ...
 
@@ -128,10 +133,10 @@ class Generating(Interruptible):
         keys = chunk.keys.take(fitting_prompts).expand(self._n)
         if not len(keys):
             return
-        decoder = self._decoder(self._task(prompts, keys))
+        decoder = self._decoder(self._task(prompts, keys, self._n))
         finished = decoder.write_rows(self._was_interrupted)
         rows_left = len(keys)
-        for rows in _whole_groups(finished, self._n, len(keys), self._least_rows(len(keys))):
+        for rows in gather_whole_groups(finished, self._n, len(keys), self._least_rows(len(keys))):
             rows_left -= len(rows)
             if not rows_left:  # report before the last rows leave: the Step may end soon after
                 self._report(decoder)
@@ -158,7 +163,7 @@ class Generating(Interruptible):
         self._interruption.clear()
         return True
 
-    def _renew(self, decoder: DecodeLoop) -> None:
+    def _renew(self, decoder: Renewable) -> None:
         if self._drains:
             raise KernelError(
                 f"{self._node.name}: version {self._version} came between two batches of a chunk"
@@ -194,17 +199,19 @@ class Generating(Interruptible):
             self._session.tombstone(key, message, failed=False)
         return np.flatnonzero(prompts.lengths)
 
-    def _task(self, prompts: Ragged, keys: Keys) -> DecodeTask:
+    def _task(self, prompts: Ragged, keys: Keys, n: int) -> DecodeTask:
+        """What to write: n rows for each prompt, in the order of their keys."""
         longest_stop = max((len(stop) for stop in self._stop), default=0)
         return DecodeTask(
             prompts=prompts,
-            n=self._n,
+            n=n,
             seeds=self._session.row_seeds(keys),
             max_tokens=self._max_tokens,
             how=self._how,
             ends=np.array(sorted(self._tokenizer.eos_ids), np.int64),
             slots=self._layout.slots,
             budget=self._layout.tokens,
+            parked=self._layout.parked,
             stopped=self._holds_stop if self._stop else None,
             # A character takes at most 4 byte-level tokens, and may begin in the token before.
             window=4 * longest_stop + 4,
@@ -291,7 +298,7 @@ class Generating(Interruptible):
             self._session.metric("generate/recomputed", counts.again / tokens, float(tokens))
 
 
-def _whole_groups(
+def gather_whole_groups(
     finished: Iterator[np.ndarray], n: int, rows: int, least: int
 ) -> Iterator[np.ndarray]:
     """Gather finished rows to whole groups, sorted, at least `least` rows at a time; the rest at

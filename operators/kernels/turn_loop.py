@@ -16,17 +16,17 @@ from typing import Protocol
 import numpy as np
 
 from operators.kernels.decoding import Counts, Written
+from operators.kernels.generating import Renewable
 
 
-class TurnLoop(Protocol):
+class TurnLoop(Renewable, Protocol):
     """A decode loop of a DecodeTask whose rows are written in several turns.
 
-    version: of the weights that write now. written: of each row the tokens of its completion so
+    written: of each row the tokens of its completion so
     far, its own and those that it was given; `written.limit` int32 [rows] is the length at which
     its turn ends in any case.
     """
 
-    version: int
     written: Written
     counts: Counts
 
@@ -51,6 +51,10 @@ class TurnLoop(Protocol):
 
     def drop(self, rows: np.ndarray) -> None:
         """Forget parked rows: nothing more is written, and their keys are freed."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is not over; closing twice does nothing."""
         ...
 
     def renew(self, version: int) -> None:

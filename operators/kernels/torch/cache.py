@@ -1,9 +1,9 @@
 """The key-value cache of generation, and the passes that attend through it.
 
 Owns: where the keys and values of live rows are stored, and attention for prompts (Prefill), for
-one new token per row (Decode), and for everything the rows have written, after new weights
-(Again). Does not own: which rows are live (shared_step.py), keys at fixed places (static_keys.py),
-the call into the module (attention.py).
+one new token per row (Decode), and for several of a row's completion (Again). Does not own: which
+rows are live (shared_step.py), keys at fixed places (static_keys.py), the call into the module
+(attention.py).
 
 A row's keys are stored on three levels, each once for all rows that share it:
 
@@ -53,6 +53,16 @@ class Level:
         self.reserve(holders, 0)
         for tensor in (self.keys, self.values):
             tensor[target] = tensor[source]
+
+    def copy_out(self, holder: int, length: int) -> Level:
+        """A holder's first keys in memory of their own: [K, length, D]."""
+        return Level(self.keys[holder, :, :length].clone(), self.values[holder, :, :length].clone())
+
+    def copy_in(self, holder: int, parked: Level) -> None:
+        """Make these [K, length, D] a holder's first keys; there is room for them."""
+        length = parked.keys.shape[1]
+        self.keys[holder, :, :length] = parked.keys
+        self.values[holder, :, :length] = parked.values
 
 
 def _grow(tensor: Tensor, holders: int, length: int) -> Tensor:
@@ -171,22 +181,31 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """The pass over what some live rows have already written, packed one after the other; stores
-    their keys at own[first .. first + rows - 1].
+    """The pass over tokens of some rows' completions, packed one after the other: of each row from
+    a place on, whose own keys before that are at own[first .. first + rows - 1] already. Stores
+    theirs behind them.
 
-    width: the longest row. prompt: the longest prompt rest. group: int64 [rows], the group of each
-    row's prompt; rest: int64 [rows], the length of that prompt's rest. place: int64 [tokens], where
-    each token goes in [rows, width]. mask: bool [rows, 1, width, prefix + prompt + width], without
-    any window.
+    live: all live rows, whose keys stay. width: the most tokens of a row. prompt: the longest
+    prompt rest; longest_own: the most own keys of a row, with the new ones. group: int64 [rows],
+    the group of each row's prompt; own_begin: int64 [rows], the position of its first own token;
+    begin: int64 [rows], the index of its first new token among the own. holder, index: int64
+    [tokens], where each token's keys go in the own level; place: int64 [tokens], where the token
+    goes in [rows, width]. mask: bool [rows, 1, width, prefix + prompt + longest_own], without any
+    window.
     """
 
     cache: Cache
+    live: int
     first: int
     rows: int
     width: int
     prompt: int
+    longest_own: int
     group: Tensor
-    rest: Tensor
+    own_begin: Tensor
+    begin: Tensor
+    holder: Tensor
+    index: Tensor
     place: Tensor
     mask: Tensor
 
@@ -197,16 +216,18 @@ class Again:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
-        """See AttentionPass. Rows are right-padded; later tokens overwrite the padding keys."""
-        q, k, v = (self._pad(x) for x in (query, key, value))
+        """See AttentionPass. Queries are right-padded; what a row has behind its keys is hidden."""
+        q = self._pad(query)
         level = self.cache.level(self.cache.own, layer, key, value)
-        level.reserve(self.first + self.rows, self.width)
+        level.reserve(self.live, self.longest_own)
+        level.keys[self.holder, :, self.index] = key
+        level.values[self.holder, :, self.index] = value
         rows = slice(self.first, self.first + self.rows)
-        level.keys[rows, :, : self.width] = k
-        level.values[rows, :, : self.width] = v
         prompt = self.cache.prompts[layer]
-        keys = [prompt.keys[self.group, :, : self.prompt], k]
-        values = [prompt.values[self.group, :, : self.prompt], v]
+        own_keys = level.keys[rows, :, : self.longest_own]
+        own_values = level.values[rows, :, : self.longest_own]
+        keys = [prompt.keys[self.group, :, : self.prompt], own_keys]
+        values = [prompt.values[self.group, :, : self.prompt], own_values]
         if self.cache.prefix:
             prefix = self.cache.prefixes[layer]
             keys.insert(0, prefix.keys.expand(self.rows, -1, -1, -1))
@@ -221,12 +242,13 @@ class Again:
         """The mask with what a window hides: by the positions of queries and keys."""
         if window is None:
             return self.mask
-        device, prefix = self.mask.device, self.cache.prefix
-        first_own = prefix + self.rest
-        own_positions = first_own[:, None] + torch.arange(self.width, device=device)
-        prompt_positions = torch.arange(prefix + self.prompt, device=device)
+        device = self.mask.device
+        own_positions = self.own_begin[:, None] + torch.arange(self.longest_own, device=device)
+        prompt_positions = torch.arange(self.cache.prefix + self.prompt, device=device)
         positions = torch.cat([prompt_positions.expand(self.rows, -1), own_positions], 1)
-        distance = own_positions[:, None, :, None] - positions[:, None, None, :]
+        query_begin = self.own_begin + self.begin
+        query_positions = query_begin[:, None] + torch.arange(self.width, device=device)
+        distance = query_positions[:, None, :, None] - positions[:, None, None, :]
         return self.mask & (distance < window)
 
     def _pad(self, x: Tensor) -> Tensor:

@@ -25,7 +25,43 @@ from operators.kernels.torch.static_memory import StaticMemory
 from operators.kernels.torch.static_step import StaticStep
 
 
-class Decoder:
+class RowWriter:
+    """What a loop over steps has, whether rows end or stop: what has been written under which
+    version, and what was counted.
+    """
+
+    _step: DecodeStep
+
+    def __init__(self, task: DecodeTask, version: int) -> None:
+        rows = len(task.prompts) * task.n
+        self.task, self.version = task, version
+        self.written = Written.empty(rows, limit=task.max_tokens, truncates=task.how.truncates)
+        self.counts = Counts()
+        self._slots = min(task.slots, rows)
+
+    @torch.inference_mode()
+    def renew(self, version: int) -> None:
+        """Continue under new weights: live rows keep their tokens, and all keys and values are
+        computed again, first those of the prompts, then those of what the rows have written (in
+        parts that fit the budget).
+        """
+        self.version = version
+        self.counts.again += self._step.renew()
+
+    def _count_enough(self, waiting: int) -> int:
+        """How many slots are free before so many waiting rows enter them: an eighth of all, for a
+        pass over one row costs nearly as much as one over several.
+        """
+        return min(max(1, self._slots // 8), waiting)
+
+    def _append(self, drawn: StepTokens) -> np.ndarray:
+        """Record the drawn tokens; returns the rows that ended with theirs."""
+        rows = drawn.rows
+        self.written.append(rows, drawn.tokens, drawn.logprobs, drawn.mass, self.version)
+        return rows[self.task.find_ended(self.written, rows)]
+
+
+class Decoder(RowWriter):
     """Runs one DecodeTask on one module; `write_rows` drives it, `written` holds the result.
 
     static: the memory of a kernel that decodes at fixed places; None: with SharedStep.
@@ -38,13 +74,8 @@ class Decoder:
         version: int = 0,
         static: StaticMemory | None = None,
     ) -> None:
-        rows = len(task.prompts) * task.n
-        self.task, self.version = task, version
-        self.written = Written.empty(rows, limit=task.max_tokens, truncates=task.how.truncates)
-        self.counts = Counts()
-        self._slots = min(task.slots, rows)
+        super().__init__(task, version)
         self._waiting = 0  # the first row that has not been admitted
-        self._step: DecodeStep
         if static is None:
             self._step = SharedStep(module, task, self.written, self.counts)
         else:
@@ -62,23 +93,13 @@ class Decoder:
                 yield np.zeros(0, np.int64)
             free = self._slots - len(self._step.rows)
             waiting = rows - self._waiting
-            enough = min(max(1, self._slots // 8), waiting)
-            if waiting and free >= enough:
+            if waiting and free >= self._count_enough(waiting):
                 drawn = self._admit(min(free, waiting))
             else:
                 drawn = self._advance()
             ended_rows = self._record(drawn)
             if len(ended_rows):
                 yield ended_rows
-
-    @torch.inference_mode()
-    def renew(self, version: int) -> None:
-        """Continue under new weights: live rows keep their tokens, and all keys and values are
-        computed again, first those of the prompts, then those of what the rows have written (in
-        parts that fit the budget).
-        """
-        self.version = version
-        self.counts.again += self._step.renew()
 
     @torch.inference_mode()
     def _admit(self, count: int) -> StepTokens:
@@ -94,9 +115,7 @@ class Decoder:
     @torch.inference_mode()
     def _record(self, drawn: StepTokens) -> np.ndarray:
         """Record the drawn tokens; returns the rows that ended with theirs, which have left."""
-        rows = drawn.rows
-        self.written.append(rows, drawn.tokens, drawn.logprobs, drawn.mass, self.version)
-        ended_rows = rows[self.task.find_ended(self.written, rows)]
+        ended_rows = self._append(drawn)
         if len(ended_rows):
             self._step.drop(ended_rows)
         return ended_rows

@@ -1,12 +1,16 @@
-"""One more token for each live row: what the decode loop asks of whoever keeps the rows' keys.
+"""One more token for each live row: what the decode loops ask of whoever keeps the rows' keys.
 
-Owns: the protocol between the loop (decode.py) and its two implementations. Does not own: these.
+Owns: the protocols between the loops (decode.py, turns.py) and their implementations. Does not own:
+these.
 
     SharedStep  shared_step.py  keys once for all rows that share them, in memory that grows; every
                                 operation is launched by itself. On a CPU, and where a GPU cannot
                                 capture the module.
     StaticStep  static_step.py  each row's keys by themselves at fixed places, so that one CUDA
                                 graph computes a step.
+
+    SharedTurns, StaticTurns    shared_turns.py, static_turns.py: the same, for rows that stop and
+                                go on.
 """
 
 from __future__ import annotations
@@ -54,4 +58,24 @@ class DecodeStep(Protocol):
         """Compute all keys again, with the weights that are there now. Returns how many tokens were
         fed.
         """
+        ...
+
+
+class TurnStep(DecodeStep, Protocol):
+    """A step whose rows are written in turns: parked ones keep their keys in memory of their own
+    (parked_keys.py), so that they cost a step nothing.
+    """
+
+    def park(self, rows: np.ndarray) -> None:
+        """Free the slots of these live rows, and keep their keys as far as these have room."""
+        ...
+
+    def go_on(self, rows: np.ndarray) -> StepTokens:
+        """Give parked rows slots, feed what was recorded of them and has no keys, and draw the next
+        token of each. Counts keys that were computed before in `again`.
+        """
+        ...
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Free the keys of rows that are parked; those that have not begun never will."""
         ...

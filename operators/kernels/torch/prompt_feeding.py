@@ -6,6 +6,8 @@ stored (cache.py, static_keys.py), which rows are fed (shared_step.py, static_st
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +21,23 @@ from operators.kernels.torch.products import fast_products
 
 LEAST_PREFIX = 8
 """Shared tokens that justify a prefix level, which costs a few small products per step."""
+
+MOST_PIECE = 1024
+"""Tokens of one row's completion that are fed at once at most: each of them attends to all keys of
+the row, which may be many more than the tokens of a pass.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPart:
+    """Tokens of some rows that are fed at once: of each row begins .. ends - 1. rows int64: which,
+    as indices; is_last: whether these are the last tokens of these rows.
+    """
+
+    rows: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    is_last: bool
 
 
 class Feeder:
@@ -70,6 +89,30 @@ class Feeder:
                 cuts.append(index)
                 begin, longest = index, length
         return [part for part in np.split(indices, cuts) if len(part)]
+
+    def split_rows(
+        self, begins: np.ndarray, ends: np.ndarray, prompts: np.ndarray
+    ) -> list[RowPart]:
+        """Split tokens begins .. ends - 1 of rows' completions into parts that fit the budget, a
+        long row into several. prompts: the lengths of their prompts. All int64 [rows].
+        """
+        most = min(self._budget, MOST_PIECE)
+        begins, parts = begins.copy(), list[RowPart]()
+        for row in np.flatnonzero(ends - begins > most):
+            for begin in range(begins[row], ends[row] - most, most):
+                begins[row] = begin + most
+                part = RowPart(
+                    rows=np.array([row]),
+                    begins=np.array([begin]),
+                    ends=begins[[row]],
+                    is_last=False,
+                )
+                parts.append(part)
+        # Copying a row's keys costs far less than feeding its tokens.
+        cost = np.maximum(ends - begins, (prompts + ends) // 4)
+        for rows in self.split(np.arange(len(ends)), cost):
+            parts.append(RowPart(rows=rows, begins=begins[rows], ends=ends[rows], is_last=True))
+        return parts
 
     def compute_logits(
         self,

@@ -43,13 +43,15 @@ class SharedStep:
         self._slots = min(task.slots, len(task.prompts) * task.n)
         self._lengths = self._feeder.lengths
         self._cache = Cache(prefix=self._feeder.prefix)
-        self._waiting = 0  # the first row that has not been admitted
+        # [rows]: which are still to be admitted, in order.
+        self._unbegun = np.ones(len(task.prompts) * task.n, bool)
         self._row = np.zeros(0, np.int64)  # [live]: the row in each slot
-        # [groups]: the prompt in each group of the cache; [prompts]: the group of each such prompt.
+        # [groups]: the prompt in each group of the cache; [prompts]: the group of each, or -1.
         self._prompt = np.zeros(0, np.int64)
-        self._group = np.zeros(len(task.prompts), np.int64)
-        # Logits after the last prefilled prompt, some of whose rows may still wait.
-        self._next: Tensor | None = None
+        self._group = np.full(len(task.prompts), -1)
+        # The prompt of which some rows have begun and others have not, and the logits after it.
+        self._open_prompt: int | None = None
+        self._open_logits: Tensor | None = None
         # members and place of Decode, while the live rows stay the same.
         self._layout: tuple[int, Tensor | None] | None = None
         self._threads = torch.get_num_threads()
@@ -62,18 +64,28 @@ class SharedStep:
 
     def admit(self, rows: np.ndarray) -> StepTokens:
         """Prefill the prompts that are not in the cache yet, and draw first tokens."""
-        first, n = int(rows[0]), self._task.n
-        begun = -(-first // n)  # prompts before this one are already in the cache
-        fresh = np.arange(begun, rows[-1] // n + 1)
-        by_prompt: list[Tensor] = []
-        if self._next is not None and first % n != 0:
-            by_prompt.append(self._next)  # some rows of this prompt were admitted before
+        n = self._task.n
+        prompts = np.unique(rows // n)
+        fresh, by_prompt = prompts, list[Tensor]()
+        if self._open_logits is not None and prompts[0] == self._open_prompt:
+            fresh = prompts[1:]  # some rows of the first prompt were admitted before
+            by_prompt.append(self._open_logits)
         by_prompt += [self._prefill(part) for part in self._feeder.split_prompts(fresh)]
         logits = torch.cat(by_prompt)
-        self._next, self._waiting = logits[-1:], first + len(rows)
+        self._unbegun[rows] = False
+        self._open_prompt = int(prompts[-1])
+        self._open_logits = logits[-1:]
+        self._close_prompt()
         self._row, self._layout = np.concatenate([self._row, rows]), None
-        prompt_of_row = rows // n - first // n  # among those of `logits`
+        prompt_of_row = np.searchsorted(prompts, rows // n)  # among those of `logits`
         return self._draw(rows, logits[self._to(prompt_of_row)])
+
+    def _close_prompt(self) -> None:
+        """Forget the open prompt if all of its rows have begun."""
+        n, prompt = self._task.n, self._open_prompt
+        if prompt is None or self._unbegun[prompt * n : (prompt + 1) * n].any():
+            return
+        self._open_prompt, self._open_logits = None, None
 
     def advance(self) -> StepTokens:
         """Feed each live row its last token; draws one more."""
@@ -103,9 +115,9 @@ class SharedStep:
         prompts, self._prompt = self._prompt, np.zeros(0, np.int64)
         self._cache = Cache(prefix=self._cache.prefix)
         logits = [self._prefill(part) for part in self._feeder.split_prompts(prompts)]
-        if self._waiting % self._task.n:  # some rows of the last prompt have not been admitted
-            group = int(self._group[self._waiting // self._task.n])
-            self._next = torch.cat(logits)[group : group + 1]
+        if self._open_prompt is not None:
+            group = int(self._group[self._open_prompt])
+            self._open_logits = torch.cat(logits)[group : group + 1]
         # The last token of each row is fed by the next step.
         written = self._written.length[self._row].astype(np.int64) - 1
         longest_prompt = int(self._lengths[self._prompt].max(initial=0))
@@ -113,41 +125,55 @@ class SharedStep:
         cost = np.maximum(written, (longest_prompt + written) // 4)
         for part in self._feeder.split(np.arange(len(written)), cost):
             if written[part].any():
-                self._feed_again(part, written[part])
+                self._feeder.fill(*self._lay_out_own(part, np.zeros_like(part), written[part]))
         return int(self._lengths[prompts].sum() + written.sum())
 
-    def _feed_again(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Feed the first `lengths` tokens of the rows in these adjacent slots."""
-        rows, width = self._row[slots], int(lengths.max())
+    def _lay_out_own(
+        self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, Again]:
+        """Lay out tokens begins .. ends - 1, int64 [rows], of the rows in these adjacent slots:
+        their ids and positions, int64 [tokens], and the pass over them.
+        """
+        rows, lengths = self._row[slots], ends - begins
+        width, first = int(lengths.max()), int(slots[0])
         segment, within = lay_out_segments(lengths)
+        index = begins[segment] + within
         prompts = rows // self._task.n
-        rests = self._lengths[prompts] - self._cache.prefix
+        prompt_lengths = self._lengths[prompts]
         again = Again(
             cache=self._cache,
-            first=int(slots[0]),
+            live=len(self._row),
+            first=first,
             rows=len(rows),
             width=width,
-            prompt=int(rests.max()),
+            prompt=int(prompt_lengths.max()) - self._cache.prefix,
+            longest_own=int(ends.max()),
             group=self._to(self._group[prompts]),
-            rest=self._to(rests),
+            own_begin=self._to(prompt_lengths),
+            begin=self._to(begins),
+            holder=self._to(first + segment),
+            index=self._to(index),
             place=self._to(segment * width + within),
-            mask=self._make_mask(rests, width),
+            mask=self._make_mask(prompt_lengths - self._cache.prefix, begins, ends),
         )
-        ids = self._written.tokens[rows[segment], within]
-        self._feeder.fill(ids, self._lengths[prompts][segment] + within, again)
+        ids = self._written.tokens[rows[segment], index]
+        return ids, prompt_lengths[segment] + index, again
 
-    def _make_mask(self, rests: np.ndarray, width: int) -> Tensor:
-        """bool [rows, 1, width, prefix + longest rest + width]: see Again.
+    def _make_mask(self, rests: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Tensor:
+        """bool [rows, 1, width, prefix + longest rest + longest own]: see Again.
 
         rests int64 [rows]: the length of each row's prompt rest.
         """
-        shape, device = (len(rests), 1, width), self._feeder.device
-        triangle = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-        prefix_mask = triangle.new_ones(*shape, self._cache.prefix)
+        device, width = self._feeder.device, int((ends - begins).max())
+        shape = (len(rests), 1, width)
+        prefix_mask = torch.ones(*shape, self._cache.prefix, dtype=torch.bool, device=device)
         places = torch.arange(int(rests.max()), device=device)
         in_rest = places < self._to(rests)[:, None]
         prompt_mask = in_rest[:, None, None].expand(*shape, -1)
-        return torch.cat([prefix_mask, prompt_mask, triangle.expand(*shape, -1)], -1)
+        own_places = torch.arange(int(ends.max()), device=device)
+        query_places = self._to(begins)[:, None] + torch.arange(width, device=device)
+        own_mask = own_places <= query_places[:, None, :, None]
+        return torch.cat([prefix_mask, prompt_mask, own_mask], -1)
 
     def _prefill(self, prompts: np.ndarray) -> Tensor:
         """Feed some prompts, which become the cache's last groups. Returns the logits [prompts,
@@ -216,15 +242,20 @@ class SharedStep:
         """Once a quarter of the cache's prompts have no live or waiting rows, drop those."""
         groups = self._group[self._row // self._task.n]
         used = np.bincount(groups, minlength=len(self._prompt)) > 0
-        if self._waiting % self._task.n:  # some rows of this prompt have not been admitted
-            used[self._group[self._waiting // self._task.n]] = True
+        if self._open_prompt is not None:
+            used[self._group[self._open_prompt]] = True
         if 4 * used.sum() > 3 * len(used):
             return
+        self._release_prompts(self._prompt[~used])
         count, source, target = _find_moves(used)
         self._move(self._cache.prompts, source, target)
         self._prompt[target] = self._prompt[source]
         self._prompt = self._prompt[:count]
         self._group[self._prompt] = np.arange(count)
+
+    def _release_prompts(self, prompts: np.ndarray) -> None:
+        """These prompts, int64 [prompts], are about to leave the cache."""
+        self._group[prompts] = -1
 
     def _move(self, levels: dict[int, Level], source: np.ndarray, target: np.ndarray) -> None:
         """Copy holders `source` (ascending) over holders `target` in each layer."""

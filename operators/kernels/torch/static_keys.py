@@ -1,7 +1,7 @@
 """Keys and values at fixed places, each row's whole context by itself, and the passes through them.
 
-Owns: the tensors, and attention for one new token per row (StaticDecode) and for everything the
-rows have written, after new weights (StaticAgain). Does not own: which row is in which slot
+Owns: the tensors, and attention for one new token per row (StaticDecode) and for several of a row's
+completion (StaticAgain). Does not own: which row is in which slot
 (static_step.py), prompts' own passes (cache.py), graphs (captured_steps.py).
 
 A layer has one tensor [slots, length, K, D] of keys, one of values: slot s holds its row's token at
@@ -88,6 +88,21 @@ class StaticKeys:
             for tensor in (level.keys, level.values):
                 tensor[target, :length] = tensor[source, :length]
 
+    def copy_out(self, slot: int, length: int) -> dict[int, Level]:
+        """A slot's first keys in memory of their own: of each layer [length, K, D]."""
+        parked: dict[int, Level] = {}
+        for layer, level in self.levels.items():
+            keys, values = level.keys[slot, :length], level.values[slot, :length]
+            parked[layer] = Level(keys.clone(), values.clone())
+        return parked
+
+    def copy_in(self, slot: int, parked: dict[int, Level]) -> None:
+        """Make these [length, K, D] a slot's first keys; there is room for them."""
+        for layer, its in parked.items():
+            length, level = len(its.keys), self.levels[layer]
+            level.keys[slot, :length] = its.keys
+            level.values[slot, :length] = its.values
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticDecode:
@@ -143,11 +158,11 @@ class StaticDecode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticAgain:
-    """The pass over what some live rows have already written, packed one after the other; stores
-    their keys behind those of their prompts.
+    """The pass over tokens of some rows' completions, packed one after the other: of each row from
+    a place on, whose keys before that are in its slot already. Stores theirs behind them.
 
     slots int64 [rows]: of the rows; positions int64 [rows, width]: of each row's tokens from its
-    first written one on; longest: the most keys of a row. token_slots, token_positions int64
+    first fed one on; longest: the most keys of a row. token_slots, token_positions int64
     [tokens]; place int64 [tokens]: where each token goes in [rows, width].
     """
 

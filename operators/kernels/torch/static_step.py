@@ -15,7 +15,7 @@ wrote in it is left out. Under new weights it is left out for all rows and compu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -66,10 +66,11 @@ class _LaunchedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenPrompt:
-    """The last prefilled prompt, some of whose rows still wait: its keys, as a cache of one group,
-    and the logits [1, vocabulary] after it.
+    """The prompt of which some rows have begun and others have not: its keys, as a cache of one
+    group, and the logits [1, vocabulary] after it.
     """
 
+    prompt: int
     cache: Cache
     logits: Tensor
 
@@ -89,7 +90,8 @@ class StaticStep:
         self._feeder = Feeder(module, task)
         self._lengths = self._feeder.lengths
         self._slots = min(task.slots, len(task.prompts) * task.n)
-        self._waiting = 0  # the first row that has not been admitted
+        # [rows]: which are still to be admitted, in order.
+        self._unbegun = np.ones(len(task.prompts) * task.n, bool)
         self._open_prompt: _OpenPrompt | None = None
         self._prefixes: dict[int, Level] = {}
         self._row = np.zeros(0, np.int64)  # [live]
@@ -112,25 +114,44 @@ class StaticStep:
 
     def admit(self, rows: np.ndarray) -> StepTokens:
         """Prefill prompts, copy each to the slots of its rows, and draw first tokens."""
-        first, n = int(rows[0]), self._task.n
+        n = self._task.n
+        slots = self._take_slots(rows)
+        self._unbegun[rows] = False
+        prompts = np.unique(rows // n)
+        fresh, by_prompt = prompts, list[Tensor]()
+        opened = self._open_prompt
+        if opened is not None and prompts[0] == opened.prompt:
+            fresh = prompts[1:]
+            its_slots = slots[rows // n == opened.prompt]
+            groups = self._feeder.to_device(np.zeros(len(its_slots), np.int64))
+            self._memory.keys.store_prompts(opened.cache, groups, self._feeder.to_device(its_slots))
+            by_prompt.append(opened.logits)
+        by_prompt += self._prefill(fresh, rows, slots)
+        self._close_prompt()
+        prompt_of_row = self._feeder.to_device(np.searchsorted(prompts, rows // n))
+        return self._draw_first(rows, torch.cat(by_prompt)[prompt_of_row])
+
+    def _take_slots(self, rows: np.ndarray) -> np.ndarray:
+        """Give each row a free slot; returns these, int64 [rows]."""
         free_slots = np.setdiff1d(np.arange(self._slots), self._slot)
         slots = free_slots[: len(rows)]
         self._row = np.concatenate([self._row, rows])
         self._slot = np.concatenate([self._slot, slots])
         self._stale[slots] = True
-        self._position[slots] = self._lengths[rows // n]
-        self._waiting = first + len(rows)
-        by_prompt: list[Tensor] = []
+        prompts = rows // self._task.n
+        self._position[slots] = self._lengths[prompts] + self._written.length[rows]
+        return slots
+
+    def _is_open(self, prompt: int) -> bool:
+        """Whether rows of this prompt, which is being fed, have not begun."""
+        n = self._task.n
+        return bool(self._unbegun[prompt * n : (prompt + 1) * n].any())
+
+    def _close_prompt(self) -> None:
+        """Forget the open prompt if all of its rows have begun."""
         opened = self._open_prompt
-        if opened is not None and first % n != 0:
-            its_slots = slots[rows // n == first // n]
-            groups = self._feeder.to_device(np.zeros(len(its_slots), np.int64))
-            self._memory.keys.store_prompts(opened.cache, groups, self._feeder.to_device(its_slots))
-            by_prompt.append(opened.logits)
-        begun = -(-first // n)  # the prompts before this one have been fed
-        by_prompt += self._prefill(np.arange(begun, rows[-1] // n + 1), rows, slots)
-        prompt_of_row = self._feeder.to_device(rows // n - first // n)
-        return self._draw_first(rows, torch.cat(by_prompt)[prompt_of_row])
+        if opened is not None and not self._is_open(opened.prompt):
+            self._open_prompt = None
 
     def _prefill(self, prompts: np.ndarray, rows: np.ndarray, slots: np.ndarray) -> list[Tensor]:
         """Feed prompts, int64 [prompts] ascending, whose keys go to the slots of those of these
@@ -147,9 +168,11 @@ class StaticStep:
             self._memory.keys.store_prompts(
                 cache, self._feeder.to_device(groups), self._feeder.to_device(slots[in_part])
             )
-            if self._waiting % self._task.n and self._waiting // self._task.n == part[-1]:
+            if self._is_open(part[-1]):
                 self._open_prompt = _OpenPrompt(
-                    cache=_copy_last_group(cache), logits=part_logits[-1:].clone()
+                    prompt=int(part[-1]),
+                    cache=_copy_last_group(cache),
+                    logits=part_logits[-1:].clone(),
                 )
         return logits
 
@@ -186,7 +209,7 @@ class StaticStep:
         """Whether a live row has room for one more token than have been started."""
         prompts = self._lengths[self._row // self._task.n]
         next_index = self._position[self._slot] - prompts + 1
-        return bool((next_index < self._task.max_tokens).any())
+        return bool((next_index < self._written.limit[self._row]).any())
 
     def _launch(self) -> _LaunchedStep:
         """Start a step of all live rows."""
@@ -273,10 +296,21 @@ class StaticStep:
         ended = np.isin(self._row, ended_rows)
         self._stale[self._slot[ended]] = True
         self._row, self._slot = self._row[~ended], self._slot[~ended]
-        if self._ahead is not None and not np.isin(self._ahead.rows, self._row).any():
-            self._ahead = None
-        if self._waiting == len(self._written.length) and len(self._row):
+        self._leave_out_ahead()
+        if len(self._row) and not self._unbegun.any():
             self._move_together()
+
+    def _leave_out_ahead(self) -> None:
+        """Leave rows that have ended out of the step that was started: what it draws for them is
+        not theirs, even where they are live again by the time that it is read.
+        """
+        ahead = self._ahead
+        if ahead is None:
+            return
+        live = np.isin(ahead.rows, self._row)
+        self._ahead = None
+        if live.any():
+            self._ahead = replace(ahead, rows=ahead.rows[live], slots=ahead.slots[live])
 
     def _move_together(self) -> None:
         width = round_up(len(self._row), FEWEST_ROWS)
@@ -299,41 +333,46 @@ class StaticStep:
 
     def renew(self) -> int:
         """Compute the keys of the prompts again, then those of what the rows have written."""
+        prompts = self._row // self._task.n
+        if self._open_prompt is not None:
+            prompts = np.append(prompts, self._open_prompt.prompt)
         self._ahead, self._open_prompt, self._prefixes = None, None, {}
-        n = self._task.n
-        prompts = self._row // n
-        if self._waiting % n:  # some rows of this prompt have not been admitted
-            prompts = np.append(prompts, self._waiting // n)
         prompts = np.unique(prompts)
         self._prefill(prompts, self._row, self._slot)
         # The last token of each row is fed by the next step.
         written = self._written.length[self._row].astype(np.int64) - 1
-        contexts = self._lengths[self._row // n] + written
+        contexts = self._lengths[self._row // self._task.n] + written
         # Copying a row's keys costs far less than feeding its tokens.
         cost = np.maximum(written, contexts // 4)
         for part in self._feeder.split(np.arange(len(written)), cost):
             if written[part].any():
-                self._feed_again(part, written[part])
+                rows, slots, nothing = self._row[part], self._slot[part], np.zeros_like(part)
+                self._feeder.fill(*self._lay_out_own(rows, slots, nothing, written[part]))
         self._stale[:] = True
         return int(self._lengths[prompts].sum() + written.sum())
 
-    def _feed_again(self, part: np.ndarray, lengths: np.ndarray) -> None:
-        """Feed the first `lengths` tokens of some live rows, which stand at `part`."""
-        rows, slots, to_device = self._row[part], self._slot[part], self._feeder.to_device
+    def _lay_out_own(
+        self, rows: np.ndarray, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, StaticAgain]:
+        """Lay out tokens begins .. ends - 1, int64 [rows], of the completions of these rows, which
+        are in these slots: their ids and positions, int64 [tokens], and the pass over them.
+        """
+        to_device, lengths = self._feeder.to_device, ends - begins
         prompts, width = self._lengths[rows // self._task.n], int(lengths.max())
         segment, within = lay_out_segments(lengths)
-        token_positions = prompts[segment] + within
+        index = begins[segment] + within
+        positions = prompts[segment] + index
+        first_positions = prompts + begins
         again = StaticAgain(
             keys=self._memory.keys,
             slots=to_device(slots),
-            positions=to_device(prompts[:, None] + np.arange(width)),
-            longest=int((prompts + lengths).max()),
+            positions=to_device(first_positions[:, None] + np.arange(width)),
+            longest=int((prompts + ends).max()),
             token_slots=to_device(slots[segment]),
-            token_positions=to_device(token_positions),
+            token_positions=to_device(positions),
             place=to_device(segment * width + within),
         )
-        ids = self._written.tokens[rows[segment], within]
-        self._feeder.fill(ids, token_positions, again)
+        return self._written.tokens[rows[segment], index], positions, again
 
 
 def _copy_last_group(cache: Cache) -> Cache:

@@ -36,13 +36,16 @@ CANARY = 2 * BLOCK + 1
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a request; mass: None unless the sampler truncates. version: of the weights."""
+    """One token of a request; mass: None unless the sampler truncates. version: of the weights.
+    cached: with the request's first token, of how many of its prompt's tokens keys were there.
+    """
 
     request: str
     token: int
     logprob: float
     mass: float | None
     version: int
+    cached: int | None = None
 
 
 class Engine:
@@ -104,20 +107,33 @@ class Engine:
         for output in outputs:
             if output.new_logprobs is None:
                 continue
-            for place, token in enumerate(output.new_token_ids):
+            stats = output.prefill_stats
+            cached = None if stats is None else stats.num_cached_tokens
+            for place, token_id in enumerate(output.new_token_ids):
                 # Of the token, of the greatest logit (the same one), and of the mass beside it.
                 logprobs = output.new_logprobs.logprobs[place]
                 mass = float(logprobs[2]) if len(logprobs) > 2 else None
-                tokens.append(
-                    Token(output.request_id, int(token), float(logprobs[0]), mass, self.version)
+                token = Token(
+                    request=output.request_id,
+                    token=int(token_id),
+                    logprob=float(logprobs[0]),
+                    mass=mass,
+                    version=self.version,
+                    cached=cached,
                 )
+                tokens.append(token)
         return tokens
 
     def abort(self, requests: list[str]) -> None:
-        """End these rows. Those of a lost engine are gone, and its error is on its way."""
+        """End these rows, in this order. Those of a lost engine are gone, and its error is on its
+        way.
+        """
         if requests and not self._lost:
             with self._call_context():
-                self._core.abort_requests(requests)
+                # Of several at once vLLM makes a set of names, whose order is another in each
+                # process, and in that order it would free and later evict their blocks.
+                for request in requests:
+                    self._core.abort_requests([request])
 
     @property
     def idle(self) -> bool:

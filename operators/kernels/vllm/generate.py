@@ -52,7 +52,8 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     def _size(self, config: Any, dtype: str) -> EngineSize:
         prompt = self._node.params.get("max_prompt_tokens") or PROMPT
         limit = find_position_limit(self._model.base)
-        length = self._layout.longest or prompt + self._max_tokens
+        whole = self._node.params.get("max_context") or prompt + self._max_tokens
+        length = self._layout.longest or whole
         if limit is not None:
             length = min(limit, length)
         blocks = -(-length // BLOCK) + 1
@@ -77,22 +78,30 @@ class VllmGenerate(Generating, Sleeper, Probeable):
 
     def _require_room(self, keys: Keys, prompts: Ragged) -> None:
         """Raise DataError for a prompt that the Model has positions for, and its engine has not:
-        the engine is as long as the plan knew of the data.
+        the engine is as long as the plan knew of the data. Where the node states max_context, no
+        row is longer than that, whatever its prompt.
         """
-        room = self._engine.size.length - self._max_tokens
+        params = self._node.params
+        positions = find_position_limit(self._model.base)
+        limits = [limit for limit in (params.get("max_context"), positions) if limit]
+        length = self._engine.size.length
+        if params.get("max_context") and min(limits) <= length:
+            return
+        room = length - self._max_tokens
         if not len(prompts) or int(prompts.lengths.max()) <= room:
             return
         row = int(prompts.lengths.argmax())
         longest = int(prompts.lengths[row])
         bound = 1 << (longest - 1).bit_length()  # the next power of two
-        limit = find_position_limit(self._model.base)
-        if limit is not None:
-            bound = min(bound, limit - self._max_tokens)
+        if positions is not None:
+            bound = min(bound, positions - self._max_tokens)
+        fix = f"max_prompt_tokens={bound}"
+        if "max_context" in params:
+            fix = f"max_context={bound + self._max_tokens}"
         raise DataError(
             f"{self._node.name}: row {keys.rows()[row]}: expected a prompt of at most {room}"
             f" tokens, for which the engine of Model {self._model.name!r} has room, found"
-            f" {longest}. Fix: --set {self._node.name}.max_prompt_tokens={bound}, for which the"
-            " engine then has room."
+            f" {longest}. Fix: --set {self._node.name}.{fix}, for which the engine then has room."
         )
 
     def _decoder(self, task: DecodeTask) -> VllmDecoder:

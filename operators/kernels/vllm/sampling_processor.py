@@ -39,17 +39,21 @@ _ZERO = -(2.0**126)
 
 
 def make_keyed_params(
-    seed: int, how: Sampling, *, max_tokens: int, stop_token_ids: list[int]
+    seed: int, how: Sampling, *, place: int = 0, max_tokens: int, stop_token_ids: list[int]
 ) -> SamplingParams:
     """Make the params of a request whose tokens are drawn here: greedy to vLLM. seed: the row's
-    random stream.
+    random stream. place: of the request's first token in the row's completion.
     """
     return SamplingParams(
         temperature=0.0,
         detokenize=False,
         ignore_eos=True,
         skip_clone=True,
-        extra_args={"seed": seed, "how": (how.temperature, how.top_p, how.top_k)},
+        extra_args={
+            "seed": seed,
+            "place": place,
+            "how": (how.temperature, how.top_p, how.top_k),
+        },
         max_tokens=max_tokens,
         stop_token_ids=stop_token_ids,
         logprobs=2 if how.truncates else 0,
@@ -57,10 +61,11 @@ def make_keyed_params(
 
 
 def make_vllm_params(
-    seed: int, how: Sampling, *, max_tokens: int, stop_token_ids: list[int]
+    seed: int, how: Sampling, *, place: int = 0, max_tokens: int, stop_token_ids: list[int]
 ) -> SamplingParams:
     """Make the params of a request whose tokens vLLM draws, with this seed (of which it takes 63
-    bits).
+    bits), or with another for each later place at which a row goes on: vLLM begins its draws anew
+    with each request.
     """
     if how.truncates:
         raise KernelError(f"expected no top-k or top-p with sampler='vllm', found {how}.")
@@ -72,9 +77,16 @@ def make_vllm_params(
         extra_args={"how": (how.temperature, how.top_p, how.top_k)},
         max_tokens=max_tokens,
         stop_token_ids=stop_token_ids,
-        seed=seed & LARGEST,
+        seed=_seed_at(seed, place) & LARGEST,
         logprobs=0,
     )
+
+
+def _seed_at(seed: int, place: int) -> int:
+    """The row's own seed at its first place."""
+    if place == 0:
+        return seed
+    return int(uniform(np.array([seed], np.uint64), place)[0] * 2.0**53)
 
 
 def as_logit(mass: Tensor) -> Tensor:
@@ -94,9 +106,11 @@ def from_logit(logit: np.ndarray) -> np.ndarray:
 class _Row:
     seed: int | None
     """None: vLLM draws."""
+    place: int
+    """Of the request's first token in the row's completion."""
     how: tuple[float, float, int]
     written: list[int]
-    """The tokens that the row has, which vLLM extends."""
+    """The tokens that the request has written, which vLLM extends."""
 
 
 class Keyed(LogitsProcessor):
@@ -121,7 +135,12 @@ class Keyed(LogitsProcessor):
             self._rows.pop(index, None)
             extra_args = params.extra_args or {}
             if "how" in extra_args:
-                self._rows[index] = _Row(extra_args.get("seed"), extra_args["how"], written)
+                self._rows[index] = _Row(
+                    seed=extra_args.get("seed"),
+                    place=extra_args.get("place", 0),
+                    how=extra_args["how"],
+                    written=written,
+                )
         for source, target, direction in batch_update.moved:
             self._move(source, target, swap=direction == MoveDirectionality.SWAP)
 
@@ -152,7 +171,7 @@ class Keyed(LogitsProcessor):
     def _draw(self, logits: Tensor, indices: list[int], how: Sampling) -> None:
         rows = [self._rows[index] for index in indices]
         seeds = np.array([row.seed for row in rows], np.uint64)
-        places = np.array([len(row.written) for row in rows], np.int64)
+        places = np.array([row.place + len(row.written) for row in rows], np.int64)
         draws = torch.from_numpy(uniform(seeds, places)).to(logits.device)
         where = torch.tensor(indices, device=logits.device)
         if len(indices) == logits.shape[0]:  # all rows: they need not be copied
