@@ -8,7 +8,7 @@ started.
 Owns: starting the function's process, and ending everything below it. Descendants that moved to
 sessions of their own are reparented to the keeper, their subreaper (Linux; elsewhere only the
 function's own process group is ended). Does not own: calling the function (scoring_child.py), time
-limits (scoring_process.py).
+limits (scoring_process.py). Environments' templates have one, too (environments/).
 
     socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; or `failed
                                      <errno>` where no process could be started; in: its end
@@ -33,7 +33,8 @@ _ORPHANED = signal.SIGCONT
 """Sent when the kernel's process ends: it also wakes a keeper that somebody has stopped. Signals
 that stop a whole run are ignored here.
 """
-_SIGNALS = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGCHLD, _ORPHANED, *_STOPS)
 """Those that wake the keeper; by themselves they do nothing to it."""
 _SECONDS = 5.0
 """Time for killed processes to end; some cannot (another user's, or waiting for a disk)."""
@@ -43,10 +44,12 @@ _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of /proc/PID/stat: a thread of the kernel, which never has an environment."""
 
 
-def main(answers: int, life: int, parent: int) -> None:
+def main(answers: int, life: int, parent: int, *program: str) -> None:
     """Start the function's process on the socket `answers`; stay until it or the parent ends.
 
-    answers, life: descriptors of the two sockets to the parent's process.
+    answers, life: descriptors of the two sockets to the parent's process. program: the words of a
+    command that takes the place of a reward's process; it inherits `answers` and gets stop signals
+    only once it lets them through.
     """
     to_parent = socket.socket(fileno=life)
     for descriptor in (answers, life):
@@ -68,6 +71,10 @@ def main(answers: int, life: int, parent: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         _end_with(keeper)
+        if program:
+            os.set_inheritable(answers, True)
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+            os.execv(program[0], program)
         # Only after the fork: before it, this process imports the standard library alone.
         from operators.kernels.scoring_child import main as serve
 

@@ -30,15 +30,25 @@ _CALL, _ALL = 16 << 10, 8 << 20
 _LAST = 20
 
 
+class PrintAllowance:
+    """How many bytes of all calls together are still kept."""
+
+    def __init__(self) -> None:
+        self.bytes_left = _ALL
+
+
 class Output:
     """Standard output and error of one function's process and of everything that it started."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, kind: str = "reward", allowance: PrintAllowance | None = None
+    ) -> None:
+        """kind: what has that name. allowance: shared with other processes of it."""
+        self._name = f"{kind} {name!r}"
+        self._allowance = allowance or PrintAllowance()
         self._pending = bytearray()
         self._last: deque[str] = deque(maxlen=_LAST)
         self._call_bytes_left = _CALL
-        self._bytes_left = _ALL
         self._skipped = 0
         self._captured: list[str] | None = None
 
@@ -59,9 +69,7 @@ class Output:
             self._keep(bytes(self._pending))
             self._pending.clear()
         if self._skipped:
-            _log.warning(
-                "reward %r printed %d bytes more, which are not kept", self._name, self._skipped
-            )
+            _log.warning("%s printed %d bytes more, which are not kept", self._name, self._skipped)
         self._call_bytes_left = _CALL
         self._skipped = 0
 
@@ -92,14 +100,14 @@ class Output:
             return
         self._last.append(line)
         size = min(len(raw), _LINE) + 1
-        if size > min(self._call_bytes_left, self._bytes_left):
+        if size > min(self._call_bytes_left, self._allowance.bytes_left):
             self._skipped += len(raw) + 1
             return
         self._call_bytes_left -= size
-        self._bytes_left -= size
+        self._allowance.bytes_left -= size
         # A warning, as no level means "a user's function printed this": it must be visible even if
         # nobody configured logging.
-        _log.warning("reward %r printed: %s", self._name, line)
+        _log.warning("%s printed: %s", self._name, line)
 
 
 @contextmanager

@@ -329,7 +329,7 @@ class Child:
         elif self._code is None:
             text = "lost its process, as the one that watches over it was killed"
         else:
-            text = f"lost its process, which {_describe_end(self._code)}"
+            text = f"lost its process, which {describe_end(self._code)}"
         self.outcome = _fault_outcome("died", text, self._printed_last())
 
     def _await_code(self, seconds: float) -> bool:
@@ -381,7 +381,8 @@ def _fault_outcome(kind: FaultKind, text: str, detail: str = "") -> ScoringOutco
     return ScoringOutcome(fault=ScoringFault(kind=kind, text=text, detail=detail))
 
 
-def _describe_end(code: int) -> str:
+def describe_end(code: int) -> str:
+    """How a process ended, by its exit code: negative for a signal."""
     if code < 0:
         return f"was killed by {_signal_name(-code)}"
     return f"ended with exit code {code}"

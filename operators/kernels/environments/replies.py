@@ -86,6 +86,12 @@ class EnvironmentPool(Protocol):
         """
         ...
 
+    def wake(self) -> None:
+        """Make a `wait` that is under way return at once, or the next one; callable from any
+        thread.
+        """
+        ...
+
     def close(self) -> None:
         """End all environments and their processes. Closing twice does nothing."""
         ...
