@@ -1,7 +1,7 @@
 """The kernel of `continued`: prompts that are whole rows, token by token.
 
 Owns: joining prompt, completion and the user's next turn. Does not own: how a turn is rendered
-(text.py).
+(turn_templates.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataflow.batch import Batch, Ragged
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import TokenPrompt
 from operators.kernels.text import load_tokenizer
+from operators.kernels.turn_templates import TurnChange, TurnTemplate
 
 
 class Continued:
@@ -29,9 +30,11 @@ class Continued:
         self._session = session
         self._decodes_text = "prompt_text" in (node.returns or TokenPrompt.columns)
         self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
+        self._turn = TurnChange(ids=np.zeros(0, np.int32))
         then = node.params.get("then")
-        turn = self._tokenizer.encode_turn(then) if then else []
-        self._turn = np.array(turn, np.int32)
+        if then:
+            reply = {"role": "user", "content": then}
+            self._turn = TurnTemplate(self._tokenizer).change([reply])
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch for the whole chunk."""
@@ -49,7 +52,7 @@ class Continued:
         """Join prompt, completion and turn of each row: int32 ids in memory of the session."""
         parts: list[np.ndarray] = []
         for row in range(len(prompts)):
-            parts += [prompts[row], completions[row], self._turn_after(completions[row])]
+            parts += [prompts[row], completions[row], self._turn.behind(completions[row])]
         part_lengths = np.array([len(part) for part in parts], np.int64)
         row_lengths = part_lengths.reshape(-1, 3).sum(axis=1)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(row_lengths)])
@@ -57,12 +60,3 @@ class Continued:
         if parts:
             np.concatenate(parts, out=values)
         return Ragged(values, offsets)
-
-    def _turn_after(self, completion: np.ndarray) -> np.ndarray:
-        """The turn, without its leading end of turn behind an answer that wrote one."""
-        ends = self._tokenizer.eos_ids
-        is_ended = len(completion) and int(completion[-1]) in ends
-        begins_with_end = len(self._turn) and int(self._turn[0]) in ends
-        if is_ended and begins_with_end:
-            return self._turn[1:]
-        return self._turn

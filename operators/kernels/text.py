@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,6 +66,16 @@ class Tokenizer:
         ids: list[list[int]] = encoding["input_ids"]  # type: ignore[assignment]
         return self._without_second_begin(ids) if special else ids
 
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts that follow others: without special tokens, and without the space that
+        some tokenizers put before a text.
+        """
+        mark = _mark_of_begin(self)
+        rows = self.encode([f"{mark}{text}" for text in texts], special=False)
+        if not mark:
+            return rows
+        return [row[1:] for row in rows]
+
     def encode_prompts(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> Ragged:
         """int32 ids of prompts, ready to be continued.
 
@@ -82,7 +92,7 @@ class Tokenizer:
 
     def _prompt_ids(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> list[list[int]]:
         if len(prompts) and not isinstance(prompts[0], str):
-            texts = [self._render_prompt(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
+            texts = [self.render_prompt(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
             return self.encode(texts, special=False)
         return self._without_added_end(self.encode(prompts, special=True))  # type: ignore[arg-type]
 
@@ -94,30 +104,6 @@ class Tokenizer:
             return to_ragged(self._prompt_ids(prompts_of(column)))
         ids = as_ragged(column)
         return Ragged(ids.values.astype(np.int32, copy=False), ids.offsets.astype(np.int64))
-
-    def encode_turn(self, user_turn: str) -> list[int]:
-        """The ids from the end of an assistant's answer, its end of turn included, over the user's
-        next turn to where the assistant begins again.
-
-        The turn is rendered behind a conversation of two short turns and tokenised by itself, as
-        conversations.py does with what follows an answer. Raises DataError if there is no chat
-        template, or one that does not show the answer unchanged.
-        """
-        answer = "answer"
-        turns = [
-            {"role": "user", "content": "question"},
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": user_turn},
-        ]
-        rendered = self.render([turns], generation=True)[0]
-        _, answer_shown, rest = rendered.partition(answer)
-        if not answer_shown or user_turn.strip() not in rest:
-            raise DataError(
-                f"{self.base}: expected a chat template that shows an answer and the user's next"
-                f" turn as they are, found {rendered!r:.200}. Fix: another template, or leave then="
-                " out."
-            )
-        return self.encode([rest], special=False)[0]
 
     def encode_answered(
         self, prompts: Sequence[str] | Sequence[Sequence[Message]], answers: Sequence[str]
@@ -158,12 +144,12 @@ class Tokenizer:
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def _render_prompt(self, turns: list[Message]) -> str:
-        """Render a conversation up to where the assistant is to write: after its last turn, if that
-        is the last.
+    def render_prompt(self, turns: list[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """A conversation, with tools, up to where the assistant is to write: after its last turn,
+        if that is the last.
         """
         if not turns or turns[-1]["role"] != "assistant":
-            return self.render([turns], generation=True)[0]
+            return self.render([turns], generation=True, tools=tools)[0]
         begun = turns[-1].get("content")
         if begun is None:
             raise DataError(
@@ -171,8 +157,8 @@ class Tokenizer:
                 f" {turns[-1]!r:.80}. Fix: content, or end the prompt with another role's turn."
             )
         if not begun:
-            return self.render([turns[:-1]], generation=True)[0]
-        return self.render([turns], generation=False, unfinished=True)[0]
+            return self.render([turns[:-1]], generation=True, tools=tools)[0]
+        return self.render([turns], generation=False, unfinished=True, tools=tools)[0]
 
     def render(
         self,
@@ -180,9 +166,10 @@ class Tokenizer:
         *,
         generation: bool,
         unfinished: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[str]:
         """Conversations by the chat template; generation: ending where the assistant begins;
-        unfinished: ending with the content of the last message.
+        unfinished: ending with the content of the last message; tools: what the assistant may call.
         """
         if not self.inner.chat_template:
             raise DataError(
@@ -200,6 +187,7 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=generation,
                 continue_final_message=unfinished,
+                tools=[dict(tool) for tool in tools] or None,
             )
         except (TemplateError, *_IN_TEMPLATES) as error:
             problem = f"{error}"
@@ -296,6 +284,20 @@ def _added_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         if whole[start : start + size] == plain:
             return whole[:start], whole[start + size :]
     return [], []
+
+
+@lru_cache(maxsize=16)
+def _mark_of_begin(tokenizer: Tokenizer) -> str:
+    """A special token that takes the place of the space before a text; empty where there is none to
+    be taken, or nothing takes it.
+    """
+    [plain] = tokenizer.encode(["a"], special=False)
+    for mark in tokenizer.inner.all_special_tokens[:4]:
+        [marked] = tokenizer.encode([f"{mark}a"], special=False)
+        is_one_token = marked[:1] == [tokenizer.inner.convert_tokens_to_ids(mark)]
+        if is_one_token and marked[1:] != plain:
+            return mark
+    return ""
 
 
 def load_tokenizer(base: str) -> Tokenizer:

@@ -69,6 +69,7 @@ class FileTokenizer:
         tokenize: bool,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str | list[str]:
         """A conversation, or each of several, as the template shows it."""
         assert not tokenize
@@ -77,6 +78,7 @@ class FileTokenizer:
         texts, _ = render(
             conversations=conversation if several else [conversation],
             chat_template=self.chat_template,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **self.special_tokens_map,
