@@ -39,6 +39,7 @@ AnyReward = TypeVar("AnyReward", bound=Reward)
 
 
 _MASK = ("completion_mask",)
+_REWARDS = ("reward", "token_reward")
 _DISCOUNT = number(0.0, 1.0, like=1.0)
 
 GROUP_ADVANTAGE = column_operator(
@@ -73,7 +74,7 @@ GAE = column_operator(
     formulas.gae,
     "operators.advantage:GAE",
     name="gae",
-    columns={"rollout": _MASK},
+    columns={"rollout": _MASK, "score": _REWARDS},
     limits={
         "gamma": _DISCOUNT,
         "lam": number(0.0, 1.0, like=0.95),
@@ -85,7 +86,7 @@ RETURNS = column_operator(
     formulas.returns,
     "operators.advantage:RETURNS",
     name="returns",
-    columns={"rollout": _MASK},
+    columns={"rollout": _MASK, "score": _REWARDS},
     limits={"gamma": _DISCOUNT, "dialect": DIALECT_LIMIT},
     conventions=dialects.RETURNS_CONVENTIONS,
 )

@@ -92,7 +92,7 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
-        "stop": _tuple_of_stops(stop),
+        "stop": tuple_of_stops(stop),
         "max_lag": max_lag,
         "on_update": on_update,
         "sampler": sampler,
@@ -104,7 +104,7 @@ def generate(
     ).port()
 
 
-def _tuple_of_stops(stop: object) -> object:
+def tuple_of_stops(stop: object) -> object:
     """A tuple of strings; what is neither a string nor iterable stays, for the limit to refuse."""
     if isinstance(stop, str):
         return (stop,)

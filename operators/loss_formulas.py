@@ -164,19 +164,24 @@ def dpo(
     """-log sigmoid(beta * (margin of the chosen row - margin of the rejected one)) for each group
     of two rows (arXiv:2305.18290).
 
-    A row's margin is log pi(row) - log pi_reference(row), summed over its tokens.
+    A row's margin is log pi(row) - log pi_reference(row), summed over its tokens. A group of which
+    only one of the two is left, as the other failed, has loss 0 and no part in the metrics.
     """
     logprobs = require_logprobs(now, "dpo_loss")
+    sign = pairs["sign"]
+    chosen, rejected = now.group_sum((sign > 0).float()), now.group_sum((sign < 0).float())
+    is_pair = (chosen > 0) & (rejected > 0)
     margin = now.row_sum(masked_difference(now, logprobs, reference["logprobs"]))
-    logit = beta * now.group_sum(margin * pairs["sign"])
+    logit = (beta * now.group_sum(margin * sign)).masked_fill(~is_pair, 0.0)
     # log(exp(-x) + 1) = -log sigmoid(x), smooth at 0.
     loss = (-logit).logaddexp(logit.new_zeros(()))
     right = (logit.detach() > 0).to(loss.dtype)
+    count = is_pair.sum()
     metrics = {
-        "dpo/accuracy": (right.sum(), now.groups),
-        "dpo/margin": (logit.detach().sum(), now.groups),
+        "dpo/accuracy": (right.sum(), count),
+        "dpo/margin": (logit.detach().sum(), count),
     }
-    return Terms(loss, metrics)
+    return Terms(loss.masked_fill(~is_pair, 0.0), metrics)
 
 
 def trajectory_balance(

@@ -208,7 +208,9 @@ def dpo_loss(
     beta: Number = 0.1,
     rows: Port[Completion] | None = None,
 ) -> Loss:
-    """Direct preference optimisation; each group is one pair, made by pair() and select()."""
+    """Direct preference optimisation; each group is one pair, made by pair() and select(). A group
+    of which one of the two rows failed teaches nothing.
+    """
     return make_loss(DPO, {"pairs": pairs, "reference": reference}, {"beta": beta}, rows=rows)
 
 

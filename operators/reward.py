@@ -14,8 +14,16 @@ from dataflow.calls import call_error, declares, require
 from dataflow.limits import choice, number, text
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same
-from dataflow.schema import Completion, Reward, TokenReward
-from operators.rewards import CALL_TIMEOUT, STEPS, RewardFn, StepRewardFn, reward_columns, wants
+from dataflow.schema import Completion, Episode, Reward, TokenReward
+from operators.rewards import (
+    CALL_TIMEOUT,
+    STEPS,
+    RewardFn,
+    StepRewardFn,
+    episode_columns,
+    reward_columns,
+    wants,
+)
 from operators.weights import require_weights
 
 REWARD = Operator(
@@ -33,6 +41,7 @@ REWARD = Operator(
             ancestors_from="columns",
             required_from="required",
             engine_names="operators.rewards:engine_names",
+            entries_of="environment_state",
         ),
     ),
     outputs=(Reward,),
@@ -97,24 +106,26 @@ def reward(
     apply. It may be called on any chunk of rows; one that compares a prompt's completions needs
     scope="group". timeout: seconds per call. on_error: what happens after an exception, a wrong
     length, a NaN or a time-out.
+
+    Of episodes whose prompts are messages, `prompts` are the messages up to the model's first turn,
+    with what the environment's `reset` added, and `completions` all that follow, tool calls and
+    answers included, as TRL passes them; of others both are text. Further keywords: `environments`
+    (TRL's: an object for each row, with the entries of the environment's exported state as
+    attributes), `environment_state` (these as dicts), `messages` (the whole conversation),
+    `turn_rewards`, `final_reward` and `finish`. A parameter that is no column of the data gets the
+    state's entry of that name, None where a row has none.
     """
     fns = _list_functions(fn)
     _require_functions(fns, weights, scope)
-    columns: dict[str, None] = {}
-    required: set[str] = set()
-    for each in fns:
-        columns.update(dict.fromkeys(reward_columns(each)))
-        required.update(wants(each).required)
     if weights is not None:
         weights = tuple(map(float, weights))
-    params = {
+    params: dict[str, Any] = {
         "fns": fns,
         "weights": weights,
         "timeout": timeout,
         "on_error": on_error,
-        "columns": tuple(columns),
-        "required": tuple(column for column in columns if column in required),
     }
+    params |= _list_columns(fns, rows)
     operator = GROUP_REWARD if scope == "group" else REWARD
     return Node(operator, name, inputs={"rows": rows}, params=params).port()
 
@@ -151,17 +162,37 @@ def step_reward(
         expected=_SPLIT.describe(),
         fix='split="\\n\\n"',
     )
-    columns = tuple(column for column in reward_columns(fn) if column != STEPS)
-    required = wants(fn).required
-    params = {
+    params: dict[str, Any] = {
         "fns": (fn,),
         "split": split,
         "timeout": timeout,
         "on_error": on_error,
-        "columns": columns,
+    }
+    params |= _list_columns((fn,), rows, without=STEPS)
+    return Node(STEP_REWARD, name, inputs={"rows": rows}, params=params).port()
+
+
+def _list_columns(fns: Sequence[Any], rows: Any, *, without: str = "") -> dict[str, Any]:
+    """The parameters `columns` and `required`, and for rows that are episodes `episodes`. without:
+    a keyword that is no column.
+    """
+    has_episodes = isinstance(rows, Port) and issubclass(rows.schema, Episode)
+    columns_of = reward_columns
+    if has_episodes:
+        columns_of = episode_columns
+    columns: dict[str, None] = {}
+    required: set[str] = set()
+    for fn in fns:
+        columns.update(dict.fromkeys(columns_of(fn)))
+        required.update(wants(fn).required)
+    columns.pop(without, None)
+    params: dict[str, Any] = {
+        "columns": tuple(columns),
         "required": tuple(column for column in columns if column in required),
     }
-    return Node(STEP_REWARD, name, inputs={"rows": rows}, params=params).port()
+    if has_episodes:
+        params["episodes"] = True
+    return params
 
 
 def _require_steps(fn: StepRewardFn) -> None:

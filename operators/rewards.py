@@ -4,7 +4,8 @@ Owns: the type, which dataset columns a function wants, its name, the adapter. D
 the functions (operators/kernels/scoring.py), the rewards of procedural tasks (operators/tasks.py).
 
 A function is called with keywords only: `prompts`, `completions`, `completion_ids`, dataset columns
-by name, and `log_metric` and `log_extra` if it declares them. It returns one number per
+by name, and `log_metric` and `log_extra` if it declares them; one of episodes also with those of
+EPISODE_COLUMNS, and entries of its environment's state by name. It returns one number per
 completion; None: does not apply.
 """
 
@@ -15,6 +16,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dataflow.calls import call_site, declares, require
@@ -35,6 +37,20 @@ StepRewardFn = Callable[
 
 PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 """Keywords that are not dataset columns."""
+
+EPISODE_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "environments": "environment_state",
+        "environment_state": "environment_state",
+        "messages": "messages",
+        "turn_rewards": "turn_reward",
+        "final_reward": "final_reward",
+        "finish": "finish",
+    }
+)
+"""Keywords of functions of episodes, and the column that each is made of. `environments` is TRL's,
+and so is also passed to a function with **kwargs.
+"""
 
 STEPS = "steps"
 """Passed besides to the function of `step_reward`."""
@@ -152,11 +168,29 @@ def reward_columns(fn: Callable[..., Any]) -> tuple[str, ...]:
     return columns
 
 
+def episode_columns(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The columns that a function of episodes wants: those of the data, or entries of the state, by
+    name, those that its keywords are made of, and `*` if it has **kwargs.
+    """
+    wanted = wants(fn)
+    columns = [EPISODE_COLUMNS.get(name, name) for name in reward_columns(fn)]
+    if wanted.takes("environments"):
+        columns.append(EPISODE_COLUMNS["environments"])
+    if wanted.takes("prompts") or wanted.takes("completions"):
+        # Where prompts are messages, both are parts of the conversation.
+        columns.append(EPISODE_COLUMNS["messages"])
+    return tuple(dict.fromkeys(columns))
+
+
 def engine_names(params: Mapping[str, Any]) -> tuple[str, ...]:
     """The keywords with which a reward node gives its functions the engine's own values. A
     dataset column of such a name is not passed.
     """
-    offered = (*PASSED, STEPS) if "split" in params else PASSED
+    offered = [*PASSED]
+    if "split" in params:
+        offered.append(STEPS)
+    if params.get("episodes"):
+        offered += EPISODE_COLUMNS
     wants_by_function = [wants(fn) for fn in params["fns"]]
     names: list[str] = []
     for name in offered:
@@ -209,7 +243,7 @@ class VerlReward:
         """One score per completion; awaitable if the function is async."""
         infos = extra_info if extra_info is not None else [None] * len(completions)
         truths = [model.get("ground_truth") for model in reward_model]
-        texts = map(completion_text, completions)
+        texts = map(completion_text, completions)  # of an episode what the model wrote last
         returned: list[Any] = []
         for source, text, truth, info in zip(data_source, texts, truths, infos, strict=True):
             score = self.compute_score(
@@ -224,7 +258,7 @@ class VerlReward:
 @declares
 def verl_reward(compute_score: Callable[..., Any]) -> RewardFn:
     """A verl function, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as a
-    RewardFn.
+    RewardFn. Of an episode solution_str is the model's last message.
 
     It returns a number, or a dict with `score`, whose other numbers become metrics; it may be
     async. Reads the columns of verl's Parquet: data_source, reward_model (its ground_truth) and, if

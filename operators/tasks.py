@@ -154,10 +154,15 @@ def task_score(
 
 
 def completion_text(completion: Any) -> str:
-    """A completion's text: itself, or the content of its last message."""
+    """A completion's text: itself, or the content of the last message that the model wrote; empty
+    if it wrote none, or only called tools.
+    """
     if isinstance(completion, str):
         return completion
-    return completion[-1]["content"]
+    contents = [each["content"] for each in completion if each["role"] == "assistant"]
+    if not contents:
+        return ""
+    return contents[-1] or ""
 
 
 def _require_json(spec: str, entries: Sequence[dict[str, Any]]) -> None:

@@ -212,9 +212,52 @@ def _make_ports(
         if "token_reward" in columns and "reward" in columns:
             total = [float(sum(row)) for row in columns["token_reward"].values]
             columns["reward"] = replace(columns["reward"], values=total)
+        if "turn_end" in columns:
+            _settle_turns(columns, generated.masks)
     if kind.coincide:
         _make_equal(ports)
     return ports
+
+
+def _settle_turns(columns: dict[str, GeneratedColumn], masks: Sequence[Sequence[int]]) -> None:
+    """Make a turn of each run of trained tokens, as an episode has them."""
+    ends = [_ends_of_runs(mask) for mask in masks]
+    columns["turn_end"] = replace(columns["turn_end"], values=ends)
+    if "turn_reward" in columns:
+        drawn = columns["turn_reward"].values
+        rewards = [_repeat_to(row, len(end)) for row, end in zip(drawn, ends, strict=True)]
+        columns["turn_reward"] = replace(columns["turn_reward"], values=rewards)
+    if "turn" in columns:
+        turns = [_number_turns(mask) for mask in masks]
+        columns["turn"] = replace(columns["turn"], values=turns)
+
+
+def _ends_of_runs(mask: Sequence[int]) -> list[int]:
+    """How many tokens there are up to the end of each run of ones."""
+    ends: list[int] = []
+    for count, bit in enumerate(mask, start=1):
+        is_followed = count < len(mask) and mask[count]
+        if bit and not is_followed:
+            ends.append(count)
+    return ends
+
+
+def _number_turns(mask: Sequence[int]) -> list[int]:
+    """The number of each token's turn: what follows a turn belongs to it until the next begins."""
+    turn = -1
+    before = 0
+    turns: list[int] = []
+    for bit in mask:
+        if bit and not before:
+            turn += 1
+        turns.append(max(turn, 0))
+        before = bit
+    return turns
+
+
+def _repeat_to(values: Sequence[Any], count: int) -> list[Any]:
+    """So many values: these, over and over."""
+    return [values[index % len(values)] for index in range(count)]
 
 
 def _values_by_place(generated: Generated, name: str) -> list[Any]:

@@ -104,25 +104,23 @@ def _find_first_not_finite(output: Batch, name: str) -> int | None:
         return first_not_finite(output.tensor(name))
     array = output.array(name)
     is_list = pa.types.is_large_list(array.type)
-    elements = array.values if is_list else array
+    elements = array.flatten() if is_list else array
+    per_element = 1
     if pa.types.is_fixed_size_list(elements.type):
+        per_element = elements.type.list_size
         elements = elements.flatten()
     if not pa.types.is_floating(elements.type):
         return None
-    if np.isfinite(elements.to_numpy(zero_copy_only=False)).all():
+    wrong = ~np.isfinite(elements.to_numpy(zero_copy_only=False))
+    if elements.null_count:
+        # A null is no number; as one it would be nan.
+        wrong &= np.asarray(elements.is_valid())
+    if not wrong.any():
         return None
+    first = int(np.argmax(wrong)) // per_element
     if is_list:
-        column = output.ragged(name)
-        return int(column.segments()[_argmin_finite(column.values)])
-    return _argmin_finite(array.to_numpy(zero_copy_only=False))
-
-
-def _argmin_finite(flat: np.ndarray) -> int:
-    """The index of the first that is not finite; flat: [values], or [values, k]."""
-    finite = np.isfinite(flat)
-    if finite.ndim > 1:
-        finite = finite.all(axis=1)
-    return int(np.argmin(finite))
+        return int(np.searchsorted(output.offsets(name), first, side="right")) - 1
+    return first
 
 
 class Select:
@@ -154,7 +152,8 @@ class HostEvaluate:
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
         """`eval/reward`, the mean of the reward that the node reads, and `eval/<function>` for each
-        of its functions, over the rows to which it applies.
+        of its functions, over the rows to which it applies; `eval/lost_rows` where some are left
+        out, as they failed.
 
         The first number is the one that `keep_best` uses: the reward as the graph defines it, or
         none if no row has one.
@@ -162,6 +161,8 @@ class HostEvaluate:
         rows = assignment.inputs["score"]
         functions = [name for name in rows.names if name.startswith("reward/")]
         means = {"reward": _mean(rows.array("reward")), "rows": float(len(rows))}
+        if assignment.lost_rows:
+            means["lost_rows"] = float(assignment.lost_rows)
         for name in functions:
             metric = _free_name(name.removeprefix("reward/"), means)
             means[metric] = _mean(rows.array(name))

@@ -1,8 +1,9 @@
 """Rewards by the user's functions: the kernel of `reward`.
 
-Owns: the columns that each function gets, the weighted sum over the functions that apply, and
-handling failures: finding the row, then stopping the run or dropping the row. Does not own: the
-declaration (operators/reward.py), the processes (scoring_process.py), the call (scoring_child.py).
+Owns: the weighted sum over the functions that apply, and handling failures: finding the row, then
+stopping the run or dropping the row. Does not own: the declaration (operators/reward.py), the
+columns that each function gets (scoring_columns.py), the processes (scoring_process.py), the call
+(scoring_child.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -19,23 +19,13 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.prompt_types import is_messages, is_token_ids
-from dataflow.schema import Episode
 from dataflow.schema import Reward as RewardSchema
-from operators.kernels.scoring_child import CONVERSATIONAL
+from operators.kernels.scoring_columns import Function, columns_for, episode_columns_for
 from operators.kernels.scoring_frames import FaultKind, ScoringFault, ScoringOutcome
 from operators.kernels.scoring_process import Children, InProcess, Scorers
-from operators.rewards import CALL_TIMEOUT, PASSED, Wants, part_names, wants
+from operators.rewards import CALL_TIMEOUT, part_names, wants
 
 _log = logging.getLogger(__name__)
-
-_COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
-_ENGINES = frozenset(Episode.columns) | {"prompt"}
-"""Columns that do not come from the dataset: a function gets one only if it names it."""
-_HIDDEN = frozenset(PASSED) - _ENGINES
-"""Names under which a function gets something else than a column of that name, which can only be
-the dataset's (the check warns of it, dataflow/rules/hidden_columns.py).
-"""
 
 FIXES: dict[str, str] = {
     "raised": "correct the function",
@@ -58,21 +48,12 @@ _ROWS_ALONE = frozenset({"raised", "timeout", "answer", "died", "nothing"})
 """Faults for which on_error="drop_group" is advised: other rows may be fine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
-    """One of the user's functions."""
-
-    name: str
-    asked: Wants
-    weight: float
-
-
 class HostReward:
     """Kernel of `reward`: each function runs in its own child process, all at once.
 
     params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or
-    `drop_group`. The node's scope is the smallest set of rows on which a failed call is repeated;
-    inproc calls the functions in this process (no time limit).
+    `drop_group`; episodes: whether the rows are such. The node's scope is the smallest set of rows
+    on which a failed call is repeated; inproc calls the functions in this process (no time limit).
     """
 
     fixes: ClassVar[Mapping[str, str]] = FIXES
@@ -93,6 +74,9 @@ class HostReward:
         self._timeout = float(node.params.get("timeout", CALL_TIMEOUT))
         self._drop = node.params.get("on_error", "stop") == "drop_group"
         self._by_group = node.scope == "group"
+        self._has_episodes = bool(node.params.get("episodes"))
+        self._entry_names: set[str] = set()
+        """Of the environments' states, those of all rows so far."""
         if node.inproc:
             self._scorers = InProcess(names, fns)
         else:
@@ -128,6 +112,8 @@ class HostReward:
 
     def _columns(self, function: Function, rows: Batch) -> pa.RecordBatch:
         """What one function receives of these rows."""
+        if self._has_episodes:
+            return episode_columns_for(function, rows, self._entry_names)
         return columns_for(function, rows)
 
     def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
@@ -251,60 +237,6 @@ class HostReward:
         if self._drop or kind not in _ROWS_ALONE:
             return self.fixes[kind]
         return self.fixes[kind] + ', or on_error="drop_group" to go on without such rows'
-
-
-def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
-    """Select what one function receives: completions, and the other columns that its signature
-    takes.
-
-    Raises KernelError if a required column is missing.
-    """
-    rows = _with_readable_prompts(rows)
-    _require_columns(function, rows.names)
-    names = [n for n in rows.names if n == "completion" or _is_taken(n, function.asked)]
-    records = rows.records.select(names)
-    prompt_type = _prompt_type(rows)
-    if prompt_type is not None and is_messages(prompt_type):
-        return records.replace_schema_metadata({CONVERSATIONAL: b"1"})
-    return records.replace_schema_metadata(None)
-
-
-def _prompt_type(rows: Batch) -> pa.DataType | None:
-    if "prompt" not in rows.names:
-        return None
-    return rows.records.schema.field("prompt").type
-
-
-def _with_readable_prompts(rows: Batch) -> Batch:
-    """The rows with their prompts as text or messages, however they were given to the model."""
-    if "prompt_text" not in rows.names:
-        return rows
-    prompt_type = _prompt_type(rows)
-    if prompt_type is not None and not is_token_ids(prompt_type):
-        # prompt_text is a column of the dataset that happens to have that name.
-        return rows
-    others = [name for name in rows.names if name not in ("prompt", "prompt_text")]
-    return rows.select(others).with_columns({"prompt": rows.array("prompt_text")})
-
-
-def _require_columns(function: Function, names: Sequence[str]) -> None:
-    for keyword in function.asked.required - {"log_metric", "log_extra"}:
-        if _COLUMN_OF.get(keyword, keyword) not in names:
-            data_columns = [name for name in names if name not in _ENGINES]
-            shown_columns = ", ".join(data_columns) or "no other columns"
-            raise KernelError(
-                f"reward {function.name!r}: wants {keyword!r}, data has: {shown_columns}. "
-                f"Fix: a column {keyword!r} in the data, or a default for this parameter."
-            )
-
-
-def _is_taken(column: str, asked: Wants) -> bool:
-    if column in _HIDDEN:
-        return False
-    keyword = "prompts" if column == "prompt" else column
-    if keyword in asked.names:
-        return True
-    return asked.everything and (keyword in PASSED or column not in _ENGINES)
 
 
 def _units(keys: Keys, by_group: bool) -> list[slice]:

@@ -1,9 +1,10 @@
 """The inside of a reward process: one user's function, called chunk after chunk.
 
-Owns: columns as keywords of TRL's signature, the call, checks of what it returns, the child's loop
-and end. Does not own: frames (scoring_frames.py), the parent's end (scoring_parent.py), processes
-that the function starts (scoring_keeper.py), the consequences of a fault (scoring.py). Imports no
-torch. Also runs in the kernel's own process, for breakpoints (inproc).
+Owns: the call, checks of what it returns, the child's loop and end. Does not own: columns as
+keywords of TRL's signature (scoring_keywords.py), frames (scoring_frames.py), the parent's end
+(scoring_parent.py), processes that the function starts (scoring_keeper.py), the consequences of a
+fault (scoring.py). Imports no torch. Also runs in the kernel's own process, for breakpoints
+(inproc).
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import pyarrow as pa
 
 from dataflow import processor_time
 from dataflow.arrow_without_pandas import keep_pandas_out
-from dataflow.prompt_types import with_json_values
 from dataflow.safe_text import printable
 from dataflow.signals import leave_signals_to_the_run
 from operators.kernels.scoring_frames import (
@@ -44,16 +44,11 @@ from operators.kernels.scoring_frames import (
     find_metric_problem,
     is_reward,
 )
+from operators.kernels.scoring_keywords import STEPS, keywords_for
 from operators.rewards import RewardFn, wants
 
 if TYPE_CHECKING:  # as in operators/rewards.py
     import asyncio
-
-CONVERSATIONAL = b"conversational"
-"""Schema metadata: prompts are message lists, so completions become message lists, too."""
-
-STEPS = b"steps"
-"""Schema metadata: the column `steps` has each completion's steps, and each wants a number."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
 """Makes a reward process print its main thread's stack, even if that holds the GIL."""
@@ -161,14 +156,13 @@ class Scorer:
     def score(self, records: pa.RecordBatch) -> ScoringOutcome:
         """Call the function on these rows: `completion`, and the other columns that are there."""
         metrics = Metrics()
-        columns = as_keywords(records).items()
-        keywords = {name: column for name, column in columns if self._wants.takes(name)}
-        if "log_metric" in self._wants.names:
-            keywords["log_metric"] = metrics.log
-        if "log_extra" in self._wants.names:
-            keywords["log_extra"] = _ignore_extra
         outcome = None
         with Caught(interrupts=self._interrupts) as caught:
+            keywords = keywords_for(self._wants, records)
+            if "log_metric" in self._wants.names:
+                keywords["log_metric"] = metrics.log
+            if "log_extra" in self._wants.names:
+                keywords["log_extra"] = _ignore_extra
             returned = self._call(keywords)
             outcome = judge(returned, records, metrics.logged)
         self.raised = None if self._interrupts else caught.error
@@ -212,26 +206,6 @@ async def _await(returned: Awaitable[Any]) -> Any:
 
 def _ignore_extra(column: str, values: Sequence[Any]) -> None:
     """For TRL's extra columns of its table of completions: accepted and ignored."""
-
-
-def as_keywords(records: pa.RecordBatch) -> dict[str, Any]:
-    """The columns as TRL passes them to a function: plain Python lists, by keyword."""
-    keywords: dict[str, Any] = {}
-    for name, column in zip(records.column_names, records.columns, strict=True):
-        keyword = {"prompt": "prompts", "completion": "completions"}.get(name)
-        keywords[keyword or name] = _as_list(name, column)
-    if CONVERSATIONAL in (records.schema.metadata or {}):
-        texts = keywords["completions"]
-        keywords["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
-    return keywords
-
-
-def _as_list(name: str, column: pa.Array) -> list[Any]:
-    if name != "completion_ids":
-        return with_json_values(column)
-    offsets = column.offsets.to_pylist()
-    ids = column.values.to_numpy().tolist()
-    return [ids[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def values_due(records: pa.RecordBatch) -> int:

@@ -16,8 +16,9 @@ from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import TokenReward
 from operators.kernels.overlong import take_rows
-from operators.kernels.scoring import FIXES, Function, HostReward, columns_for
-from operators.kernels.scoring_child import STEPS
+from operators.kernels.scoring import FIXES, HostReward
+from operators.kernels.scoring_columns import Function
+from operators.kernels.scoring_keywords import STEPS
 from operators.kernels.steps import AnswerSteps, find_steps
 from operators.kernels.text import load_tokenizer
 
@@ -55,7 +56,7 @@ class StepReward(HostReward):
     def _columns(self, function: Function, rows: Batch) -> pa.RecordBatch:
         """`steps` as well, even if the data has a column of that name."""
         steps = pa.array(self._steps.texts, pa.list_(pa.utf8()))
-        records = columns_for(function, rows.with_columns({"steps": steps}))
+        records = super()._columns(function, rows.with_columns({"steps": steps}))
         metadata = records.schema.metadata or {}
         return records.replace_schema_metadata(metadata | {STEPS: b"1"})
 

@@ -1,0 +1,157 @@
+"""Interaction: one operator that turns prompts into episodes of several turns.
+
+Owns: the declaration. Does not own: environments (environments.py), what an episode is
+(kernels/interacting.py), samplers (kernels/torch, kernels/vllm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dataflow.limits import choice, number, whole
+from dataflow.model import Model
+from dataflow.node import Node, Port
+from dataflow.operator import Expand, Input, Operator, declares
+from dataflow.schema import Episode, Prompt, TruncatedEpisode
+from operators.environments import as_environment
+from operators.generate import GENERATE, truncates, tuple_of_stops
+
+_SHARED_LIMITS = (
+    *("n", "max_tokens", "max_prompt_tokens", "overlong_prompt", "temperature", "top_p", "top_k"),
+    *("stop", "max_lag", "on_update", "sampler"),
+)
+"""Parameters that mean what they mean to `generate`."""
+
+_PROMPT = Input(
+    name="prompt",
+    schema=Prompt,
+    columns=Prompt.shown,
+    ancestors_from="columns",
+    required_from="required",
+)
+
+_LIMITS = {name: GENERATE.limits[name] for name in _SHARED_LIMITS}
+
+_TURN_LIMITS = {
+    "max_turns": whole(1, like=8),
+    "max_turn_tokens": whole(1, like=512, optional=True),
+    "max_context": whole(2, like=4096, optional=True),
+    "parked_tokens": whole(1, like=65536, optional=True),
+    "overflow": choice("stop", "drop_group"),
+    "reset_timeout": number(0.0, above=True, like=60.0),
+    "step_timeout": number(0.0, above=True, like=60.0),
+    "timeout": number(0.0, above=True, like=1800.0),
+    "retries": whole(0, like=1),
+    "pace": choice("rounds", "free", optional=True),
+    "on_error": choice("drop_row", "drop_group", "stop"),
+}
+
+_KERNELS = {
+    "torch": "operators.kernels.torch.interact:TorchInteract",
+    "vllm": "operators.kernels.vllm.interact:VllmInteract",
+}
+
+INTERACT = Operator(
+    path="operators.interact:INTERACT",
+    name="interact",
+    work="decode",
+    rows=Expand("prompt", "n"),
+    inputs=(_PROMPT,),
+    outputs=(Episode,),
+    reads=("policy",),
+    kernels=_KERNELS,
+    needs=GENERATE.needs,
+    replayed=GENERATE.replayed,
+    limits={**_LIMITS, **_TURN_LIMITS},
+)
+
+
+@declares
+def interact(
+    policy: Model,
+    prompt: Port[Prompt],
+    environment: Any,
+    *,
+    n: int = 1,
+    max_turns: int,
+    max_tokens: int,
+    max_turn_tokens: int | None = None,
+    max_context: int | None = None,
+    overflow: Literal["stop", "drop_group"] = "stop",
+    max_prompt_tokens: int | None = None,
+    overlong_prompt: Literal["error", "drop", "truncate"] = "error",
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    stop: str | Sequence[str] = (),
+    max_lag: int = 0,
+    on_update: Literal["interrupt", "drain"] = "interrupt",
+    sampler: Literal["keyed", "vllm"] = "keyed",
+    reset_timeout: float = 60.0,
+    step_timeout: float = 60.0,
+    timeout: float = 1800.0,
+    parked_tokens: int | None = None,
+    retries: int = 1,
+    pace: Literal["rounds", "free"] | None = None,
+    on_error: Literal["drop_row", "drop_group", "stop"] = "drop_row",
+    name: str = "interact",
+) -> Port[Episode]:
+    """n episodes of each prompt: the model writes a turn, the environment answers, and so on, at
+    most max_turns times. An Episode is a Rollout, so it takes the place of `generate`'s in a graph.
+
+    environment: a class with `reset(seed=, **row)`, `step(message) -> Turn` and, where it likes,
+    `finish(reason) -> reward` and `close()`; a TRL environment; or what `tools(...)` and its
+    neighbours make. Each episode has one of its own, in a process of its own (`isolated`), with
+    Python's and NumPy's random numbers seeded by the run and the prompt's place in the data, so
+    that a group plays one task.
+
+    Tokens are only appended: what the model wrote is never tokenised again, and what answers it is
+    rendered by itself, as the chat template has it (prompts that are text: as it is). max_tokens:
+    of a row's completion, written and answered; max_turn_tokens: that one turn writes; max_context:
+    of prompt and completion. overflow: what happens to an episode whose next answer does not fit:
+    `stop` ends it with finish `length`, `drop_group` gives its group up. Reasoning of
+    earlier turns stays where it was written.
+
+    reset_timeout, step_timeout: seconds of one call of the environment. timeout: of an episode.
+    An environment that raises, hangs or dies ends its episode alone; it is begun again up to
+    `retries` times, then on_error says what is lost: its row (its group goes on with those that are
+    left), its group, or the run. pace: whether all rows of a chunk write, then all environments
+    answer (`rounds`: the same bits however work is divided; the default without lag), or each row
+    goes on as soon as it is answered (`free`; the default with lag). parked_tokens: of how many
+    tokens the keys stay between two turns, what is beyond is computed again; None: as many as
+    there is room for. Others as in `generate`.
+    """
+    spec = as_environment(environment)
+    params = {
+        "environment": spec,
+        "columns": spec.columns,
+        "required": spec.required,
+        "n": n,
+        "max_turns": max_turns,
+        "max_tokens": max_tokens,
+        "max_turn_tokens": max_turn_tokens,
+        "max_context": max_context,
+        "overflow": overflow,
+        "max_prompt_tokens": max_prompt_tokens,
+        "overlong_prompt": overlong_prompt,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "stop": tuple_of_stops(stop),
+        "max_lag": max_lag,
+        "on_update": on_update,
+        "sampler": sampler,
+        "reset_timeout": reset_timeout,
+        "step_timeout": step_timeout,
+        "timeout": timeout,
+        "parked_tokens": parked_tokens,
+        "retries": retries,
+        "pace": pace,
+        "on_error": on_error,
+    }
+    schema = TruncatedEpisode if truncates(temperature, top_p, top_k) else Episode
+    inputs: dict[str, Port[Any]] = {"prompt": prompt}
+    return Node(
+        INTERACT, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
+    ).port()
