@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,19 @@ class Alone:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Nobody reads it."""
 
+    def waiting(self, reason: str) -> AbstractContextManager[None]:
+        """Nobody reads it."""
+        return nullcontext()
+
+    def flight(self, count: int) -> None:
+        """Nobody reads it."""
+
     def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Nobody reads it."""
 
-    def tombstone(self, key: Any, error: str, *, failed: bool = True) -> None:
+    def tombstone(
+        self, key: Any, error: str, *, failed: bool = True, row_only: bool = False
+    ) -> None:
         """No row may fail here."""
         raise RuntimeError(error)
 

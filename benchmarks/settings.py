@@ -179,7 +179,7 @@ def _make(setting: Setting, folder: Path) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(setting.threads)
     tokenizer = character_tokenizer(setting.tokens)
-    model = Qwen2ForCausalLM(_config(setting.tokens))
+    model = Qwen2ForCausalLM(small_config(setting.tokens))
     stream = setting.pairs(random.Random(0))
     rows = [next(stream) for _ in range(setting.rows)]
     _teach(model, tokenizer, setting, rows)
@@ -217,7 +217,8 @@ def ending_and_padding(tokens: tuple[str, ...]) -> tuple[int, int]:
     return end, tokens.index(PAD) if PAD in tokens else end
 
 
-def _config(tokens: tuple[str, ...]) -> Qwen2Config:
+def small_config(tokens: tuple[str, ...], positions: int = 512) -> Qwen2Config:
+    """Two layers of 128 numbers, for rows of at most so many positions."""
     end, pad = ending_and_padding(tokens)
     return Qwen2Config(
         vocab_size=len(tokens),
@@ -226,7 +227,7 @@ def _config(tokens: tuple[str, ...]) -> Qwen2Config:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=end,

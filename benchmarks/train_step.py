@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,10 +53,24 @@ class OneProcess:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Do nothing: `step` returns a Step's metrics."""
 
+    def waiting(self, reason: str) -> AbstractContextManager[None]:
+        """Nobody reads it."""
+        return nullcontext()
+
+    def flight(self, count: int) -> None:
+        """Nobody reads it."""
+
     def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Nobody reads it."""
 
-    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+    def tombstone(
+        self,
+        key: tuple[int, int, int],
+        error: str,
+        *,
+        failed: bool = True,
+        row_only: bool = False,
+    ) -> None:
         """No row of this benchmark fails."""
         raise ValueError(f"row {key}: {error}")
 

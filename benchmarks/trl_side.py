@@ -60,6 +60,20 @@ def trainer_class(clock: StepClock) -> type:
     return ClockedTrainer
 
 
+def step_ends(clock: StepClock) -> Any:
+    """A callback that notes when Steps end."""
+    from transformers import TrainerCallback
+
+    class StepEnds(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            clock.ends.append(time.perf_counter())
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            clock.ends.append(time.perf_counter())
+
+    return StepEnds()
+
+
 def arguments(run: dict[str, Any], options: argparse.Namespace, folder: str) -> Any:
     """TRL's settings: one update per batch, fp32, no reference, nothing logged or saved."""
     from trl import GRPOConfig
@@ -99,19 +113,12 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> StepClock:
     """One whole training run; returns the clock's notes."""
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from benchmarks.rewards import REWARDS
 
     torch.set_num_threads(run["threads"])
     clock = StepClock()
-
-    class StepEnds(TrainerCallback):
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            clock.ends.append(time.perf_counter())
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            clock.ends.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_class(clock)(
@@ -120,7 +127,7 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> StepClock:
             args=arguments(run, options, folder),
             reward_funcs=REWARDS[run["reward"]],
             train_dataset=Dataset.from_parquet(run["data"], cache_dir=folder),
-            callbacks=[StepEnds()],
+            callbacks=[step_ends(clock)],
         )
         trainer.train()
     return clock

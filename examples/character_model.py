@@ -20,8 +20,11 @@ def make_model(
     layers: int,
     seed: int,
     chat_template: str | None = None,
+    phrases: tuple[str, ...] = (),
 ) -> None:
-    """Write the directory. tokens: the characters, including EOS and PAD; mlp: its inner width."""
+    """Write the directory. tokens: the characters, including EOS and PAD; mlp: its inner width;
+    phrases: longer texts that are one token each.
+    """
     import torch  # not at the top: processes that score answers import the examples' files, too
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -29,7 +32,7 @@ def make_model(
     disable_progress_bar()
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=len(tokens),
+        vocab_size=len(tokens) + len(phrases),
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=4,
@@ -54,5 +57,6 @@ def make_model(
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
     )
+    tokenizer.add_tokens(list(phrases))
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(path)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from character_model import EOS, PAD, make_model
 
@@ -21,6 +22,8 @@ from engine.options import RunOptions
 
 TOKENS = (*string.ascii_lowercase, *string.digits, " ", "+", "=", ":", "\n", PAD, EOS)
 CHAT_TEMPLATE = (
+    "{% if tools %}tools:{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}\n"
+    "{% endif %}"
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
@@ -34,6 +37,8 @@ class Tiny:
     teacher: str
     train: str
     test: str
+    chats: str
+    """The training prompts as messages."""
 
 
 def make(folder: Path | str = "runs/tiny") -> Tiny:
@@ -42,19 +47,26 @@ def make(folder: Path | str = "runs/tiny") -> Tiny:
     root.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate(("model", "teacher")):
         if not (root / name / "config.json").is_file():
-            size = {"hidden": 64, "mlp": 128, "layers": 2}
+            size: dict[str, Any] = {"hidden": 64, "mlp": 128, "layers": 2}
             make_model(root / name, TOKENS, **size, seed=seed, chat_template=CHAT_TEMPLATE)
     sums = [f"{a}+{b}" for a in range(10) for b in range(8)]
     random.Random(0).shuffle(sums)
-    for name, chosen in (("train", sums[:64]), ("test", sums[64:])):
-        rows = [{"prompt": f"{s}=", "answer": str(eval_sum(s))} for s in chosen]
-        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"prompt": f"{s}=", "answer": str(eval_sum(s))} for s in sums]
+    _write_rows(root / "train.jsonl", rows[:64])
+    _write_rows(root / "test.jsonl", rows[64:])
+    chats = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows[:64]]
+    _write_rows(root / "chats.jsonl", chats)
     return Tiny(
         model=str(root / "model"),
         teacher=str(root / "teacher"),
         train=str(root / "train.jsonl"),
         test=str(root / "test.jsonl"),
+        chats=str(root / "chats.jsonl"),
     )
+
+
+def _write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def eval_sum(text: str) -> int:

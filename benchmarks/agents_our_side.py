@@ -1,0 +1,94 @@
+"""Our half of the benchmark of agents: graphs/agent.py on the engine, in a process of its own.
+
+    python -m benchmarks.agents_our_side RUN.json
+
+Owns: running one AgentRun and measuring it as the peer's side does. Does not own: the settings, the
+pairing.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import get_json_schema
+
+from benchmarks.agents_environment import NumberSearch
+from benchmarks.agents_settings import AgentRun
+from engine.api import run
+from engine.plan.options import RunOptions
+from graphs.agent import agent
+
+StepRow = dict[str, float]
+
+
+def measure(told: AgentRun) -> dict[str, float]:
+    """Train as told; numbers over the Steps after the warm-up, by the names of
+    agents.MeasuredEpisodes.
+    """
+    graph = agent(
+        told.model_dir,
+        told.data,
+        NumberSearch,
+        n=told.num_generations,
+        batch=told.prompts_per_step,
+        max_turns=told.turns,
+        max_tokens=told.max_new_tokens,
+        lr=told.lr,
+    )
+    rows: list[StepRow] = []
+    with tempfile.TemporaryDirectory() as folder:
+        options = RunOptions(
+            steps=told.warmup_steps + told.steps,
+            seed=told.seed,
+            name="side",
+            runs=Path(folder),
+            threads=told.threads,
+            samples_every=10**9,
+            progress=False,
+        )
+        run(graph, options, on_step=[lambda row: rows.append(dict(row))])
+    return numbers(rows[told.warmup_steps :], told) | {"prompt_tokens": mean_prompt(told)}
+
+
+def numbers(rows: Sequence[StepRow], told: AgentRun) -> dict[str, float]:
+    """What a run's Steps say."""
+    seconds = sum(row["time/step"] for row in rows)
+    episodes = told.prompts_per_step * told.num_generations * len(rows)
+
+    def mean(name: str) -> float:
+        return statistics.fmean(row[name] for row in rows)
+
+    return {
+        "episodes_per_second": episodes / seconds,
+        "step_ms": 1e3 * seconds / len(rows),
+        "rollout_ms": 1e3 * mean("time/episode"),
+        "train_ms": 1e3 * mean("time/train_policy"),
+        "turns": mean("episode/turns"),
+        "written_tokens": mean("generate/tokens"),
+        "answered_tokens": mean("episode/tokens") - mean("generate/tokens"),
+        "reward": mean("reward/mean"),
+        "steps": len(rows),
+    }
+
+
+def mean_prompt(told: AgentRun) -> float:
+    """Tokens of a prompt with its tools."""
+    prompts = pq.read_table(told.data, columns=["prompt"])["prompt"].to_pylist()
+    rendered = AutoTokenizer.from_pretrained(told.model_dir).apply_chat_template(
+        prompts,
+        tools=[get_json_schema(NumberSearch.guess)],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    return statistics.fmean(len(ids) for ids in rendered)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(AgentRun(**json.loads(Path(sys.argv[1]).read_text())))))

@@ -1,0 +1,65 @@
+"""Credit for each turn of an episode: the rewards from that turn on, without a critic.
+
+Use it where an environment rewards turns, and not the episode alone.
+"""
+
+from __future__ import annotations
+
+from dataflow.calls import declares
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import returns, whiten
+from operators.data import prompts
+from operators.environments import EnvironmentClass
+from operators.interact import interact
+from operators.losses import clipped_policy_loss
+from operators.train import train
+from operators.turns import turn_reward
+
+
+@declares
+def agent_turns(
+    base: str,
+    data: str,
+    environment: EnvironmentClass,
+    *,
+    n: int = 1,
+    batch: int = 64,
+    max_turns: int = 8,
+    max_turn_tokens: int | None = None,
+    max_tokens: int = 4096,
+    lr: Number = 1e-6,
+    minibatches: int = 1,
+    max_lag: int = 0,
+) -> Graph:
+    """Each token's advantage is the whitened sum of the rewards of its turn and all later ones.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
+        environment: a class with reset and step, or tools; module:name on the command line.
+        n: episodes of each prompt.
+        batch: prompts per Step.
+        max_turns: the most turns of an episode.
+        max_turn_tokens: the most tokens of a turn; None: what max_tokens leaves.
+        max_tokens: the most tokens of an episode, written and answered.
+        lr: learning rate, or a schedule of the Step.
+        minibatches: updates per Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    episode = interact(
+        policy,
+        prompts(data, batch=batch),
+        environment,
+        n=n,
+        max_turns=max_turns,
+        max_turn_tokens=max_turn_tokens,
+        max_tokens=max_tokens,
+        max_lag=max_lag,
+        name="episode",
+    )
+    score = turn_reward(episode, name="score")
+    advantage = whiten(returns(episode, score), episode, name="advantage")
+    loss = clipped_policy_loss(advantage, clip=0.2)
+    return Graph("agent_turns", train(policy, episode, loss=loss, lr=lr, minibatches=minibatches))
