@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser.watched import NARROW, WIDE, Watched, watched
+from tests.browser.axe import serious_faults
+from tests.browser.watched import NARROW, WIDE, watched
 from tests.kit.page_client import PageClient
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 PAGES = [
     (),
     ("run", "steady"),
@@ -20,17 +17,6 @@ PAGES = [
     ("run", "steady", "sample", "60,train_policy,239,1"),
     ("compare", "steady,fast"),
 ]
-
-
-def _serious(shown: Watched) -> list[Any]:
-    shown.page.evaluate(AXE)
-    faults = shown.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-    return [
-        (fault["impact"], fault["id"], node["html"][:200], node["failureSummary"])
-        for fault in faults
-        if fault["impact"] in ("serious", "critical")
-        for node in fault["nodes"]
-    ]
 
 
 @pytest.mark.parametrize(
@@ -50,4 +36,4 @@ def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_the_screen(
             shown.go(*way)
             shown.settle()
             assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, way
-            assert _serious(shown) == [], way
+            assert serious_faults(shown) == [], way

@@ -85,6 +85,18 @@ CASES = {
     "ranks": KilledCase(places=APART | {"ranks": {"train_policy": 2}}, exact=False),
     "tensor": KilledCase(places=APART | {"tensor": {"train_policy": 2}}, exact=False),
     "turns": KilledCase(graph="followed", places=TURNS, exact=False, samples=1),
+    "agent": KilledCase(
+        graph="agent",
+        places=APART | {"replicas": {"episode": 2}},
+        chunks={"episode": 2},
+        exact=False,  # an episode whose environment was killed is written again, in other company
+    ),
+    "lagging agent": KilledCase(
+        graph="lagging agent",
+        places=APART | {"replicas": {"episode": 2}},
+        max_lag=1,
+        exact=False,
+    ),
     "lagging": KilledCase(
         graph="lagging", places=APART | {"replicas": {"rollout": 2}}, max_lag=1, exact=False
     ),

@@ -25,7 +25,7 @@ _WORDS = ("", "a", "reversed", "äöü", "数字", "x" * 70)
 Draw = Callable[[np.random.Generator], Any]
 
 USERS: dict[str, tuple[pa.DataType, Draw]] = {
-    "messages": (
+    "chat": (
         pa.list_(MESSAGE),
         lambda r: [
             {"role": "user", "content": str(r.choice(_WORDS))} for _ in range(r.integers(0, 3))

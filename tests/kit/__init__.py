@@ -14,6 +14,9 @@
 | `dense_flex` | FlexAttention as a dense reference with gradients |
 | `kernels` | a Session, and chunks for kernels |
 | `rows` | random rows and their reference numbers |
+| `ragged_lists` | lists of lists as list columns |
+| `episodes` | random rows of several turns, and samples of them |
+| `episode_rows` | episodes written by hand, and an operator that makes some of rollouts |
 | `training`, `train_ranks` | train kernels and their Assignments; what each of several ranks does |
 | `tiny_runs` | the tiny model's folder, and short quiet runs on it |
 | `run_graphs`, `turn_graphs`, `device_graphs` | graphs for these runs, importable |
@@ -31,8 +34,12 @@
 | `shown_path` | a script that prints what an interpreter has set for it |
 | `parallel_tests` | tests on several processes |
 | `turns` | tests that only repeat, of which `.ci/run` takes a third |
+| `decode_tasks` | tasks of a decode loop |
+| `scripted_turns` | rows that are written in turns by a script |
 | `cost_records` | what each test costs |
 | `nothing_left` | that nothing of a run is left |
 | `comparison` | equality of messages that hold arrays; golden files |
 | `files` | small data files |
+| `environment_classes` | environments as users write them |
+| `environment_pools` | pools of environments, opened and asked |
 """

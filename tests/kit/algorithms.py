@@ -14,6 +14,7 @@ from typing import Any
 from dataflow.graph import Graph
 from dataflow.node import Node
 from engine.cli.graphs import shipped_graphs
+from tests.kit.environments import VowelTurns
 from tests.kit.run_graphs import vowels, vowels_of_steps
 
 NAMES = tuple(shipped_graphs())
@@ -26,6 +27,8 @@ DATA = {"sft": "demos", "dpo": "pairs"}
 
 NUMBERS: dict[str, Any] = {
     "n": 4,
+    "max_turns": 4,
+    "max_turn_tokens": 5,
     "batch": 4,
     "demo_batch": 4,
     "max_tokens": 6,
@@ -38,6 +41,9 @@ NUMBERS: dict[str, Any] = {
     "lr": 1e-3,
     "critic_lr": 1e-2,
 }
+
+OF_EPISODES = {"max_tokens": 16}
+"""Of graphs that take an environment: some of its three turns do not fit."""
 
 
 def function_of(name: str) -> Callable[..., Graph]:
@@ -55,9 +61,12 @@ def small(name: str, folder: Path, **changes: Any) -> Graph:
         "reward_fn": vowels,
         "step_fn": vowels_of_steps,
         **dict.fromkeys(MODELS, str(folder / "model")),
+        "environment": VowelTurns,
         **NUMBERS,
     }
     taken = inspect.signature(function).parameters
+    if "environment" in taken:
+        known |= OF_EPISODES
     return function(**{name: known[name] for name in taken if name in known} | changes)
 
 

@@ -44,6 +44,24 @@ class Numbers:
         print("numbers closed")
 
 
+WAITING, RELEASED = threading.Event(), threading.Event()
+"""Of a kernel in this process."""
+LONG_WAIT = 2.5
+"""Seconds after which a kernel that nobody releases goes on: some heartbeats."""
+
+
+class WaitsOutside(Numbers):
+    """Waits as for environments, with its rows in flight, until it is released."""
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        self._session.flight(len(chunk.keys))
+        with self._session.waiting("environments"):
+            WAITING.set()
+            RELEASED.wait(LONG_WAIT)
+        self._session.flight(0)
+        yield from super().run(chunk)
+
+
 class ClosedToday(Numbers):
     """Refuses to open."""
 

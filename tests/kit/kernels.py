@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,12 @@ class FakeSession:
         self.seed, self.rank, self.world, self.group, self._node = seed, rank, world, group, node
         self.metrics: dict[str, list[tuple[float, float]]] = {}
         self.elsewhere: list[ProcessorTime] = []
+        self.waits: list[str] = []
+        self.flights: list[int] = []
         self.modules: dict[Any, Any] = {}
         self.tombstones: list[tuple[tuple[int, int, int], str]] = []
+        self.lost_alone: list[tuple[int, int, int]] = []
+        """Those of the tombstones whose groups go on."""
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """Like the engine's: keyed by seed, node and row."""
@@ -42,13 +47,32 @@ class FakeSession:
         """Remember it."""
         self.metrics.setdefault(name, []).append((value, count))
 
+    @contextmanager
+    def waiting(self, reason: str) -> Iterator[None]:
+        """Remember it as it ends."""
+        yield
+        self.waits.append(reason)
+
+    def flight(self, count: int) -> None:
+        """Remember it."""
+        self.flights.append(count)
+
     def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Remember it."""
         self.elsewhere.append(elsewhere)
 
-    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+    def tombstone(
+        self,
+        key: tuple[int, int, int],
+        error: str,
+        *,
+        failed: bool = True,
+        row_only: bool = False,
+    ) -> None:
         """Remember it."""
         self.tombstones.append((key, error))
+        if row_only:
+            self.lost_alone.append(key)
 
     def module(self, model: Any, make: Callable[[], Any]) -> Any:
         """One module per Model name."""

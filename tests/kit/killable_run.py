@@ -20,7 +20,7 @@ from dataflow.graph import Graph
 from dataflow.program import Program
 from engine.api import resume, run
 from engine.plan.options import RunOptions, decode_options, encode_options
-from tests.kit import run_graphs, run_programs
+from tests.kit import algorithms, run_graphs, run_programs
 from tests.kit.processes import limited, start_python
 from tests.kit.runs import metrics, steps_stored
 
@@ -31,6 +31,8 @@ GRAPHS: Mapping[str, Callable[[Path], Graph]] = {
     "followed": run_graphs.followed,
     "evaluated": partial(run_graphs.evaluated, every=3, keep_best=1),
     "evaluated every 4": partial(run_graphs.evaluated, every=4, keep_best=1),
+    "agent": partial(algorithms.small, "agent"),
+    "lagging agent": partial(algorithms.small, "agent", max_lag=1),
     "stuck": partial(run_graphs.small, fn=run_graphs.says_and_hangs),
 }
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from dataflow.batch import Batch
 from tests.kit import plain_loop as loop
+from tests.kit.algorithms import OF_EPISODES
+from tests.kit.models import EOS
 from tests.kit.plain_loop import Learner, TrainedStep, spread, token_mean
 from tests.kit.rows import padded_logits, plain
 from tests.kit.run_graphs import vowels
@@ -408,3 +410,41 @@ def gradients(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     loss.backward()
     named = module.named_parameters()
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def turn_rewards(world: PlainRun, rows: Batch) -> Tokens:
+    """On the last token of each turn, a run of trained tokens, its share of vowels; of a turn that
+    was cut short, as the row was full, nothing.
+    """
+    tokenizer, by_row = loop.AutoTokenizer.from_pretrained(world.base), []
+    for row in range(len(rows)):
+        ids = loop.ids_of(rows, row)
+        edges = np.flatnonzero(np.diff(rows.ragged("completion_mask")[row], prepend=0, append=0))
+        reward = torch.zeros(len(ids))
+        for begin, end in edges.reshape(-1, 2).tolist():
+            text = tokenizer.decode(ids[begin:end].tolist(), skip_special_tokens=True)
+            is_cut = end == OF_EPISODES["max_tokens"] and ids[end - 1] != EOS
+            reward[end - 1] = 0.0 if is_cut else vowels(completions=[text])[0]
+        by_row.append(reward)
+    return by_row
+
+
+def clipped_turns(world: PlainRun, rows: Batch, gain: Tokens) -> UpdateLoss:
+    """PPO's loss of the tokens that the model wrote, around its recorded log-probs."""
+    mask = [m == 1 for m in loop.flags(rows, "completion_mask")]
+    old = world.before(rows)
+    part = lambda i, now: surrogate(now, old[i], gain[i])[mask[i]]
+    return mean_of(world, rows, part)
+
+
+def agent(world: PlainRun, step: TrainedStep) -> UpdateLoss:
+    numbers = np.array([float(reward.sum()) for reward in turn_rewards(world, step.rows)])
+    gain = standardised(numbers, loop.groups(step.rows))
+    return clipped_turns(world, step.rows, spread(gain, step.rows))
+
+
+def agent_turns(world: PlainRun, step: TrainedStep) -> UpdateLoss:
+    to_go = [r.flip(0).cumsum(0).flip(0) for r in turn_rewards(world, step.rows)]
+    every = torch.cat(to_go)[torch.cat(loop.flags(step.rows, "completion_mask")) == 1]
+    scale = (every.var(unbiased=True) + 1e-8).sqrt()
+    return clipped_turns(world, step.rows, [(r - every.mean()) / scale for r in to_go])

@@ -162,6 +162,12 @@ def column(step: TrainedStep, key: str, name: str) -> list[Tensor]:
     return [torch.from_numpy(ragged[i].copy()) for i in range(len(ragged))]
 
 
+def flags(rows: Batch, name: str) -> list[Tensor]:
+    """A column of the rows themselves, by row."""
+    ragged = rows.ragged(name)
+    return [torch.from_numpy(ragged[i].copy()) for i in range(len(ragged))]
+
+
 def require_close(
     ours: Sequence[Tensor], wanted: Sequence[Tensor], what: str, atol: float = 2e-5
 ) -> None:

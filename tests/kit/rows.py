@@ -10,15 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Batch, Keys
 from dataflow.schema import Advantage, Logprobs, Rollout
-
-
-def ragged(rows: Sequence[Sequence[float]], kind: Any = np.int32) -> Ragged:
-    """Lists as a list column."""
-    lengths = [len(row) for row in rows]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Ragged(np.array([x for row in rows for x in row], dtype=kind), offsets)
+from tests.kit.ragged_lists import ragged
 
 
 def random_rows(

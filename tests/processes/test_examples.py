@@ -34,17 +34,17 @@ ADDED = ("user_operator", "user_advantage", "user_loss", "user_reward")
 
 RUNS = (
     *ADDED, "run_trl_reward", "verl_parquet", "ppo_edit", "dapo", "several_rewards", "async_lag",
-    "edits",
+    "edits", "agent_calculator", "agent_trl_environment", "agent_coding",
 )  # fmt: skip
 """Examples with main(steps)."""
 
 SLOW = ("async_lag", "edits")
 """Examples that run in processes, or several times."""
 
-PARTS = ("tiny", "character_model", "trl_reward", "verl_score")
+PARTS = ("tiny", "character_model", "trl_reward", "trl_guess", "verl_score")
 """Files that examples use."""
 
-ELSEWHERE = ("demo", "demo_task")
+ELSEWHERE = ("demo", "demo_task", "demo_agent", "demo_agent_seeds", "demo_game", "agent_task")
 """Tested elsewhere."""
 
 SCRIPTS = ("cluster_demo",)
@@ -151,6 +151,24 @@ def three_functions_are_logged(rows: Rows) -> None:
     assert means | {"reward/digits/empty"} <= rows[0].keys()
 
 
+def episodes_have_turns(rows: Rows) -> None:
+    for row in rows:
+        assert row["episode/turns"] >= 1.0
+        assert row["env/errors"] == row["env/timeouts"] == 0.0
+
+
+def episodes_are_rewarded(rows: Rows) -> None:
+    episodes_have_turns(rows)
+    _has(rows, "reward/correct/mean")
+    assert all(0.0 < row["reward/mean"] < 0.5 for row in rows)
+
+
+def programs_are_tested(rows: Rows) -> None:
+    episodes_have_turns(rows)
+    assert all(row["episode/reward"] == pytest.approx(row["reward/mean"]) for row in rows)
+    assert max(row["episode/turns"] for row in rows) > 1.0
+
+
 CHECKS: dict[str, Callable[[Rows], None]] = {
     "user_operator": operator_changes_the_reward,
     "user_loss": lambda rows: _has(rows, "loss/tapered_loss", "policy/weight"),
@@ -163,6 +181,9 @@ CHECKS: dict[str, Callable[[Rows], None]] = {
     "dapo": steps_are_full,
     "several_rewards": three_functions_are_logged,
     "async_lag": rows_lag,
+    "agent_calculator": episodes_are_rewarded,
+    "agent_trl_environment": episodes_have_turns,
+    "agent_coding": programs_are_tested,
 }
 
 
@@ -172,7 +193,7 @@ def _has(rows: Rows, *names: str) -> None:
 
 
 def test_trl_and_verl_files_import_nothing_of_ours() -> None:
-    for name in ("trl_reward", "verl_score"):
+    for name in ("trl_reward", "trl_guess", "verl_score"):
         text = (EXAMPLES / f"{name}.py").read_text()
         ours = r"^(?:from|import) (?:dataflow|operators|graphs|engine|tiny)"
         assert not re.search(ours, text, re.MULTILINE)
@@ -276,8 +297,18 @@ def test_commands_of_the_readme_on_several_hosts(here: Path) -> None:
 
 @pytest.mark.long
 def test_commands_of_the_how_to_page(here: Path) -> None:
-    shown = [words for block in blocks("bash", "docs/how-to.md") for words in commands(block)]
-    assert len(shown) > 6
+    require_commands_run("docs/how-to.md", more_than=6)
+
+
+@pytest.mark.long
+def test_commands_of_the_page_of_agents(here: Path) -> None:
+    require_commands_run("docs/agents.md", more_than=3)
+
+
+def require_commands_run(page: str, *, more_than: int) -> None:
+    """All commands of a page that are marked to be run, after the tiny model is made."""
+    shown = [words for block in blocks("bash", page) for words in commands(block)]
+    assert len(shown) > more_than
     assert call_python("examples/tiny.py").returncode == 0
     for words in shown:
         assert run_command(words) == 0, shlex.join(words)

@@ -20,7 +20,7 @@ from engine.cli import main
 from tests.kit.comparison import golden_names, require_golden
 from tests.mistakes import Mistake
 
-KINDS = ("data", "model", "reward", "graph", "options", "hosts")
+KINDS = ("data", "model", "reward", "environment", "graph", "options", "hosts")
 ALL = [
     pytest.param(kind, mistake, id=mistake.name)
     for kind in KINDS

@@ -48,8 +48,19 @@ class Expected:
                 known = known & self.case.outcomes.draw_kept_rows(
                     node.name, self.keys(node.rows, prompt)
                 )
+            known = known & ~self._lost(node, prompt)
             self._rows[node.name, prompt] = known
         return known
+
+    def _lost(self, node: PlannedNode, prompt: Prompt) -> np.ndarray:
+        """Boolean [rows]: those that are lost alone, wherever they reach the node."""
+        return self.case.outcomes.draw_lost_rows(node.name, self.keys(node.rows, prompt))
+
+    def emptied(self, node: PlannedNode, prompt: Prompt) -> bool:
+        """A node has no row of the prompt left, and lost one of those that reached it alone."""
+        reached = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
+        has_lost = bool((reached & self._lost(node, prompt)).any())
+        return has_lost and not self.rows(node, prompt).any()
 
     def fate(self, source: str, prompt: Prompt) -> str:
         """What becomes of a prompt: dropped, rejected or trained."""
@@ -58,6 +69,8 @@ class Expected:
             reached = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
             failed = self.case.outcomes.draw_failed_rows(node.name, self.keys(node.rows, prompt))
             if self.childless(node, prompt) or (reached & failed).any():
+                return "dropped"
+            if self.emptied(node, prompt):
                 return "dropped"
         if any(node.refill and not self.rows(node, prompt).any() for node in line):
             return "rejected"

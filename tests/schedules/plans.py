@@ -108,6 +108,22 @@ def drawn_case(
     )
 
 
+def lossy(case: ScheduleCase) -> ScheduleCase:
+    """The same, with rows that are lost alone, drawn apart so that a seed's case stays the same."""
+    draw, lose = random.Random(f"{case.seed}/lose"), {}
+    for node in case.plan.nodes:
+        if node.region == "stream" and draw.random() < 0.4:
+            lose[node.name] = draw.choice((0.05, 0.3, 0.6))
+        elif node.region == "evaluation" and node.relation != "source":
+            lose[node.name] = draw.choice((0.0, 0.2))
+    return replace(
+        case,
+        outcomes=replace(case.outcomes, lose=lose),
+        settings=replace(case.settings, error_budget=1000.0),
+        rows=case.rows | {"questions": 4},  # of which some answers are left
+    )
+
+
 def _draft(draw: random.Random, lag: int, overtaking: bool) -> PlanDraft:
     """Nothing planned yet. overtaking: many Workers, so that rows pass one another by."""
     pool = tuple(f"w{i}" for i in range(6 if overtaking else draw.choice((1, 1, 3, 5))))

@@ -26,7 +26,7 @@ SEEDS = [
     range(10),
     pytest.param(range(10, 20), marks=[pytest.mark.long, pytest.mark.repeats]),
 ]
-KINDS = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+KINDS = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "for_outside", "idle")
 
 
 def folded(seed: int, folder: Path, *, deaths: bool) -> tuple[Simulation, list[Flow], list[Flow]]:

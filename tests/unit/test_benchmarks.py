@@ -111,7 +111,7 @@ def test_a_saved_tokenizer_still_has_one_token_a_character(
     from transformers import AutoTokenizer
 
     settings.character_tokenizer(tokens).save_pretrained(tmp_path)
-    settings._config(tokens).save_pretrained(tmp_path)
+    settings.small_config(tokens).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "".join(token for token in tokens if len(token) == 1)
     ids = loaded(text)["input_ids"]

@@ -22,6 +22,7 @@ from engine.cli.peek import describe_rows
 from engine.cli.target import SourceError, UsageError, load_function, load_target
 from engine.plan.options import RunOptions
 from graphs.sft import sft
+from tests.kit.episodes import episode_batch
 from tests.kit.files import save_jsonl
 from tests.kit.processes import COMMAND_LINE, ROOT, call_python
 
@@ -418,3 +419,19 @@ def test_peek_shows_text_as_it_is_and_lists_with_their_length() -> None:
     assert lines[:4] == ["row 0", *values]
     assert lines[4].endswith("xxx...")
     assert len(lines[4]) < 120
+
+
+def test_peek_shows_a_conversation_message_by_message() -> None:
+    table = episode_batch(rows=1, turns=20).records.select(["messages", "finish"])
+    lines = list(describe_rows(pa.Table.from_batches([table])))
+    assert lines[:4] == [
+        "row 0",
+        "  messages  41 messages",
+        "            system: You may search.",
+        "            user: What is the word?",
+    ]
+    assert lines[4].strip() == "assistant: turn 0 says so; calls search(query=word 0)"
+    assert lines[-2].strip() == "... 17 more"
+    assert lines[-1].startswith("  finish ")
+    table = pa.table({"messages": ["no messages"]})
+    assert list(describe_rows(table)) == ["row 0", "  messages  no messages"]

@@ -120,7 +120,10 @@ def test_no_path_of_a_machine() -> None:
         assert not found, f"{named(path)}: {found}"
 
 
-GROUPS = "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|throughput|generate"
+GROUPS = (
+    "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|throughput|generate"
+    "|episode|env"
+)
 _METRIC = re.compile(rf"(?:{GROUPS})(?:/[\w*]+)+")
 COLUMN = "reward/*"
 """A column of a Reward, no metric."""

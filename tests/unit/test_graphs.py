@@ -101,7 +101,8 @@ def test_each_with_a_reward_function_takes_held_out_prompts(name: str, folder: P
 
 
 def test_the_others_have_no_reward_function_of_whole_answers() -> None:
-    assert set(algorithms.NAMES) - set(REWARDED) == {"distill", "dpo", "process_reward", "sft"}
+    others = {"agent", "agent_turns", "distill", "dpo", "process_reward", "sft"}
+    assert set(algorithms.NAMES) - set(REWARDED) == others
 
 
 @pytest.mark.parametrize("name", UNIFORM)

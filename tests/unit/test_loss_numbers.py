@@ -235,10 +235,11 @@ def groups(rows: FlatRows) -> list[list[int]]:
 
 
 def dpo(rows: FlatRows, model: Tensor) -> Tensor:
-    """arXiv:2305.18290, equation 7."""
+    """arXiv:2305.18290, equation 7; 0 of a group that lost a row."""
     signed = torch.stack(margins(rows, model)) * rows.by_row["sign"]
     logits = torch.stack([0.3 * signed[members].sum() for members in groups(rows)])
-    return -torch.nn.functional.logsigmoid(logits.double())
+    is_whole = torch.tensor([len(members) > 1 for members in groups(rows)])
+    return torch.where(is_whole, -torch.nn.functional.logsigmoid(logits.double()), 0.0)
 
 
 def trajectory_balance(rows: FlatRows, model: Tensor) -> Tensor:

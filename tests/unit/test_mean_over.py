@@ -57,7 +57,7 @@ def test_means_are_those_of_a_plain_loop(rows: Rows) -> None:
     below = [key for key in keys for _ in rows[key]]
     batch, session = mean_over(keys_of(keys), below, [v for key in keys for v in rows[key]])
     means = dict(zip(batch.keys.rows(), batch.flat("reward").tolist(), strict=True))
-    tombstones = [key for key, _, _ in session.tombstones()]
+    tombstones = [row.key for row in session.tombstones()]
     left = {key: [v for v in values if v is not None] for key, values in rows.items()}
     assert tombstones == sorted(key for key, values in left.items() if not values)
     assert means.keys() == {key for key, values in left.items() if values}
@@ -68,9 +68,11 @@ def test_means_are_those_of_a_plain_loop(rows: Rows) -> None:
 
 def test_a_row_without_any_says_why() -> None:
     _, session = mean_over(Keys.of([3], [1], [2]), [], [])
-    ((key, error, failed),) = session.tombstones()
-    assert (key, failed) == ((3, 1, 2), True)
-    assert error == "no remaining row made from it has a reward. Fix: let select keep more rows."
+    (row,) = session.tombstones()
+    assert (row.key, row.failed, row.row_only) == ((3, 1, 2), True, False)
+    assert (
+        row.error == "no remaining row made from it has a reward. Fix: let select keep more rows."
+    )
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))

@@ -29,7 +29,7 @@ from operators.data_files import (
 )
 from operators.kernels.data import Prompts, SourceRows, open_demonstrations, open_rows
 from operators.kernels.preferences import open_preferences
-from operators.kernels.scoring_child import as_keywords
+from operators.kernels.scoring_keywords import as_keywords
 from operators.kernels.text import prompts_of
 from operators.losses import supervised_loss
 from tests.kit.files import save_jsonl

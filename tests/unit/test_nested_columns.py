@@ -16,7 +16,7 @@ from dataflow.user import Columns
 from engine.channels.layout import layout_from, layout_of
 from operators.data_files import read_prompts, source_columns
 from operators.kernels.data import open_rows
-from operators.kernels.scoring_child import as_keywords
+from operators.kernels.scoring_keywords import as_keywords
 from operators.rewards import verl_reward
 from tests.kit.files import save_jsonl
 

@@ -17,6 +17,7 @@ from dataflow.graph import Graph
 from dataflow.program import Program
 from dataflow.schema import Reward
 from engine.api import plan
+from tests.kit.episodes import episode_batch
 from tests.kit.graphs import graph_of, sampled, small_grpo
 from tests.kit.pages import page_of, pictures_of
 
@@ -76,6 +77,11 @@ def test_a_batch_shows_its_first_rows() -> None:
     assert ">109</td>" in page
     assert ">110</td>" not in page
     assert "... 2 more rows" in page
+
+
+def test_of_a_batch_of_episodes_the_last_message_is_shown() -> None:
+    page = page_of(episode_batch(rows=1, turns=2))
+    assert "5 messages, the last: assistant: turn 1 says so" in page
 
 
 def test_long_values_of_a_batch_are_cut() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.keep.flow.records import (
@@ -95,6 +96,14 @@ def test_totals_and_newest_figures(
     tmp_path: Path, name: str, labels: dict[str, str], value: float
 ) -> None:
     assert of(a_run(tmp_path), name, **labels) == value
+
+
+def test_waits_outside_are_a_state_and_live_episodes_a_gauge(tmp_path: Path) -> None:
+    run = a_run(tmp_path, steps=1)
+    waits = ReplicaFlow(busy=0.25, for_outside=0.75, outside={"environments": 0.75}, in_flight=6)
+    write_flows(run / "events", iter([replace(flow(2), nodes={"rollout@gen": waits})]))
+    assert of(run, "node_seconds_total", **GEN, state="for_outside") == 0.75
+    assert of(run, "node_rows_in_flight", **GEN) == 6.0
 
 
 def test_a_metric_without_a_number_has_no_figure(tmp_path: Path) -> None:

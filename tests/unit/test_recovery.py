@@ -274,6 +274,24 @@ def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel()
     assert "not deterministic" in finish.error
 
 
+def test_a_row_that_came_and_is_lost_alone_as_it_is_made_again_leads_to_a_checkpoint() -> None:
+    """Others have read it; and what made it fail, an environment, promises nothing."""
+    by_hand = CoordinatorByHand(plan())
+    by_hand.run_next("prompts")
+    rollout = by_hand.chunk("rollout")
+    by_hand.begin_again("data")
+    by_hand.hear(m.FetchFailed(worker="gen", peer="data", id=rollout.id))
+    again = by_hand.chunk("prompts")
+    rest = replace(again, keys=again.keys.take(np.array([1])))
+    by_hand.make(rest)
+    lost = {"node": "prompts", "key": (0, 0, 0), "error": "timed out"}
+    by_hand.hear(m.Tombstoned(id=again.id, row_only=True, **lost))
+    by_hand.hear(m.ChunkDone(id=again.id, node="prompts"))
+    assert by_hand.new(m.Finish) == []
+    (rollback,) = by_hand.new(m.Rollback)
+    assert "row (0, 0, 0) did not come" in rollback.error
+
+
 def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
     by_hand = CoordinatorByHand(plan())
     by_hand.run_next("prompts", "rollout", "score")

@@ -21,7 +21,8 @@ import pytest
 from dataflow.errors import GraphError
 from engine.cli.target import load_function
 from operators import rewards, tasks
-from operators.kernels.scoring_child import CONVERSATIONAL, Scorer, ScoringOutcome
+from operators.kernels.scoring_child import Scorer, ScoringOutcome
+from operators.kernels.scoring_keywords import CONVERSATIONAL
 from tests.kit.scoring import answers, scoring
 
 

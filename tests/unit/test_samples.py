@@ -15,7 +15,7 @@ from dataflow.errors import DataError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.schema import Rollout
+from dataflow.schema import Episode, Rollout
 from engine.keep.samples import SampleWriter, read_samples, sample_table
 from engine.plan.plan import Plan
 from engine.run.worker.row_metrics import step_metrics
@@ -27,6 +27,7 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
+from tests.kit.episodes import episode_batch, episode_samples
 from tests.kit.plans import placed, planned, planned_input
 from tests.kit.rewards import zero
 
@@ -170,6 +171,55 @@ def test_full_samples_also_have_the_log_probs_of_sampler_and_trainer() -> None:
     assert full["train_policy"]["rollout"] == (*rollout, "sampler_logprobs")
     assert full["train_policy"]["old"] == ("logprobs",)
     assert "old" not in full["train_critic"]
+
+
+def episodes_graph() -> Graph:
+    """A generation whose rows are episodes, as those of `interact` are."""
+    model = Model("policy", "tiny", trainable=True)
+    plain = generate(model, prompts("train.parquet", batch=4), n=4, max_tokens=8).node
+    inputs, params = dict(plain.inputs), dict(plain.params)
+    states = {"policy": model}
+    node = Node(
+        plain.operator, "rollout", states=states, inputs=inputs, params=params, schemas=(Episode,)
+    )
+    rollout = node.port()
+    advantage = group_advantage(rollout, reward(zero, rollout))
+    return Graph("agent", train(model, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))
+
+
+@pytest.mark.parametrize("samples", ["brief", "full"])
+def test_of_an_episode_its_turns_and_its_messages_are_recorded(samples: str) -> None:
+    (columns_by_producer,) = recorded(placed(episodes_graph(), samples=samples)).values()
+    columns = columns_by_producer["rollout"]
+    per_turn = {"turn_end", "turn_reward"}
+    assert {"messages", "final_reward", "environment_state", *per_turn} <= {*columns}
+    assert {"completion_ids", "completion_mask", "finish", "version"} <= {*columns}
+    assert ("turn" in columns) == ("sampler_logprobs" in columns) == (samples == "full")
+
+
+def test_an_episodes_samples_have_its_turns() -> None:
+    rows = episode_batch(rows=3, turns=4)
+    table = episode_samples(7, rows)
+    assert table.column("turns").to_pylist() == rows.lengths("turn_end").tolist()
+    assert table.column("turn_end").to_pylist()[0] == rows.ragged("turn_end")[0].tolist()
+    for name in ("turn_reward", "final_reward", "messages", "environment_state"):
+        assert table.column(name).to_pylist() == rows.array(name).to_pylist()
+    for name in ("model_seconds", "environment_seconds"):
+        assert table.column(name).to_pylist() == rows.array(name).to_pylist()
+
+
+def test_rows_of_other_nodes_and_older_files_have_no_turns(tmp_path: Path) -> None:
+    episodes = episode_batch(rows=2)
+    prompt = pa.array(["a", "b"])
+    shown = episodes.select(["completion", "messages", "turn_end", "turn_reward"])
+    both = {"agent": shown.with_columns({"prompt": prompt}), "plain": rows_of_a_step()}
+    writer = SampleWriter(tmp_path)
+    writer.write(1, table_of(1))
+    writer.write(2, sample_table(2, both))
+    table = read_samples(tmp_path)
+    for name in ("messages", "turn_end", "turn_reward", "turns"):
+        cells = table.column(name).to_pylist()
+        assert [cell is None for cell in cells] == [True] * 3 + [False] * 2 + [True] * 3
 
 
 def test_a_full_sample_table_has_numbers_for_each_token() -> None:

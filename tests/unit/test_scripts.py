@@ -112,6 +112,31 @@ def test_what_a_guarded_script_defines_is_found_again_and_is_the_same(started: S
     assert (now.nodes, now.sources["my_script"]) == (then.nodes, then.sources["my_script"])
 
 
+OF_EPISODES = """
+from graphs.agent import agent
+
+
+class Echo:
+    def reset(self):
+        return None
+
+    def step(self, message):
+        return "", float(len(message["content"])), True
+
+
+if __name__ == "__main__":
+    started(agent("hub/name", "rows.jsonl", Echo, n=2, batch=2))
+"""
+
+
+def test_a_class_that_a_guarded_script_defines_is_found_again(started: Started) -> None:
+    _, text, of, notice, _ = started(OF_EPISODES)
+    assert (of.module, notice) == ("my_script", "")
+    importlib.invalidate_caches()
+    environment = read(text).node("episode").params["environment"]
+    assert environment.target.__module__ == "my_script"
+
+
 def test_its_source_counts_without_what_starts_the_run(here: Path, started: Started) -> None:
     _, text, _, _, then = started(GUARDED)
     (here / "my_script.py").write_text(GUARDED.replace("started(", "print("))

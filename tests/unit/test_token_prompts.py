@@ -20,7 +20,7 @@ from operators import data_files, data_shapes
 from operators.kernels.answers import DatasetAnswers
 from operators.kernels.continued import Continued
 from operators.kernels.data import Prompts
-from operators.kernels.scoring import Function, columns_for
+from operators.kernels.scoring_columns import Function, columns_for
 from operators.kernels.text import Tokenizer, load_tokenizer, to_ragged
 from operators.kernels.torch.generate import TorchGenerate
 from operators.rewards import wants

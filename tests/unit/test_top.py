@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,22 @@ def test_where_nothing_waits_for_long_it_is_said(run: Path) -> None:
     assert "\nNothing waits for long.\n" in text_of(RunReader(run).look())
 
 
+def test_a_wait_for_environments_has_a_letter_and_live_episodes_a_column(run: Path) -> None:
+    assert "outside" not in text_of(RunReader(run).look())
+    waits = ReplicaFlow(
+        busy=1.0, for_outside=3.0, outside={"environments": 3.0}, in_flight=1200, version=1
+    )
+    does = WorkerFlow(doing="rollout", waits_for="environments", doing_for=40.0)
+    nodes, workers = {"rollout@gen0": waits}, {"gen0": does}
+    write_flows(run / "events", iter([replace(flow(4), phase=1, nodes=nodes, workers=workers)]))
+    text = text_of(RunReader(run).look(), 120)
+    assert "rollout waits 75 % for environments" in text
+    line = next(each for each in text.splitlines() if "ooo" in each)
+    assert re.search(r"25%\s+outside 75%\s+environments\s+1,200\s+1$", line), line
+    assert "o outside" in text
+    assert "rollout, for environments, 40" in text
+
+
 @pytest.mark.parametrize("plan", ["", "[1]", "{}", '{"phases": []}'])
 def test_a_damaged_plan_is_left_out(plan: str, run: Path) -> None:
     (run / "plan.json").write_text(plan)
@@ -205,7 +222,7 @@ NAMES = st.text(st.characters(codec="ascii", exclude_characters="@>-"), min_size
 @settings(max_examples=example_count(60))
 @given(
     names=st.lists(NAMES, min_size=1, max_size=4, unique=True),
-    seconds=st.lists(st.floats(0.0, 1e6), min_size=6, max_size=6),
+    seconds=st.lists(st.floats(0.0, 1e6), min_size=7, max_size=7),
     count=st.integers(0, 10**12),
     width=st.integers(60, 160),
     replicas=st.booleans(),
@@ -213,9 +230,11 @@ NAMES = st.text(st.characters(codec="ascii", exclude_characters="@>-"), min_size
 def test_no_line_is_wider_than_the_screen_and_none_has_control_characters(
     names: list[str], seconds: list[float], count: int, width: int, replicas: bool
 ) -> None:
-    states = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+    waits = ("for_rows", "for_weights", "for_turn", "for_room", "for_outside")
+    states = ("busy", *waits, "idle")
     times = dict(zip(states, seconds, strict=True))
-    node = ReplicaFlow(**times, blames={names[0]: 1.0}, rows=count, tokens=count, version=7)
+    counts = {"rows": count, "tokens": count, "in_flight": count, "version": 7}
+    node = ReplicaFlow(**times, **counts, blames={names[0]: 1.0}, outside={names[-1]: 1.0})
     edge = EdgeFlow(bytes=count, waiting_rows=count, waiting_bytes=count, age=seconds[0])
     found = Flow(
         step=1,

@@ -47,6 +47,9 @@ class EngineTests:
         }
 
 
+ALONE = ("engine", "turns", "interact")
+"""What is tested of an engine without a run, beside the contract."""
+
 # What takes longest comes first, so that both processes end at about the same time. The contract
 # is kept by some engine in each turn, and on two ranks there is something in each: in turn 2 the
 # long tests (ci_parts.py).
@@ -54,9 +57,9 @@ SHORT = (
     EngineTests(kind="llama", ranks=2, slots=8, files=("contract",), turns=(1,)),
     EngineTests(kind="llama", ranks=2, slots=8, files=("runs",), turns=(0,)),
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("runs",)),
-    EngineTests(kind="qwen2", ranks=1, slots=8, files=("contract", "engine"), turns=(0, 2)),
-    EngineTests(kind="qwen2", ranks=1, slots=8, files=("engine",), turns=(1,)),
-    EngineTests(kind="llama", ranks=1, slots=8, files=("contract", "engine"), turns=(0,)),
+    EngineTests(kind="qwen2", ranks=1, slots=8, files=("contract", *ALONE), turns=(0, 2)),
+    EngineTests(kind="qwen2", ranks=1, slots=8, files=ALONE, turns=(1,)),
+    EngineTests(kind="llama", ranks=1, slots=8, files=("contract", *ALONE), turns=(0,)),
     EngineTests(kind="qwen2", ranks=1, slots=64, files=("names", "agreement")),
 )
 LONG = (

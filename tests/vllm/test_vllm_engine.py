@@ -196,7 +196,7 @@ def test_rows_of_both_samplers_run_side_by_side(make: Any, base: str, tolerance:
     kernels = [make(n=2, temperature=0.7, sampler=sampler) for sampler in ("keyed", "vllm")]
     alone = [generated(kernel, MIXED[:2]) for kernel in kernels]
     tasks = [
-        VllmDecoder(kernel._engine, kernel._task(*asked(kernel, MIXED[:2])), 0)
+        VllmDecoder(kernel._engine, kernel._task(*asked(kernel, MIXED[:2]), kernel._n), 0)
         for kernel in kernels
     ]
     for decoder in tasks:

@@ -13,8 +13,10 @@ from dataflow.snapshot import to_json
 from engine.cli import main
 from engine.keep.flow.records import Tombstones
 from engine.keep.flow.segments import StepSegments
+from engine.keep.samples import SampleWriter
 from engine.watch.report import make_report
 from engine.watch.run_questions import ServedRuns
+from tests.kit.episodes import episode_batch, episode_samples
 from tests.kit.graphs import small_grpo
 from tests.kit.watched import watched_run
 
@@ -125,3 +127,13 @@ def test_of_a_run_that_left_little_there_is_a_report(tmp_path: Path) -> None:
     page = Page(make_report(ServedRuns(tmp_path), "bare", now=0.0))
     assert page.headings == ["Errors"]
     assert "graph.json: no such file" in page.words
+
+
+def test_of_an_episode_its_messages_are_in_the_report(tmp_path: Path) -> None:
+    run = watched_run(tmp_path / "a", samples=0)
+    table = episode_samples(1, episode_batch(rows=1, turns=2))
+    SampleWriter(run / "samples").write(1, table)
+    page = Page(make_report(ServedRuns(tmp_path), "a", now=0.0))
+    assert "2 turns" in page.words
+    assert "tool search: found 0" in page.words
+    assert "calls search(query=word 0)" in page.words
