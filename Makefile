@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo cluster-demo test test-long test-all newcomer pythons chaos torture contracts peers bench curves clean
+.PHONY: setup demo demo-agent cluster-demo test test-long test-all newcomer pythons chaos torture contracts peers bench curves clean
 export PYTHON VLLM
 
 setup:
@@ -11,6 +11,12 @@ setup:
 demo: VLLM := $(if $(filter vllm,$(KERNEL)),1,$(VLLM))
 demo: setup
 	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} .venv/bin/python examples/demo.py $(if $(KERNEL),--kernel $(KERNEL))
+
+# A model that learns with tools, three seeds; then a game of TextArena, where its package can be installed.
+demo-agent: setup
+	.venv/bin/python examples/demo_agent_seeds.py
+	-scripts/test-environments --collect-only -q > /dev/null
+	.venv/bin/python examples/demo_game.py
 
 # Two simulated nodes of a Ray cluster, one of which dies: a minute.
 cluster-demo: setup
@@ -33,6 +39,7 @@ test-long: setup
 # Property tests draw a third of their examples elsewhere.
 test-all: export TEST_EXAMPLES := all
 test-all: test test-long newcomer
+	scripts/test-environments
 	scripts/torture --short
 	scripts/chaos short
 
@@ -66,6 +73,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.across --quick
 	.venv/bin/python -m benchmarks.data_plane --quick
 	.venv/bin/python -m benchmarks.against_trl --quick
+	.venv/bin/python -m benchmarks.agents --quick
 	.venv/bin/python -m benchmarks.watch --quick
 	.venv/bin/python -m benchmarks.hosts --quick
 	.venv/bin/python -m benchmarks.starts --quick
@@ -78,5 +86,5 @@ curves: setup
 	.venv/bin/python -m benchmarks.curves --json benchmarks/results/curves.json
 
 clean:
-	rm -rf .venv .venv-trl .venv-ray .venv-vllm-range .peers dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-environments .venv-trl .venv-ray .venv-vllm-range .peers dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find dataflow operators graphs engine tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

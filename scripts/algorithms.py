@@ -176,6 +176,8 @@ def needed(graph: Graph) -> Iterator[str]:
         )
     if any(n.operator.parts for n in graph.nodes):
         yield "a reward function"
+    if any("environment" in n.params for n in graph.nodes):
+        yield "an environment"
 
 
 def section(each: Costed) -> str:
@@ -195,6 +197,7 @@ def costed_graph(name: str) -> Costed:
         "demos": "demonstrations.parquet",
         "reward_fn": your_reward,
         "step_fn": your_steps,
+        "environment": YourEnvironment,
         "n": ANSWERS // (2 if name in JOINED else 1) if grouped else 1,
         "batch": ROWS // answers,
         "demo_batch": ROWS // ANSWERS,
@@ -220,6 +223,16 @@ def your_reward(completions: list[str], **columns: object) -> list[float]:
 def your_steps(steps: list[list[str]], **columns: object) -> list[list[float]]:
     """What a user gives."""
     return [[0.0 for _ in row] for row in steps]
+
+
+class YourEnvironment:
+    """What a user gives."""
+
+    def reset(self) -> None:
+        return None
+
+    def step(self, message: dict[str, Any]) -> tuple[str, float, bool]:
+        return "", 0.0, True
 
 
 def save_inputs() -> None:

@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,11 +29,21 @@ from dataflow.loss import LossFunction  # noqa: E402
 from dataflow.model import Model, cosine, linear, warmup  # noqa: E402
 from dataflow.operator import Operator  # noqa: E402
 from dataflow.operator_functions import function_of  # noqa: E402
+from operators.environment_kinds import (  # noqa: E402
+    gymnasium_environment,
+    mcp_tools,
+    openenv_environment,
+    skyrl_environment,
+    textarena_environment,
+    trl_environment,
+)
+from operators.environments import Turn, environments_by, isolated, tools  # noqa: E402
 from operators.importance import importance  # noqa: E402
 from operators.optimizers import AdamW  # noqa: E402
 from operators.rewards import verl_reward  # noqa: E402
 
 WIDTH = 118
+FENCE = "```python"
 
 HEAD = """# Operators and losses
 
@@ -59,6 +70,18 @@ _SCOPES = {
     "batch": "Works on a whole Step.",
 }
 
+ENVIRONMENTS = (
+    Turn,
+    tools,
+    trl_environment,
+    gymnasium_environment,
+    textarena_environment,
+    skyrl_environment,
+    openenv_environment,
+    mcp_tools,
+    environments_by,
+    isolated,
+)
 VALUES = (Model, linear, cosine, warmup, AdamW, importance, verl_reward)
 
 
@@ -81,7 +104,11 @@ def page() -> str:
         entries = [of_operator(d) for d in found if isinstance(d, Operator) and d.work in kinds]
         sections.append((title, merged(entries)))
     losses = merged([of_loss(d) for d in found if isinstance(d, LossFunction)])
-    sections += [("Losses", losses), ("Values", [of_value(v) for v in VALUES])]
+    sections += [
+        ("Losses", losses),
+        ("Environments", [of_value(value) for value in ENVIRONMENTS]),
+        ("Values", [of_value(value) for value in VALUES]),
+    ]
     contents = [f"- {title}: {links(entries)}" for title, entries in sections]
     lines = [line for each in contents for line in wrapped(each, "  ")] + [""]
     for title, entries in sections:
@@ -162,7 +189,8 @@ def entry(e: PageEntry) -> Iterator[str]:
     yield from call(e)
     yield from ["```", ""]
     for paragraph in prose(e):
-        yield from [*wrapped(paragraph), ""]
+        lines = [paragraph] if paragraph.startswith(FENCE) else wrapped(paragraph)
+        yield from [*lines, ""]
     if e.facts:
         yield from [*wrapped(" ".join(e.facts)), ""]
     table = list(parameters(e))
@@ -197,20 +225,26 @@ def written(parameter: inspect.Parameter) -> str:
     name, kind = f"{marks.get(parameter.kind, '')}{parameter.name}", parameter.annotation
     named = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
     text = name if kind is parameter.empty else f"{name}: {named}"
-    if parameter.default is parameter.empty:
+    default = parameter.default
+    if default is parameter.empty:
         return text
-    return f"{text}{'=' if kind is parameter.empty else ' = '}{parameter.default!r}"
+    if isinstance(default, MappingProxyType):
+        default = dict(default)
+    return f"{text}{'=' if kind is parameter.empty else ' = '}{default!r}"
 
 
 def prose(e: PageEntry) -> list[str]:
     """The docstring's paragraphs; a list of parameters begins a line for each of them."""
     doc = inspect.getdoc(e.function) or ""
     names = sorted(inspect.signature(e.function).parameters, key=len, reverse=True)
-    paragraphs = [" ".join(part.split()) for part in doc.split("\n\n")]
+    paragraphs = list(paragraphs_of(doc))
     each = "|".join(map(re.escape, names)) or "(?!)"
     begins = re.compile(rf"(?:^|(?<=[.:;)] ))((?:{each})(?:, (?:{each}))*): ")
     found = []
     for paragraph in paragraphs:
+        if paragraph.startswith(FENCE):
+            found.append(paragraph)
+            continue
         parts = begins.split(paragraph)
         found += [parts[0].strip()] if parts[0].strip() else []
         found += [
@@ -218,6 +252,15 @@ def prose(e: PageEntry) -> list[str]:
             for name, text in zip(parts[1::2], parts[2::2], strict=True)
         ]
     return joined(found)
+
+
+def paragraphs_of(doc: str) -> Iterator[str]:
+    """Paragraphs of text as one line each; what is indented is code, fenced, as it is."""
+    for part in re.split(r"\n\n(?! {8})", doc):
+        if part.startswith("    "):
+            yield f"{FENCE}\n{textwrap.dedent(part)}\n```"
+        else:
+            yield " ".join(part.split())
 
 
 def joined(paragraphs: list[str]) -> list[str]:

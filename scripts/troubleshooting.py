@@ -27,6 +27,7 @@ TITLES = {
     "data": "Data",
     "model": "Models",
     "reward": "Rewards",
+    "environment": "Environments",
     "graph": "Graphs",
     "options": "The command line",
     "hosts": "Several hosts",
@@ -44,6 +45,9 @@ this page from commands that a test runs.
 |---|---|
 | a message that is not clear | below, by its words; the command again with `--traceback` |
 | a reward that stays the same | [how to debug a reward](how-to.md#debug-a-reward) |
+| groups with fewer rows than n | episodes were lost: `data/lost_rows`, `env/errors`, and the log; \
+[agents](agents.md#what-goes-wrong-in-an-environment) |
+| episodes that end with `length` | `episode/overflow`, and [budgets](agents.md#budgets) |
 | a run that stands still | after `--watchdog` seconds it stops and says who waits for whom |
 | a run that was killed | `dataflow runs`; then `dataflow resume RUN_FOLDER` |
 | too little memory | `dataflow explain TARGET`: what each node holds |
