@@ -96,6 +96,7 @@ def as_episodes(rollout: Columns[Rollout]) -> Columns[Episode]:
             mask[start + 2] = 0
             turn[start + 3 : start + length] = 1
     logprobs: Ragged = rollout["sampler_logprobs"]
+    seconds = pa.array([[0.0] * len(row) for row in ends], pa.large_list(pa.float32()))
     states = [json.dumps({"length": length}) for length in ids.lengths.tolist()]
     messages = [json.dumps([{"role": "assistant", "content": "a"} for _ in row]) for row in ends]
     return Columns.make(
@@ -111,6 +112,8 @@ def as_episodes(rollout: Columns[Rollout]) -> Columns[Episode]:
         turn=ids.like(turn),
         turn_end=ragged(ends),
         turn_reward=pa.array([[1.0] * len(row) for row in ends], pa.large_list(pa.float32())),
+        model_seconds=seconds,
+        environment_seconds=seconds,
         final_reward=pa.array([None] * len(ends), pa.float32()),
         messages=messages,
         environment_state=states,

@@ -94,7 +94,7 @@ class _Sizes:
         batches = {source.name: source.batch for source in self._draft.sources}
         if node.source not in batches:
             return node.layout.slots
-        prompts = -(-batches[node.source] // (node.layout.replicas * node.chunks))
+        prompts = -(-batches[node.source] // max(node.layout.replicas, node.chunks))
         return prompts * node.rows
 
     def describe(self, node: PlannedNode) -> Iterator[str]:
