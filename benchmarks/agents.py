@@ -75,9 +75,9 @@ class AgentSide:
     def run(self, run: AgentRun) -> MeasuredEpisodes:
         """Train as told, in fresh processes. Exits if that fails."""
         with tempfile.TemporaryDirectory() as folder:
-            told = Path(folder) / "run.json"
-            told.write_text(json_text.dumps(asdict(run)))
-            return measured_episodes(last_line([*self.command, str(told)], run.threads))
+            run_file = Path(folder) / "run.json"
+            run_file.write_text(json_text.dumps(asdict(run)))
+            return measured_episodes(last_line([*self.command, str(run_file)], run.threads))
 
 
 OURS = AgentSide(name="ours", command=(sys.executable, "-m", "benchmarks.agents_our_side"))

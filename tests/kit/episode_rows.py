@@ -53,7 +53,7 @@ def make_episodes(
     completion_ids = ragged(ids)
     place = np.arange(len(completion_ids.values))
     rewards = [[turn.reward for turn in episode] for episode in episodes]
-    made: dict[str, Any] = {
+    usual_columns: dict[str, Any] = {
         "prompt_ids": ragged(prompts or [[1, 2]] * count),
         "completion_ids": completion_ids,
         "completion_mask": ragged(masks, np.uint8),
@@ -68,7 +68,7 @@ def make_episodes(
         "messages": ["[]"] * count,
         "environment_state": ["{}"] * count,
     }
-    return Batch.make(keys or Keys.of(range(count)), made | columns, Episode)
+    return Batch.make(keys or Keys.of(range(count)), usual_columns | columns, Episode)
 
 
 def episode_chunk(rows: Batch, name: str = "episode") -> Chunk:

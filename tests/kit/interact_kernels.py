@@ -33,9 +33,9 @@ def kernels() -> Iterator[list[TorchInteract]]:
 
 def with_arguments(environment: type, **arguments: Any) -> Environment:
     """An environment of this class, with keywords for it."""
-    made = as_environment(environment)
-    assert isinstance(made, Environment)
-    return replace(made, arguments=arguments)
+    wrapped = as_environment(environment)
+    assert isinstance(wrapped, Environment)
+    return replace(wrapped, arguments=arguments)
 
 
 def open_interact(

@@ -165,9 +165,9 @@ def require_trained_logprobs(
     ids = torch.from_numpy(completions.values.astype(np.int64)[packed.tokens])
     row_of_token = np.repeat(rows, completions.lengths)
     index = np.arange(len(row_of_token)) - np.repeat(completions.offsets[:-1], completions.lengths)
-    given = np.pad(episodes.given, ((0, 0), (0, written.tokens.shape[1])))[row_of_token, index]
+    is_given = np.pad(episodes.given, ((0, 0), (0, written.tokens.shape[1])))[row_of_token, index]
     recorded = written.logprobs[row_of_token, index]
-    assert not recorded[given].any()
+    assert not recorded[is_given].any()
     token_versions = written.versions[row_of_token, index]
     for version, weights in enumerate(versions):
         set_weights(module, weights)
@@ -175,7 +175,7 @@ def require_trained_logprobs(
         with torch.no_grad():
             logprobs = predictions(module, packed, ids, temperature=temperature).logprobs
         expected[packed.tokens] = logprobs.numpy()
-        its = (token_versions == version) & ~given
+        its = (token_versions == version) & ~is_given
         np.testing.assert_allclose(recorded[its], expected[its], atol=1e-5, rtol=1e-5)
     set_weights(module, versions[0])
 

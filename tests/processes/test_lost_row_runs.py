@@ -49,5 +49,5 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tiny: TinyRuns) ->
 def test_a_chunk_with_lost_rows_is_run_again(tiny: TinyRuns) -> None:
     result = tiny.run(lossy_graph, 2, record="all")
     for node in ("score", "group_advantage", "train_policy"):
-        found = rerun(result.folder, [node], 2)
-        assert found.same, found.nodes
+        replayed = rerun(result.folder, [node], 2)
+        assert replayed.same, replayed.nodes

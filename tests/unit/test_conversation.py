@@ -21,11 +21,11 @@ def read_one(**message: Any) -> SaidMessage:
 
 
 def test_a_message_has_its_speaker_text_reasoning_and_calls() -> None:
-    said = read_one(content="so", reasoning_content="hm", tool_calls=[CALL], name="bob")
-    assert (said.who, said.text, said.reasoning) == ("assistant bob", "so", "hm")
-    (call,) = said.calls
+    message = read_one(content="so", reasoning_content="hm", tool_calls=[CALL], name="bob")
+    assert (message.who, message.text, message.reasoning) == ("assistant bob", "so", "hm")
+    (call,) = message.calls
     assert (call.name, call.arguments) == ("add", (("a", "1"), ("b", "two")))
-    assert str(said) == "so; calls add(a=1, b=two)"
+    assert str(message) == "so; calls add(a=1, b=two)"
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_a_call_of_any_form_is_shown(call: Any, shown: str) -> None:
 
 
 def test_a_call_that_could_not_be_read_is_told() -> None:
-    said = read_one(content="<tool", tool_call_errors=["no closing tag"])
-    assert str(said) == "<tool; a call that cannot be read: no closing tag"
+    message = read_one(content="<tool", tool_call_errors=["no closing tag"])
+    assert str(message) == "<tool; a call that cannot be read: no closing tag"
 
 
 def test_parts_are_joined_and_other_contents_are_json() -> None:

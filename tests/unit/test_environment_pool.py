@@ -36,18 +36,18 @@ def drawn_game(pool: EnvironmentPool) -> list[object]:
     last = finish(pool, 4)
     state = dict(last.state)
     assert state.pop("pid") > 0
-    said = [(contents(turn), turn.reward, turn.done) for turn in turns]
-    return [began.text, began.messages, said, last.reward, state]
+    turn_records = [(contents(turn), turn.reward, turn.done) for turn in turns]
+    return [began.text, began.messages, turn_records, last.reward, state]
 
 
 def test_an_episode_is_the_same_in_a_process_and_here() -> None:
     with opened() as pool, opened_here() as here:
         in_process = drawn_game(pool)
         assert drawn_game(here) == in_process
-    text, messages, said, reward, state = in_process
+    text, messages, turn_records, reward, state = in_process
     assert (text, messages, reward) == ("hello q4", (), 2.5)
-    assert said[0] == (["hi"], 0.5, False)
-    assert said[1] != said[2]
+    assert turn_records[0] == (["hi"], 0.5, False)
+    assert turn_records[1] != turn_records[2]
     assert state["steps"] == 3
     assert (state["seed"], state["reason"]) == (7, "stop")
     assert "_hidden" not in state

@@ -177,8 +177,8 @@ def lost_in(run: Simulation) -> list[tuple[int, int, int]]:
 
 
 def closed(run: Simulation) -> list[m.StepClosed]:
-    said = [told for _, told in run.history.instructions]
-    return [each for each in said if isinstance(each, m.StepClosed) and each.metrics]
+    instructions = [instruction for _, instruction in run.history.instructions]
+    return [each for each in instructions if isinstance(each, m.StepClosed) and each.metrics]
 
 
 def test_steps_have_their_prompts_and_the_metric_counts_rows() -> None:
@@ -224,8 +224,8 @@ def test_each_lost_row_is_told_once_whatever_dies(seed: int) -> None:
     metrics = [each.metrics["data/lost_rows"] for each in closed(run)]
     assert metrics == sorted(metrics)
     stream = {n.name for n in case.plan.nodes if n.region == "stream"}
-    told = [e for _, e in run.history.events if isinstance(e, m.Tombstoned) and e.row_only]
-    distinct = {(e.node, e.key) for e in told if e.node in stream}
+    tombstones = [e for _, e in run.history.events if isinstance(e, m.Tombstoned) and e.row_only]
+    distinct = {(e.node, e.key) for e in tombstones if e.node in stream}
     assert sum(a.lost_rows for a in run.coordinator.sources.admissions.values()) <= len(distinct)
 
 
@@ -258,15 +258,15 @@ def evaluated(lose: float, fail: float = 0.0) -> tuple[str, list[m.Evaluate]]:
     rows = {"prompts": 50, "questions": 20}
     run = Simulation(plan, Settings(steps=1), rows=rows, durations=Durations(), outcomes=outcomes)
     finish = run.run()
-    told = [each for _, each in run.history.instructions if isinstance(each, m.Evaluate)]
-    return finish.error, told
+    evaluations = [each for _, each in run.history.instructions if isinstance(each, m.Evaluate)]
+    return finish.error, evaluations
 
 
 def test_an_evaluation_leaves_lost_rows_out_and_says_how_many() -> None:
-    error, told = evaluated(0.4)
+    error, evaluations = evaluated(0.4)
     assert not error
-    assert told
-    for task in told:
+    assert evaluations
+    for task in evaluations:
         assert 0 < task.lost_rows < 40
         assert len(task.keys) == 40 - task.lost_rows
 

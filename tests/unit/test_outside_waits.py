@@ -181,9 +181,9 @@ def test_a_node_that_waits_outside_is_not_busy_meanwhile(tmp_path: Path) -> None
 def test_the_wait_is_told_and_bounds_the_run(tmp_path: Path) -> None:
     step, _ = told_of_a_long_chunk(tmp_path)
     plan = json.loads(placed(grpo_graph(batch=4, n=4)).to_json())
-    told = sentences(step, plan)
-    assert "rollout waits 67 % for environments" in told
-    assert told[0] == "train_policy waits 100 % for rollout"
+    wait_sentences = sentences(step, plan)
+    assert "rollout waits 67 % for environments" in wait_sentences
+    assert wait_sentences[0] == "train_policy waits 100 % for rollout"
     assert critical_path(step, ["train_policy"]) == ["rollout", "train_policy"]
 
 

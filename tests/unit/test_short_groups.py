@@ -31,8 +31,8 @@ def completed() -> Columns[Completion]:
 
 def advantages(**how: Any) -> list[float]:
     usual: dict[str, Any] = {"baseline": "mean", "scale": "none", "ragged": False, "dialect": "trl"}
-    made = advantage_formulas.group_advantage(completed(), scored(), **usual | how)
-    return made["advantage"].values[::2].tolist()
+    columns = advantage_formulas.group_advantage(completed(), scored(), **usual | how)
+    return columns["advantage"].values[::2].tolist()
 
 
 def test_a_baseline_counts_by_what_is_left() -> None:

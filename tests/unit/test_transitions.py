@@ -164,7 +164,7 @@ def test_turns_of_truncated_episodes_have_what_was_kept() -> None:
 
 @operator()
 def as_truncated(rollout: Columns[Rollout]) -> Columns[TruncatedEpisode]:
-    raise NotImplementedError
+    raise AssertionError("only its schema is looked at")
 
 
 def test_its_port_has_the_schema_of_its_episodes() -> None:

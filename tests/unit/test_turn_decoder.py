@@ -163,10 +163,10 @@ def test_greedy_rows_are_the_same_whatever_was_evicted(
     script = TurnScript(seed=seed)
     prompts = random_prompts([5, 13, 2], 0)
     task = make_task(prompts, n=n, slots=slots, how=Sampling(temperature=0.0))
-    kept = model.run(task, script, static)
+    unevicted = model.run(task, script, static)
     for parked in (1, 35, 70):
         evicted = model.run(replace(task, parked=parked), script, static)
-        assert evicted.list_completions() == kept.list_completions()
+        assert evicted.list_completions() == unevicted.list_completions()
 
 
 @STEPS

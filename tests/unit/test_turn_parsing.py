@@ -144,8 +144,8 @@ def test_a_segment_is_the_conversation_as_the_template_shows_it() -> None:
     shown = tokenizer.inner.decode(begun.tolist())
     between = "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert shown.endswith(f"assistant\n4{between}")
-    kept = TurnRenderer(tokenizer).between(np.array(ids[:-1], np.int32), [RETRY], raw=False)
-    assert tokenizer.inner.decode(kept.tolist()) == between
+    appended = TurnRenderer(tokenizer).between(np.array(ids[:-1], np.int32), [RETRY], raw=False)
+    assert tokenizer.inner.decode(appended.tolist()) == between
 
 
 # --- ids that encoding would split otherwise ------------------------------------------------------
@@ -207,9 +207,9 @@ def test_what_was_decoded_is_never_encoded_again(turns: list[Any], raw: bool) ->
         before = len(ids)
         ids += [*written, *part.tolist()]
         assert ids[before : before + len(written)] == written
-        said = {"role": "assistant", "content": "".join(pieces)}
-        assert APPENDING.parse(np.array(written, np.int32), raw=raw) == said
-        conversation = [*conversation, said, reply]
+        written_message = {"role": "assistant", "content": "".join(pieces)}
+        assert APPENDING.parse(np.array(written, np.int32), raw=raw) == written_message
+        conversation = [*conversation, written_message, reply]
         if raw:
             whole += "".join(pieces) + "<|im_end|>" * is_ended + reply["content"]
     if not raw:
