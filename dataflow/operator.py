@@ -85,7 +85,8 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """Each row of an input becomes n rows of its own; n is the name of a parameter.
+    """Each row of an input becomes n rows of its own; n is the name of a parameter. times: of one
+    by which that is multiplied, empty for none.
 
     This also holds for n=1: another answer to the same prompt is another row. The input's rows, and
     those above, are read by key (an input declared `parent`); only `mean_over` leads from these
@@ -94,6 +95,7 @@ class Expand:
 
     of: str
     n: str
+    times: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ class Operator:
     """For such a source: columns of its data that it can do without."""
     repeats: tuple[str, ...] = ()
     """Parameters that repeat those of the generation of its first input's rows."""
+    whole_episodes: bool = False
+    """Whether it takes each row for all of an episode: segments of one are refused."""
     normalises: Literal["", "group", "batch"] = ""
     """For an operator on advantages: the rows over which it makes them comparable."""
     log_probs: bool = False

@@ -220,9 +220,18 @@ def _find_single_ancestor(parts: Sequence[Domain]) -> Domain | None:
 
 
 def _samples(node: Node, rows: Expand) -> int:
-    """How many rows each becomes; 1 if the parameter is no such number (a rule reports it)."""
-    n = node.params.get(rows.n, 1)
-    return n if isinstance(n, int) and n > 1 else 1
+    """How many rows each becomes."""
+    if rows.times:
+        return _count(node, rows.n) * _count(node, rows.times)
+    return _count(node, rows.n)
+
+
+def _count(node: Node, parameter: str) -> int:
+    """A parameter; 1 if it is no number of rows (a rule reports it)."""
+    count = node.params.get(parameter, 1)
+    if isinstance(count, int) and count > 1:
+        return count
+    return 1
 
 
 def physical_port(port: Port[Any]) -> Port[Any]:

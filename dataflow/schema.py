@@ -287,6 +287,23 @@ class TruncatedEpisode(Episode, TruncatedRollout):
     """An Episode whose sampler drew from a part of its distribution."""
 
 
+class Segment(Episode):
+    """A row of an episode that may have several, each with a prompt of its own.
+
+    finish: `segment` of a row that another one goes on from, of an episode's last row as in
+    Episode. messages: all of the conversation up to the row's end, whatever of it the row's prompt
+    has. final_reward and environment_state: of the last row alone.
+    """
+
+    shown = (*Episode.shown, "episode", "segment")
+    episode = column(pa.int32(), least=0, doc="which of its prompt's, from 0 on")
+    segment = column(pa.int32(), least=0, doc="which of its episode's rows, from 0 on")
+
+
+class TruncatedSegment(Segment, TruncatedEpisode):
+    """A Segment whose sampler drew from a part of its distribution."""
+
+
 class Reward(Schema):
     """A number for each row, and each function's own number under `reward/<function>`."""
 

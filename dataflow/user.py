@@ -262,13 +262,15 @@ def column_operator(
     normalises: Any = "",
     conventions: Mapping[str, Convention] | None = None,
     repeats: tuple[str, ...] = (),
+    whole_episodes: bool = False,
     kernel: str = HOST_KERNEL,
 ) -> Operator:
     """Declare one of this project's own operators from its function on columns.
 
     columns: for each input, the columns that the function really reads (default: all that its
     schema declares). parent: inputs on an ancestor's rows. keeps, limits, normalises,
-    conventions, repeats: as in Operator. kernel: module:Class of one that also reports metrics.
+    conventions, repeats, whole_episodes: as in Operator. kernel: module:Class of one that also
+    reports metrics.
     """
     typed = inspect.signature(fn, eval_str=True)
     inputs: list[Input] = []
@@ -301,6 +303,7 @@ def column_operator(
         normalises=normalises,
         conventions=conventions or {},
         repeats=repeats,
+        whole_episodes=whole_episodes,
         function=fn,
     )
 

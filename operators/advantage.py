@@ -39,6 +39,8 @@ AnyReward = TypeVar("AnyReward", bound=Reward)
 
 
 _MASK = ("completion_mask",)
+_OF_EPISODE = (*_MASK, "episode", "segment")
+"""What tells which rows are of one episode; rows without such a column are one each."""
 _REWARDS = ("reward", "token_reward")
 _DISCOUNT = number(0.0, 1.0, like=1.0)
 
@@ -47,7 +49,7 @@ GROUP_ADVANTAGE = column_operator(
     "operators.advantage:GROUP_ADVANTAGE",
     name="group_advantage",
     scope="group",
-    columns={"rollout": _MASK, "score": ("reward",)},
+    columns={"rollout": _OF_EPISODE, "score": ("reward",)},
     limits={
         "baseline": choice(*get_args(Baseline)),
         "scale": choice(*get_args(Scale)),
@@ -61,7 +63,7 @@ BASELINE_ADVANTAGE = column_operator(
     formulas.baseline_advantage,
     "operators.advantage:BASELINE_ADVANTAGE",
     name="baseline_advantage",
-    columns={"rollout": _MASK, "score": ("reward",), "baseline": ("reward",)},
+    columns={"rollout": _OF_EPISODE, "score": ("reward",), "baseline": ("reward",)},
     parent=("baseline",),
 )
 TEACHER_ADVANTAGE = column_operator(
@@ -74,6 +76,7 @@ GAE = column_operator(
     formulas.gae,
     "operators.advantage:GAE",
     name="gae",
+    whole_episodes=True,
     columns={"rollout": _MASK, "score": _REWARDS},
     limits={
         "gamma": _DISCOUNT,
@@ -86,6 +89,7 @@ RETURNS = column_operator(
     formulas.returns,
     "operators.advantage:RETURNS",
     name="returns",
+    whole_episodes=True,
     columns={"rollout": _MASK, "score": _REWARDS},
     limits={"gamma": _DISCOUNT, "dialect": DIALECT_LIMIT},
     conventions=dialects.RETURNS_CONVENTIONS,

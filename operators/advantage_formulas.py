@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataflow.batch import Ragged
+from dataflow.batch import Keys, Ragged
 from dataflow.errors import DataError
 from dataflow.schema import (
     Advantage,
@@ -49,24 +49,40 @@ def group_advantage(
     dialect: str,
 ) -> Columns[Advantage]:
     mask = rollout["completion_mask"]
-    group = rollout.groups
-    reward = score["reward"].astype(np.float64)
+    length = np.bincount(mask.segments(), weights=mask.values, minlength=len(mask))
+    # Rows of one episode are compared with those of others as one.
+    episode, first_rows = number_episodes(rollout)
+    group = rollout.groups[first_rows]
+    reward = np.bincount(episode, weights=score["reward"].astype(np.float64))
+    length = np.bincount(episode, weights=length)
     peer = GROUP_DIALECTS[dialect]
     above = reward - _lowest_of_group(reward, group)
     centred = reward
     if baseline != "none":
-        centred = above - _baseline(baseline, above, group, mask)
+        centred = above - _baseline(baseline, above, group, length)
     if (baseline, scale) != ("none", "none"):
         centred = _replace_lone_rows(centred, reward, group, peer)
     if scale == "mean":
-        centred = _divide_by_mean(centred, reward, rollout)
+        centred = _divide_by_mean(centred, reward, group, rollout.keys.take(first_rows))
     elif scale == "std":
         centred = centred / _divisor(_deviation(above, group), group, peer)
     elif scale == "leave_one_out_std":
         deviation = _deviation_of_others(reward, group)
         # No other peer has this scale: all take nemo_rl's epsilon, and what it does not divide.
         centred = centred / _divisor(deviation, group, GROUP_DIALECTS["nemo_rl"])
-    return _spread_over_tokens(rollout, mask, centred)
+    return _spread_over_tokens(rollout, mask, centred[episode])
+
+
+def number_episodes(rows: Columns[Completion]) -> tuple[np.ndarray, np.ndarray]:
+    """int64: the number of each row's episode, in the order of the rows' keys, and of each episode
+    its first row. Rows that are no Segments are an episode each.
+    """
+    if not {"episode", "segment"} <= set(rows.batch.names):
+        every_row = np.arange(len(rows))
+        return every_row, every_row
+    place = np.stack([rows.keys.position, rows["episode"]])
+    _, first_rows, episode = np.unique(place, axis=1, return_index=True, return_inverse=True)
+    return episode.reshape(-1), first_rows
 
 
 def _lowest_of_group(reward: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -83,14 +99,13 @@ def _group_mean(numbers: np.ndarray, group: np.ndarray) -> np.ndarray:
     return (np.bincount(group, weights=numbers) / np.bincount(group))[group]
 
 
-def _baseline(kind: str, reward: np.ndarray, group: np.ndarray, mask: Ragged) -> np.ndarray:
+def _baseline(kind: str, reward: np.ndarray, group: np.ndarray, length: np.ndarray) -> np.ndarray:
     """[rows]: what each reward is compared with."""
     if kind == "leave_one_out":
         total = np.bincount(group, weights=reward)[group]
         count = np.bincount(group)[group]
         return (total - reward) / np.maximum(count - 1, 1)
     if kind == "length_weighted":
-        length = np.bincount(mask.segments(), weights=mask.values, minlength=len(mask))
         total = np.bincount(group, weights=length * reward)
         tokens = np.bincount(group, weights=length)
         return (total / np.maximum(tokens, 1.0))[group]
@@ -143,7 +158,7 @@ def _deviation_of_others(reward: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def _divide_by_mean(
-    centred: np.ndarray, reward: np.ndarray, rollout: Columns[Completion]
+    centred: np.ndarray, reward: np.ndarray, group: np.ndarray, keys: Keys
 ) -> np.ndarray:
     """[rows]: divided by the mean reward of the group; 0 where that is 0, as then all rewards are.
 
@@ -153,10 +168,10 @@ def _divide_by_mean(
         row = int(reward.argmin())
         raise DataError(
             f"expected rewards >= 0 for scale='mean', found {reward[row]:g} in row (position,"
-            f" sample, attempt) {rollout.keys.rows()[row]}. Fix: a reward from 0 on, or"
+            f" sample, attempt) {keys.rows()[row]}. Fix: a reward from 0 on, or"
             " scale='std'."
         )
-    mean = _group_mean(reward, rollout.groups)
+    mean = _group_mean(reward, group)
     return np.divide(centred, mean, out=np.zeros_like(centred), where=mean > 0)
 
 
@@ -171,7 +186,9 @@ def _spread_over_tokens(
 def baseline_advantage(
     rollout: Columns[Completion], score: Columns[Reward], baseline: Columns[Reward]
 ) -> Columns[Advantage]:
-    above = score["reward"].astype(np.float64) - baseline["reward"]
+    episode, _ = number_episodes(rollout)
+    reward = np.bincount(episode, weights=score["reward"].astype(np.float64))
+    above = reward[episode] - baseline["reward"]
     return _spread_over_tokens(rollout, rollout["completion_mask"], above)
 
 

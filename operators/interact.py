@@ -6,14 +6,16 @@ Owns: the declaration. Does not own: environments (environments.py), what an epi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from dataflow.calls import require
 from dataflow.limits import choice, number, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
-from dataflow.schema import Episode, Prompt, TruncatedEpisode
+from dataflow.prompt_types import Message
+from dataflow.schema import Episode, Prompt, Segment, TruncatedEpisode, TruncatedSegment
 from operators.environments import as_environment
 from operators.generate import GENERATE, truncates, tuple_of_stops
 
@@ -38,7 +40,9 @@ _TURN_LIMITS = {
     "max_turn_tokens": whole(1, like=512, optional=True),
     "max_context": whole(2, like=4096, optional=True),
     "parked_tokens": whole(1, like=65536, optional=True),
-    "overflow": choice("stop", "drop_group"),
+    "overflow": choice("stop", "drop_group", "segment"),
+    "segments": whole(1, like=4),
+    "thinking": choice("keep", "template"),
     "reset_timeout": number(0.0, above=True, like=60.0),
     "step_timeout": number(0.0, above=True, like=60.0),
     "timeout": number(0.0, above=True, like=1800.0),
@@ -56,7 +60,7 @@ INTERACT = Operator(
     path="operators.interact:INTERACT",
     name="interact",
     work="decode",
-    rows=Expand("prompt", "n"),
+    rows=Expand("prompt", "n", times="segments"),
     inputs=(_PROMPT,),
     outputs=(Episode,),
     reads=("policy",),
@@ -78,7 +82,10 @@ def interact(
     max_tokens: int,
     max_turn_tokens: int | None = None,
     max_context: int | None = None,
-    overflow: Literal["stop", "drop_group"] = "stop",
+    overflow: Literal["stop", "drop_group", "segment"] = "stop",
+    segments: int = 1,
+    compact: Callable[[list[Message]], Sequence[Message]] | None = None,
+    thinking: Literal["keep", "template"] = "keep",
     max_prompt_tokens: int | None = None,
     overlong_prompt: Literal["error", "drop", "truncate"] = "error",
     temperature: float = 1.0,
@@ -110,8 +117,14 @@ def interact(
     rendered by itself, as the chat template has it (prompts that are text: as it is). max_tokens:
     of a row's completion, written and answered; max_turn_tokens: that one turn writes; max_context:
     of prompt and completion. overflow: what happens to an episode whose next answer does not fit:
-    `stop` ends it with finish `length`, `drop_group` gives its group up. Reasoning of
-    earlier turns stays where it was written.
+    `stop` ends it with finish `length`, `drop_group` gives its group up, `segment` begins another
+    row of the episode, up to `segments` of them, with the messages that `compact` leaves of those
+    that the model was shown and the answer; it does so as soon as a turn of max_turn_tokens would
+    not fit. thinking: whether reasoning of earlier turns stays
+    where it was written (`keep`), or a user's next turn begins another row wherever the chat
+    template would leave it out (`template`). Rows of episodes that may have several are Segments:
+    each group has n * segments places, of which those that no episode needed stay empty, and
+    `group_advantage` compares episodes.
 
     reset_timeout, step_timeout: seconds of one call of the environment. timeout: of an episode.
     An environment that raises, hangs or dies ends its episode alone; it is begun again up to
@@ -123,6 +136,7 @@ def interact(
     there is room for. Others as in `generate`.
     """
     spec = as_environment(environment)
+    _require_rows(overflow, segments, compact, thinking)
     params = {
         "environment": spec,
         "columns": spec.columns,
@@ -133,6 +147,9 @@ def interact(
         "max_turn_tokens": max_turn_tokens,
         "max_context": max_context,
         "overflow": overflow,
+        "segments": segments,
+        "compact": compact,
+        "thinking": thinking,
         "max_prompt_tokens": max_prompt_tokens,
         "overlong_prompt": overlong_prompt,
         "temperature": temperature,
@@ -150,8 +167,39 @@ def interact(
         "pace": pace,
         "on_error": on_error,
     }
-    schema = TruncatedEpisode if truncates(temperature, top_p, top_k) else Episode
+    schema: type[Episode] = TruncatedEpisode if truncates(temperature, top_p, top_k) else Episode
+    if segments > 1:
+        schema = _SEGMENT_OF[schema]
     inputs: dict[str, Port[Any]] = {"prompt": prompt}
     return Node(
         INTERACT, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
     ).port()
+
+
+_SEGMENT_OF: dict[type[Episode], type[Episode]] = {
+    Episode: Segment,
+    TruncatedEpisode: TruncatedSegment,
+}
+
+
+def _require_rows(overflow: str, segments: int, compact: object, thinking: str) -> None:
+    """Raise GraphError for settings of segments of which one does nothing without another."""
+    has_compact = overflow == "segment"
+    expected = "a function of messages where overflow is 'segment', and only there"
+    require(
+        "interact",
+        "compact",
+        compact,
+        fits=callable(compact) == has_compact and (compact is None) != has_compact,
+        expected=expected,
+        fix="overflow='segment', segments=4, compact=lambda messages: messages[:1] + messages[-2:]",
+    )
+    needs_several = has_compact or thinking == "template"
+    require(
+        "interact",
+        "segments",
+        segments,
+        fits=(segments == 1) != needs_several or not isinstance(segments, int),
+        expected="2 or more with overflow='segment' or thinking='template', 1 without both",
+        fix="segments=4, the most rows of an episode",
+    )

@@ -14,7 +14,7 @@ from dataflow.calls import call_error, declares, require
 from dataflow.limits import choice, number, text
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same
-from dataflow.schema import Completion, Episode, Reward, TokenReward
+from dataflow.schema import Completion, Episode, Reward, Segment, TokenReward
 from operators.rewards import (
     CALL_TIMEOUT,
     STEPS,
@@ -113,7 +113,9 @@ def reward(
     (TRL's: an object for each row, with the entries of the environment's exported state as
     attributes), `environment_state` (these as dicts), `messages` (the whole conversation),
     `turn_rewards`, `final_reward` and `finish`. A parameter that is no column of the data gets the
-    state's entry of that name, None where a row has none.
+    state's entry of that name, None where a row has none. Of an episode that has several rows, a
+    function sees the last one, with the whole conversation; the others have reward 0, as an
+    episode's reward is the sum of its rows'.
     """
     fns = _list_functions(fn)
     _require_functions(fns, weights, scope)
@@ -126,6 +128,9 @@ def reward(
         "on_error": on_error,
     }
     params |= _list_columns(fns, rows)
+    if isinstance(rows, Port) and issubclass(rows.schema, Segment):
+        params["segments"] = True
+        params["columns"] = tuple(dict.fromkeys([*params["columns"], "finish"]))
     operator = GROUP_REWARD if scope == "group" else REWARD
     return Node(operator, name, inputs={"rows": rows}, params=params).port()
 

@@ -60,6 +60,7 @@ EVALUATE = Operator(
     name="evaluate",
     work="evaluate",
     scope="batch",
+    whole_episodes=True,
     rows=Nothing(),
     inputs=(Input(name="score", schema=Reward),),
     reads=("model",),

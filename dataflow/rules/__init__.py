@@ -31,6 +31,7 @@ from dataflow.rules.liveness import check_liveness
 from dataflow.rules.names import check_unique_names
 from dataflow.rules.parameters import check_parameter_values
 from dataflow.rules.sampling_temperatures import check_one_sampler
+from dataflow.rules.segments import check_segments
 from dataflow.rules.state import check_states
 from dataflow.rules.training_temperature import check_training_temperature
 from dataflow.rules.versions import check_read_versions
@@ -46,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     check_same_rows,  # the same rows before their groups
     check_concat_inputs,  # rows of several inputs, which lineage.py does not compare
     check_whole_groups,  # the rows of a prompt
+    check_segments,  # those of an episode
     check_one_whitening,  # the last of the rules on data edges
     check_training_temperature,  # what training compares with what those edges carry
     check_states,  # who writes and reads, before how old it may be

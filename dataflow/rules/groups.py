@@ -14,6 +14,7 @@ from dataflow.loss_terms import row_sets
 from dataflow.node import Node
 from dataflow.rows import Domain
 from dataflow.rules.context import Context, fault_at, line_of, loss_terms, name_node
+from dataflow.rules.segments import find_segment_maker
 from dataflow.schema import Advantage, Preference
 
 _BASELINE = "a group baseline"
@@ -71,9 +72,11 @@ def _find_group_readers(node: Node) -> Iterator[_GroupReader]:
 
 
 def _check_size(reader: _GroupReader, domain: Domain) -> Iterator[Fault]:
-    if domain.group_size >= 2:
-        return
     maker = domain.rows_before_selection.node
+    segment_maker = find_segment_maker(domain)
+    is_lone_episode = segment_maker is maker and maker.params.get("n") == 1
+    if domain.group_size >= 2 and not is_lone_episode:
+        return
     if maker.operator.traits.generates:
         if maker.params.get("n", 1) != 1:
             return  # not a valid number of answers: parameters.py reports it

@@ -23,12 +23,19 @@ _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
 class EpisodeColumns:
-    """Makes columns, each only if it is asked for. decode: ids of rows to texts."""
+    """Makes columns, each only if it is asked for. decode: ids of rows to texts. numbers: int64
+    [rows], which of its prompt's episodes each row belongs to.
+    """
 
     def __init__(
-        self, rows: Sequence[EpisodeRow], pack: Pack, decode: Callable[[Ragged], list[str]]
+        self,
+        rows: Sequence[EpisodeRow],
+        pack: Pack,
+        decode: Callable[[Ragged], list[str]],
+        numbers: np.ndarray,
     ) -> None:
         self._rows = rows
+        self._numbers = numbers
         self._pack = pack
         self._decode = decode
 
@@ -54,6 +61,8 @@ class EpisodeColumns:
             "final_reward": self._final_rewards,
             "messages": lambda: self._strings(lambda row: _dump(row.episode.messages)),
             "environment_state": lambda: self._strings(lambda row: _dump(dict(row.episode.state))),
+            "episode": lambda: pa.array(self._numbers.astype(np.int32)),
+            "segment": lambda: pa.array([row.episode.segment for row in self._rows], pa.int32()),
         }
         return {name: makers[name]() for name in makers if name in wanted}
 

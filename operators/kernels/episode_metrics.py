@@ -31,8 +31,9 @@ class _PassCounts:
 class EpisodeMetrics:
     """Counts over all attempts of a chunk; `report` says them, once."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, has_segments: bool = False) -> None:
         self._session = session
+        self._has_segments = has_segments
         self._passes: list[_PassCounts] = []
         self._attempts = 0
         self._faults: list[EnvironmentFault] = []
@@ -53,7 +54,7 @@ class EpisodeMetrics:
         self._faults += faults
 
     def report(self, rows: Collection[EpisodeRow]) -> None:
-        """Report all of them. rows: of the chunk's episodes that are over and whole."""
+        """Report all of them. rows: all rows of the chunk's episodes that are over."""
         session = self._session
         faults = list(self._faults)
         for counts in self._passes:
@@ -69,16 +70,18 @@ class EpisodeMetrics:
     def _report_rows(self, rows: Collection[EpisodeRow]) -> None:
         if not rows:
             return
-        metric, count = self._session.metric, len(rows)
+        metric, count = self._session.metric, sum(row.is_last for row in rows)
         written = sum(row.episode.written for row in rows)
         metric("generate/tokens", written / count, count)
         metric("episode/tokens", sum(len(row.tokens) for row in rows) / count, count)
         metric("episode/turns", sum(len(row.episode.turns) for row in rows) / count, count)
+        if self._has_segments:
+            metric("episode/segments", len(rows) / count, count)
         contexts = (len(row.episode.prompt) + len(row.tokens) for row in rows)
         metric("episode/context/max", max(contexts))
         overflows = sum(row.episode.overflowed for row in rows)
         metric("episode/overflow", overflows / count, count)
-        rewards = [row.episode.reward for row in rows]
+        rewards = [row.total_reward for row in rows if row.is_last]
         known_rewards = [reward for reward in rewards if reward is not None]
         if known_rewards:
             mean = sum(known_rewards) / len(known_rewards)

@@ -25,15 +25,16 @@ from operators.kernels.environments.replies import (
     EnvironmentPool,
     EnvironmentReply,
 )
+from operators.kernels.episode_segments import Segments
 from operators.kernels.episodes import (
     EpisodeRow,
+    EpisodeStart,
     EpisodeState,
     EpisodeTurn,
     Finish,
     TokenBudget,
 )
 from operators.kernels.turn_loop import TurnLoop
-from operators.kernels.turn_rendering import TurnRenderer
 
 NO_ROWS = np.zeros(0, np.int64)
 
@@ -74,7 +75,7 @@ class EpisodePass:
     """Runs episodes whose environments are reset; `write_rows` drives it.
 
     episodes: by the row of the loop; the loop has no other rows. rows: of each that is over;
-    faults: why others came to nothing.
+    going_on: what others go on with in a row of another pass; faults: why others came to nothing.
     """
 
     def __init__(
@@ -82,17 +83,19 @@ class EpisodePass:
         episodes: Mapping[int, EpisodeState],
         loop: TurnLoop,
         pool: EnvironmentPool,
-        renderer: TurnRenderer,
+        segments: Segments,
         rules: EpisodeRules,
         session: Session,
     ) -> None:
         self.rows: dict[int, EpisodeRow] = {}
+        self.going_on: dict[int, EpisodeStart] = {}
         self.faults: dict[int, EnvironmentFault] = {}
         self.counts = EpisodeCounts()
         self._episodes = dict(episodes)
         self._loop = loop
         self._pool = pool
-        self._renderer = renderer
+        self._segments = segments
+        self._renderer = segments.renderer
         self._rules = rules
         self._session = session
         self._open = set(episodes)
@@ -128,7 +131,7 @@ class EpisodePass:
                 yield np.array(sorted(over), np.int64)
 
     def abandon(self) -> None:
-        """Give up the episodes that are not over, and their environments."""
+        """Give up the episodes that are open, and their environments."""
         for row in self._open:
             self._pool.abandon(self._episodes[row].number)
         self._open.clear()
@@ -155,7 +158,7 @@ class EpisodePass:
         for row in self._unbegun[has_begun].tolist():
             episode = self._episodes[row]
             episode.turn_began = begun_at
-            episode.deadline = begun_at + self._rules.timeout
+            episode.deadline = min(episode.deadline, begun_at + self._rules.timeout)
         self._unbegun = self._unbegun[~has_begun]
 
     # The model has written a turn.
@@ -276,29 +279,34 @@ class EpisodePass:
         episode.messages += reply.messages
         if reply.done:
             self._finish(row, episode, "stop")
-        elif len(episode.turns) >= self._rules.max_turns:
+        elif episode.turn_count >= self._rules.max_turns:
             self._finish(row, episode, "turns")
         elif time.monotonic() >= episode.deadline:
             self._finish(row, episode, "timeout")
         return episode.finish is None
 
     def _go_on(self, answers: Sequence[_RowAnswer]) -> None:
-        """Append answers to their rows; what does not fit ends its episode."""
+        """Append answers to their rows; what does not fit ends its row."""
         rows: list[int] = []
         ids: list[np.ndarray] = []
         limits: list[int] = []
-        for answer, rendered in zip(answers, self._render(answers), strict=True):
+        appended: list[_RowAnswer] = []
+        for answer in answers:
+            if self._segments.must_begin(answer.reply.messages):
+                self._leave_row(answer.row, answer.episode, overflowed=False, ends=True)
+            else:
+                appended.append(answer)
+        for answer, rendered in zip(appended, self._render(appended), strict=True):
             row, episode = answer.row, answer.episode
             if isinstance(rendered, EnvironmentFault):
-                self._pool.abandon(episode.number)
-                self._lose(row, episode, rendered)
+                self._fail(row, episode, rendered)
                 continue
             length = episode.turns[-1].end + len(rendered)
             limit = self._rules.budget.turn_limit(length, episode.limit)
-            if limit <= length:
-                episode.overflowed = True
-                self._finish(row, episode, "length")
-                continue
+            if limit - length < self._segments.least:
+                ends = limit <= length
+                if self._leave_row(row, episode, overflowed=True, ends=ends):
+                    continue
             episode.turn_began = time.monotonic()
             rows.append(row)
             ids.append(rendered)
@@ -306,8 +314,36 @@ class EpisodePass:
         if rows:
             self._loop.extend(np.array(rows, np.int64), ids, np.array(limits, np.int32))
 
+    def _leave_row(self, row: int, episode: EpisodeState, *, overflowed: bool, ends: bool) -> bool:
+        """Let an episode go on in another row, if it can; returns whether it has left this one.
+
+        overflowed: whether that is for want of room. ends: whether the episode is over if it
+        cannot.
+        """
+        start = self._segments.start(episode, overflowed=overflowed)
+        if isinstance(start, EnvironmentFault):
+            self._fail(row, episode, start)
+        elif start is not None:
+            self._end_row(row, episode, "segment")
+            start.before = self.rows.pop(row)
+            self.going_on[row] = start
+            self._close(row)
+        elif ends:
+            episode.overflowed = True
+            self._finish(row, episode, "length")
+        else:
+            return False
+        return True
+
+    def _fail(self, row: int, episode: EpisodeState, fault: EnvironmentFault) -> None:
+        """Lose an episode whose environment is as it should be."""
+        self._pool.abandon(episode.number)
+        self._lose(row, episode, fault)
+
     def _render(self, answers: Sequence[_RowAnswer]) -> list[np.ndarray | EnvironmentFault]:
         """The ids of each answer, or why there are none."""
+        if not answers:
+            return []
         try:
             parts = self._render_together(answers)
         except DataError as error:

@@ -7,7 +7,6 @@ environments (environments/), which prompts are too long (overlong.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,21 +21,8 @@ from operators.kernels.environments.replies import (
     EnvironmentReply,
 )
 from operators.kernels.episode_pass import NO_ROWS, WAIT
+from operators.kernels.episodes import EpisodeStart
 from operators.kernels.turn_rendering import TurnRenderer
-
-
-@dataclass(slots=True, kw_only=True)
-class EpisodeStart:
-    """An episode whose environment is reset. number: that it is asked by; raw: whether its prompt
-    is plain text; messages: the conversation so far; tools: what the model may call; ids int32: the
-    first prompt.
-    """
-
-    number: int
-    raw: bool
-    messages: list[Message]
-    tools: Sequence[Mapping[str, Any]]
-    ids: np.ndarray
 
 
 class PromptRows:

@@ -1,7 +1,7 @@
 """Episodes: what has happened in each, and how many tokens it may still have.
 
-Owns: the state of an episode, its turns, its budget, and its row once it is over. Does not own:
-who writes and who answers (episode_pass.py), the batch (interacting.py).
+Owns: what begins one, its state, its turns, its budget, and its rows once they are over. Does not
+own: who writes and who answers (episode_pass.py), the batch (episode_chunk.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from dataflow.prompt_types import Message
 from operators.kernels.decoding import Written
 
-Finish = Literal["stop", "length", "turns", "timeout", "error"]
+Finish = Literal["stop", "length", "turns", "timeout", "segment"]
+"""Why a row ended; `segment`: its episode goes on in another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +61,24 @@ class EpisodeTurn:
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeState:
-    """One episode under way.
+    """One episode under way: the row that it is in, and what is the same in all its rows.
 
-    number: that its environment is asked by. raw: whether its prompt is plain text. tools: what the
-    model may call. limit: the most completion tokens. deadline: of the clock, when its time is up,
-    which begins with its first token; turn_began likewise. overflowed: whether it ended because an
-    answer did not fit.
+    number: that its environment is asked by. raw: whether its prompt is plain text. messages: the
+    conversation so far; opening: what of it the row's prompt shows, in place of the first
+    `opened_at` messages. tools: what the model may call. limit: the most completion tokens.
+    deadline: of the clock, when its time is up, which begins with its first token; turn_began
+    likewise. overflowed: whether it ended because an answer did not fit. earlier: its rows before
+    this one, in order.
     """
 
     number: int
     raw: bool
     messages: list[Message]
+    opening: Sequence[Message]
+    opened_at: int
     prompt: np.ndarray
     limit: int
+    earlier: Sequence[EpisodeRow] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     deadline: float = math.inf
     turn_began: float = 0.0
@@ -83,13 +89,28 @@ class EpisodeState:
     state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def segment(self) -> int:
+        """Which of the episode's rows this is, from 0 on."""
+        return len(self.earlier)
+
+    @property
+    def turn_count(self) -> int:
+        """Turns that the model has written, in all rows."""
+        return len(self.turns) + sum(len(row.episode.turns) for row in self.earlier)
+
+    @property
+    def shown(self) -> list[Message]:
+        """What the model was shown and wrote in this row, and what it was answered last."""
+        return [*self.opening, *self.messages[self.opened_at :]]
+
+    @property
     def written(self) -> int:
         """Tokens that the model wrote."""
         return sum(turn.end - turn.begin for turn in self.turns)
 
     @property
     def reward(self) -> float | None:
-        """The sum of all rewards; None if there is none."""
+        """The sum of the row's rewards; None if there is none."""
         rewards = [turn.reward for turn in self.turns if turn.reward is not None]
         if self.final_reward is not None:
             rewards.append(self.final_reward)
@@ -107,6 +128,42 @@ class EpisodeState:
             logprobs=written.logprobs[row, :end].copy(),
             versions=written.versions[row, :end].copy(),
             mass=mass,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class EpisodeStart:
+    """A row of an episode that is to begin. number: that its environment is asked by; raw: whether
+    its prompt is plain text; messages: what the prompt shows; tools: what the model may call; ids
+    int32: the prompt. before: the row that the episode goes on from, None for its first.
+    """
+
+    number: int
+    raw: bool
+    messages: list[Message]
+    tools: Sequence[Mapping[str, Any]]
+    ids: np.ndarray
+    before: EpisodeRow | None = None
+
+    def begin(self, budget: TokenBudget) -> EpisodeState:
+        """The episode at the beginning of this row."""
+        messages, deadline, earlier = self.messages, math.inf, []
+        if self.before is not None:
+            messages = self.before.episode.messages
+            deadline = self.before.episode.deadline
+            earlier = self.before.all_rows
+        return EpisodeState(
+            number=self.number,
+            raw=self.raw,
+            # A list of its own, which grows.
+            messages=list(messages),
+            opening=self.messages,
+            opened_at=len(messages),
+            prompt=self.ids,
+            limit=budget.row_limit(len(self.ids)),
+            tools=self.tools,
+            deadline=deadline,
+            earlier=earlier,
         )
 
 
@@ -135,6 +192,25 @@ class EpisodeRow:
         for number, turn in enumerate(self.episode.turns):
             numbers[turn.begin :] = number
         return numbers
+
+    @property
+    def all_rows(self) -> list[EpisodeRow]:
+        """The rows of the episode up to this one."""
+        return [*self.episode.earlier, self]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the episode is over with it."""
+        return self.episode.finish != "segment"
+
+    @property
+    def total_reward(self) -> float | None:
+        """The sum of the rewards of the episode up to this row; None if there is none."""
+        rewards = [row.episode.reward for row in self.all_rows]
+        known_rewards = [reward for reward in rewards if reward is not None]
+        if not known_rewards:
+            return None
+        return sum(known_rewards)
 
     @property
     def turn_ends(self) -> list[int]:

@@ -1,14 +1,16 @@
 """What all kernels of `interact` share: prompts in, episodes out.
 
-Owns: the node's parameters, attempts at episodes, what is lost with one, and in which batches rows
-leave. Does not own: first prompts (episode_starts.py), turns (episode_pass.py), columns
-(episode_columns.py), a decode loop (torch/, vllm/), environments' processes (environments/).
+Owns: the node's parameters, passes over episodes until all are over, attempts, and in which batches
+rows leave. Does not own: first prompts (episode_starts.py), turns (episode_pass.py), which rows
+there are (episode_chunk.py), columns (episode_columns.py), a decode loop (torch/, vllm/),
+environments' processes (environments/).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,15 +19,17 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.randomness import row_seeds
-from dataflow.schema import Episode, TruncatedEpisode
+from dataflow.schema import Episode, Segment, TruncatedEpisode, TruncatedSegment
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.environments.opening import open_pool
 from operators.kernels.environments.replies import EnvironmentFault, EnvironmentPool
+from operators.kernels.episode_chunk import EpisodeChunk
 from operators.kernels.episode_columns import EpisodeColumns
 from operators.kernels.episode_metrics import EpisodeMetrics
 from operators.kernels.episode_pass import EpisodePass, EpisodeRules
-from operators.kernels.episode_starts import EpisodeStart, EpisodeStarts, PromptRows
-from operators.kernels.episodes import EpisodeRow, EpisodeState, TokenBudget
+from operators.kernels.episode_segments import Segments
+from operators.kernels.episode_starts import EpisodeStarts, PromptRows
+from operators.kernels.episodes import EpisodeRow, EpisodeStart, EpisodeState, TokenBudget
 from operators.kernels.generating import Generating, gather_whole_groups
 from operators.kernels.overlong import Room
 from operators.kernels.text import require_embedded_ids, to_ragged
@@ -37,15 +41,26 @@ _STREAM = "environments"
 prompt play one task.
 """
 
-Faults = dict[int, EnvironmentFault]
-"""By row of the chunk."""
+GoingOn = dict[int, EpisodeStart]
+"""By episode of the chunk, what it begins or goes on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """Episodes that are not over after a pass: those that go on in another row, and the faults of
+    those that came to nothing.
+    """
+
+    going_on: GoingOn
+    faults: dict[int, EnvironmentFault]
 
 
 class Interacting(Generating):
     """A kernel of `interact`, but for its decode loop.
 
-    Columns: those of Episode, or of TruncatedEpisode if top-k or top-p truncate. Rows leave as
-    whole groups, but for those that were lost; an interruption sends out all that are over.
+    Columns: those of Episode, of Segment where an episode may have several rows, or of their
+    Truncated ones if top-k or top-p truncate. Rows leave as whole groups, but for those that were
+    lost; an interruption sends out all that are over.
 
     Metrics: generate/tokens (written ones of an episode), generate/slot_idle and
     generate/recomputed as those of `generate`; episode/turns, episode/reward, episode/tokens
@@ -76,7 +91,15 @@ class Interacting(Generating):
         self._on_error = str(params.get("on_error", "drop_row"))
         self._drops_overflow = params.get("overflow") == "drop_group"
         self._attempts = int(params.get("retries", 1)) + 1
-        self._renderer = TurnRenderer(self._tokenizer)
+        self._renderer = TurnRenderer(self._tokenizer, thinking=params.get("thinking", "keep"))
+        self._segments = Segments(
+            renderer=self._renderer,
+            most=int(params.get("segments", 1)),
+            compact=params.get("compact"),
+            room=self._room.most,
+            # With room for less, a turn might be cut, which ends an episode.
+            least=(budget.turn or 1) if params.get("compact") else 1,
+        )
         self._pool: EnvironmentPool = open_pool(params["environment"], node)
         self._starts = EpisodeStarts(node.name, self._pool, self._renderer, session)
         self._episode_count = 0
@@ -92,27 +115,28 @@ class Interacting(Generating):
         self._pool.wake()
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """Yield the n episodes of every prompt, keyed `chunk.keys.expand(n)`; those that are lost
-        are tombstones. New weights as in Generating.run. Raises KernelError for an environment that
-        fails where on_error is `stop`.
+        """Yield the rows of the n episodes of every prompt, keyed `chunk.keys.expand(n *
+        segments)`; those that are lost, or that an episode did not need, are tombstones. New
+        weights as in Generating.run. Raises KernelError for an environment that fails where
+        on_error is `stop`.
         """
         if not len(chunk.keys):
             return
-        keys = chunk.keys.expand(self._n)
-        self._rows: dict[int, EpisodeRow] = {}
-        self._lost_groups: set[int] = set()
-        self._metrics = EpisodeMetrics(self._session)
-        rows_left = len(keys)
-        over = self._write_rows(chunk, keys)
+        group_rows = self._n * self._segments.most
+        keys = chunk.keys.expand(group_rows)
+        rows = EpisodeChunk(keys, self._n, self._segments.most, self._session)
+        self._metrics = EpisodeMetrics(self._session, has_segments=self._segments.most > 1)
+        places_left = len(keys)
+        over = self._write_rows(PromptRows(chunk.inputs["prompt"]), rows)
         least = self._least_rows(len(keys))
-        for rows in gather_whole_groups(over, self._n, len(keys), least):
-            rows_left -= len(rows)
-            if not rows_left:  # report before the last rows leave: the Step may end soon after
-                self._metrics.report(self._rows.values())
-            yield self._make_batch(keys, rows)
+        for places in gather_whole_groups(over, group_rows, len(keys), least):
+            places_left -= len(places)
+            if not places_left:  # report before the last rows leave: the Step may end soon after
+                self._metrics.report(rows.rows)
+            yield self._make_batch(rows, places)
             if self._loop is not None and self._loop.version != self._version:
                 self._renew(self._loop)
-        self._rows.clear()
+        rows.clear()
 
     def close_environments(self) -> None:
         """End all environments; a kernel calls it where it closes."""
@@ -121,80 +145,81 @@ class Interacting(Generating):
         if pool is not None:
             pool.close()
 
-    # Attempts.
+    # Passes.
 
-    def _write_rows(self, chunk: Chunk, keys: Keys) -> Iterator[np.ndarray]:
-        """Yields which of the chunk's rows are over, in whichever way, and none at all after an
-        interruption.
+    def _write_rows(self, prompts: PromptRows, rows: EpisodeChunk) -> Iterator[np.ndarray]:
+        """Run passes until all episodes are over: over those that begin or begin again, and those
+        that go on in another row. Yields all places of episodes that are over, in whichever way,
+        and none at all after an interruption.
         """
-        prompts = PromptRows(chunk.inputs["prompt"])
-        rows = np.arange(len(keys))
-        faults: Faults = {}
-        for _ in range(self._attempts):
-            faults = yield from self._attempt(prompts, keys, rows)
-            needless = [row for row in sorted(faults) if row // self._n in self._lost_groups]
-            if needless:  # of groups that are given up already
-                yield np.array(needless, np.int64)
-            rows = np.setdiff1d(np.array(sorted(faults), np.int64), needless)
-            if not len(rows):
-                return
-        for row in rows.tolist():
-            self._lose(keys, row, faults[row])
-        yield rows
-
-    def _attempt(
-        self, prompts: PromptRows, keys: Keys, rows: np.ndarray
-    ) -> Generator[np.ndarray, None, Faults]:
-        """Begin these rows' episodes and run them; returns the faults of those that failed."""
-        first = self._episode_count
-        self._episode_count += len(rows)
-        self._metrics.count_attempts(len(rows))
+        attempts = np.zeros(rows.episode_count, np.int64)
+        unbegun = list(range(rows.episode_count))
+        going_on: GoingOn = {}
+        first_number = self._episode_count
         try:
-            return (yield from self._run_episodes(prompts, keys, rows, first))
+            while unbegun or going_on:
+                attempts[unbegun] += 1
+                passed = yield from self._run_episodes(prompts, rows, unbegun, going_on)
+                going_on, unbegun = passed.going_on, []
+                for episode, fault in sorted(passed.faults.items()):
+                    is_needless = rows.group_of(episode) in rows.lost_groups
+                    if not is_needless and attempts[episode] < self._attempts:
+                        unbegun.append(episode)
+                        continue
+                    if not is_needless:
+                        self._lose(rows, episode, fault)
+                    yield rows.places([episode])
         finally:
             # Also where the chunk is given up, which leaves environments in the middle.
-            for number in range(first, self._episode_count):
+            for number in range(first_number, self._episode_count):
                 self._pool.abandon(number)
 
     def _run_episodes(
-        self, prompts: PromptRows, keys: Keys, rows: np.ndarray, first: int
-    ) -> Generator[np.ndarray, None, Faults]:
-        """first: the number of the first one."""
-        groups = (rows // self._n).tolist()
+        self,
+        prompts: PromptRows,
+        rows: EpisodeChunk,
+        unbegun: Sequence[int],
+        going_on: GoingOn,
+    ) -> Generator[np.ndarray, None, _Passed]:
+        """Begin these episodes and run them, together with those that go on in another row."""
+        first = self._episode_count
+        self._episode_count += len(unbegun)
+        self._metrics.count_attempts(len(unbegun))
+        groups = [rows.group_of(episode) for episode in unbegun]
+        first_keys = rows.keys.take(np.array(unbegun, np.int64) * rows.segments)
         replies = yield from self._starts.reset(
             [prompts.row(group) for group in groups],
-            self._environment_seeds(keys.take(rows)),
+            self._environment_seeds(first_keys),
             first,
             self._was_interrupted,
         )
         starts, start_faults = self._starts.render(replies, prompts, groups)
-        fitting_starts = self._fit(starts, keys, rows)
-        unfit = starts.keys() - fitting_starts.keys()
+        fitting_starts = self._fit(starts, rows, unbegun)
+        unfit = sorted(starts.keys() - fitting_starts.keys())
         if unfit:
-            yield rows[sorted(unfit)]
-        faults = {int(rows[index]): fault for index, fault in start_faults.items()}
+            yield rows.places([unbegun[index] for index in unfit])
+        faults = {unbegun[index]: fault for index, fault in start_faults.items()}
         self._metrics.count_faults(faults.values())
-        if fitting_starts:
-            faults |= yield from self._run_pass(fitting_starts, keys, rows)
-        return faults
+        all_starts = going_on | {unbegun[index]: each for index, each in fitting_starts.items()}
+        if not all_starts:
+            return _Passed({}, faults)
+        passed = yield from self._run_pass(all_starts, rows, sorted({*unbegun, *going_on}))
+        return _Passed(passed.going_on, faults | passed.faults)
 
     def _run_pass(
-        self, starts: Mapping[int, EpisodeStart], keys: Keys, rows: np.ndarray
-    ) -> Generator[np.ndarray, None, Faults]:
-        """Run the episodes that could begin, by their index among `rows`."""
-        loop = self._make_loop(starts, keys.take(rows))
-        episodes: dict[int, EpisodeState] = {}
-        for index, start in starts.items():
-            episodes[index] = EpisodeState(
-                number=start.number,
-                raw=start.raw,
-                messages=start.messages,
-                tools=start.tools,
-                prompt=start.ids,
-                limit=self._rules.budget.row_limit(len(start.ids)),
-            )
+        self, starts: GoingOn, rows: EpisodeChunk, episodes: Sequence[int]
+    ) -> Generator[np.ndarray, None, _Passed]:
+        """Run those of these episodes that have a start, each in one row."""
+        index_of = {episode: index for index, episode in enumerate(episodes)}
+        states: dict[int, EpisodeState] = {}
+        places = np.array([rows.first_row(episode) for episode in episodes], np.int64)
+        for episode, start in starts.items():
+            state = start.begin(self._rules.budget)
+            states[index_of[episode]] = state
+            places[index_of[episode]] += state.segment
+        loop = self._make_loop(states, rows.keys.take(places))
         episode_pass = EpisodePass(
-            episodes, loop, self._pool, self._renderer, self._rules, self._session
+            states, loop, self._pool, self._segments, self._rules, self._session
         )
         self._metrics.watch(episode_pass, loop)
         self._loop = loop
@@ -202,29 +227,31 @@ class Interacting(Generating):
             for indices in episode_pass.write_rows(self._was_interrupted):
                 whole = [index for index in indices.tolist() if index in episode_pass.rows]
                 for index in whole:
-                    self._take(keys, int(rows[index]), episode_pass.rows.pop(index))
+                    self._take(rows, episodes[index], episode_pass.rows.pop(index))
                 if whole or not len(indices):
-                    yield rows[np.array(whole, np.int64)]
+                    yield rows.places([episodes[index] for index in whole])
         finally:
             episode_pass.abandon()
             loop.close()
             self._loop = None
-        return {int(rows[index]): fault for index, fault in episode_pass.faults.items()}
+        going_on = {episodes[index]: each for index, each in episode_pass.going_on.items()}
+        faults = {episodes[index]: fault for index, fault in episode_pass.faults.items()}
+        return _Passed(going_on, faults)
 
     def _environment_seeds(self, keys: Keys) -> list[int]:
         """A seed for each episode by its source position, below 2^31, as NumPy takes them."""
         seeds = row_seeds(self._session.seed, _STREAM, Keys.of(keys.position))
         return (seeds >> np.uint64(33)).tolist()
 
-    def _make_loop(self, starts: Mapping[int, EpisodeStart], keys: Keys) -> TurnLoop:
+    def _make_loop(self, episodes: Mapping[int, EpisodeState], keys: Keys) -> TurnLoop:
         """Make a loop with a row for each key; those that do not begin are dropped at once."""
         count = len(keys)
-        n, prompts = self._n, _share_prompts(starts, count, self._n)
+        n, prompts = self._n, _share_prompts(episodes, count, self._n)
         if prompts is None:
-            n, prompts = 1, _share_prompts(starts, count, 1)
+            n, prompts = 1, _share_prompts(episodes, count, 1)
         assert prompts is not None, "a group of one row has one prompt"
         loop = self._make_turn_loop(self._task(to_ragged(prompts), keys, n))
-        unbegun = np.setdiff1d(np.arange(count), list(starts))
+        unbegun = np.setdiff1d(np.arange(count), list(episodes))
         if len(unbegun):
             loop.drop(unbegun)
         return loop
@@ -255,18 +282,18 @@ class Interacting(Generating):
         """Raise DataError for a prompt that the kernel has no room for."""
 
     def _fit(
-        self, starts: Mapping[int, EpisodeStart], keys: Keys, rows: np.ndarray
+        self, starts: Mapping[int, EpisodeStart], rows: EpisodeChunk, episodes: Sequence[int]
     ) -> dict[int, EpisodeStart]:
         """The starts whose prompts fit, cut where they are to be; of others the group is given up,
-        or the run ends.
+        or the run ends. starts: by their index among `episodes`.
         """
         longest: dict[int, np.ndarray] = {}
         for index, start in starts.items():
-            group = int(rows[index]) // self._n
+            group = rows.group_of(episodes[index])
             if len(start.ids) > len(longest.get(group, ())):
                 longest[group] = start.ids
         groups = np.array(sorted(longest), np.int64)
-        group_keys = keys.take(groups * self._n)
+        group_keys = rows.keys.take(groups * rows.group_rows)
         prompts = to_ragged([longest[group].tolist() for group in groups.tolist()])
         node, model = self._node.name, self._model.name
         require_embedded_ids(node, model, prompts, group_keys, self.vocabulary)
@@ -275,60 +302,57 @@ class Interacting(Generating):
         fitting_groups = set(groups[fitting].tolist())
         fitting_starts: dict[int, EpisodeStart] = {}
         for index, start in starts.items():
-            if int(rows[index]) // self._n in fitting_groups:
+            if rows.group_of(episodes[index]) in fitting_groups:
                 if self._room.most is not None:
                     start.ids = start.ids[-self._room.most :]
                 fitting_starts[index] = start
             else:
                 self._pool.abandon(start.number)
-        self._lost_groups |= set(longest) - fitting_groups
+        rows.lost_groups |= set(longest) - fitting_groups
         return fitting_starts
 
     # What is over.
 
-    def _lose_group(self, keys: Keys, row: int, message: str, *, failed: bool) -> None:
-        """Give the group of this row up, once."""
-        group = row // self._n
-        if group not in self._lost_groups:
-            self._lost_groups.add(group)
-            self._session.tombstone(keys.rows()[row], message, failed=failed)
-
-    def _take(self, keys: Keys, row: int, episode_row: EpisodeRow) -> None:
-        """Keep a row until its group leaves."""
-        self._rows[row] = episode_row
-        if episode_row.episode.overflowed and self._drops_overflow:
-            limit = episode_row.episode.limit
+    def _take(self, rows: EpisodeChunk, episode: int, last: EpisodeRow) -> None:
+        """Keep the rows of an episode until its group leaves."""
+        rows.add(episode, last)
+        if last.episode.overflowed and self._drops_overflow:
+            limit = last.episode.limit
             message = f"{self._node.name}: an answer did not fit the {limit} tokens of its row"
-            self._lose_group(keys, row, message, failed=False)
+            rows.lose_group(episode, message, failed=False)
 
-    def _lose(self, keys: Keys, row: int, fault: EnvironmentFault) -> None:
+    def _lose(self, rows: EpisodeChunk, episode: int, fault: EnvironmentFault) -> None:
         """An episode came to nothing in every attempt."""
-        key = keys.rows()[row]
         detail = f"\n{fault.detail}" if fault.detail else ""
+        attempts = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
         message = (
-            f"{self._node.name}: episode {key}: expected its environment to answer, found that it"
-            f" {fault.text} ({self._attempts} attempts). Fix: the environment, or"
+            f"{self._node.name}: episode {rows.key_of(episode)}: expected its environment to"
+            f" answer, found that it {fault.text} ({attempts}). Fix: the environment, or"
             f" on_error='drop_row' to go on without such episodes.{detail}"
         )
         if self._on_error == "stop":
             raise KernelError(message)
         if self._on_error == "drop_row":
-            self._session.tombstone(key, message, row_only=True)
+            rows.lose(episode, message)
         else:
-            self._lose_group(keys, row, message, failed=True)
+            rows.lose_group(episode, message, failed=True)
 
-    def _make_batch(self, keys: Keys, rows: np.ndarray) -> Batch:
-        """The requested columns of those of these rows that are whole, of groups that are not given
-        up.
+    def _make_batch(self, rows: EpisodeChunk, places: np.ndarray) -> Batch:
+        """The requested columns of those of these places that are whole rows, of groups that are
+        not given up.
         """
-        whole = [row for row in rows.tolist() if row in self._rows]
-        whole = [row for row in whole if row // self._n not in self._lost_groups]
-        schema = TruncatedEpisode if self._how.truncates else Episode
+        keys, whole = rows.take_whole(places)
+        schema = self._schema
         names = self._node.returns or tuple(schema.columns)
-        columns = EpisodeColumns(
-            [self._rows[row] for row in whole], self._pack, self._tokenizer.decode
-        )
-        return Batch.make(keys.take(np.array(whole, np.int64)), columns.make(names), schema)
+        numbers = keys.sample.astype(np.int64) // rows.segments
+        columns = EpisodeColumns(whole, self._pack, self._tokenizer.decode, numbers)
+        return Batch.make(keys, columns.make(names), schema)
+
+    @property
+    def _schema(self) -> type[Episode]:
+        if self._segments.most > 1:
+            return TruncatedSegment if self._how.truncates else Segment
+        return TruncatedEpisode if self._how.truncates else Episode
 
 
 def _pace_of(params: Mapping[str, Any]) -> str:
@@ -342,7 +366,9 @@ def _least(*limits: int | None) -> int | None:
     return min(stated, default=None)
 
 
-def _share_prompts(starts: Mapping[int, EpisodeStart], rows: int, n: int) -> list[list[int]] | None:
+def _share_prompts(
+    episodes: Mapping[int, EpisodeState], rows: int, n: int
+) -> list[list[int]] | None:
     """The prompt of each n rows; None where those of a group differ. A group none of whose rows
     begins has a token that nobody reads.
     """
@@ -350,7 +376,8 @@ def _share_prompts(starts: Mapping[int, EpisodeStart], rows: int, n: int) -> lis
         return None
     prompts: list[list[int]] = []
     for begin in range(0, rows, n):
-        in_group = [starts[row].ids.tolist() for row in range(begin, begin + n) if row in starts]
+        its_rows = [row for row in range(begin, begin + n) if row in episodes]
+        in_group = [episodes[row].prompt.tolist() for row in its_rows]
         if any(ids != in_group[0] for ids in in_group):
             return None
         prompts.append(in_group[0] if in_group else [0])

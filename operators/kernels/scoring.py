@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -52,8 +53,9 @@ class HostReward:
     """Kernel of `reward`: each function runs in its own child process, all at once.
 
     params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or
-    `drop_group`; episodes: whether the rows are such. The node's scope is the smallest set of rows
-    on which a failed call is repeated; inproc calls the functions in this process (no time limit).
+    `drop_group`; episodes: whether the rows are such; segments: whether an episode may have several
+    of them, of which the last one is scored. The node's scope is the smallest set of rows on which
+    a failed call is repeated; inproc calls the functions in this process (no time limit).
     """
 
     fixes: ClassVar[Mapping[str, str]] = FIXES
@@ -75,6 +77,7 @@ class HostReward:
         self._drop = node.params.get("on_error", "stop") == "drop_group"
         self._by_group = node.scope == "group"
         self._has_episodes = bool(node.params.get("episodes"))
+        self._has_segments = bool(node.params.get("segments"))
         self._entry_names: set[str] = set()
         """Of the environments' states, those of all rows so far."""
         if node.inproc:
@@ -83,10 +86,26 @@ class HostReward:
             self._scorers = Children(names, fns, self._timeout)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch with `reward` and, nullable, `reward/<function>`; dropped rows are tombstoned.
+        """Yield `reward` and, nullable, `reward/<function>`; dropped rows are tombstoned.
 
         Raises KernelError naming function and rows if a call fails and on_error is `stop`.
         """
+        if self._has_segments:
+            finishes = chunk.inputs["rows"].flat("finish")
+            is_last = np.array([finish != "segment" for finish in finishes], bool)
+            yield from self._leave_unscored(chunk.keys.take(~is_last))
+            rows = chunk.inputs["rows"].take(np.flatnonzero(is_last))
+            chunk = replace(chunk, keys=chunk.keys.take(is_last), inputs={"rows": rows})
+        yield from self._score(chunk)
+
+    def _leave_unscored(self, keys: Keys) -> Iterator[Batch]:
+        """Rows of episodes that go on in another row: reward 0, of no function."""
+        if len(keys):
+            rewards = np.full((len(keys), len(self._functions)), np.nan)
+            yield self._batch(keys, rewards, np.ones(len(keys), bool))
+
+    def _score(self, chunk: Chunk) -> Iterator[Batch]:
+        """Score all rows of a chunk."""
         rows = chunk.inputs["rows"]
         calls: dict[int, pa.RecordBatch] = {}
         if len(rows):

@@ -75,7 +75,7 @@ def test_without_retries_one_in_twenty_costs_its_row_and_no_group(
     assert len(batch) == EIGHT_OF_FIVE - 2
     assert len(session.lost_alone) == len(session.tombstones) == 2
     assert set(batch.keys.position) == set(range(len(MIXED)))
-    assert "RuntimeError: the lamp went out (1 attempts)" in session.tombstones[0][1]
+    assert "RuntimeError: the lamp went out (1 attempt)" in session.tombstones[0][1]
 
 
 @pytest.mark.parametrize(("on_error", "lost"), [("drop_row", 10), ("drop_group", 5)])

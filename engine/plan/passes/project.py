@@ -22,6 +22,7 @@ from dataflow.schema import (
     Reward,
     Rollout,
     Schema,
+    Segment,
     TokenPrompt,
     TokenReward,
 )
@@ -138,7 +139,8 @@ class _Finder:
             )
 
     def _rollout_columns(self, schema: type[Schema]) -> tuple[str, ...]:
-        kind = Episode if issubclass(schema, Episode) else Rollout
+        kinds = (Segment, Episode)
+        kind = next((each for each in kinds if issubclass(schema, each)), Rollout)
         if self._draft.placing.samples == "full":
             return (*kind.shown, *kind.inside)
         return kind.shown

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dataflow.arrays import any_true, steps_between
 from dataflow.batch import Batch
+from dataflow.schema import Reward
 from engine.plan.planned_input import Fetch, PlannedInput
 from engine.protocol.reports import Report
 
@@ -52,10 +53,13 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
     """(metric, value, count) of each number that these rows' columns allow."""
     if not len(rows):
         return
-    for name in rows.names:
-        if name.partition("/")[0] == "reward":
-            yield from _spread(name, rows.array(name))
-    yield from _no_signal(rows)
+    names = [name for name in rows.names if name.partition("/")[0] == "reward"]
+    rewarded = rows.select(names)
+    if {"episode", "segment"} <= set(rows.names):
+        rewarded = sum_by_episode(rewarded, rows.flat("episode"))
+    for name in names:
+        yield from _spread(name, rewarded.array(name))
+    yield from _no_signal(rewarded)
     if "completion_mask" in rows.names:
         lengths = rows.lengths("completion_mask")
         yield "completion/length/mean", float(lengths.mean()), len(lengths)
@@ -63,6 +67,24 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
         yield "completion/length/min", float(lengths.min()), 1.0
     if "finish" in rows.names:
         yield "completion/truncated", float((rows.flat("finish") == "length").mean()), len(rows)
+
+
+def sum_by_episode(rewards: Batch, episode: np.ndarray) -> Batch:
+    """Rewards of episodes that have several rows: a row for each, with the sums; null where none of
+    its rows has a number. episode: int32 [rows], which of its prompt's episodes a row belongs to.
+    """
+    place = np.stack([rewards.keys.position, episode])
+    _, first_rows, number = np.unique(place, axis=1, return_index=True, return_inverse=True)
+    number = number.reshape(-1)
+    sums: dict[str, pa.Array] = {}
+    for name in rewards.names:
+        column = rewards.array(name)
+        is_known = np.asarray(column.is_valid())
+        numbers = column.fill_null(0.0).to_numpy(zero_copy_only=False).astype(np.float64)
+        known_count = np.bincount(number, weights=is_known)
+        total = np.bincount(number, weights=numbers).astype(np.float32)
+        sums[name] = pa.array(total, mask=known_count == 0)
+    return Batch.make(rewards.keys.take(first_rows), sums, Reward)
 
 
 def _tokens(rows: Batch) -> int:
