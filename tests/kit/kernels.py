@@ -38,8 +38,8 @@ class FakeSession:
         self.tombstones: list[tuple[tuple[int, int, int], str]] = []
         self.lost_alone: list[tuple[int, int, int]] = []
         """Those of the tombstones whose groups go on."""
-        self.failed: list[bool] = []
-        """Of each tombstone, whether it counts as a failure."""
+        self.charged: list[bool] = []
+        """Of each tombstone, whether it counts against the error budget."""
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """Like the engine's: keyed by seed, node and row."""
@@ -73,7 +73,7 @@ class FakeSession:
     ) -> None:
         """Remember it."""
         self.tombstones.append((key, error))
-        self.failed.append(failed)
+        self.charged.append(failed)
         if row_only:
             self.lost_alone.append(key)
 

@@ -125,7 +125,7 @@ def test_what_compact_leaves_begins_the_next_row(open_one: Open, base: str) -> N
         assert rows[-1]["final_reward"] == {"turns": 2.0, "length": 3.0}[rows[-1]["finish"]]
     # Places that no episode needed are given up, which is nobody's fault.
     assert len(batch) + len(session.lost_alone) == 16
-    assert not any(session.failed)
+    assert not any(session.charged)
     assert session.metrics["episode/segments"] == [(len(batch) / 4, 4)]
     turns = sum(len(rows) for rows in batch.array("turn_end").to_pylist())
     assert session.metrics["episode/turns"] == [(turns / 4, 4)]
@@ -192,7 +192,7 @@ def test_an_episode_that_fails_in_a_later_row_begins_again(open_one: Open, tmp_p
     batch = run_episodes(flaky, ["hello", "abc"])
     assert tokens_of(batch) == tokens_of(expected)
     assert session.metrics["env/errors"] == [(1.0, 1.0)]
-    assert not any(session.failed)
+    assert not any(session.charged)
 
 
 def test_an_episode_that_is_lost_loses_all_its_rows(open_one: Open, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_an_episode_that_is_lost_loses_all_its_rows(open_one: Open, tmp_path: Pa
     batch = run_episodes(kernel, ["hello", "abc"])
     require_segments(batch, n=2, segments=4)
     assert len(episodes_of(batch)) == 3
-    assert sum(session.failed) == 4
+    assert sum(session.charged) == 4
     assert len({key for key, _ in session.tombstones}) == 16 - len(batch)
 
 
