@@ -81,7 +81,8 @@ def number_episodes(rows: Columns[Completion]) -> tuple[np.ndarray, np.ndarray]:
         every_row = np.arange(len(rows))
         return every_row, every_row
     place = np.stack([rows.keys.position, rows["episode"]])
-    _, first_rows, episode = np.unique(place, axis=1, return_index=True, return_inverse=True)
+    unique = np.unique(place, axis=1, return_index=True, return_inverse=True)
+    _, first_rows, episode = unique
     return episode.reshape(-1), first_rows
 
 

@@ -35,7 +35,7 @@ _PROMPT = Input(
 
 _LIMITS = {name: GENERATE.limits[name] for name in _SHARED_LIMITS}
 
-_TURN_LIMITS = {
+_ROW_LIMITS = {
     "max_turns": whole(1, like=8),
     "max_turn_tokens": whole(1, like=512, optional=True),
     "max_context": whole(2, like=4096, optional=True),
@@ -43,9 +43,15 @@ _TURN_LIMITS = {
     "overflow": choice("stop", "drop_group", "segment"),
     "segments": whole(1, like=4),
     "thinking": choice("keep", "template"),
+}
+
+_SECONDS = {
     "reset_timeout": number(0.0, above=True, like=60.0),
     "step_timeout": number(0.0, above=True, like=60.0),
     "timeout": number(0.0, above=True, like=1800.0),
+}
+
+_FAILURE_LIMITS = {
     "retries": whole(0, like=1),
     "pace": choice("rounds", "free", optional=True),
     "on_error": choice("drop_row", "drop_group", "stop"),
@@ -67,7 +73,7 @@ INTERACT = Operator(
     kernels=_KERNELS,
     needs=GENERATE.needs,
     replayed=GENERATE.replayed,
-    limits={**_LIMITS, **_TURN_LIMITS},
+    limits=_LIMITS | _ROW_LIMITS | _SECONDS | _FAILURE_LIMITS,
 )
 
 
@@ -167,39 +173,37 @@ def interact(
         "pace": pace,
         "on_error": on_error,
     }
-    schema: type[Episode] = TruncatedEpisode if truncates(temperature, top_p, top_k) else Episode
+    schema: type[Episode] = Episode
     if segments > 1:
-        schema = _SEGMENT_OF[schema]
+        schema = Segment
+    if truncates(temperature, top_p, top_k):
+        schema = _TRUNCATED[schema]
     inputs: dict[str, Port[Any]] = {"prompt": prompt}
     return Node(
         INTERACT, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
     ).port()
 
 
-_SEGMENT_OF: dict[type[Episode], type[Episode]] = {
-    Episode: Segment,
-    TruncatedEpisode: TruncatedSegment,
+_TRUNCATED: dict[type[Episode], type[Episode]] = {
+    Episode: TruncatedEpisode,
+    Segment: TruncatedSegment,
 }
 
 
-def _require_rows(overflow: str, segments: int, compact: object, thinking: str) -> None:
+_FIX = "overflow='segment', segments=4, compact=lambda messages: messages[:1] + messages[-2:]"
+
+
+def _require_rows(overflow: str, segments: object, compact: object, thinking: str) -> None:
     """Raise GraphError for settings of segments of which one does nothing without another."""
-    has_compact = overflow == "segment"
+    compacts = overflow == "segment"
+    is_given = compact is not None
     expected = "a function of messages where overflow is 'segment', and only there"
-    require(
-        "interact",
-        "compact",
-        compact,
-        fits=callable(compact) == has_compact and (compact is None) != has_compact,
-        expected=expected,
-        fix="overflow='segment', segments=4, compact=lambda messages: messages[:1] + messages[-2:]",
-    )
-    needs_several = has_compact or thinking == "template"
-    require(
-        "interact",
-        "segments",
-        segments,
-        fits=(segments == 1) != needs_several or not isinstance(segments, int),
-        expected="2 or more with overflow='segment' or thinking='template', 1 without both",
-        fix="segments=4, the most rows of an episode",
-    )
+    fits = is_given == compacts and is_given == callable(compact)
+    require("interact", "compact", compact, fits=fits, expected=expected, fix=_FIX)
+    if not isinstance(segments, int):
+        return  # the check says so
+    needs_several = compacts or thinking == "template"
+    expected = "2 or more with overflow='segment' or thinking='template', 1 without both"
+    fits = needs_several == (segments > 1)
+    fix = "segments=4, the most rows of an episode"
+    require("interact", "segments", segments, fits=fits, expected=expected, fix=fix)

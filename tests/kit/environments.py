@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from dataflow.prompt_types import Message
 from operators.environments import Turn
 from tests.kit.run_graphs import vowels
 
@@ -82,6 +84,24 @@ class VowelTurns:
         answer = [{"role": "user", "content": f"[{text[:1]}]"}]
         reward = vowels(completions=[text])[0]
         return Turn(messages=answer, reward=reward, done=self._turns_left == 0)
+
+
+class Talker(VowelTurns):
+    """Answers each of many turns with ten letters, and says in a reward why it ended."""
+
+    turns = 40
+
+    def step(self, message: dict[str, Any]) -> Turn:
+        turn = super().step(message)
+        return Turn(messages="x" * 10, reward=turn.reward, done=turn.done)
+
+    def finish(self, reason: str) -> float:
+        return {"turns": 2.0, "length": 3.0}.get(reason, 0.0)
+
+
+def first_and_last(messages: Sequence[Message]) -> list[Message]:
+    """For `compact`: what the user asked, and what was answered last."""
+    return [messages[0], messages[-1]]
 
 
 class Lookup:

@@ -19,7 +19,7 @@ from operators.environments import Turn
 from operators.kernels.text import load_tokenizer
 from operators.kernels.torch.interact import TorchInteract
 from tests.kit.chat_templates import save_family
-from tests.kit.environments import Chatter, Flaky, VowelTurns
+from tests.kit.environments import Chatter, Flaky, Talker, VowelTurns, first_and_last
 from tests.kit.generate_suite import MIXED, tokens_of
 from tests.kit.interact_kernels import kernels as kernels
 from tests.kit.interact_kernels import (
@@ -33,27 +33,9 @@ from tests.kit.kernels import FakeSession
 CONTEXT = 48
 
 
-def first_and_last(messages: list[Message]) -> list[Message]:
-    """What the user asked, and what was answered last."""
-    return [messages[0], messages[-1]]
-
-
 def explain_all(messages: list[Message]) -> list[Message]:
     """Makes the conversation longer."""
     return [{"role": "user", "content": "x" * CONTEXT}, *messages]
-
-
-class Talker(VowelTurns):
-    """Answers each of many turns with ten letters."""
-
-    turns = 40
-
-    def step(self, message: dict[str, Any]) -> Turn:
-        turn = super().step(message)
-        return Turn(messages="x" * 10, reward=turn.reward, done=turn.done)
-
-    def finish(self, reason: str) -> float:
-        return {"turns": 2.0, "length": 3.0}.get(reason, 0.0)
 
 
 HOW: dict[str, Any] = {
