@@ -173,21 +173,18 @@ def interact(
         "pace": pace,
         "on_error": on_error,
     }
-    schema: type[Episode] = Episode
-    if segments > 1:
-        schema = Segment
-    if truncates(temperature, top_p, top_k):
-        schema = _TRUNCATED[schema]
+    schema = _choose_schema(segments, is_truncated=truncates(temperature, top_p, top_k))
     inputs: dict[str, Port[Any]] = {"prompt": prompt}
     return Node(
         INTERACT, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
     ).port()
 
 
-_TRUNCATED: dict[type[Episode], type[Episode]] = {
-    Episode: TruncatedEpisode,
-    Segment: TruncatedSegment,
-}
+def _choose_schema(segments: object, *, is_truncated: bool) -> type[Episode]:
+    has_several = isinstance(segments, int) and segments > 1
+    if is_truncated:
+        return TruncatedSegment if has_several else TruncatedEpisode
+    return Segment if has_several else Episode
 
 
 _FIX = "overflow='segment', segments=4, compact=lambda messages: messages[:1] + messages[-2:]"

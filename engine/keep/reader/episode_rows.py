@@ -24,7 +24,7 @@ _TEXT = 20_000
 """Characters of a text that are sent."""
 COLUMNS = (
     *("messages", "turns", "turn", "turn_end", "turn_reward", "final_reward"),
-    *("environment_state", "model_seconds", "environment_seconds"),
+    *("environment_state", "model_seconds", "environment_seconds", "episode", "segment"),
 )
 """What only episodes have in samples."""
 
@@ -53,6 +53,7 @@ class RecordedEpisode:
         written = sum(each.end - each.begin for each in self._tokens)
         return {
             "turns": len(self._ends),
+            "segment": self._row.get("segment"),
             "messages": len(self.messages),
             "final_reward": finite(self._row.get("final_reward")),
             "turn_reward": _sum(self._row.get("turn_reward")),

@@ -20,6 +20,7 @@ export function episodeFacts({ finish, length, episode }) {
   return facts([
     ["finish", finish],
     ["turns", count(episode.turns)],
+    ["row of its episode", episode.segment === null ? null : count(episode.segment + 1)],
     ["tokens", `${count(episode.written)} written, ${count(answered)} answered`],
     ["final reward", episode.final_reward === null ? null : number(episode.final_reward)],
     ["rewards of turns, sum", episode.turn_reward === null ? null : number(episode.turn_reward)],
