@@ -260,7 +260,12 @@ def test_rows_of_random_episodes_are_sound(
     base: str, n: int, segments: int, max_turns: int, context: int, turn: int | None, pace: str
 ) -> None:
     session = FakeSession(node="episode")
-    how = {"n": n, "segments": segments, "max_turns": max_turns, "max_context": context}
+    how: dict[str, Any] = {
+        "n": n,
+        "segments": segments,
+        "max_turns": max_turns,
+        "max_context": context,
+    }
     how |= {"max_turn_tokens": turn, "pace": pace}
     kernel = open_interact(base, Chatter, session=session, **HOW | how)
     batch = run_episodes(kernel, ["hello", "abc", "b"])
