@@ -12,13 +12,19 @@ from dataflow.kernel import KernelNode
 from dataflow.model import Model
 from operators.environments import as_environment
 from operators.kernels.vllm.interact import VllmInteract
-from tests.kit.environments import Chatter, Hooked
+from tests.kit.environments import Chatter, Hooked, first_and_last
 from tests.kit.generate_suite import MIXED, logprobs_under, tokens_of, weights_of
 from tests.kit.interact_kernels import open_interact, run_episodes
 from tests.kit.kernels import FakeSession, prompt_chunk
 from tests.vllm.conftest import LAYOUT
 
 HOW: dict[str, Any] = {"n": 3, "max_turns": 4, "max_tokens": 60, "max_turn_tokens": 9}
+SEGMENTS: dict[str, Any] = {
+    "max_context": 40,
+    "overflow": "segment",
+    "segments": 3,
+    "compact": first_and_last,
+}
 TALKS = [[{"role": "user", "content": text}] for text in MIXED]
 Open = Callable[..., VllmInteract]
 
@@ -49,14 +55,18 @@ def open_one(base: str, modules: dict[Any, Any]) -> Iterator[Open]:
         kernel.close_environments()
 
 
-@pytest.mark.parametrize("prompts", [MIXED, TALKS], ids=["text", "messages"])
+@pytest.mark.parametrize(
+    ("prompts", "how"),
+    [(MIXED, {}), (TALKS, {}), (MIXED, SEGMENTS)],
+    ids=["text", "messages", "segments"],
+)
 def test_rows_are_those_of_the_torch_kernel(
-    open_one: Open, base: str, tolerance: float, prompts: list[Any]
+    open_one: Open, base: str, tolerance: float, prompts: list[Any], how: dict[str, Any]
 ) -> None:
-    reference = open_interact(base, **HOW)
+    reference = open_interact(base, **HOW | how)
     expected = run_episodes(reference, prompts)
     reference.close()
-    batch = run_episodes(open_one(), prompts)
+    batch = run_episodes(open_one(**how), prompts)
     assert tokens_of(batch) == tokens_of(expected)
     for name in ("finish", "turn", "turn_end", "version", "prompt_ids", "messages"):
         assert batch.array(name).equals(expected.array(name)), name
