@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault
 from dataflow.node import Node
-from dataflow.operator import Expand, Reduce
+from dataflow.operator import Concat, Expand, Reduce
 from dataflow.rows import Domain
 from dataflow.rules.context import Context, fault_at, line_of, loss_terms
 
@@ -22,6 +22,7 @@ def check_segments(context: Context) -> Iterator[Fault]:
     for node in context.graph.nodes:
         if id(node) in context.doubtful:
             continue
+        yield from _check_parts(context, node)
         for key, reader in _find_readers(node):
             port = node.inputs.get(key)
             domain = context.domains.of(port) if port is not None else None
@@ -34,6 +35,24 @@ def check_segments(context: Context) -> Iterator[Fault]:
             )
             yield fault_at(node, "segments", problem, _FIX)
             break
+
+
+def _check_parts(context: Context, node: Node) -> Iterator[Fault]:
+    """A concat of segments and of other rows: the result could not say which are of one episode."""
+    if not isinstance(node.operator.rows, Concat):
+        return
+    makers: list[Node | None] = []
+    for port in node.inputs.values():
+        domain = context.domains.of(port)
+        makers.append(None if domain is None else find_segment_maker(domain))
+    makes_segments = [maker for maker in makers if maker is not None]
+    if makes_segments and len(makes_segments) < len(makers):
+        maker = makes_segments[0]
+        problem = (
+            f"some of its parts are rows of episodes that may have several ({maker.name!r},"
+            f" {line_of(maker, node.origin)}), others are not"
+        )
+        yield fault_at(node, "segments", problem, "segments=1, or two train nodes")
 
 
 def find_segment_maker(domain: Domain) -> Node | None:

@@ -21,6 +21,7 @@ from dataflow.user import Columns
 from engine.run.worker.row_metrics import row_metrics
 from operators import advantage_formulas as formulas
 from operators.advantage import baseline_advantage, gae, group_advantage
+from operators.concat import concat
 from operators.data import prompts
 from operators.forward import logprobs, values
 from operators.interact import interact
@@ -237,6 +238,37 @@ def test_so_are_selections_turns_and_evaluations_of_them(in_tiny: Path) -> None:
         check(graph, headers)
     for name in ("mixed_groups", "transitions"):
         assert f"{name} takes each row for a whole episode" in str(caught.value)
+
+
+def concat_graph(other_how: dict[str, Any]) -> Graph:
+    """Training on two generations, of which one makes segments."""
+    policy, prompt = Model("policy", "tiny", trainable=True), prompts("tasks", batch=8)
+    how: dict[str, Any] = {"n": 2, "max_turns": 3, "max_tokens": 64}
+    several = interact(policy, prompt, VowelTurns, **how, **HOW)
+    other = interact(policy, prompt, VowelTurns, **how, **other_how, name="other")
+    rows = concat(several, other)
+    advantage = group_advantage(rows, concat_of_rewards(several, other))
+    return Graph("g", train(policy, rows, loss=clipped_policy_loss(advantage), lr=1e-5))
+
+
+def test_parts_are_all_segments_or_none(in_tiny: Path) -> None:
+    check(concat_graph(HOW), headers)
+    with pytest.raises(GraphError, match="some of its parts are rows of episodes"):
+        check(concat_graph({}), headers)
+
+
+def concat_of_rewards(rows: Any, other: Any) -> Any:
+    return concat(turn_reward(rows), turn_reward(other, name="other_reward"), name="all_rewards")
+
+
+def test_rows_of_two_generations_are_episodes_of_their_own() -> None:
+    """Both have an episode 0."""
+    columns = {"episode": np.zeros(4, np.int32), "segment": np.array([0, 1, 0, 1], np.int32)}
+    keys = Keys.of([0] * 4, [0, 1, PLACES, PLACES + 1])
+    rollout = completion(keys, [[1]] * 4, **columns)
+    how: dict[str, Any] = {"baseline": "mean", "scale": "none", "ragged": True, "dialect": "trl"}
+    above = formulas.group_advantage(rollout, score(keys, [1.0, 1.0, 0.0, 4.0]), **how)
+    assert above["advantage"].values.tolist() == [-1.0, -1.0, 1.0, 1.0]
 
 
 def test_one_episode_is_no_group_however_many_rows_it_has(in_tiny: Path) -> None:

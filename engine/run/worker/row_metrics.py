@@ -56,7 +56,7 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
     names = [name for name in rows.names if name.partition("/")[0] == "reward"]
     rewarded = rows.select(names)
     if {"episode", "segment"} <= set(rows.names):
-        rewarded = sum_by_episode(rewarded, rows.flat("episode"))
+        rewarded = sum_by_episode(rewarded, rows.flat("segment"))
     for name in names:
         yield from _spread(name, rewarded.array(name))
     yield from _no_signal(rewarded)
@@ -69,11 +69,12 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
         yield "completion/truncated", float((rows.flat("finish") == "length").mean()), len(rows)
 
 
-def sum_by_episode(rewards: Batch, episode: np.ndarray) -> Batch:
+def sum_by_episode(rewards: Batch, segment: np.ndarray) -> Batch:
     """Rewards of episodes that have several rows: a row for each, with the sums; null where none of
-    its rows has a number. episode: int32 [rows], which of its prompt's episodes a row belongs to.
+    its rows has a number. segment: int32 [rows], which of its episode's rows each is; they stand
+    next to one another.
     """
-    place = np.stack([rewards.keys.position, episode])
+    place = np.stack([rewards.keys.position, rewards.keys.sample - segment])
     _, first_rows, number = np.unique(place, axis=1, return_index=True, return_inverse=True)
     number = number.reshape(-1)
     sums: dict[str, pa.Array] = {}
