@@ -158,7 +158,7 @@ class EpisodePass:
         for row in self._unbegun[has_begun].tolist():
             episode = self._episodes[row]
             episode.turn_began = begun_at
-            episode.deadline = min(episode.deadline, begun_at + self._rules.timeout)
+            episode.deadline = begun_at + min(episode.seconds_left, self._rules.timeout)
         self._unbegun = self._unbegun[~has_begun]
 
     # The model has written a turn.
@@ -326,6 +326,7 @@ class EpisodePass:
         elif start is not None:
             self._end_row(row, episode, "segment")
             start.before = self.rows.pop(row)
+            start.seconds_left = max(0.0, episode.deadline - time.monotonic())
             self.going_on[row] = start
             self._close(row)
         elif ends:

@@ -66,9 +66,9 @@ class EpisodeState:
     number: that its environment is asked by. raw: whether its prompt is plain text. messages: the
     conversation so far; opening: what of it the row's prompt shows, in place of the first
     `opened_at` messages. tools: what the model may call. limit: the most completion tokens.
-    deadline: of the clock, when its time is up, which begins with its first token; turn_began
-    likewise. overflowed: whether it ended because an answer did not fit. earlier: its rows before
-    this one, in order.
+    seconds_left: of its time, which runs from the row's first token on; deadline: of the clock,
+    when it is up; turn_began likewise. overflowed: whether it ended because an answer did not fit.
+    earlier: its rows before this one, in order.
     """
 
     number: int
@@ -79,6 +79,7 @@ class EpisodeState:
     prompt: np.ndarray
     limit: int
     earlier: Sequence[EpisodeRow] = ()
+    seconds_left: float = math.inf
     tools: Sequence[Mapping[str, Any]] = ()
     deadline: float = math.inf
     turn_began: float = 0.0
@@ -135,7 +136,8 @@ class EpisodeState:
 class EpisodeStart:
     """A row of an episode that is to begin. number: that its environment is asked by; raw: whether
     its prompt is plain text; messages: what the prompt shows; tools: what the model may call; ids
-    int32: the prompt. before: the row that the episode goes on from, None for its first.
+    int32: the prompt. before: the row that the episode goes on from, None for its first;
+    seconds_left: of its time then, as it does not run between two rows.
     """
 
     number: int
@@ -144,13 +146,14 @@ class EpisodeStart:
     tools: Sequence[Mapping[str, Any]]
     ids: np.ndarray
     before: EpisodeRow | None = None
+    seconds_left: float = math.inf
 
     def begin(self, budget: TokenBudget) -> EpisodeState:
         """The episode at the beginning of this row."""
-        messages, deadline, earlier = self.messages, math.inf, []
+        messages: Sequence[Message] = self.messages
+        earlier: Sequence[EpisodeRow] = ()
         if self.before is not None:
             messages = self.before.episode.messages
-            deadline = self.before.episode.deadline
             earlier = self.before.all_rows
         return EpisodeState(
             number=self.number,
@@ -162,8 +165,8 @@ class EpisodeStart:
             prompt=self.ids,
             limit=budget.row_limit(len(self.ids)),
             tools=self.tools,
-            deadline=deadline,
             earlier=earlier,
+            seconds_left=self.seconds_left,
         )
 
 

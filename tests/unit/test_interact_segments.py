@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,21 @@ def test_an_episode_that_is_lost_loses_all_its_rows(open_one: Open, tmp_path: Pa
     assert len(episodes_of(batch)) == 3
     assert sum(session.charged) == 4
     assert len({key for key, _ in session.tombstones}) == 16 - len(batch)
+
+
+class SlowTalker(Talker):
+    """Takes its time with each turn."""
+
+    def step(self, message: dict[str, Any]) -> Turn:
+        threading.Event().wait(0.3)
+        return super().step(message)
+
+
+def test_the_time_of_an_episode_is_that_of_all_its_rows(open_one: Open) -> None:
+    kernel, _ = open_one(SlowTalker, n=1, timeout=1.0)
+    [rows] = episodes_of(run_episodes(kernel, ["hello"]))
+    assert rows[-1]["finish"] == "timeout"
+    assert sum(len(row["turn_end"]) for row in rows) < 9
 
 
 def raises(messages: list[Message]) -> Sequence[Message]:
