@@ -48,6 +48,10 @@ class EpisodeChunk:
         """The group of an episode."""
         return episode // self.n
 
+    def is_lost(self, episode: int) -> bool:
+        """Whether its group is given up."""
+        return self.group_of(episode) in self.lost_groups
+
     def first_row(self, episode: int) -> int:
         """The first place of an episode."""
         return episode * self.segments

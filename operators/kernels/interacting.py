@@ -160,15 +160,21 @@ class Interacting(Generating):
             while unbegun or going_on:
                 attempts[unbegun] += 1
                 passed = yield from self._run_episodes(prompts, rows, unbegun, going_on)
-                going_on, unbegun = passed.going_on, []
+                unbegun = []
                 for episode, fault in sorted(passed.faults.items()):
-                    is_needless = rows.group_of(episode) in rows.lost_groups
+                    is_needless = rows.is_lost(episode)
                     if not is_needless and attempts[episode] < self._attempts:
                         unbegun.append(episode)
                         continue
                     if not is_needless:
                         self._lose(rows, episode, fault)
                     yield rows.places([episode])
+                going_on = {}
+                for episode, start in passed.going_on.items():
+                    if rows.is_lost(episode):
+                        yield rows.places([episode])
+                    else:
+                        going_on[episode] = start
         finally:
             # Also where the chunk is given up, which leaves environments in the middle.
             for number in range(first_number, self._episode_count):

@@ -203,6 +203,16 @@ def test_the_time_of_an_episode_is_that_of_all_its_rows(open_one: Open) -> None:
     assert sum(len(row["turn_end"]) for row in rows) < 9
 
 
+def test_a_group_that_is_given_up_begins_no_further_row(open_one: Open, tmp_path: Path) -> None:
+    environment = with_arguments(FailsLate, folder=str(tmp_path), every=4)
+    kernel, session = open_one(environment, retries=0, on_error="drop_group")
+    batch = run_episodes(kernel, ["hello", "abc"])
+    assert len(set(batch.keys.position)) == 1
+    assert len(session.tombstones) - len(session.lost_alone) == 1
+    lost = set(session.lost_alone)
+    assert {key[0] for key in lost} <= set(batch.keys.position)
+
+
 def raises(messages: list[Message]) -> Sequence[Message]:
     raise ValueError("too much to say")
 
