@@ -233,14 +233,14 @@ class EpisodePass:
 
     def _end_overdue(self) -> None:
         """End the episodes that are out of time although their environments have not answered:
-        these are killed.
+        what these still answer is not waited for.
         """
         now = time.monotonic()
         for row in sorted(self._asked):
             episode = self._episodes[row]
             if episode.finish is None and now >= episode.deadline:
                 self._asked.discard(row)
-                self._pool.abandon(episode.number)
+                self._pool.abandon(episode.number, "timeout")
                 self._end_row(row, episode, "timeout")
                 self._close(row)
 
@@ -336,8 +336,8 @@ class EpisodePass:
         return True
 
     def _fail(self, row: int, episode: EpisodeState, fault: EnvironmentFault) -> None:
-        """Lose an episode whose environment is as it should be."""
-        self._pool.abandon(episode.number)
+        """Lose an episode whose environment is as it should be: it is told `error`."""
+        self._pool.abandon(episode.number, "error")
         self._lose(row, episode, fault)
 
     def _render(self, answers: Sequence[_RowAnswer]) -> list[np.ndarray | EnvironmentFault]:
