@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 
 from operators.environment_kinds import trl_environment
 from operators.environments import Environment
+from operators.kernels.environments.pool import ProcessPool
 from operators.kernels.environments.replies import EnvironmentPool
 from tests.kit.environment_classes import Noting, message
 from tests.kit.environment_pools import (
@@ -40,6 +42,10 @@ class CallRecord:
 
     def lines(self) -> list[str]:
         return self._path.read_text().splitlines() if self._path.exists() else []
+
+    def process_count(self) -> int:
+        assert isinstance(self.pool, ProcessPool)
+        return len(self.pool.pids())
 
     def after(self, count: int) -> list[str]:
         """The lines, once there are so many; the pool is looked at meanwhile."""
@@ -118,6 +124,25 @@ def test_one_that_is_stuck_is_killed_and_holds_nobody_up(tmp_path: Path) -> None
             record.pool.wait(0.02)
     assert record.lines().count("finish error") == 1
     assert record.lines().count("close") == 1, "that of the third, with the pool"
+
+
+def test_nothing_is_left_of_those_that_ended(tmp_path: Path) -> None:
+    with recorded("process", tmp_path) as record, opened() as other:
+        begin(other, 1)  # whatever the first process opens once is open
+        begin(record.pool, 0)
+        files, processes = os.listdir("/proc/self/fd"), record.process_count()
+        begin(record.pool, 1, 2, 3)
+        step(record.pool, 1, "raise boom")
+        step(record.pool, 2, "end raise")
+        record.pool.abandon(2, "error")
+        step(record.pool, 3, "children")  # one of them stays, and could still print
+        record.pool.abandon(3)
+        end = time.monotonic() + SECONDS
+        while record.process_count() > processes:
+            assert time.monotonic() < end
+            record.pool.wait(0.02)
+        assert record.lines().count("close") == 3
+        assert len(os.listdir("/proc/self/fd")) == len(files)
 
 
 @pytest.mark.parametrize("place", PLACES)
