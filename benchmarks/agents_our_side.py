@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,11 +20,8 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from benchmarks.agents_environment import NumberSearch
 from benchmarks.agents_settings import AgentRun
-from engine.api import run
-from engine.plan.options import RunOptions
+from benchmarks.run_steps import StepRow, run_steps
 from graphs.agent import agent
-
-StepRow = dict[str, float]
 
 
 def measure(told: AgentRun) -> dict[str, float]:
@@ -42,19 +38,7 @@ def measure(told: AgentRun) -> dict[str, float]:
         max_tokens=told.max_new_tokens,
         lr=told.lr,
     )
-    rows: list[StepRow] = []
-    with tempfile.TemporaryDirectory() as folder:
-        options = RunOptions(
-            steps=told.warmup_steps + told.steps,
-            seed=told.seed,
-            name="side",
-            runs=Path(folder),
-            threads=told.threads,
-            samples_every=10**9,
-            progress=False,
-        )
-        run(graph, options, on_step=[lambda row: rows.append(dict(row))])
-    return numbers(rows[told.warmup_steps :], told) | {"prompt_tokens": mean_prompt(told)}
+    return numbers(run_steps(graph, told), told) | {"prompt_tokens": mean_prompt(told)}
 
 
 def numbers(rows: Sequence[StepRow], told: AgentRun) -> dict[str, float]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,12 +18,9 @@ import pyarrow.parquet as pq
 from transformers import AutoTokenizer
 
 from benchmarks.rewards import REWARDS
+from benchmarks.run_steps import StepRow, run_steps
 from benchmarks.settings import Run
-from engine.api import run
-from engine.plan.options import RunOptions
 from graphs.grpo import grpo
-
-Row = dict[str, float]
 
 
 def measure(told: Run) -> dict[str, float]:
@@ -38,22 +34,10 @@ def measure(told: Run) -> dict[str, float]:
         max_tokens=told.max_new_tokens,
         lr=told.lr,
     )
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        options = RunOptions(
-            steps=told.warmup_steps + told.steps,
-            seed=told.seed,
-            name="side",
-            runs=Path(folder),
-            threads=told.threads,
-            samples_every=10**9,
-            progress=False,
-        )
-        run(graph, options, on_step=[lambda row: rows.append(dict(row))])
-    return _numbers(rows[told.warmup_steps :], told)
+    return _numbers(run_steps(graph, told), told)
 
 
-def _numbers(rows: Sequence[Row], told: Run) -> dict[str, float]:
+def _numbers(rows: Sequence[StepRow], told: Run) -> dict[str, float]:
     seconds = sum(row["time/step"] for row in rows)
     samples = told.prompts_per_step * told.num_generations * len(rows)
     tokens = sum(row["completion/tokens"] for row in rows)
@@ -86,7 +70,7 @@ def _prompt_tokens(told: Run) -> float:
     )
 
 
-def _mean(rows: Sequence[Row], name: str) -> float:
+def _mean(rows: Sequence[StepRow], name: str) -> float:
     return statistics.fmean(row.get(name, 0.0) for row in rows)
 
 

@@ -89,6 +89,9 @@ def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
     if wire.input.entries_of in wire.port.schema.columns:
         return  # what no column has may be an entry: the run knows
     columns = context.data[id(domain.source)]
+    other_reader = "a function without it"
+    if "environment" in wire.node.params:
+        other_reader = "an environment whose reset does without it"
     for name in dict.fromkeys(required):
         if name in columns or name in wire.port.schema.columns:
             continue
@@ -96,9 +99,9 @@ def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
         if near:
             fix = f"{near!r}, which the data has"
         elif wire.input.entries_of and name in _OF_EPISODES:
-            fix = f"episodes, rows of interact(...), which have {name!r}, or a function without it"
+            fix = f"episodes, rows of interact(...), which have {name!r}, or {other_reader}"
         else:
-            fix = f"a column {name!r} in the data, or a function without it"
+            fix = f"a column {name!r} in the data, or {other_reader}"
         problem = f"wants {name!r}, {data_name(domain.source)} has: {', '.join(columns)}"
         yield _fault_of_reader(wire, problem, fix)
 

@@ -98,12 +98,21 @@ class PlannedNode:
     refill: bool = False
     max_attempts: int = 10
     every: int = 0
+    segments: int = 1
+    """Of its rows, places for the rows of one episode, of a generation: only one of them is written
+    at a time, and most stay empty.
+    """
     estimate: Estimate = field(default_factory=Estimate)
 
     @property
     def traits(self) -> Traits:
         """What its kind of work means."""
         return TRAITS[self.work]
+
+    @property
+    def live_rows(self) -> int:
+        """The most of its rows for each prompt that are under way at once."""
+        return self.rows // self.segments
 
     @property
     def gates(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def samples_of(node: PlannedNode) -> int:
     """Answers of one prompt, in the rows that a node generates or reads."""
     inner = max(1, node.inner)
     if node.traits.generates:
-        return max(1, node.rows // inner)
+        return max(1, node.live_rows // inner)
     return inner
 
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dataflow.errors import DataError
 from dataflow.kernel import Session
+from dataflow.prompt_types import Message
 from operators.kernels.environments.replies import (
     EnvironmentFault,
     EnvironmentPool,
@@ -145,8 +147,8 @@ class EpisodePass:
         ended_rows = self._loop.step()
         if len(self._unbegun):
             self._begin_clocks(begun_at)
-        for row in ended_rows.tolist():
-            self._end_turn(row, self._episodes[row])
+        if len(ended_rows):
+            self._end_turns(ended_rows.tolist())
         if self._asked:
             self._hear(0.0)
             if not self._rules.rounds:
@@ -163,13 +165,25 @@ class EpisodePass:
 
     # The model has written a turn.
 
-    def _end_turn(self, row: int, episode: EpisodeState) -> None:
+    def _end_turns(self, rows: Sequence[int]) -> None:
+        """Read the turns of all rows that ended with a token in one call, then end each."""
+        written = self._loop.written
+        ids: list[np.ndarray] = []
+        tools: list[Sequence[Mapping[str, Any]]] = []
+        for row in rows:
+            ids.append(written.tokens[row, written.begin[row] : written.length[row]])
+            tools.append(self._episodes[row].tools)
+        # All prompts of a data set are of one kind.
+        raw = self._episodes[rows[0]].raw
+        messages = self._renderer.parse_all(ids, raw=raw, tools=tools)
+        for row, message in zip(rows, messages, strict=True):
+            self._end_turn(row, self._episodes[row], message)
+
+    def _end_turn(self, row: int, episode: EpisodeState, message: Message) -> None:
         """Show the turn to the environment, unless the episode ends with it."""
         written = self._loop.written
         begin, end = int(written.begin[row]), int(written.length[row])
         now = time.monotonic()
-        ids = written.tokens[row, begin:end]
-        message = self._renderer.parse(ids, raw=episode.raw, tools=episode.tools)
         turn = EpisodeTurn(
             begin=begin, end=end, message=message, model_seconds=now - episode.turn_began
         )
@@ -233,14 +247,14 @@ class EpisodePass:
 
     def _end_overdue(self) -> None:
         """End the episodes that are out of time although their environments have not answered:
-        these are killed.
+        what these still answer is not waited for.
         """
         now = time.monotonic()
         for row in sorted(self._asked):
             episode = self._episodes[row]
             if episode.finish is None and now >= episode.deadline:
                 self._asked.discard(row)
-                self._pool.abandon(episode.number)
+                self._pool.abandon(episode.number, "timeout")
                 self._end_row(row, episode, "timeout")
                 self._close(row)
 
@@ -337,8 +351,8 @@ class EpisodePass:
         return True
 
     def _fail(self, row: int, episode: EpisodeState, fault: EnvironmentFault) -> None:
-        """Lose an episode whose environment is as it should be."""
-        self._pool.abandon(episode.number)
+        """Lose an episode whose environment is as it should be: it is told `error`."""
+        self._pool.abandon(episode.number, "error")
         self._lose(row, episode, fault)
 
     def _render(self, answers: Sequence[_RowAnswer]) -> list[np.ndarray | EnvironmentFault]:

@@ -23,6 +23,7 @@ from dataflow.batch import Keys, Ragged, as_ragged
 from dataflow.errors import DataError
 from dataflow.model_files import ends_of, read_object
 from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_of
+from operators.kernels.row_texts import decode_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -134,9 +135,7 @@ class Tokenizer:
         tokens = ids.values.tolist()
         offsets = ids.offsets.tolist()
         rows = [tokens[start:stop] for start, stop in itertools.pairwise(offsets)]
-        return self.inner.batch_decode(
-            rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return decode_rows(self.inner, rows, special=False)
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of one row, without special tokens."""

@@ -85,6 +85,11 @@ class TurnEnds:
         conversation = self.readable([*question, *turns])
         return self._tokenizer.render([conversation], generation=generation, tools=tools)[0]
 
+    def render_all(self, rows: Sequence[Sequence[Message]]) -> list[str]:
+        """The turns of each row behind a question, up to where the assistant begins."""
+        conversations = [self.readable([QUESTION, *turns]) for turns in rows]
+        return self._tokenizer.render(conversations, generation=True)
+
     def readable(self, conversation: Sequence[Message]) -> list[Message]:
         """A conversation as the template reads it: calls with ids, or with arguments as JSON text,
         reasoning under its name for it.

@@ -10,6 +10,7 @@ calls that the chat template has a marker of. Without any, a turn is its reasoni
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from dataflow.prompt_types import Message
 from operators.kernels.call_reading import CallReading, Tool, parameter_kinds
 from operators.kernels.model_renderers import ModelRenderer
+from operators.kernels.row_texts import decode_rows
 from operators.kernels.text import Tokenizer
 from operators.kernels.tool_calls import JSON_CALL, find_tool_format
 
@@ -37,6 +39,7 @@ class TurnParser:
         self._renderer = renderer
         self._begun = _begun_reasoning(generation)
         self._special_names = _special_names(tokenizer)
+        self._special_pattern = _any_of(self._special_names)
         self._format = find_tool_format(str(tokenizer.inner.chat_template or ""))
         self._description = ""
         for name in _DESCRIPTIONS:
@@ -52,13 +55,26 @@ class TurnParser:
             return "renderers"
         return self._format.name if self._format else "text"
 
-    def parse(self, ids: Sequence[int], tools: Sequence[Tool] = ()) -> Message:
-        """The message that these ids are; an end of turn is not in it."""
+    def parse_all(
+        self, rows: Sequence[list[int]], tools: Sequence[Sequence[Tool]]
+    ) -> list[Message]:
+        """The message that each row's ids are; an end of turn is not in it. tools: those of each
+        row. All rows are decoded in one call.
+        """
         if self._description:
-            return self._parse_described(ids, tools)
+            texts = decode_rows(self._tokenizer.inner, rows, special=True)
+            described = zip(rows, texts, tools, strict=True)
+            return [self._parse_described(ids, text, offered) for ids, text, offered in described]
         if self._renderer is not None:
-            return as_message(self._renderer.read(ids, tools))
-        text = self._decode(self._without_ends(ids))
+            renderer = self._renderer
+            pairs = zip(rows, tools, strict=True)
+            return [as_message(renderer.read(ids, offered)) for ids, offered in pairs]
+        written = [self._without_ends(ids) for ids in rows]
+        texts = decode_rows(self._tokenizer.inner, written, special=True)
+        return [self._read(text, offered) for text, offered in zip(texts, tools, strict=True)]
+
+    def _read(self, text: str, tools: Sequence[Tool]) -> Message:
+        """By the format of calls."""
         reading = CallReading(content=text)
         if self._format is None or self._format.name != "harmony":  # whose reasoning is a channel
             reading.reasoning, reading.content = self._split_reasoning(text)
@@ -70,9 +86,8 @@ class TurnParser:
         reading.reasoning = self._without_special(reading.reasoning)
         return as_message(reading)
 
-    def _parse_described(self, ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+    def _parse_described(self, ids: list[int], text: str, tools: Sequence[Tool]) -> Message:
         """By transformers, whose parsers raise for what they cannot read."""
-        text = self._decode(ids)
         parse = self._tokenizer.inner.parse_response
         if self._description == "response_template":
             offered = [dict(tool) for tool in tools] or None
@@ -88,17 +103,11 @@ class TurnParser:
             ]
         return as_message(reading)
 
-    def _without_ends(self, ids: Sequence[int]) -> Sequence[int]:
+    def _without_ends(self, ids: list[int]) -> list[int]:
         last = len(ids)
         while last and ids[last - 1] in self._tokenizer.eos_ids:
             last -= 1
         return ids[:last]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        """The text with special tokens, which calls are written with."""
-        return self._tokenizer.inner.decode(  # type: ignore[return-value]
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
 
     def _split_reasoning(self, text: str) -> tuple[str, str]:
         """The reasoning of a text, and the rest. What was begun and not ended is all reasoning."""
@@ -110,6 +119,9 @@ class TurnParser:
         return "", text
 
     def _without_special(self, text: str) -> str:
+        # Most texts have none, and a tokenizer may have hundreds.
+        if not self._special_pattern.search(text):
+            return text
         for name in self._special_names:
             if name in text:
                 text = text.replace(name, "")
@@ -153,6 +165,13 @@ def _begun_reasoning(generation: str) -> str:
         if generation.rfind(begin) > generation.rfind(end):
             return begin
     return ""
+
+
+def _any_of(names: Sequence[str]) -> re.Pattern[str]:
+    """A pattern of any of these texts; without one, nothing matches."""
+    if not names:
+        return re.compile(r"(?!)")
+    return re.compile("|".join(map(re.escape, names)))
 
 
 def _special_names(tokenizer: Tokenizer) -> list[str]:

@@ -19,6 +19,7 @@ from dataflow.errors import DataError
 from dataflow.prompt_types import Message
 from operators.kernels.call_reading import Tool
 from operators.kernels.model_renderers import find_renderer
+from operators.kernels.row_texts import decode_rows
 from operators.kernels.stand_in_turns import QUESTION
 from operators.kernels.text import Tokenizer, to_ragged
 from operators.kernels.turn_checks import drops_reasoning, find_faults
@@ -140,10 +141,17 @@ class TurnRenderer:
         tools: their schemas, by which arguments become numbers where a format has but text. Calls
         that cannot be read are in `tool_call_errors`.
         """
-        ids = written.tolist()
-        if raw:
-            return {"role": "assistant", "content": self._tokenizer.text(ids)}
-        return self._parser.parse(ids, tools)
+        return self.parse_all([written], raw=raw, tools=[tools])[0]
+
+    def parse_all(
+        self, written: Sequence[np.ndarray], *, raw: bool, tools: Sequence[Sequence[Tool]]
+    ) -> list[Message]:
+        """What `parse` says of each of several rows, which are decoded in one call."""
+        rows = [ids.tolist() for ids in written]
+        if not raw:
+            return self._parser.parse_all(rows, tools)
+        texts = decode_rows(self._tokenizer.inner, rows, special=False)
+        return [{"role": "assistant", "content": text} for text in texts]
 
     def begins_segment(self, replies: Sequence[Message]) -> bool:
         """Whether these replies begin a new row, whose prompt `first` renders of the whole

@@ -65,26 +65,31 @@ class TurnTemplate:
     def changes(self, replies: Sequence[Replies], calls: Sequence[Calls]) -> list[TurnChange]:
         """What stands between turns, of many rows: they are encoded in one call."""
         keys: list[str] = []
-        texts: dict[str, str] = {}
-        ends: dict[str, TurnEnd] = {}
+        new_rows: dict[str, tuple[Replies, Calls]] = {}
         for row_replies, row_calls in zip(replies, calls, strict=True):
             names = [(call["function"]["name"], call.get("id")) for call in row_calls]
             key = json.dumps([row_replies, names])
             keys.append(key)
-            if key not in self._changes and key not in texts:
-                ends[key] = self.ends.before(row_replies)
-                texts[key] = self._text_behind(row_replies, row_calls, ends[key])
-        new_changes: dict[str, TurnChange] = {}
-        rows = self._tokenizer.encode_behind(list(texts.values()))
-        for key, ids in zip(texts, rows, strict=True):
-            new_changes[key] = self._change_of(texts[key], ids, ends[key])
+            if key not in self._changes:
+                new_rows[key] = (row_replies, row_calls)
+        new_changes = dict(zip(new_rows, self._render(list(new_rows.values())), strict=True))
         row_changes = [new_changes.get(key) or self._changes[key] for key in keys]
         self._keep(new_changes)
         return row_changes
 
     def text(self, replies: Replies) -> str:
         """The text that stands between a turn without an end and the next one."""
-        return self._text_behind(replies, (), self.ends.before(replies))
+        return self._texts_behind([(replies, ())], [self.ends.before(replies)])[0]
+
+    def _render(self, rows: Sequence[tuple[Replies, Calls]]) -> list[TurnChange]:
+        """What stands between turns, with these replies to these calls."""
+        if not rows:
+            return []
+        ends = [self.ends.before(replies) for replies, _ in rows]
+        texts = self._texts_behind(rows, ends)
+        encoded = self._tokenizer.encode_behind(texts)
+        changes = zip(texts, encoded, ends, strict=True)
+        return [self._change_of(text, ids, end) for text, ids, end in changes]
 
     def _keep(self, new_changes: Mapping[str, TurnChange]) -> None:
         """Keep short ones: environments say the same to many rows."""
@@ -105,12 +110,21 @@ class TurnTemplate:
         position = int(np.argmax(ids == token))
         return TurnChange(ids=ids, ends=frozenset(ends), end_length=position + 1)
 
-    def _text_behind(self, replies: Replies, calls: Calls, end: TurnEnd) -> str:
-        rendered = self.ends.render([answer(end.calls, calls), *replies], generation=True)
-        _, shown, behind = rendered.partition(end.mark)
-        if not shown or not behind.startswith(end.close) or _hides_user(behind, replies):
-            raise hidden_turn(self._tokenizer, rendered)
-        return behind.removeprefix(end.close)
+    def _texts_behind(
+        self, rows: Sequence[tuple[Replies, Calls]], ends: Sequence[TurnEnd]
+    ) -> list[str]:
+        """The text behind each row's stand-in; all are rendered in one call."""
+        stand_ins: list[list[Message]] = []
+        for (replies, calls), end in zip(rows, ends, strict=True):
+            stand_ins.append([answer(end.calls, calls), *replies])
+        texts: list[str] = []
+        rendered_rows = self.ends.render_all(stand_ins)
+        for (replies, _), end, rendered in zip(rows, ends, rendered_rows, strict=True):
+            _, shown, behind = rendered.partition(end.mark)
+            if not shown or not behind.startswith(end.close) or _hides_user(behind, replies):
+                raise hidden_turn(self._tokenizer, rendered)
+            texts.append(behind.removeprefix(end.close))
+        return texts
 
 
 def _hides_user(text: str, replies: Replies) -> bool:

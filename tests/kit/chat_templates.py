@@ -96,6 +96,11 @@ QWEN3_THINKING = """\
 """
 """The template opens the reasoning (Qwen3.5, Thinking-2507), and leaves that of old turns out."""
 
+QWEN3 = QWEN3_THINKING.replace(
+    "loop.index0 > ns.last_query", "loop.index0 > ns.last_query and (loop.last or reasoning)"
+).replace("assistant\\n<think>\\n' }}{%- endif %}", "assistant\\n' }}{%- endif %}")
+"""The model opens the reasoning; the last answer has an empty one where it has none."""
+
 LLAMA3 = """\
 {{- '<|begin_of_text|>' }}
 {%- if messages[0]['role'] == 'system' %}

@@ -172,6 +172,52 @@ class Reluctant(Obedient):
         time.sleep(1000)
 
 
+class Noting(Obedient):
+    """Writes down what is called, a line each, in a file that all instances share."""
+
+    def __init__(self, record: str) -> None:
+        super().__init__()
+        self._record = record
+
+    def note(self, call: str) -> None:
+        with open(self._record, "a") as record:
+            record.write(f"{call}\n")
+
+    def reset(self, seed: int, question: str = "none") -> str:
+        self.note("reset")
+        if question == "q13":
+            raise ValueError("an unlucky question")
+        return super().reset(seed, question)
+
+    def step(self, message: dict[str, Any]) -> Any:
+        self.note(f"step {message['content'].partition(' ')[0]}")
+        return super().step(message)
+
+    def finish(self, reason: str) -> float:
+        self.note(f"finish {reason}")
+        if self.ending == "raise":
+            raise ValueError("no end is good")
+        if self.ending == "hang":
+            time.sleep(1000)
+        return 2.5
+
+    def close(self) -> None:
+        self.note("close")
+
+    ending = ""
+
+    def do_end(self, rest: str) -> Any:
+        """What `finish` is to do."""
+        self.ending = rest
+        return "noted", None, False
+
+    def do_await(self, rest: str) -> Any:
+        """Wait until this file is there."""
+        while not os.path.exists(rest):
+            os.sched_yield()
+        return "there", None, False
+
+
 class Unreset(Obedient):
     """Its `reset` takes nothing."""
 

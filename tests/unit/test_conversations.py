@@ -10,58 +10,9 @@ import pytest
 from dataflow.errors import DataError
 from operators.kernels.conversations import encode_conversations
 from operators.kernels.text import Tokenizer
+from tests.kit.chat_templates import PHI3, PHI4_MINI, QWEN3
 from tests.kit.models import character_tokenizer
 
-QWEN3 = """\
-{%- set ns = namespace(last_query=messages | length - 1, seeking=true) %}
-{%- for message in messages[::-1] %}
-    {%- set index = messages | length - 1 - loop.index0 %}
-    {%- if ns.seeking and message.role == 'user' %}
-        {%- set ns.seeking = false %}
-        {%- set ns.last_query = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.role == 'assistant' %}
-        {%- set reasoning = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning = message.reasoning_content %}
-        {%- elif '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if loop.index0 > ns.last_query and (loop.last or reasoning) %}
-            {{- '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' }}
-        {%- endif %}
-        {{- content }}
-        {%- for call in message.tool_calls or [] %}
-            {{- '\\n<tool_call>\\n' + call | tojson + '\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
-            {{- '<|im_end|>\\n' }}
-        {%- endif %}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-PHI3 = (
-    "{% for message in messages %}{{'<|' + message['role'] + '|>\\n' + message['content'] +"
-    " '<|end|>\\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-PHI4_MINI = PHI3.replace("\\n", "")
 R1 = (
     "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|User|>' +"
     " message['content'] }}{% else %}{{ '<|Assistant|>' +"
@@ -138,7 +89,7 @@ def test_earlier_answers_are_trained_without_the_reasoning_that_the_template_dro
 
 def test_tools_that_answer_one_after_another_are_one_turn_of_qwen3s_template() -> None:
     call, tool = {"name": "add", "arguments": {"a": 2}}, {"role": "tool", "content": "4"}
-    turns = [ASK, said("", tool_calls=[call]), tool, tool, PLAIN]
+    turns = [ASK, said("", tool_calls=[{"function": call}]), tool, tool, PLAIN]
     [asked, calls, results, answer] = encoded(speaking(QWEN3), turns)
     shown = '\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
     assert (asked, calls, answer) == (ASKED, shown, f"{EMPTY}4<|im_end|>")

@@ -163,15 +163,16 @@ def test_a_late_episode_alone_times_out_and_says_where_it_stood() -> None:
 
 
 def test_an_abandoned_episode_ends_with_what_it_started_and_nothing_comes() -> None:
-    with opened() as pool:
+    with opened(step_timeout=1.0) as pool:
         begin(pool, 1, 2)
         pids = json.loads(contents(step(pool, 1, "children"))[0])
         pool.step(1, message("hang"))
         pool.abandon(1)
         pool.abandon(1)
+        assert list(replies_until(pool, 2)) == [2]
+        pool.wait(2.0)
         assert all(ended(pid, 20) for pid in pids)
         assert len(pids) == 3
-        assert list(replies_until(pool, 2)) == [2]
         begin(pool, 1)
 
 

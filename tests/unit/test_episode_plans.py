@@ -66,7 +66,9 @@ def graph(environment: Any = CountingRounds, **how: Any) -> Graph:
     loss = clipped_policy_loss(group_advantage(episodes, score)) + 0.04 * kl_loss(
         logprobs(reference, episodes)
     )
-    alone: dict[str, Any] = how | {"n": 1}
+    # An evaluation takes each row for an episode.
+    one_row = {"overflow": "stop", "segments": 1, "compact": None}
+    alone: dict[str, Any] = how | one_row | {"n": 1}
     questions = prompts("held", name="questions")
     held_out = interact(policy, questions, environment, name="held_out", **alone)
     exam = evaluate(policy, reward(vowels, held_out, name="mark"), every=2)
@@ -112,6 +114,31 @@ def test_keys_between_turns_take_a_half_of_what_is_free(in_tiny: Path) -> None:
     plan = planned(graph(max_prompt_tokens=100), tight)
     assert plan.node("episodes").layout.parked == 1000
     assert next(find_memory_rooms(plan, tight)).need <= tight.memory
+
+
+def keep_last(messages: Any) -> Any:
+    return messages[-1:]
+
+
+def test_rows_of_one_episode_are_not_there_at_once(in_tiny: Path) -> None:
+    """Memory is that of n rows of a prompt, each with a prompt of its own; seconds are those of all
+    rows, one after another.
+    """
+    one = planned(graph(max_prompt_tokens=100))
+    several = {"overflow": "segment", "segments": 3, "compact": keep_last}
+    three = planned(graph(max_prompt_tokens=100, **several))
+    node, plain = three.node("episodes"), one.node("episodes")
+    assert (node.rows, node.live_rows, plain.live_rows) == (12, 4, 4)
+    assert node.layout.parked == plain.layout.parked == 8 * 4 * 164
+    assert node.estimate.bytes["logits"] == plain.estimate.bytes["logits"]
+    assert node.estimate.bytes["kv_cache"] == 8 * 4 * (100 + 64) * KEYS
+    assert node.estimate.bytes["outbox"] > 2.9 * plain.estimate.bytes["outbox"]
+    assert node.estimate.seconds == pytest.approx(3 * (plain.estimate.seconds or 0.0))
+    assert (
+        "an episode has up to 3 rows, one after another: memory of 4 rows of a prompt at once,"
+        " seconds and bytes as if all were needed"
+    ) in notes_of(three)
+    assert not any("one after another" in note for note in notes_of(one))
 
 
 def test_a_stated_number_of_tokens_stays(in_tiny: Path) -> None:
@@ -161,6 +188,19 @@ def test_faults_of_rollouts_are_faults_of_episodes(in_tiny: Path, name: str) -> 
     how, problem = WRONG[name]
     with pytest.raises(GraphError, match=problem):
         check(graph(**how), headers)
+
+
+class WantingTests(CountingRounds):
+    """Needs a column that the data do not have."""
+
+    def reset(self, tests: list[str]) -> str:  # type: ignore[override]
+        return "go"
+
+
+def test_a_column_that_an_environment_needs_is_asked_of_the_data(in_tiny: Path) -> None:
+    fix = "a column 'tests' in the data, or an environment whose reset does without it"
+    with pytest.raises(GraphError, match=f"'episodes': wants 'tests', .*Fix: {fix}"):
+        check(graph(WantingTests), headers)
 
 
 def test_a_context_bounds_rows_whatever_they_may_be_given(in_tiny: Path) -> None:

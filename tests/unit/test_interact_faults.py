@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -123,6 +123,34 @@ def test_what_cannot_be_appended_is_the_fault_of_its_own_episode(open_one: Open)
     assert 0 < len(batch) < 15
     assert len(session.lost_alone) == 15 - len(batch)
     assert "expected replies of a user or a tool" in session.tombstones[0][1]
+
+
+class Bookkeeping(Assistant):
+    """Cannot be appended, and writes down how it ends."""
+
+    ends: ClassVar[list[str]] = []
+
+    def finish(self, reason: str) -> None:
+        self.ends.append(reason)
+
+    def close(self) -> None:
+        self.ends.append("close")
+
+
+def test_an_environment_whose_answer_is_of_no_use_is_told_and_closed(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(Bookkeeping, "ends", ends)
+    kernel, session = open_one(Bookkeeping, retries=0)
+    run_episodes(kernel, [[{"role": "user", "content": text}] for text in MIXED])
+    failed = len(session.lost_alone)
+    assert failed
+    assert ends.count("error") == failed
+    assert ends[ends.index("error") + 1] == "close"
+    assert len(ends) - ends.count("close") == len(MIXED)
+    kernel.close()
+    assert ends[-1] == "close"
 
 
 # --- time -----------------------------------------------------------------------------------------

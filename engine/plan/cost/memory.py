@@ -82,6 +82,8 @@ class Work:
     lengths: Lengths
     prompts: int
     rows: int
+    segments: int = 1
+    """Rows of one episode, which are generated one after another."""
     budget: int = 16384
     """Tokens of one micro-batch or prefill."""
     slots: int = 256
@@ -96,6 +98,21 @@ class Work:
     """Parts of the rows that are trained one after another, of whole prompts."""
     attention: AttentionPath = "dense"
     """The path of attention over the prefix tree (dataflow/attention_paths.py)."""
+
+    @property
+    def decoded_at_once(self) -> int:
+        """The most rows that are generated at once."""
+        return min(self.slots, self.rows // self.segments)
+
+    @property
+    def prompts_at_once(self) -> int:
+        """The most prompts of these rows: a later row of an episode has a prompt of its own."""
+        slots = self.decoded_at_once
+        if self.segments > 1:
+            return slots
+        # The rows in slots may begin and end amid those of a prompt: one more than they fill.
+        filled = -(-slots * self.prompts // max(1, self.rows))
+        return min(self.prompts, filled + 1)
 
     @property
     def fed_tokens(self) -> int:
@@ -226,11 +243,8 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
     2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2), with every
     row at max_tokens, for which the torch kernel has room in powers of two of 8 tokens.
     """
-    slots = min(work.slots, work.rows)
-    # The rows in slots may begin and end amid those of a prompt: one prompt more than they fill.
-    filled = -(-slots * work.prompts // max(1, work.rows))
-    groups = min(work.prompts, filled + 1)
-    tokens = groups * work.lengths.prompt + slots * _answer_room(work)
+    prompts = work.prompts_at_once * work.lengths.prompt
+    tokens = prompts + work.decoded_at_once * _answer_room(work)
     return token_keys(shape, dtype) * tokens
 
 
@@ -249,7 +263,7 @@ def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
     """
     one_prefill = max(work.budget, work.lengths.prompt)
     prefill = min(work.prompts * work.lengths.prompt, one_prefill)
-    slots = min(work.slots, work.rows)
+    slots = work.decoded_at_once
     # One layer's smaller room is there beside the larger one, whose half it is.
     grown = shape.kv * WIDTHS[dtype] * slots * _answer_room(work)
     return {

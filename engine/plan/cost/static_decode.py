@@ -29,7 +29,7 @@ def static_decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
 
     Of a Qwen2 of 1.5 B parameters in bfloat16 and 256 rows of 256 + 512 tokens, 5.3 GiB of keys.
     """
-    slots = _round_up(min(work.slots, work.rows), _FEWEST_ROWS)
+    slots = _round_up(work.decoded_at_once, _FEWEST_ROWS)
     room = _round_up_keys(work.lengths.row)
     token_keys = 2 * shape.layers * shape.kv * WIDTHS[dtype]
     logits = sampled_bytes(shape, slots, dtype)

@@ -162,8 +162,8 @@ def _kept_rows(draft: Draft, node: PlannedNode) -> int:
     batch = batches.get(node.source, slots)
     replicas = node.layout.replicas
     if node.source in batches and writes_turns(draft.graph.node(node.name)):
-        return -(-batch // max(node.chunks, replicas)) * node.rows
-    return min(slots, -(-batch // replicas) * node.rows)
+        return -(-batch // max(node.chunks, replicas)) * node.live_rows
+    return min(slots, -(-batch // replicas) * node.live_rows)
 
 
 def _describe_engine(

@@ -246,6 +246,7 @@ class _Cost:
             lengths=self._lengths[planned.name],
             prompts=prompts,
             rows=prompts * rows_of_prompt,
+            segments=planned.segments,
             budget=layout.tokens,
             slots=layout.slots,
             entropy=False,

@@ -95,7 +95,7 @@ class _Sizes:
         if node.source not in batches:
             return node.layout.slots
         prompts = -(-batches[node.source] // max(node.layout.replicas, node.chunks))
-        return prompts * node.rows
+        return prompts * node.live_rows
 
     def describe(self, node: PlannedNode) -> Iterator[str]:
         """Say how long its rows can be, what is kept between turns, and where environments run."""
@@ -104,6 +104,12 @@ class _Sizes:
             f"at most {lengths.row:,} tokens a row: prompt {lengths.prompt:,},"
             f" {lengths.completion:,} written and answered"
         )
+        if node.segments > 1:
+            yield (
+                f"an episode has up to {node.segments} rows, one after another: memory of"
+                f" {node.live_rows} rows of a prompt at once, seconds and bytes as if all were"
+                " needed"
+            )
         token_bytes = self._token_bytes(node)
         if token_bytes:
             rows = self.rows_between_turns(node)

@@ -81,8 +81,9 @@ class _Seconds:
         (work,) = work_by_set.values()
         if not node.traits.generates:
             return self._costs.forward(node.name, _longest_rows(work, ranks))
-        # A schedule of a few waves is worked out, and counts as often as there are such.
-        few = min(work.rows, _WAVES * node.layout.slots)
+        # A schedule of a few waves is worked out, and counts as often as there are such. Rows of
+        # one episode, of which each waits for the one before, share none.
+        few = min(work.rows // work.segments, _WAVES * node.layout.slots)
         decoding = self._costs.decode(node.name, _longest_rows(work, row_count=few))
         return decoding.time.times(work.rows / max(1, few))
 
@@ -134,7 +135,7 @@ def _longest_rows(work: Work, ranks: int = 1, row_count: int = 0) -> RowLengths:
     answers = np.full(rows, max(1, lengths.completion), np.int64)
     if lengths.counts is None:
         return RowLengths(np.full(rows, lengths.prompt, np.int64), answers)
-    samples = max(1, work.rows // max(1, work.prompts))
+    samples = max(1, work.rows // work.segments // max(1, work.prompts))
     prompt_count = -(-rows // samples)
     prompt_lengths = LengthDistribution(lengths.counts.prompts).spread(prompt_count)
     prompts = np.repeat(prompt_lengths, samples)[:rows]

@@ -112,6 +112,7 @@ class _Shaper:
             refill=bool(node.params.get("refill", False)),
             max_attempts=int(node.params.get("max_attempts", 10)),
             every=int(node.params.get("every", 0)),
+            segments=_count_segments(node),
         )
 
     def _require_domain(self, node: Node) -> Domain:
@@ -152,6 +153,13 @@ class _Shaper:
                     max_lag=_least_lag(n for n in nodes if n.source == node.name),
                     intake=intakes.get(node.name, "exact"),
                 )
+
+
+def _count_segments(node: Node) -> int:
+    rows = node.operator.rows
+    if isinstance(rows, Expand) and rows.times:
+        return int(node.params[rows.times])
+    return 1
 
 
 def _find_row_sets(node: Node) -> dict[str, str]:

@@ -16,6 +16,7 @@ import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -79,12 +80,14 @@ def predict(
     # The times ask which Workers are there, and these ask for times: hence a function of them.
     times = PricedTimes(plan, costs, drawn, lambda: world, seconds or {}, cpu or {})
     longest = max((node.estimate.seconds or 0.0 for node in plan.nodes), default=0.0)
+    several = {node.name: node.segments for node in plan.nodes if node.segments > 1}
+    outcomes = replace(make_outcomes(plan.program, shares, seed), segments=several)
     world = SimulatedWorkers(
         plan,
         _NoNotes(),
         rows=rows,
         kernels=times,
-        outcomes=make_outcomes(plan.program, shares, seed),
+        outcomes=outcomes,
         within=_EXACT * longest,
         message=costs.message,
         log=spans,

@@ -101,7 +101,10 @@ class PricedTimes:
         samples = len(keys) // max(1, len(read))
         if node.traits.generates:
             prompts = np.repeat(read.prompts, samples)
-            return RowLengths(prompts, self._drawn.answers(node.name, keys))
+            # An episode has one row here: how many it needs nobody knows before a run.
+            is_written = keys.sample % node.segments == 0
+            answers = self._drawn.answers(node.name, keys)
+            return RowLengths(prompts * is_written, answers * is_written)
         if node.relation == "expand":
             places = np.repeat(np.arange(len(read)), samples)
             read = read.take(places)
@@ -127,8 +130,12 @@ class PricedTimes:
 
     def _price(self, node: PlannedNode, lengths: RowLengths, slower: float) -> Times:
         if node.traits.generates:
-            decoded = self._costs.decode(node.name, _at_least_one(lengths))
-            return decoded.begins * slower, decoded.ends * slower
+            written = np.arange(0, len(lengths), node.segments)
+            decoded = self._costs.decode(node.name, _at_least_one(lengths.take(written)))
+            begins, ends = np.zeros(len(lengths)), np.zeros(len(lengths))
+            begins[written] = decoded.begins * slower
+            ends[written] = decoded.ends * slower
+            return begins, ends
         seconds = self._costs.forward(node.name, lengths).seconds * slower
         return np.zeros(len(lengths)), np.full(len(lengths), seconds)
 

@@ -23,7 +23,8 @@ class Outcomes:
     """What happens to a row, keyed by (seed, node, row key). keep: the share that a select keeps,
     of whole groups if it is in `groups`, of each group alike (but for rounding) if in `even`, as
     the first two rows of a group if in `pairs`, which says how many rows a group has; fail: the
-    share of a node's rows that fail for good; lose: the share that are lost alone.
+    share of a node's rows that fail for good; lose: the share that are lost alone. segments: places
+    for rows of an episode, of which all but the first stay empty.
     """
 
     seed: int = 0
@@ -33,6 +34,11 @@ class Outcomes:
     pairs: Mapping[str, int] = field(default_factory=dict)
     fail: Mapping[str, float] = field(default_factory=dict)
     lose: Mapping[str, float] = field(default_factory=dict)
+    segments: Mapping[str, int] = field(default_factory=dict)
+
+    def find_empty_places(self, node: str, keys: Keys) -> np.ndarray:
+        """Find the places of rows that no episode needs: boolean [rows]."""
+        return keys.sample % self.segments.get(node, 1) > 0
 
     def draw_kept_rows(self, node: str, keys: Keys) -> np.ndarray:
         """Draw the rows that a select keeps: boolean [rows]."""

@@ -76,7 +76,8 @@ class ChunkRuns:
         starts, ends = world.kernels.rows(node, len(keys), lengths)
         failed = world.outcomes.draw_failed_rows(name, keys) | _without_any(node, chunk)
         lost = world.outcomes.draw_lost_rows(name, keys) & ~failed
-        wanted = ~(failed | lost)
+        empty = world.outcomes.find_empty_places(name, keys) & ~(failed | lost)
+        wanted = ~(failed | lost | empty)
         if node.relation == "subset":
             wanted &= world.outcomes.draw_kept_rows(name, keys)
 
@@ -91,6 +92,8 @@ class ChunkRuns:
             worker.say(Produced(id=chunk.id, node=name, ref=ref))
             self._say_given_up(chunk, keys.take(batch[failed[batch]]), row_only=False)
             self._say_given_up(chunk, keys.take(batch[lost[batch]]), row_only=True)
+            needless = keys.take(batch[empty[batch]])
+            self._say_given_up(chunk, needless, row_only=True, is_failure=False)
 
         batches = list(world.kernels.batches(node, ends))
         seconds = max(ends.tolist(), default=0.0)
@@ -109,13 +112,19 @@ class ChunkRuns:
             tokens = int(lengths.prompts.sum() + lengths.answers.sum())
         return seconds, len(keys), tokens
 
-    def _say_given_up(self, chunk: RunChunk, rows: Keys, *, row_only: bool) -> None:
+    def _say_given_up(
+        self, chunk: RunChunk, rows: Keys, *, row_only: bool, is_failure: bool = True
+    ) -> None:
         for key in rows.rows():
-            self._worker.say(
-                Tombstoned(
-                    id=chunk.id, node=chunk.node, key=key, error="simulated", row_only=row_only
-                )
+            tombstone = Tombstoned(
+                id=chunk.id,
+                node=chunk.node,
+                key=key,
+                error="simulated",
+                failed=is_failure,
+                row_only=row_only,
             )
+            self._worker.say(tombstone)
 
     def _run_kernel(
         self,

@@ -35,6 +35,7 @@ class Connection:
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self.frames = FrameStream(LARGEST_REPLY)
         self.is_open = True
+        self._is_ending = False
         selector.register(end, EVENT_READ, self._act)
 
     def send(self, number: int, payload: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -63,8 +64,18 @@ class Connection:
                 return True
         return True
 
+    def end(self) -> None:
+        """Hang up once everything is sent; what comes can be read all the same."""
+        self._is_ending = True
+        if self.is_open and not self._unsent:
+            self._shut()
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):  # the other end has hung up before
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, and read nothing more."""
         if self.is_open:
             self.is_open = False
             self._selector.unregister(self._socket)
@@ -86,6 +97,8 @@ class Connection:
         events = EVENT_READ | EVENT_WRITE if self._unsent else EVENT_READ
         if self._selector.get_key(self._socket).events != events:
             self._selector.modify(self._socket, events, self._act)
+        if self._is_ending and not self._unsent:
+            self._shut()
 
     def _send_first(self) -> None:
         frame, descriptors = self._unsent[0]

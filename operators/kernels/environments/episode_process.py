@@ -36,10 +36,6 @@ class ProcessOrders(Protocol):
         """`stack` or `kill`."""
         ...
 
-    def lives_with(self, process: EpisodeProcess) -> bool:
-        """Whether it has not ended, as far as is known."""
-        ...
-
 
 class ProcessListener(Protocol):
     """Who hears of a process."""
@@ -81,7 +77,7 @@ class EpisodeProcess:
         self._queued: list[tuple[int, bytes]] = []
         """Calls from before it was forked."""
         self._is_left = False
-        """Whether nobody listens to it any more."""
+        """Whether nobody listens to it any more; it may still be ending."""
 
     def open(
         self, name: str, allowance: PrintAllowance, selector: selectors.BaseSelector
@@ -120,6 +116,7 @@ class EpisodeProcess:
         """It has ended, or cannot begin. text ends a sentence about the environment."""
         self._deadlines.clear(self)
         if self._is_left:
+            self._close()
             return
         if self._connection is not None:
             self._connection.read()  # it may have answered before its end
@@ -137,14 +134,27 @@ class EpisodeProcess:
         self.template.order("kill", self)
         self._leave()
 
-    def retire(self, seconds: float) -> None:
-        """Hang up: it closes its environment and ends, in so many seconds."""
-        if not self._is_left:
-            self._leave()
-            self._deadlines.set(self, seconds, self.kill)
+    def retire(self, seconds: float, farewell: bytes = b"") -> None:
+        """Hang up: behind the call that it may be in it closes its environment and ends, in so many
+        seconds. farewell: a last request, to which no answer is taken.
+        """
+        if self._is_left:
+            return
+        if self._connection is None:
+            self.kill()
+            return
+        self._is_left = True
+        if farewell:
+            self._connection.send(0, farewell)
+        # What it still answers and prints is read until its end, so that it can.
+        self._connection.end()
+        self._deadlines.set(self, seconds, self.kill)
 
     def _leave(self) -> None:
         self._is_left = True
+        self._close()
+
+    def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
         if self.printed is not None:
@@ -162,6 +172,11 @@ class EpisodeProcess:
     def _hear(self) -> None:
         assert self._connection is not None
         is_connected = self._connection.read()
+        if self._is_left:
+            self._connection.frames.clear()
+            if not is_connected:
+                self._connection.close()
+            return
         self._take_answers()
         if not is_connected and not self._is_left:
             # Its end comes by its template; an end that does not come is one, too.

@@ -70,10 +70,10 @@ class InProcessPool:
         if reply.fault is None:
             self._idle.append(self._episodes.pop(episode).calls)
 
-    def abandon(self, episode: int) -> None:
-        """See EnvironmentPool."""
+    def abandon(self, episode: int, reason: str | None = None) -> None:
+        """See EnvironmentPool. It is called here and now, however long that takes."""
         if episode in self._episodes:
-            self._close(self._episodes.pop(episode).calls)
+            self._end(self._episodes.pop(episode).calls, reason)
             replies = [reply for reply in self._replies if reply.episode != episode]
             self._replies = replies
 
@@ -102,9 +102,9 @@ class InProcessPool:
             return
         self._is_closed = True
         for episode in self._episodes.values():
-            self._close(episode.calls)
+            self._end(episode.calls)
         for calls in self._idle:
-            self._close(calls)
+            self._end(calls)
         self._episodes.clear()
         self._idle.clear()
         self._serial.close()
@@ -139,16 +139,22 @@ class InProcessPool:
             process_generators.restore()
         reply = read_answer(payload, number, kind)
         if reply.fault is not None:
-            self._close(self._episodes.pop(number).calls)
+            self._end(self._episodes.pop(number).calls, "error")
         self._replies.append(reply)
         return reply
 
-    def _close(self, calls: EpisodeCalls) -> None:
-        try:
-            with hear_function(self._output):
-                self._serial.run(calls.close())
-        except Exception as error:  # of the user's code, which nobody asks any more
-            self._output.add(f"its close raised {summarize_error(error)}\n".encode())
+    def _end(self, calls: EpisodeCalls, reason: str | None = None) -> None:
+        """End an environment: what it raises is noted."""
+        process_generators = _GeneratorStates()
+        for name, last_calls in (("finish", calls.give_up(reason)), ("close", calls.close())):
+            try:
+                with hear_function(self._output):
+                    self._serial.run(last_calls)
+            except (GeneratorExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # of the user's code, which nobody asks any more
+                self._output.add(f"its {name} raised {summarize_error(error)}\n".encode())
+        process_generators.restore()
 
 
 class _Episode:

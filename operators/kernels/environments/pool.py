@@ -36,7 +36,12 @@ from operators.kernels.environments.episode_process import EpisodeProcess
 from operators.kernels.environments.open_files import allow_episodes
 from operators.kernels.environments.printed_lines import format_stack
 from operators.kernels.environments.replies import EnvironmentFault, EnvironmentReply
-from operators.kernels.environments.requests import finish_request, reset_request, step_request
+from operators.kernels.environments.requests import (
+    drop_request,
+    finish_request,
+    reset_request,
+    step_request,
+)
 from operators.kernels.environments.targets import describe_template
 from operators.kernels.environments.template_process import TemplateProcess
 from operators.kernels.environments.wake_up import WakeUp
@@ -121,13 +126,13 @@ class ProcessPool:
         """See EnvironmentPool."""
         self._ask(episode, "finish", finish_request(reason))
 
-    def abandon(self, episode: int) -> None:
+    def abandon(self, episode: int, reason: str | None = None) -> None:
         """See EnvironmentPool."""
         process = self._processes.get(episode)
         if process is not None:
             self._forget_call(episode)
             self._leave(episode)
-            self._give_up(process, episode)
+            self._give_up(process, episode, reason)
         replies = [reply for reply in self._replies if reply.episode != episode]
         self._replies = replies
 
@@ -161,12 +166,12 @@ class ProcessPool:
         self._is_woken = self._wake_up.clear()
 
     def close(self) -> None:
-        """See EnvironmentPool. Environments that are not in a call are closed first."""
+        """See EnvironmentPool."""
         if self._selector.get_map() is None:
             return
-        closing = self._hang_up()
+        self._hang_up()
         deadline = time.monotonic() + _GOODBYE_SECONDS
-        while time.monotonic() < deadline and any(map(_has_process, closing)):
+        while time.monotonic() < deadline and self._process_count():
             self._turn_once(deadline - time.monotonic())
         for template in self._templates:
             template.hang_up()
@@ -183,9 +188,11 @@ class ProcessPool:
             pids += template.pids()
         return pids
 
-    def _hang_up(self) -> list[EpisodeProcess]:
-        """Let all processes go; returns those that are not in a call, and so can end soon."""
-        busy = {call.process for call in self._calls.values()}
+    def _process_count(self) -> int:
+        return sum(template.process_count for template in self._templates)
+
+    def _hang_up(self) -> None:
+        """Let all processes go."""
         processes = {*self._processes.values(), *self._sharing.values()}
         for idle in self._idle.values():
             processes.update(idle)
@@ -193,7 +200,6 @@ class ProcessPool:
             self._forget_call(episode)
         for process in processes:
             process.retire(_GOODBYE_SECONDS)
-        return [process for process in processes if process not in busy]
 
     def _load(self) -> None:
         try:
@@ -238,7 +244,7 @@ class ProcessPool:
         if sharing is not None and sharing.fault is None:
             return sharing
         self._slot += 1
-        allow_episodes(len(self._processes) + 1)
+        allow_episodes(self._process_count() + 1)
         process = EpisodeProcess(self._slot, template, self, self._deadlines)
         if self._is_shared:
             self._sharing[template] = process
@@ -275,14 +281,14 @@ class ProcessPool:
         process.episodes.discard(episode)
         return process
 
-    def _give_up(self, process: EpisodeProcess, episode: int) -> None:
-        """End what runs an episode, which may do anything just now."""
+    def _give_up(self, process: EpisodeProcess, episode: int, reason: str | None) -> None:
+        """Let the environment of an episode end, whatever it does just now: nobody waits."""
         if not self._is_shared:
-            process.kill()
+            farewell = _pack_drop(episode, reason) if reason is not None else b""
+            process.retire(self._limits["step"], farewell)
         elif process.fault is None:
             self._number += 1
-            drop = {"call": "drop", "episode": episode}
-            process.ask(self._number, json.dumps(drop).encode())
+            process.ask(self._number, _pack_drop(episode, reason))
 
     def hear_fork(self, process: EpisodeProcess) -> None:
         """See ProcessListener. The time of its first call begins."""
@@ -307,20 +313,10 @@ class ProcessPool:
         self._replies.append(reply)
         if reply.fault is not None:
             self._leave(call.episode)
-            self._end_failed(process, call, reply.fault)
+            self._give_up(process, call.episode, "error")
         elif call.kind == "finish":
             self._leave(call.episode)
             self._use_again(process)
-
-    def _end_failed(
-        self, process: EpisodeProcess, call: _EnvironmentCall, fault: EnvironmentFault
-    ) -> None:
-        if self._is_shared:
-            self._give_up(process, call.episode)
-        elif fault.kind == "raised":
-            process.retire(self._limits["step"])  # it can still close its environment
-        else:
-            process.kill()
 
     def _use_again(self, process: EpisodeProcess) -> None:
         if self._is_shared:
@@ -357,8 +353,7 @@ class ProcessPool:
         call.is_late = True
         process = call.process
         if self._is_shared:
-            drop = {"call": "drop", "episode": call.episode}
-            process.ask(call.number, json.dumps(drop).encode())
+            process.ask(call.number, _pack_drop(call.episode, "error"))
             self._deadlines.set(call, _DROP_SECONDS, process.kill)
             return
         if process.printed is not None:
@@ -384,8 +379,8 @@ class ProcessPool:
             process.kill()
 
 
-def _has_process(process: EpisodeProcess) -> bool:
-    return process.template.lives_with(process)
+def _pack_drop(episode: int, reason: str | None) -> bytes:
+    return json.dumps(drop_request(reason) | {"episode": episode}).encode()
 
 
 def _read_stack(payload: bytes) -> str:

@@ -55,7 +55,8 @@ class EnvironmentPool(Protocol):
     """Environments of many episodes at once, each an object that is asked one thing at a time.
 
     Calls return at once; replies come by `wait`. A fault is the end of that episode's environment
-    alone: nothing more is asked of it.
+    alone: nothing more is asked of it. One that can still hear that is told `finish("error")`,
+    whatever that returns, and closed.
     """
 
     def reset(self, episode: int, seed: int, row: Mapping[str, Any]) -> None:
@@ -76,8 +77,11 @@ class EnvironmentPool(Protocol):
         """
         ...
 
-    def abandon(self, episode: int) -> None:
-        """Give an episode up, whatever it does: its process is killed. No reply comes."""
+    def abandon(self, episode: int, reason: str | None = None) -> None:
+        """Give an episode up, whatever it does. No reply comes: its environment's `finish(reason)`,
+        without a reason none, and its `close` are called where nobody waits for them. A process
+        that has not ended within the time of a step is killed.
+        """
         ...
 
     def wait(self, seconds: float | None) -> list[EnvironmentReply]:
@@ -93,5 +97,7 @@ class EnvironmentPool(Protocol):
         ...
 
     def close(self) -> None:
-        """End all environments and their processes. Closing twice does nothing."""
+        """Close all environments, in a bounded time, and end their processes. Closing twice does
+        nothing.
+        """
         ...

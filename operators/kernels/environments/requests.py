@@ -45,3 +45,8 @@ def step_request(message: Message) -> dict[str, Any]:
 def finish_request(reason: str) -> dict[str, Any]:
     """Of an episode's end."""
     return {"call": "finish", "reason": reason}
+
+
+def drop_request(reason: str | None) -> dict[str, Any]:
+    """Of an episode that is given up. reason: what its `finish` is told; None: nothing."""
+    return {"call": "drop", "reason": reason}

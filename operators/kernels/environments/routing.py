@@ -91,12 +91,12 @@ class RoutedPool:
         self._routes[episode].finish(episode, reason)
         self._calling.add(episode)
 
-    def abandon(self, episode: int) -> None:
+    def abandon(self, episode: int, reason: str | None = None) -> None:
         """See EnvironmentPool."""
         pool = self._routes.pop(episode, None)
         self._calling.discard(episode)
         if pool is not None:
-            pool.abandon(episode)
+            pool.abandon(episode, reason)
 
     def wait(self, seconds: float | None) -> list[EnvironmentReply]:
         """See EnvironmentPool. With no call under way, None returns at once."""

@@ -145,9 +145,10 @@ class TemplateProcess:
             order = {"order": what, "slot": process.slot}
             self._control.send(0, json.dumps(order).encode())
 
-    def lives_with(self, process: EpisodeProcess) -> bool:
-        """See ProcessOrders."""
-        return process.slot in self._processes
+    @property
+    def process_count(self) -> int:
+        """Processes that were ordered and have not ended, or are to be."""
+        return len(self._processes) + len(self._waiting)
 
     def pids(self) -> list[int]:
         """The keeper, the template, and what was forked from it, as far as they run."""

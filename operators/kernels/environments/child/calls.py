@@ -33,6 +33,8 @@ class EpisodeCalls:
         self._factory = factory
         self._seed_generators = seed_generators
         self._environment: Any = None
+        self._is_unfinished = False
+        """Whether an episode has begun and its `finish` was not called."""
 
     def begin(self, request: dict[str, Any]) -> Calls:
         """The calls of a request, whose `call` is reset, step or finish."""
@@ -44,6 +46,7 @@ class EpisodeCalls:
         return self._finish(request["reason"])
 
     def _reset(self, seed: int, row: dict[str, Any]) -> Calls:
+        self._is_unfinished = False
         self._seed(seed)
         if self._environment is None:
             self._environment = yield self._factory.make
@@ -51,6 +54,7 @@ class EpisodeCalls:
             self._seed(seed)
         environment = self._environment
         returned = yield lambda: environment.reset(seed, row)
+        self._is_unfinished = True
         tools = getattr(environment, "tools", None)
         answer: dict[str, Any] = {"tools": self._factory.tools if tools is None else tools}
         if isinstance(returned, str):
@@ -75,11 +79,22 @@ class EpisodeCalls:
 
     def _finish(self, reason: str) -> Calls:
         environment = self._environment
+        self._is_unfinished = False
         reward = yield lambda: environment.finish(reason)
         state = yield environment.state
         if not isinstance(state, dict):
             raise AnswerRefused(f"has the state {describe_value(state)}, expected a dict")
         return {"reward": read_reward(reward), "state": state}
+
+    def give_up(self, reason: str | None) -> Calls:
+        """Tell an environment why its episode is given up, if there is a reason: whatever it
+        returns. One whose `reset` raised, or whose `finish` was called, is not told.
+        """
+        environment = self._environment
+        if reason is not None and self._is_unfinished:
+            self._is_unfinished = False
+            yield lambda: environment.finish(reason)
+        return {}
 
     def close(self) -> Calls:
         """The environment's end, if one was made."""

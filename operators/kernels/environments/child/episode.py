@@ -1,7 +1,7 @@
 """The inside of an episode's process: one environment, asked one thing at a time.
 
-Owns: the loop of requests, seeds, the process's end. Does not own: what is called (calls.py), the
-fork (template.py).
+Owns: the loop of requests, seeds, how the environment ends. Does not own: what is called
+(calls.py), the fork and the process's end (template.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from .awaiting import SerialCalls
 from .calls import CallTimer, EpisodeCalls
+from .faults import note_error
 from .frames import ParentSocket
 from .limits import ProcessLimits
 
@@ -20,7 +21,9 @@ _NUMPY_SEEDS = 1 << 32
 
 
 def serve_episodes(parent: ParentSocket, factory: Any, limits: ProcessLimits) -> None:
-    """Answer requests until the pool hangs up, then close the environment."""
+    """Answer requests until the pool hangs up, or gives the episode up: then tell the environment,
+    and close it. Raises what its `close` raises.
+    """
     environment = EpisodeCalls(factory, seed_generators)
     serial = SerialCalls()
     while True:
@@ -29,10 +32,20 @@ def serve_episodes(parent: ParentSocket, factory: Any, limits: ProcessLimits) ->
             break
         number, payload = frame
         request = json.loads(payload)
+        if request["call"] == "drop":
+            _give_up(environment, serial, request["reason"])
+            break
         if request["call"] == "reset":
             limits.begin_episode()
         parent.reply(number, _answer(environment, serial, request))
     serial.run(environment.close())
+
+
+def _give_up(environment: EpisodeCalls, serial: SerialCalls, reason: str | None) -> None:
+    try:
+        serial.run(environment.give_up(reason))
+    except BaseException as error:  # the user's code may raise anything; `close` has its turn
+        note_error("finish", error)
 
 
 def seed_generators(seed: int) -> None:

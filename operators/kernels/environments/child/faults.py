@@ -7,6 +7,7 @@ caught (calls.py), what becomes of a fault.
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,11 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         "text": f"raised {_summarize(error)}",
         "detail": _format_traceback(error),
     }
+
+
+def note_error(call: str, error: BaseException) -> None:
+    """Print what a call raised that nobody waits for."""
+    print(f"its {call} raised {_summarize(error)}\n{_format_traceback(error)}", file=sys.stderr)
 
 
 def describe_value(user_value: object) -> str:

@@ -44,6 +44,10 @@ class FrameStream:
         """Add bytes that came."""
         self._received += received
 
+    def clear(self) -> None:
+        """Forget what came."""
+        self._received.clear()
+
     def take(self) -> tuple[int, int, bytes] | None:
         """Take the next whole frame: sender's pid, call, payload. Raises BadFrame."""
         received = self._received

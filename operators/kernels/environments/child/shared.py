@@ -23,12 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .calls import Calls, CallTimer, EpisodeCalls
-from .faults import format_user_frames
+from .faults import format_user_frames, note_error
 from .frames import FrameStream, pack_frame
 
 _READ = 1 << 16
 _CLOSE_SECONDS = 1.5
 """Time for environments to close when the pool hangs up."""
+_FINISH_SECONDS = 10.0
+"""Time for `finish` of an episode that is given up; then it is closed."""
 
 
 def serve_shared(descriptor: int, factory: Any) -> None:
@@ -67,11 +69,25 @@ class _SharedEpisode:
             if inspect.isawaitable(returned):
                 returned = await returned
 
-    async def close(self) -> None:
-        """Close the environment, behind what its thread still does."""
-        with contextlib.suppress(Exception):  # of the user's code, which nobody asks any more
-            await self.run(self.calls.close())
+    async def end(self, reason: str | None) -> None:
+        """Tell the environment why it ends, if there is a reason, and close it, behind what its
+        thread still does.
+        """
+        if self.task is not None:  # what was cancelled may clean up first
+            await asyncio.wait([self.task], timeout=_FINISH_SECONDS)
+        finish = self._note_errors("finish", self.calls.give_up(reason))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(finish, _FINISH_SECONDS)
+        await self._note_errors("close", self.calls.close())
         self._thread.shutdown(wait=False)
+
+    async def _note_errors(self, name: str, calls: Calls) -> None:
+        try:
+            await self.run(calls)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # of the user's code, which nobody asks any more
+            note_error(name, error)
 
     def stack(self) -> list[str]:
         """Where the user's code stands, as traceback writes it; empty where it does not run."""
@@ -119,7 +135,7 @@ class _SharedLoop:
         loop = asyncio.get_running_loop()
         index = request["episode"]
         if request["call"] == "drop":
-            await self._drop(number, index)
+            await self._drop(number, index, request["reason"])
             return
         if request["call"] == "reset":
             self._episodes[index] = _SharedEpisode(self._factory, loop)
@@ -141,26 +157,31 @@ class _SharedLoop:
         else:
             payload = timer.encode(answer)
         if request["call"] == "finish":
-            self._retire(index)
+            self._retire(index, None)
         await self._reply(number, payload)
 
-    async def _drop(self, number: int, index: int) -> None:
+    async def _drop(self, number: int, index: int, reason: str | None) -> None:
         """Give an episode up: its call is cancelled, and what its thread does is left alone."""
         episode = self._episodes.get(index)
         stack: list[str] = []
         if episode is not None:
             stack = episode.stack()
-            self._retire(index)
-            if episode.task is not None:
-                episode.task.cancel()
+            self._cancel(index, reason)
         payload = json.dumps({"stack": stack}).encode()
         await self._reply(number, payload)
 
-    def _retire(self, index: int) -> None:
+    def _cancel(self, index: int, reason: str | None) -> None:
+        """End an episode, and the call that it may be in."""
+        episode = self._retire(index, reason)
+        if episode.task is not None:
+            episode.task.cancel()
+
+    def _retire(self, index: int, reason: str | None) -> _SharedEpisode:
         episode = self._episodes.pop(index)
-        closing = asyncio.get_running_loop().create_task(episode.close())
+        closing = asyncio.get_running_loop().create_task(episode.end(reason))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+        return episode
 
     async def _reply(self, number: int, payload: bytes) -> None:
         async with self._sending:
@@ -172,7 +193,7 @@ class _SharedLoop:
 
     async def _end(self) -> None:
         for index in list(self._episodes):
-            self._retire(index)
+            self._cancel(index, None)
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=_CLOSE_SECONDS)
         sys.stdout.flush()

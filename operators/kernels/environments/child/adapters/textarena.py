@@ -71,7 +71,9 @@ class TextArenaEnvironment:
         return {"steps": self._steps, **export_attributes(information)}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close a game that is not over."""
+        if self._game is not None and self._outcome is None:
+            self._close_game()
 
 
 class TextArenaFactory:

@@ -3,8 +3,8 @@
 Owns: the adapter `trl`: which methods are tools, what `reset` gets, texts of answers as TRL writes
 them, the final reward. Does not own: how a call is run (tool_calls.py), schemas (tool_schemas.py).
 
-Of a class, `reset` and `get_reward` are called here, and every other public method that has a
-docstring is a tool. An instance is made once and reset for each episode.
+Of a class, `reset`, `get_reward` and a `close` without parameters are called here, and every other
+public method that has a docstring is a tool. An instance is made once and reset for each episode.
 """
 
 from __future__ import annotations
@@ -64,17 +64,26 @@ class TrlEnvironment:
         """The instance's public attributes that JSON can hold, below counts of tool calls."""
         return {**self._calls.counts(), **export_attributes(vars(self._instance))}
 
-    def close(self) -> None:
-        """TRL closes none either."""
+    def close(self) -> Any:
+        """Its `close`, where it has one that is no tool."""
+        close = getattr(self._instance, "close", None)
+        return close() if callable(close) and "close" not in self._functions else None
 
 
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
     """The public methods of a class that are tools, by name, in the order of their names."""
     methods: dict[str, Callable[..., Any]] = {}
     for name, method in inspect.getmembers(kind, predicate=inspect.isfunction):
-        if not name.startswith("_") and name not in _NO_TOOLS and inspect.getdoc(method):
+        if name.startswith("_") or name in _NO_TOOLS or _is_end(name, method):
+            continue
+        if inspect.getdoc(method):
             methods[name] = method
     return methods
+
+
+def _is_end(name: str, method: Callable[..., Any]) -> bool:
+    """Whether it is a `close` of the whole: one that closes something has a parameter for that."""
+    return name == "close" and len(inspect.signature(method).parameters) == 1
 
 
 def select_keywords(reset: Callable[..., Any], seed: int, row: Mapping[str, Any]) -> dict[str, Any]:
