@@ -89,4 +89,4 @@ def require_sound(batch: Batch, base: str, *, completion: int, context: int) -> 
     trained = mask.values == 1
     assert (logprobs[~trained] == 0).all()
     expected = logprobs_under(base, batch, 1.0)
-    np.testing.assert_allclose(logprobs[trained], expected[trained], atol=TOLERANCE)
+    np.testing.assert_allclose(logprobs[trained], expected[trained], atol=TOLERANCE, rtol=TOLERANCE)

@@ -286,7 +286,23 @@ def test_prompts_too_long_for_the_context_are_given_up_or_cut(
         assert len(batch) == rows
         assert len(session.tombstones) == (10 - rows) // 2
         require_sound(batch, base, completion=60, context=20)
+    whole_prompts = load_tokenizer(base).encode_prompts(MIXED)
+    long = int(np.argmax(whole_prompts.lengths))
+    last_tokens = whole_prompts[long][-19:].tolist()
+    assert batch.ragged("prompt_ids")[2 * long].tolist() == last_tokens
     kernel = open_interact(base, VowelTurns, **how)
     kernels.append(kernel)
     with pytest.raises(DataError, match="at most 19 prompt tokens"):
         run_episodes(kernel, MIXED)
+
+
+def test_rows_end_at_the_positions_of_any_model_that_reads_them(
+    base: str, kernels: list[TorchInteract]
+) -> None:
+    """A graph may state a larger context than some of its Models have positions."""
+    session = FakeSession(node="episode")
+    kernel = open_interact(base, Chatter, session=session, n=4, max_context=400, positions=40)
+    kernels.append(kernel)
+    batch = run_episodes(kernel, MIXED)
+    require_sound(batch, base, completion=60, context=40)
+    assert session.metrics["episode/context/max"] == [(40, 1.0)]

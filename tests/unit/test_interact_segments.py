@@ -131,6 +131,29 @@ def test_what_compact_leaves_begins_the_next_row(open_one: Open, base: str) -> N
     assert session.metrics["episode/turns"] == [(turns / 4, 4)]
 
 
+def test_compact_gets_what_the_row_shows_and_changes_nothing_of_it(open_one: Open) -> None:
+    conversations: list[list[Message]] = []
+
+    def edit(messages: list[Message]) -> list[Message]:
+        conversations.append([dict(message) for message in messages])
+        messages[-1]["content"] = "y"
+        return first_and_last(messages)
+
+    kernel, _ = open_one(Talker, compact=edit, n=1)
+    [rows] = episodes_of(run_episodes(kernel, ["hello"]))
+    said = json.loads(rows[-1]["messages"])
+    begin = 1
+    for row, shown in zip(rows, conversations, strict=False):
+        # What begins a further row: the prompt, and the last answer as `edit` left it.
+        opening = said[:1]
+        if row["segment"]:
+            opening = [*opening, {"role": "user", "content": "y"}]
+        end = begin + 2 * len(row["turn_end"])
+        assert shown == [*opening, *said[begin:end]]
+        begin = end
+    assert "y" not in [message["content"] for message in said]
+
+
 def test_an_episode_ends_where_it_may_have_no_further_row(open_one: Open) -> None:
     kernel, session = open_one(Talker, segments=2, max_turns=40)
     episodes = episodes_of(run_episodes(kernel, ["hello", "abc"]))
