@@ -17,12 +17,14 @@ from dataflow.schema import Episode
 from operators.environments import Environment, isolated
 from operators.kernels.environments.replies import EnvironmentReply
 from operators.kernels.episode_pass import refuse_answer
+from operators.kernels.text import load_tokenizer
 from operators.kernels.torch.interact import TorchInteract
-from tests.kit.environments import Aborting, Chatter, Failing, Flood
+from tests.kit.environments import Aborting, Chatter, Failing, Flood, VowelTurns
 from tests.kit.generate_suite import MIXED, PREFIXED
 from tests.kit.interact_kernels import kernels as kernels
 from tests.kit.interact_kernels import open_interact, require_sound, run_episodes
 from tests.kit.kernels import FakeSession
+from tests.kit.run_graphs import vowels
 from tests.kit.turns import example_count
 
 
@@ -77,6 +79,42 @@ def test_columns_are_those_of_an_episode(base: str, kernels: list[TorchInteract]
         assert roles.count("assistant") == len(batch.ragged("turn_end")[row])
 
 
+def test_a_turn_has_the_reward_of_what_it_wrote(base: str, kernels: list[TorchInteract]) -> None:
+    kernel = open_interact(base, VowelTurns, n=2)
+    kernels.append(kernel)
+    batch = run_episodes(kernel, MIXED)
+    rewards = batch.array("turn_reward").to_pylist()
+    for row, text in enumerate(batch.array("messages").to_pylist()):
+        messages = json.loads(text)
+        turns = [each["content"] for each in messages if each["role"] == "assistant"]
+        assert len(turns) == len(rewards[row])
+        # A row that has no room for the third turn's answer was not shown to the environment.
+        for turn, reward in zip(turns, rewards[row], strict=True):
+            assert reward is None or reward == pytest.approx(vowels(completions=[turn])[0])
+        assert rewards[row][0] is not None
+
+
+def test_an_answer_that_leaves_room_for_one_token_is_continued(
+    base: str, kernels: list[TorchInteract]
+) -> None:
+    how: dict[str, Any] = {"n": 24, "max_tokens": 8, "max_turn_tokens": 4}
+    kernel = open_interact(base, VowelTurns, **how)
+    kernels.append(kernel)
+    batch = run_episodes(kernel, ["hello"])
+    encode = load_tokenizer(base).encode_behind
+    last_turns: list[int] = []
+    for row in batch.select(["turn_end", "messages", "finish"]).records.to_pylist():
+        ends, last = row["turn_end"], json.loads(row["messages"])[-1]
+        if row["finish"] != "length":
+            continue
+        if last["role"] == "user":
+            [answer] = encode([last["content"]])
+            assert ends[-1] + len(answer) >= 8, "there was room for a token"
+        else:
+            last_turns.append(ends[-1] - max([0, *ends[:-1]]))
+    assert 4 in last_turns, "an answer of three tokens and a token"
+
+
 def test_the_same_bits_come_out_in_rounds(base: str, kernels: list[TorchInteract]) -> None:
     batches: list[Batch] = []
     for inproc in (True, False):
@@ -94,6 +132,10 @@ def test_a_group_plays_one_task(base: str, kernels: list[TorchInteract]) -> None
     kernels.append(kernel)
     batch = run_episodes(kernel, MIXED * 2)
     prompts = batch.ragged("prompt_ids")
+    first_messages = [json.loads(text)[0] for text in batch.array("messages").to_pylist()]
+    for row, first in enumerate(first_messages):
+        # What `reset` returned stands behind the prompt.
+        assert first["content"].startswith((MIXED * 2)[row // 4])
     by_group = [[prompts[row].tolist() for row in range(g * 4, g * 4 + 4)] for g in range(10)]
     assert all(group == group[:1] * 4 for group in by_group)
     assert any(one != other for one, other in itertools.pairwise([g[0] for g in by_group[::5]]))
