@@ -7,7 +7,8 @@ import math
 import random
 import resource
 import select
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from tests.kit.environment_pools import (
     replies,
     step,
 )
+from tests.kit.interact_kernels import with_arguments
 from tests.kit.processes import ended, parent_of
 
 pytestmark = pytest.mark.timeout(180)
@@ -93,6 +95,39 @@ def test_environments_here_leave_the_generators_of_the_run_as_they_are() -> None
         finish(here, 1)
     assert random.getstate() == python_state
     np.testing.assert_equal(np.random.get_state(), numpy_state)
+
+
+class Noting(Obedient):
+    """Notes in a file that it was closed, and draws NumPy's numbers."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.file = Path(folder, "closed")
+
+    def do_draw(self, rest: str) -> Any:
+        return str(np.random.random()), None, False
+
+    def close(self) -> None:
+        self.file.touch()
+
+
+def test_an_environment_is_closed_before_its_process_ends_and_numpy_is_seeded_with_each_episode(
+    tmp_path: Path,
+) -> None:
+    with opened(with_arguments(Noting, folder=str(tmp_path))) as pool:
+        begin(pool, 1)
+        drawn = contents(step(pool, 1, "draw"))
+        assert contents(step(pool, 1, "draw")) != drawn
+        finish(pool, 1)
+        begin(pool, 1)
+        assert contents(step(pool, 1, "draw")) == drawn
+        [pid] = contents(step(pool, 1, "pid"))
+        assert list(tmp_path.iterdir()) == []
+        step(pool, 1, "raise boom")
+        while pool.seconds_left() < math.inf:
+            pool.wait(0.1)
+        assert ended(int(pid), 20)
+    assert [file.name for file in tmp_path.iterdir()] == ["closed"]
 
 
 class Closing(Obedient):

@@ -129,6 +129,11 @@ def test_what_compact_leaves_begins_the_next_row(open_one: Open, base: str) -> N
     assert session.metrics["episode/segments"] == [(len(batch) / 4, 4)]
     turns = sum(len(rows) for rows in batch.array("turn_end").to_pylist())
     assert session.metrics["episode/turns"] == [(turns / 4, 4)]
+    rewards = [sum(rewards) for rewards in batch.array("turn_reward").to_pylist()]
+    finals = batch.array("final_reward").drop_null().to_pylist()
+    [(mean, count)] = session.metrics["episode/reward"]
+    assert count == len(finals) == 4
+    assert mean * count == pytest.approx(sum([*rewards, *finals]), abs=1e-4)
 
 
 def test_compact_gets_what_the_row_shows_and_changes_nothing_of_it(open_one: Open) -> None:

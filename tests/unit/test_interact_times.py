@@ -73,7 +73,7 @@ def test_a_turn_that_ends_too_late_is_not_shown(
 def test_the_time_of_an_episode_begins_with_its_first_token(
     base: str, kernels: list[TorchInteract], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one slot the last of ten begins when most of the time is over, counted from the first."""
+    """With one slot the last of ten begins when the time of the first would be over."""
     set_clock(monkeypatch, tick=1.0)
     how: dict[str, Any] = {"max_turns": 1, "max_turn_tokens": 9, "timeout": 40.0}
     kernel = open_interact(base, VowelTurns, n=10, layout=Layout(slots=1), **how)
