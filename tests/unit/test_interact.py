@@ -17,7 +17,6 @@ from dataflow.schema import Episode
 from operators.environments import Environment, isolated
 from operators.kernels.environments.replies import EnvironmentReply
 from operators.kernels.episode_pass import refuse_answer
-from operators.kernels.text import load_tokenizer
 from operators.kernels.torch.interact import TorchInteract
 from tests.kit.environments import Aborting, Chatter, Failing, Flood, VowelTurns
 from tests.kit.generate_suite import MIXED, PREFIXED
@@ -92,27 +91,6 @@ def test_a_turn_has_the_reward_of_what_it_wrote(base: str, kernels: list[TorchIn
         for turn, reward in zip(turns, rewards[row], strict=True):
             assert reward is None or reward == pytest.approx(vowels(completions=[turn])[0])
         assert rewards[row][0] is not None
-
-
-def test_an_answer_that_leaves_room_for_one_token_is_continued(
-    base: str, kernels: list[TorchInteract]
-) -> None:
-    how: dict[str, Any] = {"n": 24, "max_tokens": 8, "max_turn_tokens": 4}
-    kernel = open_interact(base, VowelTurns, **how)
-    kernels.append(kernel)
-    batch = run_episodes(kernel, ["hello"])
-    encode = load_tokenizer(base).encode_behind
-    last_turns: list[int] = []
-    for row in batch.select(["turn_end", "messages", "finish"]).records.to_pylist():
-        ends, last = row["turn_end"], json.loads(row["messages"])[-1]
-        if row["finish"] != "length":
-            continue
-        if last["role"] == "user":
-            [answer] = encode([last["content"]])
-            assert ends[-1] + len(answer) >= 8, "there was room for a token"
-        else:
-            last_turns.append(ends[-1] - max([0, *ends[:-1]]))
-    assert 4 in last_turns, "an answer of three tokens and a token"
 
 
 def test_the_same_bits_come_out_in_rounds(base: str, kernels: list[TorchInteract]) -> None:

@@ -184,6 +184,7 @@ def test_rows_of_an_episode_that_had_one_are_those_without_segments(open_one: Op
         assert batch.array(name).to_pylist() == expected.array(name).to_pylist()
     assert set(batch.names) - set(expected.names) == {"episode", "segment"}
     assert len(session.lost_alone) == 3 * len(expected)
+    assert not any(session.charged)
 
 
 def test_truncated_segments_have_their_mass(open_one: Open) -> None:
@@ -316,6 +317,11 @@ def test_rows_of_random_episodes_are_sound(
     lost = {key for key, _ in session.tombstones}
     assert len(lost) == len(session.lost_alone) == 3 * n * segments - len(batch)
     assert lost.isdisjoint(batch.keys.rows())
+    encode = load_tokenizer(base).encode_behind
     for rows in episodes_of(batch):
         assert sum(len(row["turn_end"]) for row in rows) <= max_turns
+        for row in rows[:-1]:  # each was left as a whole turn had no room behind the answer
+            room = min(60, context - len(row["prompt_ids"]))
+            [answer] = encode([json.loads(row["messages"])[-1]["content"]])
+            assert row["turn_end"][-1] + len(answer) + (turn or 1) > room
     assert np.isfinite(batch.ragged("sampler_logprobs").values).all()
