@@ -28,7 +28,7 @@ class HandClock:
         return self.now
 
 
-class Slow(VowelTurns):
+class SecondSteps(VowelTurns):
     """Each of its steps takes a second of the test's clock; it has many turns."""
 
     turns = 40
@@ -42,7 +42,7 @@ class Slow(VowelTurns):
 def set_clock(monkeypatch: pytest.MonkeyPatch, tick: float = 0.0) -> None:
     clock = HandClock(tick)
     monkeypatch.setattr(episode_pass, "time", clock)
-    monkeypatch.setattr(Slow, "clock", clock)
+    monkeypatch.setattr(SecondSteps, "clock", clock)
 
 
 @pytest.mark.parametrize("pace", ["rounds", "free"])
@@ -50,7 +50,7 @@ def test_an_answer_that_comes_too_late_is_the_last(
     base: str, kernels: list[TorchInteract], monkeypatch: pytest.MonkeyPatch, pace: str
 ) -> None:
     set_clock(monkeypatch)
-    kernel = open_interact(base, Slow, timeout=2.5, max_turns=9, max_tokens=200, pace=pace)
+    kernel = open_interact(base, SecondSteps, timeout=2.5, max_turns=9, max_tokens=200, pace=pace)
     kernels.append(kernel)
     batch = run_episodes(kernel, ["hello"])
     assert batch.array("finish").to_pylist() == ["timeout"]
@@ -62,7 +62,7 @@ def test_a_turn_that_ends_too_late_is_not_shown(
     base: str, kernels: list[TorchInteract], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_clock(monkeypatch, tick=1.0)
-    kernel = open_interact(base, Slow, timeout=0.5)
+    kernel = open_interact(base, SecondSteps, timeout=0.5)
     kernels.append(kernel)
     batch = run_episodes(kernel, ["hello"])
     assert batch.array("finish").to_pylist() == ["timeout"]
@@ -92,7 +92,7 @@ def test_all_rows_of_an_episode_have_one_time_together(
     set_clock(monkeypatch)
     how: dict[str, Any] = {"max_context": 30, "overflow": "segment", "compact": keep_two}
     how |= {"segments": 9, "max_turns": 9, "timeout": 4.5}
-    kernel = open_interact(base, Slow, **how)
+    kernel = open_interact(base, SecondSteps, **how)
     kernels.append(kernel)
     batch = run_episodes(kernel, ["hello"])
     turns = batch.ragged("turn_end").lengths
