@@ -33,8 +33,8 @@ from operators.environments import (
     isolated,
     tools,
 )
+from operators.kernels.environments.child.adapters import native, trl
 from operators.kernels.environments.child.adapters import tools as function_tools
-from operators.kernels.environments.child.adapters import trl
 from operators.kernels.environments.child.background_loop import run_in_background
 
 
@@ -323,6 +323,37 @@ class Wordless:
         return 3
 
 
+def test_a_column_that_is_called_seed_is_the_datas_to_trl_and_nobodys_here() -> None:
+    """TRL passes columns alone; a class of ours gets the seed of its episode, if it asks for it."""
+    row = {"seed": 3, "size": 1}
+    assert trl.select_keywords(with_seed, 7, row) == row
+    assert trl.select_keywords(with_seed, 7, {"size": 1}) == {"seed": 7, "size": 1}
+    for target, expected in ((Seedless, {"size": 1}), (Seeded, {"seed": 7, "size": 1})):
+        environment = native.load(target, {}).make()
+        assert environment.reset(7, row) == expected
+
+
+def with_seed(seed: int, size: int) -> None:
+    """As a `reset` of TRL that asks for both."""
+
+
+class Seedless:
+    """Returns the columns that it gets."""
+
+    def reset(self, **row: Any) -> dict[str, Any]:
+        return row
+
+    def step(self, message: Any) -> str:
+        return "on"
+
+
+class Seeded(Seedless):
+    """It asks for the seed, too."""
+
+    def reset(self, seed: int, **row: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {"seed": seed, **row}
+
+
 def test_an_observation_is_text() -> None:
     environment = trl.load(Wordless, {}).make()
     with pytest.raises(TypeError, match="expected a string or None"):
@@ -376,14 +407,14 @@ def test_declarations_are_checked(declare: Callable[[], Any], problem: str) -> N
 
 
 def test_kinds_by_a_column_keep_their_places() -> None:
-    shop = isolated(Warehouse, python="shop/bin/python", memory_mb=100)
+    shop = isolated(Warehouse, python="shop/bin/python", memory_mb=100, processes=3)
     kinds = environments_by("task", {"shop": shop, "quiz": JudgedEnvironment, "sum": tools(add)})
     assert as_environment(kinds) is kinds
     assert kinds.columns == ("task", "item_name", "*", "question")
     placed = isolated(kinds, processes=2, memory_mb=200)
     assert isinstance(placed, EnvironmentsByColumn)
     assert placed.kinds["shop"].python == "shop/bin/python"
-    assert {kind.processes for kind in placed.kinds.values()} == {2}
+    assert [kind.processes for kind in placed.kinds.values()] == [3, 2, 2]
     assert {kind.memory_mb for kind in placed.kinds.values()} == {200}
     assert isolated(kinds).kinds["shop"].memory_mb == 100  # type: ignore[union-attr]
 

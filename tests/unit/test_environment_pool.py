@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import resource
 import select
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from dataflow.errors import DataError, KernelError
@@ -13,7 +18,14 @@ from operators.environments import Environment
 from operators.kernels.environments.open_files import allow_episodes
 from operators.kernels.environments.pool import ProcessPool
 from operators.kernels.environments.replies import EnvironmentPool
-from tests.kit.environment_classes import Obedient, Unreset, Unsteppable, message, refuses
+from tests.kit.environment_classes import (
+    Obedient,
+    Reluctant,
+    Unreset,
+    Unsteppable,
+    message,
+    refuses,
+)
 from tests.kit.environment_pools import (
     begin,
     contents,
@@ -24,6 +36,7 @@ from tests.kit.environment_pools import (
     replies,
     step,
 )
+from tests.kit.interact_kernels import with_arguments
 from tests.kit.processes import ended, parent_of
 
 pytestmark = pytest.mark.timeout(180)
@@ -72,6 +85,71 @@ def test_interleaved_episodes_in_one_process_have_generators_of_their_own() -> N
             begin(each, 1, 2)
             drawn.append([contents(step(each, episode, "draw")) for episode in (1, 2, 1)])
     assert drawn[0] == drawn[1]
+
+
+def test_environments_here_leave_the_generators_of_the_run_as_they_are() -> None:
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with opened_here() as here:
+        begin(here, 1)
+        step(here, 1, "draw")
+        finish(here, 1)
+    assert random.getstate() == python_state
+    np.testing.assert_equal(np.random.get_state(), numpy_state)
+
+
+class Noting(Obedient):
+    """Notes in a file that it was closed, and draws NumPy's numbers."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.file = Path(folder, "closed")
+
+    def do_draw(self, rest: str) -> Any:
+        return str(np.random.random()), None, False
+
+    def close(self) -> None:
+        self.file.touch()
+
+
+def test_an_environment_is_closed_before_its_process_ends_and_numpy_is_seeded_with_each_episode(
+    tmp_path: Path,
+) -> None:
+    with opened(with_arguments(Noting, folder=str(tmp_path))) as pool:
+        begin(pool, 1)
+        drawn = contents(step(pool, 1, "draw"))
+        assert contents(step(pool, 1, "draw")) != drawn
+        finish(pool, 1)
+        begin(pool, 1)
+        assert contents(step(pool, 1, "draw")) == drawn
+        [pid] = contents(step(pool, 1, "pid"))
+        assert list(tmp_path.iterdir()) == []
+        step(pool, 1, "raise boom")
+        while pool.seconds_left() < math.inf:
+            pool.wait(0.1)
+        assert ended(int(pid), 20)
+    assert [file.name for file in tmp_path.iterdir()] == ["closed"]
+
+
+class Closing(Obedient):
+    """Notes which episodes of this process it was closed in."""
+
+    closed: ClassVar[list[str]] = []
+
+    def reset(self, seed: int, question: str = "none") -> str:
+        self.question = question
+        return super().reset(seed, question)
+
+    def close(self) -> None:
+        self.closed.append(self.question)
+
+
+def test_an_environment_here_is_closed_as_its_episode_is_given_up() -> None:
+    Closing.closed.clear()
+    with opened_here(Closing) as here:
+        begin(here, 1, 2)
+        here.abandon(1)
+        assert Closing.closed == ["q1"]
+    assert Closing.closed == ["q1", "q2"]
 
 
 def test_episodes_are_spread_over_the_templates_in_turn() -> None:
@@ -162,6 +240,18 @@ def test_a_late_episode_alone_times_out_and_says_where_it_stood() -> None:
         begin(pool, 1)
 
 
+def test_an_environment_that_raised_is_not_used_again_and_has_its_time_to_close() -> None:
+    with opened(Reluctant, step_timeout=1.0) as pool:
+        begin(pool, 1)
+        [pid] = contents(step(pool, 1, "pid"))
+        assert fault_of(step(pool, 1, "raise boom")).kind == "raised"
+        begin(pool, 2)
+        assert contents(step(pool, 2, "pid")) != [pid]
+        while pool.seconds_left() < math.inf:
+            pool.wait(0.1)
+        assert ended(int(pid), 20)
+
+
 def test_an_abandoned_episode_ends_with_what_it_started_and_nothing_comes() -> None:
     with opened(step_timeout=1.0) as pool:
         begin(pool, 1, 2)
@@ -213,12 +303,14 @@ def test_a_template_that_is_lost_is_started_again(above: str) -> None:
 
 def test_an_episode_whose_process_ended_between_two_calls_has_its_fault_with_the_next() -> None:
     with opened() as pool:
-        begin(pool, 1)
+        begin(pool, 1, 3)
         pool.step(1, message("say x"))
         replies(pool, 1)
         begin(pool, 2)
         pool.step(2, message("kill template"))
         replies(pool, 1)
+        pool.step(3, message("say x"))
+        pool.abandon(3)
         pool.step(1, message("say x"))
         assert pool.seconds_left() == 0.0, "who watches the pool's descriptor must look at once"
         [reply] = pool.wait(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,29 @@ def test_rows_go_to_the_environment_that_they_name(pool: RoutedPool) -> None:
         pool.finish(number, "stop")
     assert {reply.call for reply in wait_for(pool, 3).values()} == {"finish"}
     assert pool.wait(None) == []
+
+
+class Stuck:
+    """Never begins."""
+
+    def reset(self) -> None:
+        threading.Event().wait()
+
+
+@pytest.mark.timeout(60)
+def test_limits_of_time_are_those_of_each_kind() -> None:
+    environment = environments_by("task", {"tells": Teller, "stuck": Stuck})
+    pools: dict[str, EnvironmentPool] = {}
+    for name, kind in environment.kinds.items():
+        pools[name] = ProcessPool(kind, name=name, reset_timeout=1.0, step_timeout=SECONDS)
+    routed = RoutedPool(environment, pools, name="tested")
+    try:
+        routed.reset(1, 1, {"task": "stuck"})
+        [reply] = routed.wait(20.0)
+    finally:
+        routed.close()
+    assert reply.fault is not None
+    assert reply.fault.text == "timed out: its reset took longer than 1 s"
 
 
 def test_an_episode_that_is_given_up_is_not_waited_for(pool: RoutedPool) -> None:

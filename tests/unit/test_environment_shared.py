@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -101,6 +103,30 @@ def test_an_abandoned_episode_leaves_the_others() -> None:
         pool.abandon(1)
         assert contents(step(pool, 2, "say fine")) == ["fine"]
         begin(pool, 1)
+
+
+class Cancelled(AsyncObedient):
+    """Says that its call was cancelled."""
+
+    async def do_last(self, rest: str) -> Any:
+        await AsyncObedient.do_meet(self, rest)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            print("cancelled")
+            raise
+
+
+def test_the_call_of_an_abandoned_episode_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    with opened(Cancelled, isolation="shared") as pool:
+        begin(pool, 1, 2)
+        pool.step(1, message("last"))
+        assert contents(step(pool, 2, "wait")) == ["met"]
+        pool.abandon(1)
+        # The process answers in order, and prints before it does.
+        begin(pool, 3)
+        step(pool, 3, "say on")
+    assert "environment 'played' printed: cancelled" in caplog.text
 
 
 @pytest.mark.parametrize("isolation", ["process", "shared"])

@@ -31,7 +31,7 @@ from operators.interact import interact
 from operators.losses import clipped_policy_loss, kl_loss
 from operators.reward import reward
 from operators.train import evaluate, train
-from tests.kit.plans import CLUSTER, headers, planned, save_tiny_header
+from tests.kit.plans import CLUSTER, headers, planned, planned_on, save_tiny_header
 from tests.kit.run_graphs import vowels
 
 KEYS = 2 * 2 * 128 * 4
@@ -139,6 +139,14 @@ def test_rows_of_one_episode_are_not_there_at_once(in_tiny: Path) -> None:
         " seconds and bytes as if all were needed"
     ) in notes_of(three)
     assert not any("one after another" in note for note in notes_of(one))
+
+
+def test_keys_between_turns_are_those_of_the_largest_chunk(in_tiny: Path) -> None:
+    cluster = Cluster(cores=4, memory=64 << 30)
+    plan = planned_on(cluster, graph(max_prompt_tokens=100), workers=3, replicas={"episodes": 3})
+    node = plan.node("episodes")
+    assert node.chunks == 3, "of three, three and two prompts"
+    assert node.layout.parked == 3 * 4 * 164
 
 
 def test_a_stated_number_of_tokens_stays(in_tiny: Path) -> None:

@@ -18,11 +18,12 @@ from operators.environments import Environment, isolated
 from operators.kernels.environments.replies import EnvironmentReply
 from operators.kernels.episode_pass import refuse_answer
 from operators.kernels.torch.interact import TorchInteract
-from tests.kit.environments import Aborting, Chatter, Failing, Flood
+from tests.kit.environments import Aborting, Chatter, Failing, Flood, VowelTurns
 from tests.kit.generate_suite import MIXED, PREFIXED
 from tests.kit.interact_kernels import kernels as kernels
 from tests.kit.interact_kernels import open_interact, require_sound, run_episodes
 from tests.kit.kernels import FakeSession
+from tests.kit.run_graphs import vowels
 from tests.kit.turns import example_count
 
 
@@ -77,6 +78,21 @@ def test_columns_are_those_of_an_episode(base: str, kernels: list[TorchInteract]
         assert roles.count("assistant") == len(batch.ragged("turn_end")[row])
 
 
+def test_a_turn_has_the_reward_of_what_it_wrote(base: str, kernels: list[TorchInteract]) -> None:
+    kernel = open_interact(base, VowelTurns, n=2)
+    kernels.append(kernel)
+    batch = run_episodes(kernel, MIXED)
+    rewards = batch.array("turn_reward").to_pylist()
+    for row, text in enumerate(batch.array("messages").to_pylist()):
+        messages = json.loads(text)
+        turns = [each["content"] for each in messages if each["role"] == "assistant"]
+        assert len(turns) == len(rewards[row])
+        # A row that has no room for the third turn's answer was not shown to the environment.
+        for turn, reward in zip(turns, rewards[row], strict=True):
+            assert reward is None or reward == pytest.approx(vowels(completions=[turn])[0])
+        assert rewards[row][0] is not None
+
+
 def test_the_same_bits_come_out_in_rounds(base: str, kernels: list[TorchInteract]) -> None:
     batches: list[Batch] = []
     for inproc in (True, False):
@@ -94,6 +110,10 @@ def test_a_group_plays_one_task(base: str, kernels: list[TorchInteract]) -> None
     kernels.append(kernel)
     batch = run_episodes(kernel, MIXED * 2)
     prompts = batch.ragged("prompt_ids")
+    first_messages = [json.loads(text)[0] for text in batch.array("messages").to_pylist()]
+    for row, first in enumerate(first_messages):
+        # What `reset` returned stands behind the prompt.
+        assert first["content"].startswith((MIXED * 2)[row // 4])
     by_group = [[prompts[row].tolist() for row in range(g * 4, g * 4 + 4)] for g in range(10)]
     assert all(group == group[:1] * 4 for group in by_group)
     assert any(one != other for one, other in itertools.pairwise([g[0] for g in by_group[::5]]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -254,6 +255,25 @@ def test_a_chunk_given_up_between_turns_leaves_nothing(
     batches = list(kernel.run(prompt_chunk(MIXED)))
     assert not len(batches[0])
     assert tokens_of(Batch.concat(batches)) == expected
+
+
+def test_an_interruption_is_heard_while_all_environments_work(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In time for new weights: its reset never ends."""
+    environment = with_arguments(HangingIn, call="reset")
+    kernel, session = open_one(environment, inproc=False, reset_timeout=3.0, retries=0)
+
+    @contextmanager
+    def interrupted_wait(reason: str) -> Iterator[None]:
+        kernel.interrupt()
+        yield
+
+    monkeypatch.setattr(session, "waiting", interrupted_wait)
+    running: Any = kernel.run(prompt_chunk(["a"]))
+    assert not len(next(running))
+    running.close()
+    assert not session.tombstones, "the time limit of `reset` was waited for"
 
 
 @pytest.mark.parametrize("inproc", [True, False])

@@ -230,6 +230,25 @@ def test_a_stop_string_ends_a_turn_and_stays_in_it(
     assert stopped > len(batch)
 
 
+def test_a_turn_that_ends_by_itself_on_the_rows_last_token_is_shown(
+    base: str, kernels: list[TorchInteract]
+) -> None:
+    how: dict[str, Any] = {"n": 8, "stop": ("a", "e", "i", "o", "u")}
+    batches: list[Batch] = []
+    most_tokens = [60]
+    for _ in range(2):
+        kernel = open_interact(base, VowelTurns, max_tokens=most_tokens[-1], **how)
+        kernels.append(kernel)
+        batches.append(run_episodes(kernel, ["hello"]))
+        most_tokens.append(int(min(ends[0] for ends in batches[0].ragged("turn_end"))))
+    whole, cut = batches
+    [row, *_] = [row for row in range(8) if whole.ragged("turn_end")[row][0] == most_tokens[1]]
+    assert most_tokens[1] < 9, "no turn ended by itself"
+    reward = whole.array("turn_reward")[row].as_py()[0]
+    assert cut.array("turn_reward")[row].as_py() == [reward]
+    assert cut.array("finish")[row].as_py() == "length"
+
+
 def test_prompts_of_token_ids_are_text_to_the_environment(
     base: str, kernels: list[TorchInteract]
 ) -> None:
@@ -286,7 +305,23 @@ def test_prompts_too_long_for_the_context_are_given_up_or_cut(
         assert len(batch) == rows
         assert len(session.tombstones) == (10 - rows) // 2
         require_sound(batch, base, completion=60, context=20)
+    whole_prompts = load_tokenizer(base).encode_prompts(MIXED)
+    long = int(np.argmax(whole_prompts.lengths))
+    last_tokens = whole_prompts[long][-19:].tolist()
+    assert batch.ragged("prompt_ids")[2 * long].tolist() == last_tokens
     kernel = open_interact(base, VowelTurns, **how)
     kernels.append(kernel)
     with pytest.raises(DataError, match="at most 19 prompt tokens"):
         run_episodes(kernel, MIXED)
+
+
+def test_rows_end_at_the_positions_of_any_model_that_reads_them(
+    base: str, kernels: list[TorchInteract]
+) -> None:
+    """A graph may state a larger context than some of its Models have positions."""
+    session = FakeSession(node="episode")
+    kernel = open_interact(base, Chatter, session=session, n=4, max_context=400, positions=40)
+    kernels.append(kernel)
+    batch = run_episodes(kernel, MIXED)
+    require_sound(batch, base, completion=60, context=40)
+    assert session.metrics["episode/context/max"] == [(40, 1.0)]

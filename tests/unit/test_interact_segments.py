@@ -112,6 +112,34 @@ def test_what_compact_leaves_begins_the_next_row(open_one: Open, base: str) -> N
     assert session.metrics["episode/segments"] == [(len(batch) / 4, 4)]
     turns = sum(len(rows) for rows in batch.array("turn_end").to_pylist())
     assert session.metrics["episode/turns"] == [(turns / 4, 4)]
+    rewards = [sum(rewards) for rewards in batch.array("turn_reward").to_pylist()]
+    finals = batch.array("final_reward").drop_null().to_pylist()
+    [(mean, count)] = session.metrics["episode/reward"]
+    assert count == len(finals) == 4
+    assert mean * count == pytest.approx(sum([*rewards, *finals]), abs=1e-4)
+
+
+def test_compact_gets_what_the_row_shows_and_changes_nothing_of_it(open_one: Open) -> None:
+    conversations: list[list[Message]] = []
+
+    def edit(messages: list[Message]) -> list[Message]:
+        conversations.append([dict(message) for message in messages])
+        messages[-1]["content"] = "y"
+        return first_and_last(messages)
+
+    kernel, _ = open_one(Talker, compact=edit, n=1)
+    [rows] = episodes_of(run_episodes(kernel, ["hello"]))
+    said = json.loads(rows[-1]["messages"])
+    begin = 1
+    for row, shown in zip(rows, conversations, strict=False):
+        # What begins a further row: the prompt, and the last answer as `edit` left it.
+        opening = said[:1]
+        if row["segment"]:
+            opening = [*opening, {"role": "user", "content": "y"}]
+        end = begin + 2 * len(row["turn_end"])
+        assert shown == [*opening, *said[begin:end]]
+        begin = end
+    assert "y" not in [message["content"] for message in said]
 
 
 def test_an_episode_ends_where_it_may_have_no_further_row(open_one: Open) -> None:
@@ -139,6 +167,7 @@ def test_rows_of_an_episode_that_had_one_are_those_without_segments(open_one: Op
         assert batch.array(name).to_pylist() == expected.array(name).to_pylist()
     assert set(batch.names) - set(expected.names) == {"episode", "segment"}
     assert len(session.lost_alone) == 3 * len(expected)
+    assert not any(session.charged)
 
 
 def test_truncated_segments_have_their_mass(open_one: Open) -> None:
@@ -301,6 +330,11 @@ def test_rows_of_random_episodes_are_sound(
     lost = {key for key, _ in session.tombstones}
     assert len(lost) == len(session.lost_alone) == 3 * n * segments - len(batch)
     assert lost.isdisjoint(batch.keys.rows())
+    encode = load_tokenizer(base).encode_behind
     for rows in episodes_of(batch):
         assert sum(len(row["turn_end"]) for row in rows) <= max_turns
+        for row in rows[:-1]:  # each was left as a whole turn had no room behind the answer
+            room = min(60, context - len(row["prompt_ids"]))
+            [answer] = encode([json.loads(row["messages"])[-1]["content"]])
+            assert row["turn_end"][-1] + len(answer) + (turn or 1) > room
     assert np.isfinite(batch.ragged("sampler_logprobs").values).all()

@@ -14,6 +14,7 @@ from dataflow.kernel import Assignment, KernelNode, Layout
 from dataflow.schema import Reward
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.coordinator import Settings
+from engine.coordinator.lost_rows import LostRows
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED
 from engine.plan.plan import ModelUse, Plan, PlannedNode, PlannedSource
@@ -75,6 +76,15 @@ def test_a_group_goes_on_without_the_row() -> None:
     feed(table, "baseline", Keys.of([0], [0]))
     assert positions(table, FINISHED) == [0]
     assert table.take_emptied() == []
+
+
+def test_a_prompt_knows_nothing_of_the_one_that_had_its_slot() -> None:
+    lost_rows = LostRows(2, 4)
+    lost_rows.add(0, 1, failed=True)
+    lost_rows.add(1, 1, failed=True)
+    lost_rows.clear(np.array([0]))
+    assert lost_rows.any_of(np.array([0, 1])).tolist() == [False, True]
+    assert [lost_rows.failed_share(slot) for slot in (0, 1)] == [0.0, 0.25]
 
 
 def test_a_group_scope_waits_until_the_row_is_lost() -> None:

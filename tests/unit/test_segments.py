@@ -219,6 +219,16 @@ def test_what_takes_a_row_for_an_episode_is_refused(in_tiny: Path, name: str) ->
     assert "segments=1" in str(caught.value)
 
 
+def test_two_rows_are_several(in_tiny: Path) -> None:
+    policy, prompt = Model("policy", "tiny", trainable=True), prompts("tasks", batch=8)
+    how: dict[str, Any] = {**HOW, "segments": 2}
+    rows = interact(policy, prompt, VowelTurns, n=2, max_turns=3, max_tokens=64, **how)
+    assert rows.schema is Segment
+    graph = Graph("g", train(policy, rows, loss=of_values(rows, prompt), lr=1e-5))
+    with pytest.raises(GraphError, match="up to 2 rows of one"):
+        check(graph, headers)
+
+
 def test_so_are_selections_turns_and_evaluations_of_them(in_tiny: Path) -> None:
     policy = Model("policy", "tiny", trainable=True)
     prompt = prompts("tasks", batch=8)

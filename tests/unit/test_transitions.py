@@ -91,6 +91,7 @@ def test_a_turns_prompt_is_all_that_stood_before_it() -> None:
     assert turns.keys.rows() == [(7, 3, 0), (7, 4, 0), (9, 0, 2)]
     assert session.lost_alone == [(7, 5, 0), (9, 1, 2), (9, 2, 2)]
     assert [key for key, _ in session.tombstones] == session.lost_alone
+    assert not any(session.charged)
 
 
 TURNS = st.builds(

@@ -64,6 +64,19 @@ def test_a_turn_is_a_message_of_what_its_family_writes(
     assert parsed(family, text, TOOLS) == message
 
 
+@pytest.mark.parametrize(("declared", "expected"), [("string", "1"), ("integer", 1)])
+def test_an_argument_that_was_written_as_text_is_what_the_tool_declares(
+    declared: str, expected: Any
+) -> None:
+    properties = {"a": {"type": declared}}
+    tools = [
+        {"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}
+    ]
+    call = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+    message = parsed("glm", f"<think></think>{call}<|observation|>", tools)
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": expected}
+
+
 def test_calls_that_cannot_be_read_are_told_in_the_message() -> None:
     message = parsed("qwen2", "So: <tool_call>add(1)</tool_call>")
     assert message["content"] == "So:"

@@ -132,6 +132,19 @@ def test_tools_are_named_by_the_calls_that_were_written() -> None:
         assert shown(tokenizer, ids).startswith(expected)
 
 
+def test_each_rows_tools_are_named_by_its_own_calls() -> None:
+    tokenizer = family_tokenizer("harmony")
+    renderer = TurnRenderer(tokenizer)
+    rows: list[np.ndarray] = []
+    for name in ("add", "sub"):
+        call = f" to=functions.{name}<|channel|>commentary json<|message|>{{}}"
+        rows.append(ids_of(tokenizer, call))
+    turns = [renderer.parse(written, raw=False) for written in rows]
+    parts = renderer.between_all(rows, [[FOUR], [FOUR]], raw=False, turns=turns)
+    named = [shown(tokenizer, ids).partition(" to=")[0] for ids in parts]
+    assert named == ["<|call|><|start|>functions.add", "<|call|><|start|>functions.sub"]
+
+
 def test_many_rows_get_what_each_gets_alone() -> None:
     tokenizer = family_tokenizer("qwen2")
     written = [ids_of(tokenizer, text) for text in ("4", "4<|im_end|>", "", "5<|im_end|>")]
