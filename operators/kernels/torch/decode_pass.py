@@ -108,7 +108,7 @@ class Decode:
             prefix_scores = self._prefix_scores(cache.prefixes[layer], q)
             shared_scores.append(kind.cap_scores(prefix_scores))
         outs: list[Tensor] = []
-        shared_weights: list[list[Tensor]] = []
+        shared_weights: list[Sequence[Tensor]] = []
         for part in self.parts:
             its_scores = [scores[part.slots] for scores in shared_scores]
             own_scores = self._own_scores(own_level, part, q[part.slots], kind)
@@ -127,7 +127,7 @@ class Decode:
         self, part: OwnPart, level_scores: Sequence[Tensor], kind: AttentionKind
     ) -> Sequence[Tensor]:
         """The weights of the keys of each level."""
-        scores = torch.cat(level_scores, -1)
+        scores = torch.cat(tuple(level_scores), -1)
         if kind.window is not None:
             scores = scores + self._window_bias(kind.window, part, scores)
         weights = kind.weights(scores).to(scores.dtype)
@@ -249,4 +249,4 @@ class Decode:
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     """What all parts have, as one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
