@@ -192,9 +192,9 @@ class Decode:
         with self._threads_for(values):
             return weights @ values
 
-    def _threads_for(self, own: Tensor) -> AbstractContextManager[Any]:
+    def _threads_for(self, numbers: Tensor) -> AbstractContextManager[Any]:
         """Threads for one product with these keys or values, as many as it is worth."""
-        worthwhile = min(self.threads, own.numel() // THREAD_READS)
+        worthwhile = min(self.threads, numbers.numel() // THREAD_READS)
         return use_threads(worthwhile) if worthwhile > 1 else nullcontext()
 
     # Prompt level: the rows of a group side by side, [G, K, members * r, D] with [G, K, L, D].
