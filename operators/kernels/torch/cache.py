@@ -73,11 +73,9 @@ def _grow(tensor: Tensor, holders: int, length: int, most: int) -> Tensor:
     if most:
         doubled = min(doubled, most)
     longer = long if length <= long else max(length, doubled)
-    larger = tensor.new_empty(wider, heads, longer, dim)
+    larger = tensor.new_zeros(wider, heads, longer, dim)
     remaining = min(have, wider)
     larger[:remaining, :, :long] = tensor[:remaining]
-    larger[:remaining, :, long:].zero_()
-    larger[remaining:].zero_()
     return larger
 
 

@@ -156,6 +156,10 @@ class Decode:
         """Store the new tokens' keys and values behind each row's own."""
         level = self.cache.level(self.cache.own, layer, new_keys, new_values)
         level.reserve(self.rows, self._longest_own, self.most)
+        if len(self.parts) == 1 and self.parts[0].bias is None:  # all rows are equally long
+            level.keys[: self.rows, :, self._longest_own - 1] = new_keys
+            level.values[: self.rows, :, self._longest_own - 1] = new_values
+            return level
         places = self._places(level)
         for tensor, new in ((level.keys, new_keys), (level.values, new_values)):
             tensor.view(-1, tensor.shape[3]).index_copy_(0, places, new.flatten(0, 1))
@@ -216,7 +220,8 @@ class Decode:
         _, heads, shared, last = x.shape
         if self.place is not None:
             room = x.new_zeros(self.groups * self.members, heads, shared, last)
-            x = room.index_copy_(0, self.place, x)
+            room[self.place] = x
+            x = room
         x = x.view(self.groups, self.members, heads, shared, last).transpose(1, 2)
         return x.reshape(self.groups, heads, self.members * shared, last)
 
