@@ -45,6 +45,9 @@ class TurnParser:
         for name in _DESCRIPTIONS:
             if not self._description and getattr(tokenizer.inner, name, None):
                 self._description = name
+        self._schema: Any = None
+        if self._description:
+            self._schema = _compile_description(getattr(tokenizer.inner, self._description))
 
     @property
     def way(self) -> str:
@@ -88,7 +91,7 @@ class TurnParser:
 
     def _parse_described(self, ids: list[int], text: str, tools: Sequence[Tool]) -> Message:
         """By transformers, whose parsers raise for what they cannot read."""
-        parse = self._tokenizer.inner.parse_response
+        parse = partial(self._tokenizer.inner.parse_response, schema=self._schema)
         if self._description == "response_template":
             offered = [dict(tool) for tool in tools] or None
             parse = partial(parse, prefix=self._generation, tools=offered)  # type: ignore[call-arg]
@@ -157,6 +160,20 @@ def _add_described(reading: CallReading, parsed: Mapping[str, Any]) -> None:
         reading.add_parsed(
             function.get("name"), function.get("arguments"), f"{JSON_CALL} as a call", f"{call}"
         )
+
+
+def _compile_description(description: Any) -> Any:
+    """A description as transformers makes it of each before it reads a turn, which takes longer
+    than the reading; itself where it makes nothing of it, which each turn's reading then says.
+    """
+    try:
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError:  # older ones read each turn by a `response_schema`
+        return description
+    try:
+        return load_response_template(description)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return description
 
 
 def _begun_reasoning(generation: str) -> str:

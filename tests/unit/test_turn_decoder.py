@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from dataflow.errors import KernelError
 from dataflow.model import Model
 from operators.kernels.decoding import DecodeTask
-from operators.kernels.torch import prompt_feeding, static_turns
+from operators.kernels.torch import decode_pass, prompt_feeding, shared_step, static_turns
 from operators.kernels.torch import static_step as static_steps
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.sampling import Sampling
@@ -74,11 +74,17 @@ def model(base: str) -> TinyModel:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_sizes() -> Any:
-    """Rows and keys of the step at fixed places in such small sizes that they grow."""
+    """Rows and keys of the step at fixed places in such small sizes that they grow, and parts of
+    rows that share a product as small as can be.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(static_steps, "FEWEST_ROWS", 1)
         patch.setattr(static_steps, "FEWEST_KEYS", 4)
         patch.setattr(static_turns, "FEWEST_KEYS", 4)
+        # Rows are cut wherever they are unlike, and several threads read the keys of a few.
+        patch.setattr(shared_step, "PART_READS", 0)
+        patch.setattr(prompt_feeding, "PASS_TOKENS", 0)
+        patch.setattr(decode_pass, "THREAD_READS", 256)
         yield
 
 
@@ -258,6 +264,7 @@ def test_parked_rows_are_in_no_step(model: TinyModel, static: bool) -> None:
 def test_many_rows_are_extended_in_one_pass(
     model: TinyModel, static: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prompt_feeding, "PASS_TOKENS", 128)
     loop = model.make_loop(endless_task([5, 9, 2], n=4, max_tokens=4, budget=300), static)
     step_until_parked(loop)
     passes = note_passes(monkeypatch)

@@ -6,6 +6,7 @@ stored (cache.py, static_keys.py), which rows are fed (shared_step.py, static_st
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from dataflow.batch import Ragged
 from operators.kernels.decoding import DecodeTask
+from operators.kernels.torch.alike_lengths import cut_alike
 from operators.kernels.torch.attention import AttentionPass, compute_hidden, forward
 from operators.kernels.torch.cache import Cache, Common, Prefill
 from operators.kernels.torch.products import fast_products
@@ -25,6 +27,12 @@ LEAST_PREFIX = 8
 MOST_PIECE = 1024
 """Tokens of one row's completion that are fed at once at most: each of them attends to all keys of
 the row, which may be many more than the tokens of a pass.
+"""
+
+
+PASS_TOKENS = 128
+"""Padded tokens of rows' completions that a further pass over them must spare on a CPU: each
+attends to all keys of its row.
 """
 
 
@@ -110,9 +118,19 @@ class Feeder:
                 parts.append(part)
         # Copying a row's keys costs far less than feeding its tokens.
         cost = np.maximum(ends - begins, (prompts + ends) // 4)
-        for rows in self.split(np.arange(len(ends)), cost):
+        for rows in self._split_alike(ends - begins, cost):
             parts.append(RowPart(rows=rows, begins=begins[rows], ends=ends[rows], is_last=True))
         return parts
+
+    def _split_alike(self, widths: np.ndarray, cost: np.ndarray) -> Iterator[np.ndarray]:
+        """Split rows of so many tokens, whose costs are these, into parts that fit the budget; on a
+        CPU, where padding costs more than a pass, also into rows alike.
+        """
+        alike = [(0, len(widths))]
+        if self.device.type == "cpu":
+            alike = cut_alike(widths, PASS_TOKENS)
+        for begin, end in alike:
+            yield from self.split(np.arange(begin, end), cost[begin:end])
 
     def compute_logits(
         self,

@@ -8,8 +8,7 @@ No forward ever includes a row that has ended: the last live rows move into the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,10 +17,14 @@ from transformers import PreTrainedModel
 
 from dataflow.randomness import uniform
 from operators.kernels.decoding import Counts, DecodeTask, Written
-from operators.kernels.torch.cache import Again, Cache, Decode, Level
+from operators.kernels.torch.again_pass import Again
+from operators.kernels.torch.alike_lengths import cut_alike
+from operators.kernels.torch.cache import Cache, Level
+from operators.kernels.torch.decode_pass import PART_READS, Decode, OwnPart
 from operators.kernels.torch.decode_step import StepTokens
 from operators.kernels.torch.prompt_feeding import Feeder, lay_out_segments
 from operators.kernels.torch.sampling import sample
+from operators.kernels.torch.step_threads import use_threads
 
 SHARE = 3_000_000
 """Multiplications in one matrix product that justify one thread. Each further thread costs a
@@ -29,6 +32,17 @@ wake-up at every product of a step, and a scheduler time slice where another pro
 core: next to one busy test run, a chunk of the long-tailed benchmark took 1348 ms with 2 threads
 and 162 ms with 1; on an idle machine both took about 150 ms.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """How the live rows lie in the cache. members, place: as in Decode; parts: the first slot of
+    each OwnPart and the one behind it.
+    """
+
+    members: int
+    place: Tensor | None
+    parts: list[tuple[int, int]]
 
 
 class SharedStep:
@@ -52,8 +66,8 @@ class SharedStep:
         # The prompt of which some rows have begun and others have not, and the logits after it.
         self._open_prompt: int | None = None
         self._open_logits: Tensor | None = None
-        # members and place of Decode, while the live rows stay the same.
-        self._layout: tuple[int, Tensor | None] | None = None
+        # While the live rows stay the same.
+        self._layout: _Layout | None = None
         self._threads = torch.get_num_threads()
         self._weight = _mean_weight(module)
 
@@ -91,7 +105,7 @@ class SharedStep:
         """Feed each live row its last token; draws one more."""
         rows = self._row
         worthwhile = max(1, len(rows) * self._weight // SHARE)
-        with _threads(min(self._threads, worthwhile), self._threads):
+        with use_threads(min(self._threads, worthwhile)):
             last = self._written.length[rows].astype(np.int64) - 1
             ids = self._written.tokens[rows, last]
             positions = self._lengths[rows // self._task.n] + last
@@ -148,6 +162,7 @@ class SharedStep:
             width=width,
             prompt=int(prompt_lengths.max()) - self._cache.prefix,
             longest_own=int(ends.max()),
+            most=self._task.max_tokens,
             group=self._to(self._group[prompts]),
             own_begin=self._to(prompt_lengths),
             begin=self._to(begins),
@@ -188,34 +203,37 @@ class SharedStep:
     def _make_pass(self, last: np.ndarray) -> Decode:
         """Describe the pass over each live row's token at index `last` [rows]."""
         if self._layout is None:
-            self._layout = self._arrange()
-        members, place = self._layout
+            self._layout = self._arrange(last)
         rests = self._lengths[self._prompt] - self._cache.prefix
-        last_index, longest_own = self._to(last), int(last.max()) + 1
-        # Without a bias where all are equally long: an addition less in each layer.
-        own_bias, prompt_bias = None, None
-        if (last != last[0]).any():
-            own_bias = _make_bias(last_index + 1, longest_own, self._module.dtype)
+        last_index = self._to(last)
+        parts: list[OwnPart] = []
+        for begin, end in self._layout.parts:
+            lengths = last[begin:end] + 1
+            # Without a bias where all are equally long: an addition less in each layer.
+            bias = None
+            if (lengths != lengths[0]).any():
+                bias = _make_bias(last_index[begin:end] + 1, int(lengths.max()), self._module.dtype)
+            parts.append(OwnPart(begin=begin, end=end, longest=int(lengths.max()), bias=bias))
+        prompt_bias = None
         if (rests != rests[0]).any():
             prompt_bias = _make_bias(self._to(rests), int(rests.max()), self._module.dtype)
         return Decode(
             cache=self._cache,
             rows=len(last),
             groups=len(self._prompt),
-            members=members,
+            members=self._layout.members,
             width=int(rests.max()),
-            longest_own=longest_own,
-            place=place,
+            place=self._layout.place,
             last=last_index,
-            own_bias=own_bias,
+            parts=parts,
+            most=self._task.max_tokens,
             prompt_bias=prompt_bias,
             rest=self._lengths[self._row // self._task.n] - self._cache.prefix,
+            threads=self._threads,
         )
 
-    def _arrange(self) -> tuple[int, Tensor | None]:
-        """Find the most rows in any group, and where each row goes in [groups, members] (see
-        Decode).
-        """
+    def _arrange(self, last: np.ndarray) -> _Layout:
+        """Find how the live rows lie in the cache; last int64 [rows]: see `_make_pass`."""
         group = self._group[self._row // self._task.n]
         order = np.argsort(group, kind="stable")
         counts = np.bincount(group, minlength=len(self._prompt))
@@ -225,9 +243,21 @@ class SharedStep:
         members = int(counts.max())
         place = group * members + rank
         full = len(place) == members * len(counts)
-        if full and (place == np.arange(len(place))).all():
-            return members, None
-        return members, self._to(place)
+        in_order = full and (place == np.arange(len(place))).all()
+        return _Layout(
+            members=members,
+            place=None if in_order else self._to(place),
+            parts=self._cut_slots(last + 1),
+        )
+
+    def _cut_slots(self, lengths: np.ndarray) -> list[tuple[int, int]]:
+        """Cut the slots into parts that read own keys together; on a GPU, where what a part costs
+        is not the reading, they all do.
+        """
+        level = next(iter(self._cache.own.values()), None)
+        if level is None or self._feeder.device.type != "cpu":
+            return [(0, len(lengths))]
+        return cut_alike(lengths, PART_READS / level.numbers)
 
     def _draw(self, rows: np.ndarray, logits: Tensor) -> StepTokens:
         """Draw one token per row from logits [rows, vocabulary]."""
@@ -273,16 +303,6 @@ def _mean_weight(module: PreTrainedModel) -> int:
     """The mean number of elements in the module's weight matrices."""
     sizes = [weight.numel() for weight in module.parameters() if weight.dim() > 1]
     return sum(sizes) // len(sizes)
-
-
-@contextmanager
-def _threads(count: int, usual: int) -> Iterator[None]:
-    """Compute with `count` threads, then go back to `usual`."""
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 def _find_moves(alive: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:

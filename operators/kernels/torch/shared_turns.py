@@ -51,7 +51,9 @@ class SharedTurns(SharedStep):
         """Copy the keys of these rows into the cache, and feed what has none in few passes."""
         fed = np.array([self._parked.get_length(row) for row in rows.tolist()], np.int64)
         ends = self._written.length[rows].astype(np.int64)
-        order = np.argsort(ends - fed, kind="stable")  # rows that are fed at once are alike
+        # Rows that are fed at once are alike in what they are fed, and those next to each other in
+        # what they read in each step.
+        order = np.lexsort((ends, np.frexp(ends - fed)[1]))
         rows, fed, ends = rows[order], fed[order], ends[order]
         self._bring_prompts(np.unique(rows // self._task.n))
         first = len(self._row)
