@@ -35,7 +35,7 @@ what is padded to whole blocks costs as much as it saves.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class BlockCut:
     """Blocks of queries. first, size int64 [blocks]: their first tokens, and how many each has of
     its `length`; the others belong to the next block, and are computed in vain. by_branch: whether
     blocks begin where rows leave the others.
@@ -129,20 +129,20 @@ class _Blocks:
             self._buckets.append(_Bucket(torch.from_numpy(mask).to(device)))
         # Gathered for all buckets at once: the way back of each gather fills all tokens with zeros.
         self._keys = torch.from_numpy(np.concatenate(key_sets)).to(device)
-        self._queries: Tensor | None = None  # one bucket has the tokens in their order
+        # The tokens of blocks that begin with rows, or else which block; one bucket has all in order.
+        self._by_branch = cut.by_branch
+        self._queries: Tensor | None = None
         self._order: Tensor | None = None
         if cut.by_branch or len(sets) > 1:
-            queries = cut.tokens(np.concatenate(sets), self.tokens)
+            queries = np.concatenate(sets)
+            if cut.by_branch:
+                queries = cut.tokens(queries, self.tokens)
             self._queries = torch.from_numpy(queries.ravel()).to(device)
             self._order = torch.from_numpy(_find_order(cut, sets)).to(device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind) -> Tensor:
         """query [tokens, heads, dim] -> [tokens, heads, dim of value]."""
-        if self._queries is None:
-            padding = self.count * self.block - self.tokens
-            all_queries = pad(query, (0, 0, 0, 0, 0, padding))
-        else:
-            all_queries = query.index_select(0, self._queries)
+        all_queries = self._order_queries(query)
         key_counts = [bucket.keys for bucket in self._buckets]
         parts = zip(
             self._buckets,
@@ -155,6 +155,16 @@ class _Blocks:
         if self._order is None:
             return outs[0][: self.tokens]
         return torch.cat(outs).index_select(0, self._order)
+
+    def _order_queries(self, query: Tensor) -> Tensor:
+        """Lay queries out by bucket: [tokens, heads, dim] -> [blocks * q, heads, dim]."""
+        if self._by_branch and self._queries is not None:
+            return query.index_select(0, self._queries)
+        padded = pad(query, (0, 0, 0, 0, 0, self.count * self.block - self.tokens))
+        if self._queries is None:
+            return padded
+        by_block = padded.unflatten(0, (self.count, self.block))
+        return by_block.index_select(0, self._queries).flatten(0, 1)
 
     def _attend(
         self, bucket: _Bucket, query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind
@@ -197,13 +207,13 @@ def _round_up(count: int) -> int:
     return -(-count // 8) * 8
 
 
-def cut_evenly(tokens: int, length: int) -> Cut:
+def cut_evenly(tokens: int, length: int) -> BlockCut:
     """Cut tokens into blocks of this length, the last of which may have fewer."""
     first = np.arange(0, tokens, length)
-    return Cut(first, np.minimum(tokens - first, length), length)
+    return BlockCut(first, np.minimum(tokens - first, length), length)
 
 
-def cut_long_branches(packed: Packed, even: Cut) -> Cut:
+def cut_long_branches(packed: Packed, even: BlockCut) -> BlockCut:
     """Cut what each row adds to the tree by itself, in blocks about as long as those of `even`;
     `even` where rows add too little.
     """
@@ -220,10 +230,10 @@ def cut_long_branches(packed: Packed, even: Cut) -> Cut:
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     first = np.repeat(starts, counts) + within * length
     size = np.minimum(np.repeat(starts + sizes, counts) - first, length)
-    return Cut(first, size, length, by_branch=True)
+    return BlockCut(first, size, length, by_branch=True)
 
 
-def _find_order(cut: Cut, sets: list[np.ndarray]) -> np.ndarray:
+def _find_order(cut: BlockCut, sets: list[np.ndarray]) -> np.ndarray:
     """Find where each token's result is in the concatenated buckets."""
     blocks = np.concatenate(sets)
     within = np.arange(cut.length)
@@ -234,9 +244,9 @@ def _find_order(cut: Cut, sets: list[np.ndarray]) -> np.ndarray:
     return order
 
 
-def _group_alike(packed: Packed, cut: Cut, window: int | None) -> list[np.ndarray]:
-    """Group blocks whose numbers of ancestors differ by at most ALIKE; where they are cut regardless
-    of rows, by at most a block or a third, too.
+def _group_alike(packed: Packed, cut: BlockCut, window: int | None) -> list[np.ndarray]:
+    """Group blocks whose numbers of ancestors differ by at most ALIKE; where blocks are cut
+    regardless of rows, by at most a block or a third, too.
     """
     block = cut.length
     depth = packed.positions[cut.first] - _find_begins(packed, cut.first, block, window)
@@ -268,7 +278,7 @@ def _find_begins(packed: Packed, first: np.ndarray, block: int, window: int | No
 
 
 def _find_keys(
-    packed: Packed, cut: Cut, blocks: np.ndarray, window: int | None
+    packed: Packed, cut: BlockCut, blocks: np.ndarray, window: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """int64 [b, k]: each block's keys, its first token's ancestors and then its own tokens; bool
     [b, q, k]: which of them each query sees.
