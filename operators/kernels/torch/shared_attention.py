@@ -48,7 +48,9 @@ class BlockCut:
 
     def tokens(self, blocks: np.ndarray, total: int) -> np.ndarray:
         """int64 [b, length]: the tokens of some blocks; the last of all in the place of none."""
-        return np.minimum(self.first[blocks, None] + np.arange(self.length), total - 1)
+        within = np.arange(self.length)
+        tokens = self.first[blocks, None] + within
+        return np.minimum(tokens, total - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,10 +128,12 @@ class _Blocks:
         for blocks in sets:
             keys, mask = _find_keys(packed, cut, blocks, window)
             key_sets.append(keys.ravel())
-            self._buckets.append(_Bucket(torch.from_numpy(mask).to(device)))
+            mask_tensor = torch.from_numpy(mask).to(device)
+            self._buckets.append(_Bucket(mask_tensor))
         # Gathered for all buckets at once: the way back of each gather fills all tokens with zeros.
-        self._keys = torch.from_numpy(np.concatenate(key_sets)).to(device)
-        # The tokens of blocks that begin with rows, or else which block; one bucket has all in order.
+        all_keys = np.concatenate(key_sets)
+        self._keys = torch.from_numpy(all_keys).to(device)
+        # Tokens where blocks begin with rows, else blocks; None: one bucket has all in order.
         self._by_branch = cut.by_branch
         self._queries: Tensor | None = None
         self._order: Tensor | None = None
@@ -138,7 +142,8 @@ class _Blocks:
             if cut.by_branch:
                 queries = cut.tokens(queries, self.tokens)
             self._queries = torch.from_numpy(queries.ravel()).to(device)
-            self._order = torch.from_numpy(_find_order(cut, sets)).to(device)
+            order = _find_order(cut, sets)
+            self._order = torch.from_numpy(order).to(device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind) -> Tensor:
         """query [tokens, heads, dim] -> [tokens, heads, dim of value]."""
@@ -222,14 +227,21 @@ def cut_long_branches(packed: Packed, even: BlockCut) -> BlockCut:
     sizes = np.diff(starts, append=len(packed.ids))
     if len(packed.ids) < LONG_BRANCH * even.length * len(starts):
         return even
-    lengths = np.arange(even.length * 3 // 4 // 8 * 8, even.length * 5 // 4 + 1, 8)
-    lengths = lengths[lengths > 0]
-    padded = [(-(-sizes // length) * length).sum() for length in lengths]
-    length = int(lengths[np.argmin(padded)])
+    shortest, longest = even.length * 3 // 4, even.length * 5 // 4
+    lengths = np.arange(max(8, shortest // 8 * 8), longest + 1, 8)
+    padded: list[int] = []
+    for length in lengths:
+        counts = -(-sizes // length)
+        padded.append(int(counts.sum() * length))
+    best = np.argmin(padded)
+    length = int(lengths[best])
     counts = -(-sizes // length)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    blocks_before = np.cumsum(counts) - counts
+    all_blocks = np.arange(counts.sum())
+    within = all_blocks - np.repeat(blocks_before, counts)
     first = np.repeat(starts, counts) + within * length
-    size = np.minimum(np.repeat(starts + sizes, counts) - first, length)
+    end = np.repeat(starts + sizes, counts)
+    size = np.minimum(end - first, length)
     return BlockCut(first, size, length, by_branch=True)
 
 
