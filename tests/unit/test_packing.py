@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dataflow.errors import DataError
 from operators.kernels.torch import packing
 from operators.kernels.torch.attention_kind import AttentionKind
-from operators.kernels.torch.shared_attention import TreePass
+from operators.kernels.torch.shared_attention import TreePass, cut_evenly, cut_long_branches
 from tests.kit.rows import ragged
 from tests.kit.turns import example_count
 
@@ -69,7 +69,7 @@ def test_a_row_without_a_prompt_is_refused() -> None:
 
 def require_tree_attention(
     packed: packing.Packed,
-    block: int,
+    block: int | None,
     seed: int,
     *,
     window: int | None = None,
@@ -81,7 +81,7 @@ def require_tree_attention(
     query, key, value = (
         torch.randn(count, heads, 8, generator=make).requires_grad_() for heads in (4, 2, 2)
     )
-    tree = TreePass(packed, block=min(block, count))
+    tree = TreePass(packed, block=None if block is None else min(block, count))
     sinks = torch.randn(4, generator=make).requires_grad_()
     more: dict[str, Any] = {"softcap": 0.8, "sinks": sinks} if capped else {}
     attended = tree.attend(0, query, key, value, AttentionKind(scaling=0.3, window=window, **more))
@@ -125,6 +125,28 @@ def test_attention_over_rows_of_very_different_length(block: int) -> None:
     answers = [draw.integers(0, 9, n).tolist() for n in (400, 3, 250, 60, 5, 120)]
     packed = pack_all(list(zip([[1, 2, 3]] * 3 + [[1, 4, 4]] * 3, answers, strict=True)))
     assert len(require_tree_attention(packed, block, 0)._buckets) > 2
+
+
+@pytest.mark.parametrize("window", [None, 1, 30, 150])
+@pytest.mark.parametrize("capped", [False, True])
+def test_blocks_begin_where_a_long_row_leaves_the_others(window: int | None, capped: bool) -> None:
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(0, 2, 60).tolist() for _ in range(3)]
+    rows = [(prompt, draw.integers(0, 2, 150).tolist()) for prompt in prompts for _ in range(4)]
+    packed = pack_all(rows)
+    blocks = require_tree_attention(packed, None, 0, window=window, capped=capped)
+    branches = np.flatnonzero(np.diff(packed.owner)) + 1
+    even = cut_evenly(len(packed.ids), blocks.block)
+    cut = cut_long_branches(packed, even)
+    assert cut.by_branch
+    assert set(branches) <= set(cut.first.tolist())
+    assert int(cut.size.sum()) == len(packed.ids)
+
+
+def test_short_rows_are_cut_regardless_of_rows() -> None:
+    packed = pack_all([([1, 2, 3], [answer] * 20) for answer in range(8)])
+    even = cut_evenly(len(packed.ids), 40)
+    assert cut_long_branches(packed, even) is even
 
 
 @settings(max_examples=example_count(60))
