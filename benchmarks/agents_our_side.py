@@ -4,6 +4,9 @@
 
 Owns: running one AgentRun and measuring it as the peer's side does. Does not own: the settings, the
 pairing.
+
+The run's threads are divided: a Worker of one thread each for as many replicas of the generation
+and ranks of the training. The peer has them all in one process.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
@@ -38,7 +42,14 @@ def measure(told: AgentRun) -> dict[str, float]:
         max_tokens=told.max_new_tokens,
         lr=told.lr,
     )
-    return numbers(run_steps(graph, told), told) | {"prompt_tokens": mean_prompt(told)}
+    layout: dict[str, Any] = {
+        "workers": "apart",
+        "threads": 1,
+        "replicas": {"episode": told.threads},
+        "ranks": {"train_policy": told.threads},
+    }
+    rows = run_steps(graph, told, **layout)
+    return numbers(rows, told) | {"prompt_tokens": mean_prompt(told)}
 
 
 def numbers(rows: Sequence[StepRow], told: AgentRun) -> dict[str, float]:
@@ -52,7 +63,8 @@ def numbers(rows: Sequence[StepRow], told: AgentRun) -> dict[str, float]:
     return {
         "episodes_per_second": episodes / seconds,
         "step_ms": 1e3 * seconds / len(rows),
-        "rollout_ms": 1e3 * mean("time/episode"),
+        # All but the update, as the peer's side has it.
+        "rollout_ms": 1e3 * (seconds / len(rows) - mean("time/train_policy")),
         "train_ms": 1e3 * mean("time/train_policy"),
         "turns": mean("episode/turns"),
         "written_tokens": mean("generate/tokens"),

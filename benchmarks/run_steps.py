@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dataflow.graph import Graph
 from engine.api import run
@@ -29,18 +29,18 @@ class RunSize(Protocol):
     def threads(self) -> int: ...
 
 
-def run_steps(graph: Graph, size: RunSize) -> list[StepRow]:
-    """Run a graph; the metrics of the Steps behind the warm-up."""
+def run_steps(graph: Graph, size: RunSize, **layout: Any) -> list[StepRow]:
+    """Run a graph; the metrics of the Steps behind the warm-up. layout: further options."""
     rows: list[StepRow] = []
     with tempfile.TemporaryDirectory() as folder:
+        usual: dict[str, Any] = {"threads": size.threads, "samples_every": 10**9}
         options = RunOptions(
             steps=size.warmup_steps + size.steps,
             seed=size.seed,
             name="side",
             runs=Path(folder),
-            threads=size.threads,
-            samples_every=10**9,
             progress=False,
+            **usual | layout,
         )
         run(graph, options, on_step=[lambda row: rows.append(dict(row))])
     return rows[size.warmup_steps :]

@@ -172,7 +172,7 @@ class Reluctant(Obedient):
         time.sleep(1000)
 
 
-class Noting(Obedient):
+class NotingEnds(Obedient):
     """Writes down what is called, a line each, in a file that all instances share."""
 
     def __init__(self, record: str) -> None:

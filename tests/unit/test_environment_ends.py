@@ -14,7 +14,7 @@ from operators.environment_kinds import trl_environment
 from operators.environments import Environment
 from operators.kernels.environments.pool import ProcessPool
 from operators.kernels.environments.replies import EnvironmentPool
-from tests.kit.environment_classes import Noting, message
+from tests.kit.environment_classes import NotingEnds, message
 from tests.kit.environment_pools import (
     SECONDS,
     begin,
@@ -58,9 +58,9 @@ class CallRecord:
 
 @contextmanager
 def recorded(place: str, folder: Path, step_timeout: float = 60.0) -> Iterator[CallRecord]:
-    """A pool of Noting in this place."""
+    """A pool of NotingEnds in this place."""
     path = folder / "record"
-    environment = Environment(adapter="native", target=Noting, arguments={"record": str(path)})
+    environment = Environment(adapter="native", target=NotingEnds, arguments={"record": str(path)})
     if place == "here":
         with opened_here(environment) as here:
             yield CallRecord(here, path)
