@@ -29,7 +29,9 @@ from user_reward import graph
 
 from engine.api import Result, run
 
-PLACED = ("time/", "cpu/", "queue/", "throughput/", "worker/", "edge/", "coordinator/")
+PLACED = (
+    *("time/", "cpu/", "queue/", "throughput/", "worker/", "edge/", "coordinator/", "weights/"),
+)
 """Metrics of the clock and of where Workers are; all others have to be equal."""
 BEGAN = time.monotonic()
 

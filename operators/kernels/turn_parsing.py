@@ -101,8 +101,9 @@ class TurnParser:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             reading = CallReading(content=self._tokenizer.text(ids))
             reading.errors = [
+                # The model reads this: no longer than it helps.
                 f"expected a turn as the tokenizer's {self._description} describes it,"
-                f" found {text!r:.200} ({error!s:.120})"
+                f" found {text!r:.60} ({error!s:.60})"
             ]
         return as_message(reading)
 

@@ -22,13 +22,12 @@ class Again:
     theirs behind them.
 
     live: all live rows, whose keys stay. width: the most tokens of a row. prompt: the longest
-    prompt rest; longest_own: the most own keys of a row, with the new ones; most:
-    own tokens that a row may have. group: int64 [rows],
-    the group of each row's prompt; own_begin: int64 [rows], the position of its first own token;
-    begin: int64 [rows], the index of its first new token among the own. holder, index: int64
-    [tokens], where each token's keys go in the own level; place: int64 [tokens], where the token
-    goes in [rows, width]. mask: bool [rows, 1, width, prefix + prompt + longest_own], without any
-    window.
+    prompt rest; longest_own: the most own keys of a row, with the new ones; most: own tokens that a
+    row may have. group: int64 [rows], the group of each row's prompt; own_begin: int64 [rows], the
+    position of its first own token; begin: int64 [rows], the index of its first new token among
+    the own. holder, index: int64 [tokens], where each token's keys go in the own level; place:
+    int64 [tokens], where the token goes in [rows, width]. mask: bool [rows, 1, width, prefix +
+    prompt + longest_own], without any window.
     """
 
     cache: Cache
