@@ -68,7 +68,7 @@ AGENT_SETTINGS = {
 
 
 def prepare_agents(
-    setting: AgentSetting, *, teacher_steps: int = 400, rows: int = 1024, root: Path = ROOT
+    setting: AgentSetting, *, teacher_steps: int = 800, rows: int = 1024, root: Path = ROOT
 ) -> AgentRun:
     """Make the missing files; returns what a side is told."""
     digest = hashlib.sha256(f"{teacher_steps} {rows}".encode())
