@@ -258,7 +258,7 @@ class Episode(Rollout):
 
     Tokens that the model did not write have mask 0, log-prob 0 and the version of the token before
     them. turn_end, turn_reward: an entry for each turn that the model wrote. finish: stop, length,
-    turns, timeout or error.
+    turns or timeout; an episode that fails has no row.
     """
 
     shown = (
