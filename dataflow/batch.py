@@ -78,6 +78,18 @@ class Keys:
         positions = np.repeat(self.position, n)
         return Keys(positions, samples.astype(np.int32), np.repeat(self.attempt, n))
 
+    def number_episodes(self, segment: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64: the number of each row's episode, in the order of the keys, and of each episode
+        the index of its first row. segment: int [rows], which of its episode's rows each is: an
+        episode's rows have samples next to one another.
+        """
+        # Not by the column `episode`, which rows of two generations (concat) may share.
+        first_place = self.sample - segment
+        place = np.stack([self.position, first_place])
+        unique = np.unique(place, axis=1, return_index=True, return_inverse=True)
+        _, first_rows, episode = unique
+        return episode.reshape(-1), first_rows
+
     def order(self) -> np.ndarray:
         """The permutation that sorts rows by (position, sample)."""
         return np.lexsort((self.sample, self.position))  # the last one is NumPy's primary key

@@ -80,12 +80,7 @@ def number_episodes(rows: Columns[Completion]) -> tuple[np.ndarray, np.ndarray]:
     if not {"episode", "segment"} <= set(rows.batch.names):
         every_row = np.arange(len(rows))
         return every_row, every_row
-    # Not by the column `episode`: rows of two generations may stand beside one another (concat).
-    first_place = rows.keys.sample - rows["segment"]
-    place = np.stack([rows.keys.position, first_place])
-    unique = np.unique(place, axis=1, return_index=True, return_inverse=True)
-    _, first_rows, episode = unique
-    return episode.reshape(-1), first_rows
+    return rows.keys.number_episodes(rows["segment"])
 
 
 def _lowest_of_group(reward: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -86,8 +86,8 @@ def require_segments(batch: Batch, *, n: int, segments: int) -> None:
         for row, next_row in zip(before, rows[1:], strict=True):
             assert (row["finish"], row["final_reward"]) == ("segment", None)
             assert row["environment_state"] == "{}"
-            said = json.loads(row["messages"])
-            assert json.loads(next_row["messages"])[: len(said)] == said
+            conversation = json.loads(row["messages"])
+            assert json.loads(next_row["messages"])[: len(conversation)] == conversation
 
 
 def test_what_compact_leaves_begins_the_next_row(open_one: Open, base: str) -> None:
@@ -103,8 +103,8 @@ def test_what_compact_leaves_begins_the_next_row(open_one: Open, base: str) -> N
         asked = json.loads(rows[0]["messages"])[0]["content"]
         expected = tokenizer.encode_prompts([asked + "x" * 10])[0].tolist()
         assert [row["prompt_ids"] for row in rows[1:]] == [expected] * (len(rows) - 1)
-        said = [message["role"] for message in json.loads(rows[-1]["messages"])]
-        assert said.count("assistant") == sum(len(row["turn_end"]) for row in rows) <= 9
+        roles = [message["role"] for message in json.loads(rows[-1]["messages"])]
+        assert roles.count("assistant") == sum(len(row["turn_end"]) for row in rows) <= 9
         assert rows[-1]["final_reward"] == {"turns": 2.0, "length": 3.0}[rows[-1]["finish"]]
     # Places that no episode needed are given up, which is nobody's fault.
     assert len(batch) + len(session.lost_alone) == 16
@@ -129,17 +129,17 @@ def test_compact_gets_what_the_row_shows_and_changes_nothing_of_it(open_one: Ope
 
     kernel, _ = open_one(Talker, compact=edit, n=1)
     [rows] = episodes_of(run_episodes(kernel, ["hello"]))
-    said = json.loads(rows[-1]["messages"])
+    conversation = json.loads(rows[-1]["messages"])
     begin = 1
     for row, shown in zip(rows, conversations, strict=False):
         # What begins a further row: the prompt, and the last answer as `edit` left it.
-        opening = said[:1]
+        opening = conversation[:1]
         if row["segment"]:
             opening = [*opening, {"role": "user", "content": "y"}]
         end = begin + 2 * len(row["turn_end"])
-        assert shown == [*opening, *said[begin:end]]
+        assert shown == [*opening, *conversation[begin:end]]
         begin = end
-    assert "y" not in [message["content"] for message in said]
+    assert "y" not in [message["content"] for message in conversation]
 
 
 def test_an_episode_ends_where_it_may_have_no_further_row(open_one: Open) -> None:
@@ -289,8 +289,8 @@ def test_a_template_that_drops_reasoning_begins_a_row_with_each_users_turn(
     tokenizer = load_tokenizer(base)
     for rows in episodes_of(batch):
         for row in rows[1:]:
-            said = json.loads(row["messages"])
-            before_this_turn = said[: 2 * row["segment"] + 1]
+            conversation = json.loads(row["messages"])
+            before_this_turn = conversation[: 2 * row["segment"] + 1]
             ids = tokenizer.inner.apply_chat_template(
                 before_this_turn, add_generation_prompt=True, return_dict=False
             )

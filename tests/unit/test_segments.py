@@ -139,9 +139,9 @@ def test_a_function_sees_the_last_row_of_each_episode() -> None:
 
     turns = [WrittenTurn(written=[3])]
     keys, columns = segment_keys([(7, 0, 0), (7, 0, 1), (7, 1, 0)])
-    said = ['[{"role": "user", "content": "x"}]', "[{}, {}]", "[{}, {}, {}]"]
+    conversations = ['[{"role": "user", "content": "x"}]', "[{}, {}]", "[{}, {}, {}]"]
     finishes = ["segment", "stop", "length"]
-    rows = make_episodes([turns] * 3, keys=keys, messages=said, finish=finishes)
+    rows = make_episodes([turns] * 3, keys=keys, messages=conversations, finish=finishes)
     rows = rows.with_columns({"prompt": pa.array(["p"] * 3)} | as_arrays(columns))
     with scoring(counts, inproc=True, episodes=True, segments=True) as (kernel, session):
         scored = Batch.concat(list(kernel.run(episode_chunk(rows, "rows")))).sort()

@@ -74,9 +74,7 @@ def sum_by_episode(rewards: Batch, segment: np.ndarray) -> Batch:
     its rows has a number. segment: int32 [rows], which of its episode's rows each is; they stand
     next to one another.
     """
-    place = np.stack([rewards.keys.position, rewards.keys.sample - segment])
-    _, first_rows, number = np.unique(place, axis=1, return_index=True, return_inverse=True)
-    number = number.reshape(-1)
+    number, first_rows = rewards.keys.number_episodes(segment)
     sums: dict[str, pa.Array] = {}
     for name in rewards.names:
         column = rewards.array(name)
