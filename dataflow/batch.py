@@ -78,6 +78,19 @@ class Keys:
         positions = np.repeat(self.position, n)
         return Keys(positions, samples.astype(np.int32), np.repeat(self.attempt, n))
 
+    def expand_spans(self, n: int, spans: np.ndarray | None) -> Keys:
+        """Expand each key to those of its n samples that its span says. spans: int [rows, 2], the
+        first of them (0 .. n-1) and the one behind the last; None: all n.
+        """
+        if spans is None:
+            return self.expand(n)
+        counts = spans[:, 1] - spans[:, 0]
+        last = np.cumsum(counts)
+        within = np.arange(last[-1] if len(last) else 0) - np.repeat(last - counts, counts)
+        samples = np.repeat(self.sample * n + spans[:, 0], counts) + within
+        positions, attempts = np.repeat(self.position, counts), np.repeat(self.attempt, counts)
+        return Keys(positions, samples.astype(np.int32), attempts)
+
     def number_episodes(self, segment: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64: the number of each row's episode, in the order of the keys, and of each episode
         the index of its first row. segment: int [rows], which of its episode's rows each is: an

@@ -14,14 +14,13 @@ A kernel implements what its work kind needs:
     readers of a Model               ModelReader
     sources                          Cursor: the place in the data
 
-It declares further abilities by inheriting from Interruptible, Sleeper or Probeable.
+It declares further abilities by inheriting from those of kernel_abilities.py.
 
 A kernel never blocks on another kernel and never bases a decision on a clock.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Batch, Keys
 from dataflow.processor_time import ProcessorTime
 
 T = TypeVar("T")
@@ -64,6 +63,10 @@ class Layout:
     """Token budget of one forward, or of one micro-batch in training."""
     slots: int = 256
     """Rows that one replica decodes at once."""
+    spread: int = 1
+    """Into how many spans the samples of one prompt are cut, each of which may be decoded by
+    another replica, that feeds the prompt once more; 1: a prompt's samples stay together.
+    """
     inner: int = 1
     """Ranks that the kernel itself runs inside of its one Worker, each with a part of each matrix.
     They are no Workers: `tensor` stays 1.
@@ -140,6 +143,14 @@ class Chunk:
     step: int
     keys: Keys
     inputs: Mapping[str, Batch]
+    spans: np.ndarray | None = None
+    """Of an expand: int32 [rows, 2], the first of each row's samples to make and the one behind the
+    last, as `Keys.expand_spans` counts them; None: all of them. The others are in other chunks.
+    """
+    weights: np.ndarray | None = None
+    """float32 [rows]: how much each row is expected to take, heavier rows first; None where nobody
+    says. It changes the order of work, and no row.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,37 +333,6 @@ class RowKernel(Kernel, Protocol):
         ...
 
 
-class Interruptible(ABC):
-    """A row kernel whose running rows can continue under new weights."""
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether its node's parameters allow it; if not, weights are loaded between chunks."""
-        return True
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """Make `run` yield soon, an empty batch if no row is finished; called from another thread
-        while it is active. The engine then calls `load` and continues the iterator; rows keep their
-        tokens.
-        """
-        ...
-
-
-class Sleeper(ABC):
-    """A kernel that can free its devices between its turns."""
-
-    @abstractmethod
-    def sleep(self) -> None:
-        """Free the devices' memory; state moves to the host."""
-        ...
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Move back; afterwards everything is as it was."""
-        ...
-
-
 class TrainKernel(Kernel, Protocol):
     """The only writer of a Model."""
 
@@ -392,26 +372,6 @@ class ModelReader(Protocol):
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""
-        ...
-
-
-class Probeable(ABC):
-    """A writer or reader of a Model that can report what it computes with its weights, so that the
-    engine can probe a weight edge; an edge is probed if both ends are Probeable.
-    """
-
-    @property
-    @abstractmethod
-    def vocabulary(self) -> int:
-        """How many token ids its Model knows."""
-        ...
-
-    @abstractmethod
-    def probe(self, ids: Ragged) -> np.ndarray:
-        """Compute, as float32, for each token of these rows but a row's first, its log-prob at
-        temperature 1 given those before it; with a scalar head the value before it. Changes
-        nothing; all ranks must call.
-        """
         ...
 
 

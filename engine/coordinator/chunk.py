@@ -24,6 +24,10 @@ class NodeChunk:
     keys: Keys
     inputs: Readings
     holds: frozenset[int] = frozenset()
+    spans: np.ndarray | None = None
+    """Which samples of each row, as in `dataflow.kernel.Chunk`; None: all."""
+    weights: np.ndarray | None = None
+    """How much each row is expected to take, likewise; None where nobody says."""
     step: int = 0
     again: bool = False
     """Whether it may be run again."""

@@ -89,6 +89,10 @@ class PlannedNode:
     returns: tuple[str, ...] = ()
     tokens: str = ""
     """The column whose length is a row's, if any."""
+    weight: str = ""
+    """The column of its rows by which a generation below weighs them (`generate(weight=...)`), if
+    any: it is told with each row, and does not travel to that generation.
+    """
     max_lag: int = 0
     """As given to the node."""
     lag: int = 0

@@ -9,7 +9,8 @@
     Load         Loaded
 
 Owns: these values, which can cross a process boundary. Does not own: what they say of rows
-(refs.py) and of replicas (replica_messages.py), nor how they are sent.
+(refs.py), of replicas (replica_messages.py) and to the loop (loop_messages.py), nor how they are
+sent.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataflow.batch import Keys
-from dataflow.errors import GraphWarning
-from engine.protocol.refs import Gather, Key, OwnRows, Ref, SourceCut
+from engine.protocol.loop_messages import Checkpoint, Finish, Rollback, StepClosed, Warn
+from engine.protocol.refs import Gather, Key, OwnRows, Ref
 from engine.protocol.replica_messages import (
     LeaveRequested,
     Respawn,
@@ -258,7 +259,9 @@ class From:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunChunk:
-    """Run a node on these rows. again: they were made before, and their metrics are known."""
+    """Run a node on these rows. again: they were made before, and their metrics are known. spans,
+    weights: as in `dataflow.kernel.Chunk`.
+    """
 
     id: int
     node: str
@@ -267,6 +270,8 @@ class RunChunk:
     keys: Keys
     inputs: Inputs = field(default_factory=dict)
     again: bool = False
+    spans: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -393,57 +398,5 @@ class Sleep:
 
 ToWorker = Task | Go | Release | Wake | Sleep
 """What one Worker is told; `worker` says which."""
-
-# --- instructions: what the loop does -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
-    """Only a checkpoint has what is lost: go back to the last one and restart every Worker."""
-
-    worker: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepClosed:
-    """A Step is trained, recorded, published, and evaluated where due. metrics: the coordinator's
-    own.
-
-    Step 0 is what comes before the first. The last Step is closed a second time, without metrics,
-    if evaluations turned out to be due when it proved to be the last.
-    """
-
-    step: int
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warn:
-    """Something looks wrong in the run; it may be said several times, and is shown once."""
-
-    warning: GraphWarning
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checkpoint:
-    """Write a checkpoint of this cut. rows: the finished untrained rows of each node. evaluated:
-    the version at which each evaluate node ran last. timed: it is due by the clock alone.
-    """
-
-    step: int
-    sources: Mapping[str, SourceCut]
-    rows: Mapping[str, tuple[Keys, Gather]]
-    evaluated: Mapping[str, int] = field(default_factory=dict)
-    timed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """The run is over; error: why, where it failed."""
-
-    reason: str
-    error: str = ""
-
 
 Instruction = ToWorker | Respawn | Retire | Rollback | StepClosed | Warn | Checkpoint | Finish

@@ -22,7 +22,8 @@ class Ref:
 
     lengths int64 [rows]: tokens of each row. version int32 [rows]: what the row's oldest token
     counts as (engine/protocol/staleness.py). digest uint64 [rows]: a hash of each row's content, to
-    compare rows that are made twice; empty where that cannot happen (one process).
+    compare rows that are made twice; empty where that cannot happen (one process). weight float32
+    [rows]: how much a generation of each row is expected to take; empty where no node asks for it.
     """
 
     worker: str
@@ -31,6 +32,7 @@ class Ref:
     lengths: np.ndarray
     version: np.ndarray
     digest: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    weight: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

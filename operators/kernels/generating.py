@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
-from dataflow.kernel import Chunk, Interruptible, KernelNode, Layout, Session
+from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.kernel_abilities import Interruptible
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.decoding import Counts, DecodeTask, Written

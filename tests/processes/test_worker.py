@@ -15,16 +15,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.graph import Graph
-from dataflow.kernel import (
-    Assignment,
-    Chunk,
-    Interruptible,
-    KernelNode,
-    Layout,
-    Piece,
-    Session,
-    Sleeper,
-)
+from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
+from dataflow.kernel_abilities import Interruptible, Sleeper
 from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import BlockRequest, Channel, PeerLost

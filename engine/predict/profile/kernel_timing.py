@@ -26,7 +26,8 @@ from typing import Any
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError
-from dataflow.kernel import Assignment, Chunk, KernelNode, Sleeper
+from dataflow.kernel import Assignment, Chunk, KernelNode
+from dataflow.kernel_abilities import Sleeper
 from engine.plan.cost.machine import proc_bytes
 from engine.plan.cost.machine_load import QUIET
 from engine.plan.cost.profile import ProfileCell

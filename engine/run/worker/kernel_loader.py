@@ -15,7 +15,8 @@ from typing import Any
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
-from dataflow.kernel import KernelNode, Sleeper
+from dataflow.kernel import KernelNode
+from dataflow.kernel_abilities import Sleeper
 from dataflow.model import Model
 from engine.channels.contract import Channel
 from engine.plan.plan import Plan, PlannedNode

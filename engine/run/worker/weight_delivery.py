@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dataflow.kernel import Interruptible, Piece, Probeable
+from dataflow.kernel import Piece
+from dataflow.kernel_abilities import Interruptible, Probeable
 from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.tensors.shared_memories import SharedMemories

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
-from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Probeable, Session, Sleeper
+from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Session
+from dataflow.kernel_abilities import Probeable, Sleeper
 from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
 from dataflow.top_logprobs import TopLogprobs

@@ -15,7 +15,8 @@ import torch
 
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import KernelError
-from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
+from dataflow.kernel import Chunk, Piece
+from dataflow.kernel_abilities import Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
 from operators.kernels.torch.compiled_layers import compile_layers

@@ -26,15 +26,8 @@ from torch import Tensor
 
 from dataflow.batch import Keys, Ragged
 from dataflow.errors import KernelError
-from dataflow.kernel import (
-    Assignment,
-    KernelNode,
-    Layout,
-    Piece,
-    Probeable,
-    Session,
-    Sleeper,
-)
+from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
+from dataflow.kernel_abilities import Probeable, Sleeper
 from dataflow.loss import LossTerm, Now, Terms
 from dataflow.model import value_at
 from operators.kernels.overlong import require_positions

@@ -15,7 +15,8 @@ import torch
 
 from dataflow.batch import Keys, Ragged
 from dataflow.errors import DataError, KernelError
-from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
+from dataflow.kernel import Chunk, Piece
+from dataflow.kernel_abilities import Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
 from operators.kernels.torch.models import find_position_limit, load_dtype, make_meta_module

@@ -1,0 +1,78 @@
+"""What a kernel may be able to do beside its work, as it declares by inheriting from these.
+
+Owns: the abilities that the engine asks a kernel about. Does not own: what every kernel of a work
+kind does (kernel.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from dataflow.batch import Ragged
+from dataflow.kernel import Chunk
+
+
+class Interruptible(ABC):
+    """A row kernel whose running rows can continue under new weights."""
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether its node's parameters allow it; if not, weights are loaded between chunks."""
+        return True
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Make `run` yield soon, an empty batch if no row is finished; called from another thread
+        while it is active. The engine then calls `load` and continues the iterator; rows keep their
+        tokens.
+        """
+        ...
+
+
+class Joinable(Interruptible):
+    """A row kernel that takes the rows of further chunks into a `run` that goes on."""
+
+    @abstractmethod
+    def join(self, chunk: Chunk) -> None:
+        """Take in a further chunk of the node. The engine calls it as it calls `load`: after
+        `interrupt`, between two batches of `run`, in the thread that runs it. `run` then yields
+        until all rows of all chunks have left, in batches that each have rows of one chunk alone;
+        metrics of a chunk are reported before its last rows.
+        """
+        ...
+
+
+class Sleeper(ABC):
+    """A kernel that can free its devices between its turns."""
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Free the devices' memory; state moves to the host."""
+        ...
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Move back; afterwards everything is as it was."""
+        ...
+
+
+class Probeable(ABC):
+    """A writer or reader of a Model that can report what it computes with its weights, so that the
+    engine can probe a weight edge; an edge is probed if both ends are Probeable.
+    """
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """How many token ids its Model knows."""
+        ...
+
+    @abstractmethod
+    def probe(self, ids: Ragged) -> np.ndarray:
+        """Compute, as float32, for each token of these rows but a row's first, its log-prob at
+        temperature 1 given those before it; with a scalar head the value before it. Changes
+        nothing; all ranks must call.
+        """
+        ...
