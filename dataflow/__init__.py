@@ -51,6 +51,7 @@ from dataflow.schema import (
     TruncatedSegment,
     TruncatedTransition,
     Values,
+    Weight,
     column,
 )
 from dataflow.top_logprobs import TopLogprobs
@@ -108,6 +109,7 @@ __all__ = [
     "TruncatedSegment",
     "TruncatedTransition",
     "Values",
+    "Weight",
     "check",
     "column",
     "cosine",

@@ -365,6 +365,12 @@ class Returns(Advantage):
     returns = column(pa.float32(), "T")
 
 
+class Weight(Schema):
+    """How much a row's generation is expected to take, in any unit: greater is more."""
+
+    weight = column(pa.float32())
+
+
 class Keep(Schema):
     """Which rows stay."""
 
