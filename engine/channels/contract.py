@@ -105,6 +105,12 @@ class Outbox(Protocol):
 class Channel(Pull, Outbox, Protocol):
     """Both ends of one Worker."""
 
+    def fetch_beside(self, requests: Requests) -> list[pa.RecordBatch]:
+        """The same as `fetch`, for what may take long: it holds up no other fetch where peers are
+        on other hosts.
+        """
+        ...
+
     def close(self) -> None:
         """Release all resources."""
         ...

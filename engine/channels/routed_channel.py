@@ -17,7 +17,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -36,6 +38,7 @@ _AGAIN = 0.25
 """Seconds until a lost connection is tried again."""
 REFUSALS = 3
 """Invalid answers after which a request fails."""
+Fetch = Callable[[Requests], list[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +163,17 @@ class RoutedChannel:
 
     def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
+        return self._fetch(requests, self._zmq.fetch if self._zmq is not None else _no_far)
+
+    def fetch_beside(self, requests: Requests) -> list[pa.RecordBatch]:
+        """See engine/channels/contract.py."""
+        return self._fetch(requests, self._zmq.fetch_beside if self._zmq is not None else _no_far)
+
+    def _fetch(self, requests: Requests, fetch_far: Fetch) -> list[pa.RecordBatch]:
         routes = [self._route(request.worker) for request in requests]
         rows: dict[int, pa.RecordBatch] = {}
-        for route, fetch in (("shm", self._shm.fetch), ("zmq", self._fetch_far)):
+        far = partial(self._fetch_far, fetch_far)
+        for route, fetch in (("shm", self._shm.fetch), ("zmq", far)):
             numbers = [i for i, taken in enumerate(routes) if taken == route]
             if numbers:
                 fetched = fetch([requests[i] for i in numbers])
@@ -187,15 +198,14 @@ class RoutedChannel:
         near = self._near is None or peer == self.name or peer in self._near
         return "shm" if near else "zmq"
 
-    def _fetch_far(self, requests: Requests) -> list[pa.RecordBatch]:
-        assert self._zmq is not None
+    def _fetch_far(self, fetch: Fetch, requests: Requests) -> list[pa.RecordBatch]:
         assert self._book is not None
         end, refused = time.monotonic() + self._lease, 0
         while True:
             for request in requests:
                 self._book.require(request)
             try:
-                return self._zmq.fetch(requests)
+                return fetch(requests)
             except PeerLost as lost:
                 if time.monotonic() > end:
                     raise
@@ -206,3 +216,8 @@ class RoutedChannel:
                 refused += 1
                 if refused == REFUSALS:
                     raise
+
+
+def _no_far(requests: Requests) -> list[pa.RecordBatch]:
+    """Never asked for a row: all peers are on this host."""
+    raise AssertionError(f"{len(requests)} requests to another host, and there is none")

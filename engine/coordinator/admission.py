@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dataflow.arrays import all_true, any_true
 from engine.coordinator import intake
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.lost_rows import EmptiedGroup
@@ -65,6 +66,8 @@ class Admission:
         self.vain = Vain()
         self._formed_at = 0
         """Admissions before the last Step was formed."""
+        self._early: tuple[np.ndarray, np.ndarray] | None = None
+        """Slots that were chosen for the next Step, and the admissions that they are of."""
 
     @property
     def prompt_counts(self) -> tuple[int, int, int, int]:
@@ -172,11 +175,45 @@ class Admission:
         """Slots of the prompts that can form the next Step, in admission order; empty if too few.
 
         Under `drop`, finished prompts that are too old begin again. At the end of the data a short
-        batch is taken as it is.
+        batch is taken as it is. What was chosen early is taken if it may be.
         """
-        table, source = self.table, self.source
-        if source.intake == "drop":
+        if self.source.intake == "drop":
             self._give_up_old(version)
+        if self._early is not None:
+            slots, order = self._early
+            if self._may_form(slots, order, version):
+                return slots
+            self._early = None
+        return self._choose(version)
+
+    def choose_early(self, version: int) -> np.ndarray:
+        """The slots that would form the Step that starts from this version, which is to come; empty
+        if there are too few, or some would be too old. `take` then takes them, while the intake's
+        policy allows it.
+        """
+        prompts, slots = self.table.prompts, self._choose(version)
+        is_late = version - prompts.begun[slots] > self.source.max_lag
+        if self.source.intake == "drop" and any_true(is_late):
+            return slots[:0]
+        self._early = slots, prompts.order[slots]
+        return slots
+
+    def _may_form(self, slots: np.ndarray, order: np.ndarray, version: int) -> bool:
+        """Whether prompts that were chosen early are as they were then, and may be taken now."""
+        prompts, source = self.table.prompts, self.source
+        same = (prompts.status[slots] == FINISHED) & (prompts.order[slots] == order)
+        if not all_true(same) or (len(slots) < source.batch and self._coming()):
+            return False
+        if source.intake != "exact":
+            return True
+        left = np.setdiff1d(prompts.slots(FINISHED, RUNNING), slots)
+        return intake.is_in_time(
+            prompts.begun[left], batch=source.batch, max_lag=source.max_lag, version=version
+        )
+
+    def _choose(self, version: int) -> np.ndarray:
+        """Slots by the intake's policy, in admission order; empty if there are too few."""
+        table, source = self.table, self.source
         last = not self._coming()
         if table.prompts.count[FINISHED] < source.batch and not last:
             return table.prompts.slots()
@@ -212,6 +249,7 @@ class Admission:
         """A Step is formed: count the attempts to fill the next one from 0."""
         self._rejected, self.barren, self.vain = 0, 0, Vain()
         self._formed_at = self.table.prompts.admissions
+        self._early = None
 
     @property
     def is_exhausted(self) -> bool:

@@ -49,6 +49,7 @@ class Course:
         self._blocks = parts.blocks
         self._dispatch = parts.dispatch
         self._sources = parts.sources
+        self._next_rows = parts.next_rows
         self._training = parts.training
         self._evaluation = parts.evaluation
         self._versions = parts.versions
@@ -189,6 +190,7 @@ class Course:
         self.assign(step.ready(), self.version + 1)
         self.out += step.tell(self._recovery.there)
         if not step.complete:
+            self.out += self._next_rows.tell(self.version + 1, self._recovery.there)
             return False
         self._metrics = self._sources.metrics(step.run.taken, self.version)
         self._metrics |= self._replicas.step_ended()
@@ -201,8 +203,10 @@ class Course:
 
     def _in_settle(self) -> bool:
         if not self._versions.is_settled:
+            self.out += self._next_rows.tell(self.version, self._recovery.there)
             return False
         self._training.retire()
+        self._next_rows.end_step(self.version)
         last = self.is_complete or self._sources.is_drained
         self._evaluate_or_close(self._evaluation.due(self.version, last=last))
         return True
@@ -278,6 +282,7 @@ class Course:
         self.at = "finished"
         for region in self._regions.values():
             region.abandon()
+        self._next_rows.abandon()
         self._dispatch.abandon(lambda node: True)
         self.release()
         self.out.append(message)

@@ -29,11 +29,21 @@ def choose_exact(
     taken = np.lexsort((np.arange(len(begun)), begun))[:batch]
     stays = np.ones(len(begun), dtype=bool)
     stays[taken] = False
-    untrained = np.sort(np.concatenate([begun[stays], running]))
-    allowed = batch * (untrained.astype(np.int64) + max_lag - version)
+    untrained = np.concatenate([begun[stays], running])
+    if is_in_time(untrained, batch=batch, max_lag=max_lag, version=version):
+        return np.sort(taken)
+    return np.zeros(0, dtype=np.int64)
+
+
+def is_in_time(untrained: np.ndarray, *, batch: int, max_lag: int, version: int) -> bool:
+    """Whether groups of these ages can still be trained in time, once a Step is formed without
+    them: for every s, untrained(begun <= s) <= batch * (s + max_lag - version).
+    """
+    ages = np.sort(untrained)
+    allowed = batch * (ages.astype(np.int64) + max_lag - version)
     # Sorted, the i-th entry stands for s = its age; of equal ages the last one counts them all.
-    counted = np.searchsorted(untrained, untrained, side="right")
-    return np.sort(taken) if all_true(counted <= allowed) else np.zeros(0, dtype=np.int64)
+    counted = np.searchsorted(ages, ages, side="right")
+    return all_true(counted <= allowed)
 
 
 def choose_oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:

@@ -13,6 +13,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.checkpoint_schedule import CheckpointDue
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.evaluation import Evaluation
+from engine.coordinator.next_rows import NextRows
 from engine.coordinator.recovery import Recovery
 from engine.coordinator.replicas import Replicas
 from engine.coordinator.run_region import RunRegion
@@ -32,6 +33,7 @@ class CoordinatorParts:
     blocks: Blocks
     dispatch: Dispatch
     sources: Sources
+    next_rows: NextRows
     training: Training
     evaluation: Evaluation
     versions: Versions
@@ -60,6 +62,7 @@ def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
         blocks=blocks,
         dispatch=dispatch,
         sources=sources,
+        next_rows=NextRows(plan, blocks, sources),
         training=training,
         evaluation=evaluation,
         versions=versions,

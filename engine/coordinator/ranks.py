@@ -81,6 +81,8 @@ class RankGroups:
         match instruction:
             case m.TrainStep() if instruction.node in self._groups:
                 return self._split_assignment(instruction)
+            case m.FetchAhead() if instruction.node in self._groups:
+                return self._split_ahead(instruction)
             case m.Offer() if instruction.writer in self._groups:
                 ranks = self._groups[instruction.writer].workers
                 self._outstanding.ask_all(instruction, ranks)
@@ -103,6 +105,28 @@ class RankGroups:
         for each in messages:
             self._await(each)
         return [*messages]
+
+    def _split_ahead(self, message: m.FetchAhead) -> list[m.Instruction]:
+        """The first rank of each share fetches its rows, as it will be told to in the Step."""
+        group = self._groups[message.node]
+        other_sets = {name: keys for name, keys in message.keys.items() if name != ROWS}
+        assignment = m.TrainStep(
+            id=-1,
+            node=message.node,
+            worker=message.worker,
+            step=message.step,
+            keys=message.keys[ROWS],
+            inputs=message.inputs,
+            others={name: OwnRows(keys=keys) for name, keys in other_sets.items()},
+        )
+        rows_by_share = self._shares(assignment, group)
+        messages: list[m.Instruction] = []
+        for number, ranks in enumerate(group.shares):
+            rows = {name: rows_of[number] for name, rows_of in rows_by_share.items()}
+            share = _share(assignment, ranks[0], group, rows)
+            keys = {ROWS: share.keys} | {name: own.keys for name, own in share.others.items()}
+            messages.append(replace(message, worker=ranks[0], keys=keys, inputs=share.inputs))
+        return messages
 
     def _await(self, message: m.TrainStep) -> None:
         """A rank may fetch these rows until it has answered."""

@@ -53,6 +53,21 @@ class Sources:
         """For each source the slots that can form the next Step; none where there are too few."""
         return {name: admission.take(version) for name, admission in self.admissions.items()}
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether every source has a full batch, and no Step takes it."""
+        admissions = self.admissions.values()
+        return all(a.table.prompts.count[FINISHED] >= a.source.batch for a in admissions)
+
+    def choose_early(self, version: int) -> dict[str, np.ndarray] | None:
+        """For each source the slots that will form the Step which starts from this version, if
+        nothing happens to them; None where there are too few, or no such Step will be.
+        """
+        if self._settings.steps is not None and version >= self._settings.steps:
+            return None
+        chosen = {name: each.choose_early(version) for name, each in self.admissions.items()}
+        return chosen if all(map(len, chosen.values())) else None
+
     def note_formed(self) -> None:
         """A Step is formed."""
         for admission in self.admissions.values():

@@ -6,11 +6,11 @@
     Evaluate     Evaluated
     Record       Recorded
     Offer        Offered (of several ranks, each)
-    Load         Loaded
+    Load         Fetched, if it is to be kept; Loaded
 
 Owns: these values, which can cross a process boundary. Does not own: what they say of rows
-(refs.py), of replicas (replica_messages.py) and to the loop (loop_messages.py), nor how they are
-sent.
+(refs.py), of fetches ahead (fetch_messages.py), of replicas (replica_messages.py) and to the loop
+(loop_messages.py), nor how they are sent.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataflow.batch import Keys
+from engine.protocol.fetch_messages import FetchAhead, Fetched
 from engine.protocol.loop_messages import Checkpoint, Finish, Rollback, StepClosed, Warn
 from engine.protocol.refs import Gather, Key, OwnRows, Ref
 from engine.protocol.replica_messages import (
@@ -236,7 +237,7 @@ class CheckpointRequested:
 
 TaskEnd = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
 """The last answer to a task; of several ranks, each one's last."""
-TaskEvent = Produced | Tombstoned | Reported | Prepared | TaskEnd
+TaskEvent = Produced | Tombstoned | Reported | Prepared | Fetched | TaskEnd
 FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
 Wish = StopRequested | CheckpointRequested | ScaleRequested
 Event = FromWorker | WorkerLost | Checkpointed | Wish | LeaveRequested | TimePassed
@@ -325,13 +326,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Keep the current weights as a block, for readers elsewhere; every rank is told."""
+    """Keep the current weights as a block, for readers elsewhere; every rank is told, and the first
+    keeps them. keeps: this one does, too, as it has all of them.
+    """
 
     id: int
     model: str
     writer: str
     worker: str
     version: int
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +344,8 @@ class Load:
 
     alias: it shares the writer's module, and nothing moves. leader: the Model is a follower, and
     moves by `rate` towards this one's weights. source: the Worker that keeps the pieces, in block
-    `block` with hash `digest`; empty where the writer is in the same Worker.
+    `block` with hash `digest`; empty where the writer is in the same Worker. keeps: the reader's
+    Worker keeps the pieces as a block, too, until that is released.
     """
 
     id: int
@@ -355,6 +360,7 @@ class Load:
     source: str = ""
     block: int = -1
     digest: str = ""
+    keeps: bool = False
 
 
 Task = RunChunk | TrainStep | Evaluate | Record | Offer | Load
@@ -396,7 +402,7 @@ class Sleep:
     worker: str
 
 
-ToWorker = Task | Go | Release | Wake | Sleep
+ToWorker = Task | Go | Release | FetchAhead | Wake | Sleep
 """What one Worker is told; `worker` says which."""
 
 Instruction = ToWorker | Respawn | Retire | Rollback | StepClosed | Warn | Checkpoint | Finish

@@ -38,6 +38,8 @@ class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_de
     """Whether a kernel was at work; not where code or files were read, or files written."""
     waits: bool = False
     """Whether a kernel only waited, in the midst of another span of this track."""
+    beside: bool = False
+    """Whether a further thread did it, beside what the Worker did."""
 
     @property
     def worker(self) -> str:

@@ -1,7 +1,8 @@
 """Tensors straight from one Worker to another of its host: a world of two ranks for each pair.
 
     thread                  waits for                                unblocked by
-    the reader's main       the writer's end, then the payload       the thread below; a time limit
+    the reader's main, or   the writer's end, then the payload       the thread below; a time limit
+    that of its weights
     one for each reader     a request; then the reader's end         the reader; a time limit
 
 Owns: the weights that can be sent, this Worker's worlds, the device of payloads. Does not own: a
@@ -147,6 +148,17 @@ class TensorPairs:
         if world is None:
             problem = "expected its process, found none that runs."
             raise PeerLost(peer, f"{problem} Fix: see its log for why it ended.")
+        with world.receiving:
+            tensors = self._receive(world, requests, room)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._moved.add("collective", size)
+        return tensors
+
+    def _receive(
+        self, world: PairWorld, requests: Requests, room: Callable[[str], list[Tensor]]
+    ) -> list[Tensor]:
+        """One transfer of this world."""
+        peer = world.peer
         try:
             # The reader asks once it is ready to receive, so that no writer waits in a collective
             # for a reader that is busy (0013).
@@ -162,8 +174,6 @@ class TensorPairs:
             self._give_up(world)
             raise
         world.sequence += 1
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self._moved.add("collective", size)
         return tensors
 
     def _room_for_hashes(self, requests: Requests, count: int, device: str) -> list[Tensor]:
@@ -194,6 +204,8 @@ class PairWorld:
         self.peer = peer
         self.rank = rank
         self.sequence = 0
+        self.receiving = threading.Lock()
+        """Held by the reader's thread during a transfer: weights and columns come on two."""
         self.device = "cpu"
         """Of payloads, once the world is formed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensors {rank} {peer}")

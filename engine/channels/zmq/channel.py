@@ -81,11 +81,13 @@ class ZmqChannel:
             return ZmqReader(peer, dealer, address.endpoint, lambda: peers(peer) == address)
 
         self._peers = PeerReaders(name, connect, patience=patience)
+        # Connections of their own: a version may take long, and rows are not to wait behind it.
+        self._beside = PeerReaders(name, connect, patience=patience)
 
     @property
     def refusals(self) -> dict[str, int]:
         """Messages and handshakes of each peer that were refused."""
-        return dict(self._peers.refused + self._server.refused)
+        return dict(self._peers.refused + self._beside.refused + self._server.refused)
 
     def keep(self, batch: Batch) -> int:
         """Keep a batch as it is. Raises DataError for a column type that cannot travel."""
@@ -102,10 +104,15 @@ class ZmqChannel:
         """See engine/channels/contract.py."""
         return self._peers.fetch(requests, self._own)
 
+    def fetch_beside(self, requests: Requests) -> list[pa.RecordBatch]:
+        """The same over other connections."""
+        return self._beside.fetch(requests, self._own)
+
     def close(self) -> None:
         """Release all resources: the thread, sockets, blocks."""
         self._server.close()
         self._peers.close()
+        self._beside.close()
         self._context.destroy(linger=0)
         self._outbox.close()
 

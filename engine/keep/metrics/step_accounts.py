@@ -24,6 +24,7 @@ from engine.protocol.reports import FLOW, Doing, Report, SpanOf
 _SUMS = (
     *("time/", "cpu/", "queue/", "edge/", "coordinator/", "data/rows", "completion/tokens"),
     *("env/timeouts", "env/errors"),
+    "fetch/",
 )
 _NODE_TIME = re.compile("time/[^/]+")
 """Not time/<node>/environments, which is a part of time/<node>."""
@@ -151,8 +152,8 @@ class StepAccounts:
                 self._metrics.add(name, number, count)
         for span in spans:
             worker = span.worker
-            # A wait lies within another span.
-            if worker in self._busy and not span.waits:
+            # A wait lies within another span, and what is done beside them keeps no kernel busy.
+            if worker in self._busy and not (span.waits or span.beside):
                 self._busy[worker] += max(0.0, span.end - max(span.start, self._since))
                 if span.computes:
                     self._computing.append((span.start, span.end))

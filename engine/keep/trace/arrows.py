@@ -179,7 +179,7 @@ class Arrows:
         train_step = self._steps.get(task.writer, {}).get(task.version)
         if train_step is not None:
             yield Arrow("version", train_step, span)
-        if isinstance(task, m.Load):
+        if isinstance(task, m.Load) and not span.beside:
             self._loads.setdefault(span.track, {})[task.model] = span, task.version
 
     def _draw_loads(self, span: SpanOf, told_task: _OpenTask) -> Iterator[Arrow]:

@@ -261,8 +261,12 @@ class PricedTimes:
 
     # --- ways -------------------------------------------------------------------------------------
 
-    def fetch(self, message: Rows) -> float:
-        """Seconds until the rows of a message that other Workers keep are there."""
+    def fetch(
+        self, message: Rows | m.FetchAhead, here: frozenset[tuple[str, int]] = frozenset()
+    ) -> float:
+        """Seconds until the rows of a message that other Workers keep are there, but for those
+        `here`.
+        """
         if isinstance(message, m.TrainStep):
             self._note_assignment(message)
         reader = message.worker
@@ -272,14 +276,14 @@ class PricedTimes:
                 continue
             size = self._size(gather, message)
             counts = np.bincount(gather.block, minlength=len(gather.refs))
-            for (sender, _), count in zip(gather.refs, counts.tolist(), strict=True):
-                if sender != reader:
+            for (sender, number), count in zip(gather.refs, counts.tolist(), strict=True):
+                if sender != reader and (sender, number) not in here:
                     way = self._ways.between(sender, reader)
                     seconds += size * count / len(gather.row) / way.rate
                     delay = max(delay, way.delay)
         return seconds + delay
 
-    def _size(self, gather: Gather, message: Rows) -> float:
+    def _size(self, gather: Gather, message: Rows | m.FetchAhead) -> float:
         """Bytes of a gather's rows, by their lengths; those of a plan's edge are the greatest."""
         consumer = "" if isinstance(message, m.Record) else message.node
         row_bytes = self._row_bytes.get((gather.producer, consumer), 0.0)

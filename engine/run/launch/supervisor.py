@@ -244,7 +244,7 @@ class Supervisor:
         with self._io.changed:
             if child.gone:
                 return
-            if not isinstance(instruction, m.Release):
+            if not isinstance(instruction, m.Release | m.FetchAhead):
                 child.to_end += 1
                 child.under_way.append(_describe_instruction(instruction))
         self._connect(child, instruction)

@@ -62,8 +62,10 @@ class KernelTimes(Protocol):
         """
         ...
 
-    def fetch(self, message: Rows) -> float:
-        """Until all rows of a message are there."""
+    def fetch(self, message: Rows | m.FetchAhead, here: frozenset[tuple[str, int]] = ...) -> float:
+        """Until all rows of a message are there. here: blocks (worker, number) of which the reader
+        has its rows.
+        """
         ...
 
     def train(self, message: m.TrainStep) -> float:
@@ -157,7 +159,9 @@ class RandomTimes:
         """None: its batches are random as they are."""
         return np.zeros(0, np.int64)
 
-    def fetch(self, message: Rows) -> float:
+    def fetch(
+        self, message: Rows | m.FetchAhead, here: frozenset[tuple[str, int]] = frozenset()
+    ) -> float:
         """At once, but for what faults.py adds."""
         return 0.0
 

@@ -74,6 +74,10 @@ class SimulatedOutboxes:
                     return worker
         return ""
 
+    def is_lost(self, worker: str, number: int) -> bool:
+        """Whether a block's Worker has died with it."""
+        return (worker, number) in self._lost
+
     def offer(self, worker: str, model: str, version: int) -> int:
         """Keep the weights of a version."""
         self._made += 1

@@ -7,6 +7,7 @@
     Offer, Load                 a time            Offered, Loaded
     Evaluate, Record            a time            Evaluated, Recorded
     Release                     nothing           -
+    FetchAhead                  a time beside     -
     FileRequest (of the loop)   a time            an answer to the loop; also while asleep
 
 Owns: carrying out one instruction after another, and checks that it can be carried out. Does not
@@ -27,6 +28,7 @@ from dataflow.loss_terms import ROWS
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.run.simulated_workers.chunks import ChunkRuns
+from engine.run.simulated_workers.fetched_ahead import FetchedAhead
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
 from engine.run.simulated_workers.groups import Work
 from engine.run.simulated_workers.kernel_times import Rows
@@ -63,6 +65,7 @@ class SimulatedWorker:
         self._times = world.kernels
         self._chunks = ChunkRuns(self, world)
         self._files = FileRequests(self, world)
+        self._ahead = FetchedAhead(world)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
@@ -131,6 +134,8 @@ class SimulatedWorker:
                 self._sleep(message)
             case m.Release():
                 self._world.outbox.release(self.name, message.blocks)
+            case m.FetchAhead():
+                self._ahead.begin(message)
             case m.Go():
                 prepared = self._world.groups.begin(message)
                 self._enqueue(partial(self._go, message, prepared), first=True)
@@ -245,7 +250,8 @@ class SimulatedWorker:
 
         self._check(message)
         self._span = self._begin_span(*_describe_message(message), message)
-        self.after(self._world.fetching(message), end)
+        here, seconds = self._ahead.take(message)
+        self.after(max(seconds, self._world.fetching(message, here)), end)
 
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
         begun = self._world.clock.now
@@ -335,23 +341,49 @@ class SimulatedWorker:
             begin()
 
     def _load(self, message: m.Load) -> None:
-        """Load weights before queued chunks, and at once in a reader that may be interrupted."""
+        """Load weights before queued chunks, and at once in a reader that may be interrupted. Those
+        of another Worker are fetched beside what it does.
+        """
         self._world.devices.check(self.name)
         seconds, now = self._times.load(message), self._world.clock.now
-        if self._times.interrupts(message.reader):
-            self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
-            span = self._begin_span("load", message.reader, message.version, message)
-            ended = partial(self._end_span, span)
-            self.after(self._loaded_at - now, partial(self._finish_load, message, span, ended))
+        interrupts = self._times.interrupts(message.reader)
+        if not interrupts and message.source in ("", self.name):
+            self._enqueue(partial(self._load_here, message, seconds), first=True)
             return
+        self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
+        span = self._begin_span("load", message.reader, message.version, message)
+        finish = partial(self._finish_load, message, span)
+        ended = partial(self._end_span, span)
 
-        def load(done: Done) -> None:
-            self._span = self._begin_span("load", message.reader, message.version, message)
-            self.after(seconds, partial(self._finish_load, message, self._span, done))
+        def come() -> None:
+            self._keep_version(message)
+            if self._world.log is not None and message.source:
+                self._world.log.note_fetch(span)
+            if interrupts:
+                finish(ended)
+            else:
+                self._enqueue(partial(_end_both, finish, ended), first=True)
 
-        self._enqueue(load, first=True)
+        self.after(self._loaded_at - now, come)
+
+    def _load_here(self, message: m.Load, seconds: float, done: Done) -> None:
+        """Load what is in this Worker already, and do nothing else meanwhile."""
+        self._span = self._begin_span("load", message.reader, message.version, message)
+        self.after(seconds, partial(self._finish_load, message, self._span, done))
+
+    def _keep_version(self, message: m.Load) -> None:
+        """Keep what has come for other readers, if that was asked for."""
+        if not message.keeps or self._world.outbox.is_lost(message.source, message.block):
+            return
+        model = message.leader or message.model
+        block = self._world.outbox.offer(self.name, model, message.version)
+        self.say(m.Fetched(id=message.id, worker=self.name, block=block))
 
     def _finish_load(self, message: m.Load, span: int, done: Done) -> None:
+        if self._world.outbox.is_lost(message.source, message.block):
+            self.say(m.FetchFailed(id=message.id, worker=self.name, peer=message.source), span)
+            done()
+            return
         if message.source:
             model = message.leader or message.model
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
@@ -400,6 +432,16 @@ def _describe_message(message: Rows) -> tuple[str, str, int]:
             return "evaluate", node, version
         case m.Record(step=step):
             return "record", "", step
+
+
+def _end_both(finish: Task, ended: Done, done: Done) -> None:
+    """Finish a load, whose span has ended then, too."""
+
+    def end() -> None:
+        ended()
+        done()
+
+    finish(end)
 
 
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:

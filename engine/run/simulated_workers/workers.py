@@ -102,7 +102,7 @@ class SimulatedWorkers:
         """Workers known to be dead and not yet restarted."""
         self._hits = dict.fromkeys(plan.workers, 0)
         """Deaths of each Worker since it last finished something."""
-        self._over = False
+        self.over = False
         self._stateful = plan.stateful
 
     def open(self) -> Iterator[m.Event | m.From]:
@@ -230,9 +230,11 @@ class SimulatedWorkers:
         if number == self._request:
             self._answers[worker] = answer
 
-    def fetching(self, message: Rows) -> float:
-        """How long a fetch takes."""
-        return self.kernels.fetch(message) + self._upto(self._faults.fetch)
+    def fetching(
+        self, message: Rows | m.FetchAhead, here: frozenset[tuple[str, int]] = frozenset()
+    ) -> float:
+        """How long a fetch takes. here: blocks (worker, number) whose rows have been fetched."""
+        return self.kernels.fetch(message, here) + self._upto(self._faults.fetch)
 
     def _open(self, worker: SimulatedWorker, span: int = NOBODY) -> None:
         worker.opened = True
@@ -248,7 +250,7 @@ class SimulatedWorkers:
     def _arrive(self, message: m.From) -> None:
         self._inbox.append(message)
         self._strike()
-        if self._fate is not None and not self._over:
+        if self._fate is not None and not self.over:
             self._inbox.extend(self._fate.moves(self.plan))
 
     def _send(self, worker: SimulatedWorker, message: m.ToWorker | FileRequest) -> None:
@@ -271,7 +273,7 @@ class SimulatedWorkers:
                 # 1 for a Worker that has died since: its loss is reported later
                 self._hits[event.worker] = int(self._workers[event.worker].gone)
             case InstructionTold(instruction=m.Finish()):
-                self._over = True
+                self.over = True
 
     def _upto(self, seconds: float) -> float:
         """A time of at most so many seconds; none without faults."""
@@ -281,7 +283,7 @@ class SimulatedWorkers:
 
     def _strike(self) -> None:
         """Perhaps hit a Worker, but never so often that the run may rightly fail."""
-        if self._fate is None or self._over or not self._fate.strikes():
+        if self._fate is None or self.over or not self._fate.strikes():
             return
         at_risk = [n for n, w in self._workers.items() if not w.gone and self._hits[n] < 2]
         stateful = [name for name in at_risk if name in self._stateful]

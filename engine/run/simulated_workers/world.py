@@ -41,7 +41,7 @@ class RunningWorker(Process, Protocol):
 class SharedWorld(Protocol):
     """What all Workers of one simulated run share. disk: files of rows of the checkpoint to resume
     from. log: None unless spans are wanted. proving: whether to check that all that a Worker is
-    told makes sense.
+    told makes sense. over: whether the run is told to end.
     """
 
     plan: Plan
@@ -57,6 +57,7 @@ class SharedWorld(Protocol):
     groups: SimulatedRanks
     devices: Devices
     proving: bool
+    over: bool
 
     def say(self, worker: RunningWorker, event: m.Event, span: int = ...) -> None:
         """A Worker says something, within a span."""
@@ -66,6 +67,8 @@ class SharedWorld(Protocol):
         """A Worker answers a request of the loop."""
         ...
 
-    def fetching(self, message: Rows) -> float:
-        """How long a fetch takes."""
+    def fetching(
+        self, message: Rows | m.FetchAhead, here: frozenset[tuple[str, int]] = ...
+    ) -> float:
+        """How long a fetch takes. here: blocks (worker, number) whose rows have been fetched."""
         ...

@@ -7,7 +7,9 @@ and transport (engine/channels), joining columns (input_batches.py), device colu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +27,16 @@ from engine.run.worker.counters import FlowCounts
 from engine.run.worker.device_columns import DeviceColumns
 from engine.run.worker.input_batches import assemble, collect
 from engine.run.worker.row_digest import row_digests
+from engine.run.worker.rows_ahead import AheadPull, RowsAhead
+from engine.run.worker.timing import Timing
 
 Inputs = Mapping[str, tuple[Gather, ...]]
 
 
 class WorkerRows:
-    """Of one Worker. pairs: its worlds with other Workers, if any. counts: of the bytes taken."""
+    """Of one Worker. pairs: its worlds with other Workers, if any. counts: of the bytes taken.
+    timing: of its fetches. ahead: rows of the next Step.
+    """
 
     def __init__(
         self,
@@ -39,8 +45,12 @@ class WorkerRows:
         channel: Channel,
         pairs: TensorPairs | None = None,
         counts: FlowCounts | None = None,
+        timing: Timing | None = None,
     ) -> None:
         self._worker = worker
+        self._timing = timing
+        tell_span = None if timing is None else timing.tell_fetch_beside
+        self.ahead = RowsAhead(worker, channel, tell_span)
         self._plan = plan
         self._channel = channel
         self._counts = counts or FlowCounts(worker)
@@ -83,8 +93,19 @@ class WorkerRows:
         def count(gather: Gather, rows: pa.RecordBatch) -> None:
             self._counts.count_row_bytes(gather.producer, reader, rows.nbytes)
 
-        counted = count if reader else None
-        return assemble(keys, inputs, self._channel, self.device, counted)
+        if not reader:
+            return assemble(keys, inputs, self._channel, self.device)
+        start = time.monotonic()
+        batches = assemble(keys, inputs, AheadPull(self.ahead, reader), self.device, count)
+        if self._timing is not None and self._reads_others(inputs):
+            self._timing.note_fetch(reader, start, time.monotonic())
+        return batches
+
+    def _reads_others(self, inputs: Inputs) -> bool:
+        """Whether another Worker keeps some of these rows."""
+        gathers = chain.from_iterable(inputs.values())
+        refs = chain.from_iterable(gather.refs for gather in gathers)
+        return any(worker != self._worker for worker, _ in refs)
 
     def collect_rows(self, keys: Keys, gather: Gather) -> Batch:
         """Fetch the rows of one gather, on the host. Raises PeerLost."""

@@ -29,6 +29,8 @@ from engine.protocol.refs import Ref
 from engine.protocol.reports import Doing, Report, SpanOf
 from engine.run.worker.counters import DEVICE_MEMORY, wait_for_device
 
+FETCH = "waits for its rows"
+"""The name of the span in which a node's rows are fetched while nothing else is done."""
 _SHORTEST_WAIT = 1e-3
 """Seconds from which a wait has a span: shorter ones would fill a trace that shows none of them."""
 
@@ -112,6 +114,36 @@ class Timing:
             self.span(
                 SpanOf(track=track, name=name, start=start, end=end, computes=False, waits=True)
             )
+
+    def tell_fetch_beside(
+        self, lane: str, name: str, start: float, end: float, what: str, task: int = -1
+    ) -> None:
+        """From any thread: tell the span of a fetch that kept no kernel waiting, on a lane of its
+        own.
+        """
+        if self.span is not None:
+            self.span(
+                SpanOf(
+                    track=f"{self.worker}/{lane}",
+                    name=name,
+                    start=start,
+                    end=end,
+                    what=what,
+                    task=task,
+                    computes=False,
+                    beside=True,
+                )
+            )
+
+    def note_fetch(self, node: str, start: float, end: float) -> None:
+        """Report as fetch/<node> how long a node waited until its rows were there; from 1 ms on it
+        is a span of its lane.
+        """
+        self._reports.append((f"fetch/{node}", end - start, 1.0))
+        if self.span is not None and end - start >= _SHORTEST_WAIT:
+            track = f"{self.worker}/{node}"
+            span = SpanOf(track=track, name=FETCH, start=start, end=end, computes=False, waits=True)
+            self.span(span)
 
     def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
         """Report time that counts, and how much of it was computing, where that is known."""

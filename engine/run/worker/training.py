@@ -63,6 +63,7 @@ class WorkerTraining:
         inputs: dict[str, Batch] = {}
         if message.giver in ("", self._worker):
             inputs = self._fetch_row_sets(message, row_sets)
+        self._rows.ahead.end_step(message.node, message.step)
         assignment = Assignment(
             sequence=message.id,
             step=message.step,

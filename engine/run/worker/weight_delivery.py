@@ -2,14 +2,19 @@
 
     executes   waits for                              unblocked by
     Offer      nothing (ranks: each other)            -
-    Load       the block of the writer's Worker       that Worker's channel; by collectives its
-                                                      thread for this reader; on one GPU nothing
+    Load       a block that a Worker keeps, unless    that Worker's channel; by collectives its
+               it was fetched beside                  thread for this reader; on one GPU nothing
 
 Owns: offering a version as a block, loading one into a module once for all of its nodes, probing
 at both ends, new weights for a running chunk. Does not own: when a version is published
-(coordinator), the block's format (engine/weights), its transport (engine/channels), comparing
-probes (engine/run/loop/probes.py), what a version takes until it is loaded (weight_times.py in
+(coordinator), the block's format (engine/weights), fetching and verifying its pieces
+(version_pieces.py), on a thread beside the kernels (fetched_versions.py), comparing probes
+(engine/run/loop/probes.py), what a version takes until it is loaded (weight_times.py in
 engine/keep/metrics).
+
+A Load whose pieces are in another Worker is fetched beside whatever the Worker does. Only then does
+it interrupt a kernel that takes new weights, or is carried out before the next chunk; so all that a
+kernel waits for is a copy within its process.
 
 Nobody waits for a probe: a writer is probed once its block is offered, a reader after its next
 chunk or before anything else is done with its weights.
@@ -19,16 +24,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dataflow.kernel import Piece
 from dataflow.kernel_abilities import Interruptible, Probeable
-from engine.channels.contract import BlockRequest, Channel, PeerLost
+from engine.channels.contract import Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.tensors.shared_memories import SharedMemories
 from engine.plan.plan import Plan, PlannedNode
@@ -36,11 +41,13 @@ from engine.protocol import messages as m
 from engine.protocol.reports import Report
 from engine.run.worker.counters import FlowCounts
 from engine.run.worker.device_seconds import DeviceSeconds
+from engine.run.worker.fetched_versions import FetchedVersions, PassOn
 from engine.run.worker.timing import Timing
-from engine.weights.flat_copy import copy_flat, read_flat
-from engine.weights.hashed_pieces import dtypes_of, from_records, to_batch
+from engine.run.worker.version_pieces import FetchedPieces, VersionPieces
+from engine.weights.flat_copy import copy_flat
+from engine.weights.hashed_pieces import dtypes_of, to_batch
 from engine.weights.probe import probe_rows
-from engine.weights.snapshot import copy_pieces, make_room, verify_pieces
+from engine.weights.snapshot import copy_pieces
 
 
 class Delivery:
@@ -64,6 +71,9 @@ class Delivery:
         self._pairs = pairs
         self._memories = memories
         self._routes = {model.name: model.route for model in plan.models}
+        self._pieces = VersionPieces(timing.worker, channel, self._counts, pairs, memories)
+        self._fetches = FetchedVersions(self._fetch_beside, partial(module_of, plan))
+        self._on_fetched: Callable[[m.Event], None] = _nobody_hears
         self._sizes: dict[str, int] = {}
         """Bytes that the last version of a Model took of a shared memory."""
         self._reports: list[Report] = []
@@ -87,13 +97,15 @@ class Delivery:
         return reports
 
     def offer(self, message: m.Offer, *, first: bool) -> Iterator[m.Event]:
-        """Keep the writer's weights as a block; only the first rank does, the others take part."""
+        """Keep the writer's weights as a block; the first rank does, and those that are told to;
+        the others take part.
+        """
         block, digest, dtypes = -1, "", ()
         model, version, worker = message.model, message.version, self._timing.worker
         name, what = f"offer {model}", f"offer version {version}"
         with self._timing.during(message.writer, name, what, task=message.id, counted=first):
             pieces = self._kernels[message.writer].pieces()
-            if first:
+            if first or message.keeps:
                 with DeviceSeconds() as copying:
                     block, digest, dtypes = self._keep(model, pieces)
                 self._reports.append((f"weights/{model}/copy", copying.seconds, 1.0))
@@ -132,22 +144,61 @@ class Delivery:
             if self._memories is not None:
                 self._memories.release(block)
 
+    def fetch_beside(
+        self, load: m.Load, pass_on: PassOn, on_fetched: Callable[[m.Event], None]
+    ) -> bool:
+        """From any thread: fetch a version beside what the Worker does. pass_on: called with the
+        Load once it has come, or cannot. on_fetched: called with what the coordinator is to hear
+        meanwhile. Returns False where nothing is to be fetched.
+        """
+        is_elsewhere = load.source not in ("", self._timing.worker) and not load.alias
+        if not is_elsewhere or self._routes.get(load.leader or load.model) == "ipc":
+            return False
+        self._on_fetched = on_fetched
+        self._fetches.add(load, pass_on)
+        return True
+
+    def forget(self) -> int:
+        """Drop the versions that were not passed on; returns how many."""
+        return self._fetches.forget()
+
+    def _fetch_beside(self, load: m.Load) -> FetchedPieces:
+        """On the thread of the fetches."""
+        fetched = self._pieces.fetch_beside(load)
+        name, what = f"fetch {load.model}", f"fetch version {load.version}"
+        start, end = fetched.start, fetched.end
+        self._timing.tell_fetch_beside("fetches weights", name, start, end, what, load.id)
+        if fetched.block >= 0:
+            self._on_fetched(self._tell_fetched(load, fetched))
+        return fetched
+
+    def _tell_fetched(self, load: m.Load, fetched: FetchedPieces) -> m.Fetched:
+        return m.Fetched(id=load.id, worker=self._timing.worker, block=fetched.block)
+
     def bring(self, message: m.Load) -> Iterator[m.Event]:
-        """Load a version into a reader, or move a follower; FetchFailed if its Worker is gone."""
+        """Load a version into a reader, or move a follower; FetchFailed if its Worker is gone. One
+        that was superseded while it waited is not loaded.
+        """
         yield from self.settle()
         version, worker = message.version, self._timing.worker
+        if self._fetches.take_superseded(message):
+            yield m.Loaded(id=message.id, worker=worker)
+            return
         module = module_of(self._plan, message)
+        fetched_beside = self._fetches.take(message)
         try:
             verb = "follow" if message.leader else "load"
             name, what = f"{verb} {message.model}", f"{verb} version {version}"
             with self._timing.during(message.reader, name, what, task=message.id):
-                fetched = self._load(message, module)
+                fetched = self._load(message, module, fetched_beside)
         except PeerLost as lost:
             yield m.FetchFailed(id=message.id, worker=worker, peer=lost.peer)
             return
         self._given[module] = version
+        if fetched is not None and fetched.block >= 0 and fetched_beside is None:
+            yield self._tell_fetched(message, fetched)
         yield m.Loaded(id=message.id, worker=worker)
-        if fetched and not message.leader:
+        if fetched is not None and not message.leader:
             self._unprobed.append(message)
 
     def settle(self) -> Iterator[m.Event]:
@@ -180,55 +231,31 @@ class Delivery:
             dtypes=dtypes,
         )
 
-    def _load(self, message: m.Load, module: str) -> bool:
-        """From the writer's kernel here, or from its Worker's block. Returns whether the latter."""
+    def _load(
+        self, message: m.Load, module: str, fetched_beside: Future[FetchedPieces] | None
+    ) -> FetchedPieces | None:
+        """From the writer's kernel here, or from a Worker's block: then what was fetched of it."""
         reader = self._kernels[message.reader]
         if not brings(message, self._given.get(module)):
             # The module is the writer's own, or has this version: the reader only notes it.
             reader.load((), message.version, rate=message.rate)
-            return False
+            return None
         if not message.source:
             pieces = self._kernels[message.writer].pieces()
             reader.load(pieces, message.version, rate=message.rate)
-            return False
+            return None
+        if fetched_beside is None:
+            fetched = self._pieces.fetch(message)
+        else:
+            fetched = fetched_beside.result()
         with DeviceSeconds() as loading:
-            pieces = self._fetch_pieces(message)
-            reader.load(pieces, message.version, rate=message.rate)
+            reader.load(fetched.pieces, message.version, rate=message.rate)
             if self._memories is not None:
                 # Once this is told as loaded, the writer may fill its memory anew.
                 self._memories.wait_for_device()
+        self._reports.append((f"weights/{message.model}/fetch", fetched.seconds, 1.0))
         self._reports.append((f"weights/{message.model}/load", loading.seconds, 1.0))
-        return True
-
-    def _fetch_pieces(self, message: m.Load) -> Iterable[Piece]:
-        """Fetch the pieces of a block and verify all of them. Raises PeerLost."""
-        block = BlockRequest(worker=message.source, block=message.block)
-        records = self._channel.fetch([block])[0]
-        if "data" in records.schema.names:
-            self._counts.count_weight_bytes(message.model, message.reader, records.nbytes)
-            return from_records(records, message.digest)
-        if "memory" in records.schema.names:
-            return self._read_memory(message, records)
-        assert self._pairs is not None
-        if message.source == self._timing.worker:
-            return verify_pieces(records, self._pairs.block_tensors(message.block), message.digest)
-        arrived = self._pairs.receive(
-            message.source, [block], lambda device: make_room(records, device)
-        )
-        size = sum(tensor.nbytes for tensor in arrived)
-        self._counts.count_weight_bytes(message.model, message.reader, size)
-        return verify_pieces(records, arrived, message.digest)
-
-    def _read_memory(self, message: m.Load, records: pa.RecordBatch) -> list[Piece]:
-        """Views of the writer's memory, on the device that both Workers have."""
-        assert self._memories is not None
-        map_token = partial(self._memories.map_token, message.source)
-        pieces = read_flat(records, map_token, message.digest)
-        if message.source != self._timing.worker:
-            size = sum(piece.data.nbytes for piece in pieces)
-            self._memories.count_read(size)
-            self._counts.count_weight_bytes(message.model, message.reader, size)
-        return pieces
+        return fetched
 
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""
@@ -267,3 +294,7 @@ def module_of(plan: Plan, load: m.Load) -> str:
 def brings(load: m.Load, known_version: int | None) -> bool:
     """Whether the writer's pieces are read for it. given: the version that the module has."""
     return not load.alias and known_version != load.version
+
+
+def _nobody_hears(event: m.Event) -> None:
+    del event

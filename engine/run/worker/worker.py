@@ -68,7 +68,7 @@ class Worker:
         self.timing = Timing(name, plan.origin)
         self.counts = FlowCounts(name)
         self.timing.peak = self.counts.peak
-        self.rows = WorkerRows(name, plan, channel, pairs, self.counts)
+        self.rows = WorkerRows(name, plan, channel, pairs, self.counts, self.timing)
         self._newest = newest
         self.waits = OutsideWaits(self.timing)
         self.kernels = OpenKernels(
@@ -145,6 +145,9 @@ class Worker:
                 return self.delivery.bring(instruction)
             case m.Release():
                 self.release(instruction.blocks)
+                return ()
+            case m.FetchAhead():
+                self.rows.ahead.begin(instruction)
                 return ()
             case _:
                 return (self._turn(instruction),)

@@ -156,7 +156,8 @@ class WorkerProcess:
             case control.PeerAddresses() as where:
                 self._channel.write(where)
             case control.Forget():
-                self._updates.count_ended(self._inbox.forget())
+                fetches = self._worker.delivery.forget() if self._worker is not None else 0
+                self._updates.count_ended(self._inbox.forget() + fetches)
             case control.Quit():
                 if self._busy:  # the result is not wanted, and nothing of it is durable
                     self._end_busy()
@@ -170,16 +171,34 @@ class WorkerProcess:
         end(0)
 
     def _accept(self, instruction: m.ToWorker) -> None:
-        """Release at once. A Load may interrupt a running chunk, unless earlier ones wait."""
-        loads = isinstance(instruction, m.Load) and not self._inbox.has_weights()
-        if isinstance(instruction, m.Release):
-            self._worker.release(instruction.blocks)
-            if self._updates.note_spill(self._spilled_bytes):
-                self._updates.flush()
-        elif loads and self._worker.delivery.interrupt_with(instruction):
+        """Release at once, and begin what is fetched beside the kernels."""
+        match instruction:
+            case m.Release():
+                self._worker.release(instruction.blocks)
+                if self._updates.note_spill(self._spilled_bytes):
+                    self._updates.flush()
+            case m.FetchAhead():
+                self._worker.rows.ahead.begin(instruction)
+            case m.Load():
+                delivery = self._worker.delivery
+                if not delivery.fetch_beside(instruction, self._take_weights, self._tell):
+                    self._take_weights(instruction)
+            case _:
+                self._inbox.put(instruction)
+
+    def _take_weights(self, load: m.Load) -> None:
+        """Let a running chunk load it, unless earlier ones wait; else before the next chunk. From
+        any thread.
+        """
+        if not self._inbox.has_weights() and self._worker.delivery.interrupt_with(load):
             self._updates.count_ended()
+            self._updates.flush_ended()
         else:
-            self._inbox.put(instruction)
+            self._inbox.put(load)
+
+    def _tell(self, event: m.Event) -> None:
+        self._updates.event(event)
+        self._updates.flush()
 
     def _doing(self) -> Doing:
         if self._worker is None:
