@@ -197,7 +197,7 @@ class Coordinator:
                 self._dispatch.finish(asked)
             case m.FetchFailed() if asked is not None:
                 self._dispatch.take_back(asked)
-            case m.Loaded() | m.Offered() if asked is not None:
+            case m.Loaded() | m.Offered() | m.Fetched() if asked is not None:
                 self._take_weights(event, asked)
             case m.WorkerLost():
                 self._losses.lose_at_the_end(event.worker)
@@ -226,6 +226,8 @@ class Coordinator:
                 self._take_rows(event, asked)
             case m.Tombstoned():
                 self._drop_row(event, asked)
+            case m.Fetched() if asked is not None:
+                self._take_weights(event, asked)
             case _ if asked is not None and isinstance(event, m.TaskEnd):
                 self._take_task_end(event, asked)
             case m.WorkerLost():
@@ -257,6 +259,8 @@ class Coordinator:
         match event:
             case m.ChunkDone():
                 self._close_chunk(event, asked)
+            case m.FetchFailed() if isinstance(asked.task, m.Load):
+                self._take_weights(event, asked)
             case m.FetchFailed():
                 self._losses.tell_unfetched_again(event, asked)
             case m.Stepped():
@@ -268,7 +272,9 @@ class Coordinator:
         if isinstance(event, m.Evaluated):
             self._evaluation.evaluated[event.node] = event.version
 
-    def _take_weights(self, event: m.Loaded | m.Offered, asked: Pending) -> None:
+    def _take_weights(
+        self, event: m.Loaded | m.Offered | m.Fetched | m.FetchFailed, asked: Pending
+    ) -> None:
         assert isinstance(asked.task, m.Offer | m.Load)
         self._course.out += self._versions.note_answer(event, asked.task)
 

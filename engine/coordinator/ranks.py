@@ -54,6 +54,7 @@ class RankGroups:
     def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
         self._groups = {n.name: n for n in plan.nodes if n.work == "train" and n.ranks > 1}
+        self._keepers = {name: _find_keepers(plan, group) for name, group in self._groups.items()}
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
         self._lengths: dict[tuple[str, int], np.ndarray] = {}
         """Tokens of each row of the blocks that a rank group may be given."""
@@ -86,7 +87,8 @@ class RankGroups:
             case m.Offer() if instruction.writer in self._groups:
                 ranks = self._groups[instruction.writer].workers
                 self._outstanding.ask_all(instruction, ranks)
-                return [replace(instruction, worker=rank) for rank in ranks]
+                keepers = self._keepers[instruction.writer]
+                return [replace(instruction, worker=r, keeps=r in keepers) for r in ranks]
             case m.Release():
                 for block in instruction.blocks:
                     self._lengths.pop((instruction.worker, block), None)
@@ -204,10 +206,8 @@ class RankGroups:
             case m.FetchFailed() if asked is not None and self._is_group(asked.task):
                 return self._pass_first_failure(event, asked), self._end_fetch(event)
             case m.Offered() if asked is not None and event.worker != asked.task.worker:
-                # All ranks took part, but only the first one's block counts.
-                if event.block < 0:
-                    return [], []
-                return [], [m.Release(worker=event.worker, blocks=(event.block,))]
+                # All ranks took part, but not every one has a block.
+                return ([event] if event.block >= 0 else []), []
             case m.WorkerLost():
                 self.forget_worker(event.worker)
         return [event], []
@@ -280,6 +280,18 @@ def _what_ranks_lack(asked: Pending) -> str:
     have_begun = "begun" in asked.parts.values()
     lacking = "ended their updates" if have_begun else "fetched their rows"
     return f"ranks {', '.join(late)} have not {lacking} yet"
+
+
+def _find_keepers(plan: Plan, group: PlannedNode) -> frozenset[str]:
+    """The ranks that keep a version for readers beside the first one: the first of each other host,
+    where each rank has all of the weights.
+    """
+    if group.layout.shard or group.layout.tensor > 1:
+        return frozenset()
+    firsts: dict[str, str] = {}
+    for worker in group.workers:
+        firsts.setdefault(plan.host_of(worker), worker)
+    return frozenset(firsts.values()) - {group.workers[0]}
 
 
 def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:

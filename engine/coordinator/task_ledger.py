@@ -27,7 +27,7 @@ from engine.coordinator.chunk import NodeChunk
 from engine.protocol import messages as m
 
 T = TypeVar("T", bound=m.Task)
-_NO_END = (m.Produced, m.Tombstoned, m.Reported)
+_NO_END = (m.Produced, m.Tombstoned, m.Reported, m.Fetched)
 """Answers after which everything that was owed is owed still."""
 Part = Literal["due", "told", "prepared", "begun"]
 

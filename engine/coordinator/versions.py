@@ -1,21 +1,26 @@
 """Who has which version of which trained Model.
 
     an offer      waits for                        ends with
-    offering      the writer's Worker              Offered; then each reader elsewhere is told
-    loading       each Worker of each reader       Loaded of each, or its loss; its block goes
+    offering      the writer's Worker              Offered; then readers elsewhere are told
+    loading       each Worker of each reader       Loaded of each, or its loss; its blocks go
 
     a reader      waits for                        ends with
     owed          its Worker to be there again,    Load
                   the writer not to be training
+    held          a source for it                  Load
 
 Owns: what a publish tells each Worker of each reader, and the blocks that weights travel in. Does
 not own: when a version is published (course.py), who has not loaded it yet
-(weight_readers.py), nor how the bytes travel.
+(weight_readers.py), which source each loads from (weight_tree.py), nor how the bytes travel.
 
 A reader loads straight from a writer of one rank in its own Worker; for all others the writer's
 Worker makes a block at once (Offer), so that it can go on training. Readers ask for the block when
 they can load it, and the writer pushes nothing: a reader that drains a chunk may be ready minutes
 later, and a push would hold the writer up that long (decision 0013).
+
+On other hosts the first readers keep what they fetched, and others load from them. A source that
+cannot be reached is one no more, and who asked it is told another; without any the version is
+offered again.
 """
 
 from __future__ import annotations
@@ -27,17 +32,21 @@ from dataclasses import dataclass, field, replace
 from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.task_ledger import Outstanding
 from engine.coordinator.weight_readers import Place, StillLoading
+from engine.coordinator.weight_tree import WeightSource, WeightTree
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.replica_ranges import elastic_nodes
-from engine.protocol.messages import Load, Loaded, Offer, Offered
+from engine.protocol.messages import Fetched, FetchFailed, Load, Loaded, Offer, Offered
 
 
 @dataclass(slots=True, eq=False)
 class _Weights:
-    """One version of one Model on its way. held: whom to tell when the block is known."""
+    """One version of one Model on its way. held: whom to tell once there is a source for them.
+    offered: whether the writer's first rank has made its block.
+    """
 
+    tree: WeightTree
     held: list[Load] = field(default_factory=list)
-    offered: Offered | None = None
+    offered: bool = False
 
 
 class Versions:
@@ -54,7 +63,12 @@ class Versions:
         self._published = 0
         self._weights: dict[tuple[str, int], _Weights] = {}
         """(model, version) -> what is on its way."""
+        self._host_of = plan.host_of
+        self._is_freed = False
+        """Whether a load has ended, so that who is held may have a source now."""
         self._gone: list[tuple[str, int]] = []
+        self._leaving: list[tuple[str, int]] = []
+        """Blocks that nobody is told to load from any more, and some may still read."""
         self._down: set[str] = set()
         self._owed: dict[str, set[Place]] = {}
         """By Worker, who is to be told of the published version as soon as possible."""
@@ -63,6 +77,8 @@ class Versions:
         self._loading = StillLoading(n.name for n in elastic_nodes(plan))
         self._reads: Counter[tuple[str, int]] = Counter()
         """Blocks of weights that are being loaded."""
+        self._under_way: Counter[tuple[str, int]] = Counter()
+        """(model, version) -> loads of it from a block."""
         outstanding.on_load = self._count_load
         self.on_able: Callable[[str], None] = nobody_considers
         """Called with a Worker that has a version, after it had none."""
@@ -117,15 +133,14 @@ class Versions:
             if self._on_the_spot(message):
                 yield self._ask_load(message)
                 continue
-            weights = self._weights.get((written, message.version))
-            if weights is None:
-                weights = self._weights[written, message.version] = _Weights()
+            key = written, message.version
+            if key not in self._weights:
+                self._weights[key] = _Weights(WeightTree(self._host_of))
                 yield self._offer(written, message)
-            if weights.offered is None:
-                weights.held.append(message)
-                self._loading.add(place)
-            else:
-                yield self._ask_load_of_block(message, weights.offered)
+            self._weights[key].held.append(message)
+            self._loading.add(place)
+            if self._weights[key].tree.sources:
+                yield from self._ask_held(key)
 
     def _offer(self, written: str, message: Load) -> Offer:
         task = Offer(
@@ -143,48 +158,122 @@ class Versions:
         self._outstanding.ask(task)
         return task
 
-    def _ask_load_of_block(self, message: Load, offered: Offered) -> Load:
-        task = replace(
-            message,
-            id=self._outstanding.new_id(),
-            source=offered.worker,
-            block=offered.block,
-            digest=offered.digest,
-        )
-        self._outstanding.ask(task)
-        return task
+    def _ask_held(self, key: tuple[str, int]) -> list[Load]:
+        """Tell those who are held from whom to load, as far as there are sources for them."""
+        weights = self._weights[key]
+        messages, weights.held = weights.held, []
+        loads: list[Load] = []
+        for place, message in enumerate(messages):
+            number = self._outstanding.new_id()
+            others_wait = bool(weights.held) or place + 1 < len(messages)
+            choice = weights.tree.choose(number, message.worker, others_wait=others_wait)
+            if choice is None:
+                weights.held.append(message)
+                continue
+            source = choice.source
+            load = replace(
+                message,
+                id=number,
+                source=source.worker,
+                block=source.block,
+                digest=source.digest,
+                keeps=choice.keeps,
+            )
+            self._outstanding.ask(load)
+            # Only now that it loads, which is a reason to wait, too: in between nobody counts as
+            # having the version.
+            self._loading.drop(_place(message))
+            loads.append(load)
+        return loads
+
+    def _ask_all_held(self) -> list[Load]:
+        """The same for every version, where loads have ended since the last call."""
+        loads: list[Load] = []
+        if self._is_freed:
+            self._is_freed = False
+            for key in list(self._weights):
+                self._owe_if_sourceless(key)
+            for key in self._weights:
+                loads += self._ask_held(key)
+        return loads
+
+    def _owe_if_sourceless(self, key: tuple[str, int]) -> None:
+        """Have a version offered again that nobody has any more, if somebody waits for it."""
+        weights = self._weights[key]
+        if weights.offered and not weights.tree.sources:
+            del self._weights[key]
+            for message in weights.held:
+                self._loading.drop(_place(message))
+                self._owe_again(message)
 
     def _on_the_spot(self, message: Load) -> bool:
         return message.alias or self._nodes[message.writer].workers == (message.worker,)
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def note_answer(self, event: Loaded | Offered, task: Offer | Load) -> list[Load]:
+    def note_answer(
+        self, event: Loaded | Offered | Fetched | FetchFailed, task: Offer | Load
+    ) -> list[Load]:
         """Note the answer to a task; returns who is told what now."""
-        if isinstance(event, Offered):
-            return self._take_offer(event, (task.model, task.version))
-        if isinstance(task, Load) and task.version == self._published:
-            place = _place(task)
-            self._loading.has_one(place)
-            self.on_able(place[2])
-        self._let_go()
-        return []
-
-    def _take_offer(self, event: Offered, model: tuple[str, int]) -> list[Load]:
-        """Tell who waits for these weights, which are a block now, or release it if nobody does."""
-        weights = self._weights.get(model)
-        if weights is None or weights.offered is not None:
-            self._gone.append((event.worker, event.block))
-            return []
-        weights.offered = event
-        loads = [self._ask_load_of_block(message, event) for message in weights.held]
-        # Only now that each of these loads, which is a reason to wait, too: in between nobody
-        # counts as having the version.
-        for message in weights.held:
-            self._loading.drop(_place(message))
-        weights.held = []
+        loads: list[Load] = []
+        match event:
+            case Offered():
+                loads = self._take_offer(event, task)
+            case Fetched() if isinstance(task, Load):
+                loads = self._take_fetched(event, task)
+            case FetchFailed() if isinstance(task, Load):
+                self._take_failure(event, task)
+            case Loaded() if task.version == self._published and isinstance(task, Load):
+                place = _place(task)
+                self._loading.has_one(place)
+                self.on_able(place[2])
         self._let_go()
         return loads
+
+    def _take_offer(self, event: Offered, task: Offer | Load) -> list[Load]:
+        """Tell who waits for these weights, which are a block now, or release it if nobody does."""
+        key = task.model, task.version
+        weights = self._weights.get(key)
+        if weights is not None:
+            weights.offered |= event.worker == task.worker
+        if weights is None or event.worker in weights.tree.sources:
+            self._gone.append((event.worker, event.block))
+            return []
+        source = WeightSource(worker=event.worker, block=event.block, digest=event.digest)
+        weights.tree.add(source)
+        return self._ask_held(key)
+
+    def _take_fetched(self, event: Fetched, task: Load) -> list[Load]:
+        """A reader's Worker has the weights as a block: it is a source, too."""
+        key = _written(task), task.version
+        weights = self._weights.get(key)
+        if weights is None or event.worker in weights.tree.sources:
+            self._leaving.append((event.worker, event.block))
+            return []
+        weights.tree.end(task.id)
+        source = WeightSource(worker=event.worker, block=event.block, digest=task.digest)
+        weights.tree.add(source)
+        return self._ask_held(key)
+
+    def _take_failure(self, event: FetchFailed, task: Load) -> None:
+        """A reader could not reach its source: it gets another, or the published version."""
+        weights = self._weights.get((_written(task), task.version))
+        source = None if weights is None else weights.tree.drop(event.peer)
+        if source is not None:
+            self._leaving.append((source.worker, source.block))
+        if weights is not None and weights.tree.sources:
+            weights.held.append(task)
+            self._loading.add(_place(task))
+        else:
+            self._owe_again(task)
+        self._is_freed = True
+
+    def _owe_again(self, message: Load) -> None:
+        """What a reader was to load is nowhere: it is owed what is published, unless it was told
+        that since. A follower is told nothing: its leader's writer is gone, and the run goes back.
+        """
+        if not message.leader and message.version == self._published:
+            self._owe(_place(message))
 
     # --- losses -----------------------------------------------------------------------------------
 
@@ -203,6 +292,9 @@ class Versions:
             for message in of_worker:
                 weights.held.remove(message)
                 self._loading.drop(_place(message))
+            weights.tree.drop(worker)
+        self._leaving = [place for place in self._leaving if place[0] != worker]
+        self._is_freed = True
         self._let_go()
 
     def note_opened(self, worker: str) -> None:
@@ -216,14 +308,14 @@ class Versions:
         return self._loading.lacks(node, worker)
 
     def bring(self, *, may_offer: bool) -> list[Offer | Load]:
-        """Tell who is owed the published version.
+        """Tell who is owed the published version, and who is held and has a source now.
 
         may_offer: False while a writer's ranks may have to write files, and once the writers train
         the next version. Then this version is only loaded from a block that is already offered;
         others get the next one. That suffices: while a Step trains, nobody reads at lag 0, and
         later readers do not need this very version.
         """
-        tasks: list[Offer | Load] = []
+        tasks: list[Offer | Load] = [*self._ask_all_held()]
         if not self._due:
             return tasks
         places: list[Place] = []
@@ -237,11 +329,13 @@ class Versions:
 
     def _let_go(self) -> None:
         for key, weights in [*self._weights.items()]:
-            offered = weights.offered
-            if offered is None or weights.held or self._reads[offered.worker, offered.block]:
-                continue
-            del self._weights[key]
-            self._gone.append((offered.worker, offered.block))
+            if weights.offered and not weights.held and not self._under_way[key]:
+                del self._weights[key], self._under_way[key]
+                sources = weights.tree.sources.values()
+                self._gone += [(source.worker, source.block) for source in sources]
+        leaving, self._leaving = self._leaving, []
+        for place in leaving:
+            (self._leaving if self._reads[place] else self._gone).append(place)
 
     def drain(self) -> list[tuple[str, int]]:
         """(worker, block) of weights that everybody has loaded; each is returned once."""
@@ -275,9 +369,19 @@ class Versions:
             self._loading.add(_place(load))
         else:
             self._loading.drop(_place(load))
+            self._end_load(load)
+        if load.source:
+            self._under_way[_written(load), load.version] += more
         self._reads[load.source, load.block] += more
         if not self._reads[load.source, load.block]:
             del self._reads[load.source, load.block]
+
+    def _end_load(self, load: Load) -> None:
+        """It needs its source no more, whatever has become of it."""
+        weights = self._weights.get((_written(load), load.version))
+        if weights is not None and load.source:
+            weights.tree.end(load.id)
+            self._is_freed |= bool(weights.held)
 
     @property
     def loaded_everywhere(self) -> bool:
@@ -294,7 +398,7 @@ class Versions:
         """Whether no offer is under way. Ranks make one together, and write files together whether
         asleep or awake: then no rank may still wait for its devices with an offer.
         """
-        return all(weights.offered is not None for weights in self._weights.values())
+        return all(weights.offered for weights in self._weights.values())
 
     def behind(self, nodes: Iterable[PlannedNode]) -> bool:
         """Whether one of these nodes has not loaded the published version yet."""
@@ -306,7 +410,7 @@ class Versions:
         lines = [
             f"{self._writers[model]}: has not offered {model!r} version {version}"
             for (model, version), weights in self._weights.items()
-            if weights.offered is None
+            if not weights.offered
         ]
         return lines + [
             f"{reader} in {worker}: has not loaded {model!r} version {self._published}"
@@ -316,6 +420,11 @@ class Versions:
 
 def _place(message: Load) -> Place:
     return message.reader, message.model, message.worker
+
+
+def _written(load: Load) -> str:
+    """The Model whose weights it loads: a follower's are its leader's."""
+    return load.leader or load.model
 
 
 def _readers(plan: Plan) -> dict[str, list[tuple[str, str]]]:

@@ -150,7 +150,16 @@ def _plan(draft: PlanDraft, seed: int, sources: list[PlannedSource]) -> Plan:
         recorded=_recorded(draft) if draw.random() < 0.5 else (),
         recorder=draw.choice([worker for node in nodes for worker in node.workers]),
         turns=_turns(draft) if draw.random() < 0.25 else (),
+        hosts=_hosts(seed, draft.pool),
     )
+
+
+def _hosts(seed: int, workers: tuple[str, ...]) -> dict[str, str]:
+    """Several hosts in half of the cases; drawn apart so that a seed's case stays the same."""
+    draw = random.Random(f"{seed}/hosts")
+    if draw.random() < 0.5:
+        return {}
+    return {worker: draw.choice(("a", "b", "c", "d")) for worker in workers}
 
 
 def _turns(draft: PlanDraft) -> tuple[tuple[str, ...], ...]:

@@ -18,6 +18,7 @@ from engine.protocol.messages import (
     ChunkDone,
     Evaluate,
     Evaluated,
+    FetchAhead,
     FetchFailed,
     Load,
     Record,
@@ -56,12 +57,30 @@ class Proof(RunRecord):
         self.cuts_exact()
         self.measured_once()
         self.nobody_lost()
+        self.fetched_in_time()
         if not self.past:
             self.admitted_in_order()
 
     def nothing_leaks(self) -> None:
         left = sorted(self.run.workers.outbox.blocks)
         assert not left, f"blocks never released: {left}"
+
+    def fetched_in_time(self) -> None:
+        """Rows are fetched ahead for the next Step alone, once for a node, and only with a lag. That
+        they are there, and the right ones, is checked by who fetches them.
+        """
+        step = self.first_step
+        told: set[tuple[str, str, int]] = set()
+        for _, message in self.history.instructions:
+            match message:
+                case StepClosed(step=step):
+                    pass
+                case FetchAhead():
+                    assert step < message.step <= step + 2, f"step {message.step} after {step}"
+                    place = message.node, message.worker, message.step
+                    assert place not in told, f"{place} twice"
+                    told.add(place)
+        assert not told or all(source.max_lag for source in self.plan.sources)
 
     def steps_in_order(self) -> None:
         """Steps follow one another; in each, train nodes come last, in the order of the sinks."""

@@ -322,7 +322,9 @@ class SimulatedWorker:
 
     def _offer(self, message: m.Offer, done: Done) -> None:
         def end() -> None:
-            block = self._world.outbox.offer(self.name, message.model, message.version)
+            block = -1
+            if message.keeps or self.name == self._world.nodes[message.writer].workers[0]:
+                block = self._world.outbox.offer(self.name, message.model, message.version)
             self.say(m.Offered(id=message.id, worker=self.name, block=block, digest=""))
             done()
 
