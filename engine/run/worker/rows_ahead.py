@@ -31,6 +31,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest, Channel, Requests
 from engine.channels.projection import select_rows
 from engine.protocol import messages as m
+from engine.protocol.reports import Report
 from engine.run.worker.input_batches import requests as list_requests
 
 _log = logging.getLogger(__name__)
@@ -85,8 +86,8 @@ class RowsAhead:
         self._begun: dict[str, _Ahead] = {}
         """By node."""
         self._lock = threading.Lock()
-        self.bytes_here = 0
-        """Of rows that were here when they were asked for, so far."""
+        self._bytes_here = 0
+        """Of rows that were here when they were asked for, since the last report."""
 
     def begin(self, message: m.FetchAhead) -> None:
         """Fetch the rows that others keep; those of an earlier message for its node go."""
@@ -128,12 +129,17 @@ class RowsAhead:
             batch = None if fetched is None else fetched.select(request.rows)
             if batch is not None:
                 batches[number] = batch
-                self.bytes_here += batch.nbytes
+                self._bytes_here += batch.nbytes
         missing = [number for number in range(len(requests)) if number not in batches]
         if missing:
             rest = self._channel.fetch([requests[number] for number in missing])
             batches.update(zip(missing, rest, strict=True))
         return [batches[number] for number in range(len(requests))]
+
+    def reports(self) -> list[Report]:
+        """The bytes that had been fetched ahead when they were asked for, since the last call."""
+        bytes_here, self._bytes_here = self._bytes_here, 0
+        return [("edge/ahead/bytes", float(bytes_here), 1.0)] if bytes_here else []
 
     def _take_rows(self, node: str) -> Mapping[_Place, FetchedRows]:
         """What is here for a node, once its fetch has ended; one that has not begun is dropped."""

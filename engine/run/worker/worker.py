@@ -112,6 +112,7 @@ class Worker:
         reports += self.timing.reports()
         reports += self.kernels.reports()
         reports += self.delivery.reports()
+        reports += self.rows.ahead.reports()
         reports += self.counts.reports()
         reports += self.waits.reports()
         return reports

@@ -1,0 +1,158 @@
+"""Rows fetched ahead: what is here is not fetched again, and a wrong guess changes no row."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys
+from engine.channels.contract import BlockRequest, PeerLost, Requests
+from engine.channels.inproc import InprocChannel
+from engine.protocol import messages as m
+from engine.protocol.refs import Gather
+from engine.run.worker.rows_ahead import FetchedRows, RowsAhead
+
+SOON = 20.0
+
+
+class CountedChannel(InprocChannel):
+    """Rows of another Worker. fetched: how often each block was asked for, in the task's own time
+    and beside it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+        self.asked_beside: list[int] = []
+        self.lost = False
+        self.began = threading.Event()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
+        self.asked += [request.block for request in requests]
+        return super().fetch(requests)
+
+    def fetch_beside(self, requests: Requests) -> list[pa.RecordBatch]:
+        self.asked_beside += [request.block for request in requests]
+        self.began.set()
+        assert self.may_answer.wait(SOON)
+        if self.lost:
+            raise PeerLost("gen", "is gone")
+        return super().fetch(requests)
+
+
+def kept(channel: InprocChannel, *values: int) -> int:
+    """A block with a column x of these values."""
+    records = pa.RecordBatch.from_pydict({"x": pa.array(values)})
+    return channel.keep(Batch(Keys.of(range(len(values))), records))
+
+
+def message(block: int, rows: list[int], step: int = 2, node: str = "train_policy") -> m.FetchAhead:
+    row = np.array(rows)
+    at = {"block": np.zeros_like(row), "row": row}
+    gather = Gather(producer="rollout", columns=("x",), refs=(("gen", block),), **at)
+    keys = {"rows": Keys.of(rows)}
+    return m.FetchAhead(node=node, worker="t0", step=step, keys=keys, inputs={"rows": (gather,)})
+
+
+def request(block: int, rows: list[int]) -> BlockRequest:
+    return BlockRequest(worker="gen", block=block, columns=("x",), rows=np.array(rows))
+
+
+def begun(channel: CountedChannel, *messages: m.FetchAhead, worker: str = "t0") -> RowsAhead:
+    """What fetches these ahead, with the first of them under way."""
+    ahead = RowsAhead(worker, channel)
+    for each in messages:
+        ahead.begin(each)
+    assert channel.began.wait(SOON)
+    return ahead
+
+
+def fetched(ahead: RowsAhead, node: str, *requests: BlockRequest) -> list[list[int]]:
+    return [batch.column("x").to_pylist() for batch in ahead.fetch(node, requests)]
+
+
+def test_rows_that_are_here_are_not_fetched_again_and_the_rest_is() -> None:
+    channel = CountedChannel()
+    first, second = kept(channel, 10, 11, 12), kept(channel, 20, 21)
+    ahead = begun(channel, message(first, [0, 2]))
+    rows = fetched(ahead, "train_policy", request(first, [2]), request(second, [1, 0]))
+    assert rows == [[12], [21, 20]]
+    assert (channel.asked_beside, channel.asked) == ([first], [second])
+    (report,) = ahead.reports()
+    assert report[0] == "edge/ahead/bytes"
+    assert not ahead.reports()
+
+
+def test_a_task_waits_for_the_fetch_that_is_under_way() -> None:
+    channel = CountedChannel()
+    block = kept(channel, 1, 2)
+    channel.may_answer.clear()
+    ahead = begun(channel, message(block, [0, 1]))
+    threading.Timer(0.05, channel.may_answer.set).start()
+    assert fetched(ahead, "train_policy", request(block, [0, 1])) == [[1, 2]]
+    assert not channel.asked
+
+
+def test_rows_of_other_nodes_and_of_a_step_that_has_its_rows_are_not_used() -> None:
+    channel = CountedChannel()
+    block = kept(channel, 1, 2)
+    ahead = begun(channel, message(block, [0, 1]))
+    fetched(ahead, "other", request(block, [0]))
+    ahead.end_step("train_policy", 2)
+    fetched(ahead, "train_policy", request(block, [0]))
+    assert channel.asked == [block, block]
+
+
+def test_the_end_of_a_step_leaves_what_other_nodes_get_in_it() -> None:
+    channel = CountedChannel()
+    block = kept(channel, 1, 2)
+    ahead = begun(channel, message(block, [0], node="critic"))
+    ahead.end_step("train_policy", 2)
+    assert fetched(ahead, "critic", request(block, [0])) == [[1]]
+    ahead.end_step("train_policy", 3)
+    assert fetched(ahead, "critic", request(block, [0])) == [[1]]
+    assert channel.asked == [block]
+
+
+@pytest.mark.parametrize("how", ["lost", "released"])
+def test_a_guess_that_comes_to_nothing_is_no_error(how: str) -> None:
+    channel = CountedChannel()
+    block, other = kept(channel, 1), kept(channel, 2)
+    channel.lost = how == "lost"
+    if how == "released":
+        channel.release(block)
+    ahead = begun(channel, message(block, [0]))
+    assert fetched(ahead, "train_policy", request(other, [0])) == [[2]]
+
+
+def test_what_this_worker_keeps_is_not_fetched() -> None:
+    channel = CountedChannel()
+    block = kept(channel, 1)
+    begun(channel, message(block, [0]), worker="gen").end_step("train_policy", 2)
+    assert not channel.asked_beside
+
+
+@given(
+    here=st.none() | st.lists(st.integers(0, 9), unique=True),
+    wanted=st.none() | st.lists(st.integers(0, 9)),
+)
+def test_rows_are_selected_as_the_block_would(
+    here: list[int] | None, wanted: list[int] | None
+) -> None:
+    whole = pa.RecordBatch.from_pydict({"x": pa.array(range(100, 110))})
+    rows = None if here is None else np.array(here, np.int64)
+    records = whole if rows is None else whole.take(pa.array(rows))
+    asked = None if wanted is None else np.array(wanted, np.int64)
+    batch = FetchedRows(rows, records).select(asked)
+    is_here = here is None or (wanted is not None and set(wanted) <= set(here))
+    assert (batch is not None) == is_here
+    if batch is not None:
+        numbers = range(10) if wanted is None else wanted
+        assert batch.column("x").to_pylist() == [100 + number for number in numbers]
