@@ -293,9 +293,10 @@ class Versions:
                 weights.held.remove(message)
                 self._loading.drop(_place(message))
             weights.tree.drop(worker)
-        self._leaving = [place for place in self._leaving if place[0] != worker]
         self._is_freed = True
         self._let_go()
+        self._leaving = [place for place in self._leaving if place[0] != worker]
+        self._gone = [place for place in self._gone if place[0] != worker]
 
     def note_opened(self, worker: str) -> None:
         """Note that a Worker is there again: it is told what it is owed."""

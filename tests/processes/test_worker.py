@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,7 +21,7 @@ from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Sessio
 from dataflow.kernel_abilities import Interruptible, Sleeper
 from dataflow.schema import Rollout
 from engine.api import plan
-from engine.channels.contract import BlockRequest, Channel, PeerLost
+from engine.channels.contract import BlockRequest, Channel, PeerLost, Requests
 from engine.channels.inproc import InprocChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.row_broadcast import RowBroadcast, join
@@ -31,6 +33,7 @@ from tests.kit.run_graphs import evaluated, rolled_out, small
 
 WEIGHTS = [Piece("a", np.arange(3)), Piece("b", np.ones((2, 2)))]
 PIN = {"rollout": "gen", "train_policy": "train"}
+SOON = 20.0
 OFFERED = m.Offered(id=1, worker="train", block=0, digest="")
 
 
@@ -88,6 +91,21 @@ class PeersAreGone(InprocChannel):
 
     def fetch(self, requests: Sequence[BlockRequest]) -> NoReturn:
         raise PeerLost("data", "its process is gone")
+
+
+class HeldChannel(InprocChannel):
+    """Whose fetches beside the kernels go on when they are let, or find their peer gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.is_gone = False
+
+    def fetch_beside(self, requests: Requests) -> list[pa.RecordBatch]:
+        assert self.may_go_on.wait(SOON)
+        if self.is_gone:
+            raise PeerLost("train", "its process is gone")
+        return super().fetch(requests)
 
 
 def opened(
@@ -157,6 +175,60 @@ def test_new_weights_come_between_two_rows_of_a_running_chunk(
     assert kernels["rollout"].asked == ["interrupt", (3, ["a", "b"])]
     assert kinds(events) == [m.Produced, m.Produced, m.ChunkDone]
     assert not worker.delivery.interrupt_with(message)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_chunk_goes_on_while_weights_are_fetched(tiny_folder: Path, is_gone: bool) -> None:
+    channel, graph = HeldChannel(), small(tiny_folder, max_lag=1)
+    worker, kernels = opened(graph, "gen", channel, pin=PIN)
+    writer, _ = opened(graph, "train", channel, pin=PIN)
+    message, passed = publish(offered(writer, 3)), SimpleQueue()
+    events = worker.execute(chunk())
+    assert isinstance(next(events), m.Produced)
+    assert worker.delivery.fetch_beside(message, passed.put, passed.put)
+    assert isinstance(next(events), m.Produced), "decoding goes on"
+    assert not kernels["rollout"].asked
+    channel.is_gone = is_gone
+    channel.may_go_on.set()
+    assert passed.get(timeout=SOON) == message
+    assert worker.delivery.interrupt_with(message)
+    end = next(events)
+    if is_gone:
+        assert end == m.FetchFailed(id=2, worker="gen", peer="train")
+        assert kernels["rollout"].asked == ["interrupt"]
+    else:
+        assert isinstance(end, m.Loaded)
+        assert kernels["rollout"].asked == ["interrupt", (3, ["a", "b"])]
+        names = {name for name, _, _ in worker.reports()}
+        assert {"weights/policy/fetch", "weights/policy/load"} <= names
+    assert kinds(events) == [m.Produced, m.ChunkDone]
+
+
+def test_who_keeps_what_it_fetched_says_so_at_once(tiny_folder: Path) -> None:
+    channel, graph = HeldChannel(), small(tiny_folder, max_lag=1)
+    channel.may_go_on.set()
+    worker, _ = opened(graph, "gen", channel, pin=PIN)
+    writer, _ = opened(graph, "train", channel, pin=PIN)
+    offer = offered(writer, 3)
+    message, said = replace(publish(offer), keeps=True), SimpleQueue()
+    assert worker.delivery.fetch_beside(message, said.put, said.put)
+    fetched = said.get(timeout=SOON)
+    assert isinstance(fetched, m.Fetched)
+    assert said.get(timeout=SOON) == message
+    (first,) = channel.fetch([BlockRequest(worker="gen", block=fetched.block)])
+    (original,) = channel.fetch([BlockRequest(worker="train", block=offer.block)])
+    assert first.equals(original)
+    assert list(worker.execute(message)) == [m.Loaded(id=2, worker="gen")]
+
+
+@pytest.mark.parametrize("kind", ["alias", "here", "ipc"])
+def test_what_is_here_is_not_fetched(tiny_folder: Path, kind: str) -> None:
+    route = {"weights": "ipc"} if kind == "ipc" else {}
+    worker, _ = opened(small(tiny_folder, max_lag=1), "gen", pin=PIN, **route)
+    message = publish(OFFERED)
+    if kind != "ipc":
+        message = replace(message, alias=kind == "alias", source="gen")
+    assert not worker.delivery.fetch_beside(message, print, print)
 
 
 def test_weights_that_come_at_the_end_of_a_chunk_are_not_forgotten(

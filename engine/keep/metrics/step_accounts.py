@@ -24,10 +24,9 @@ from engine.protocol.reports import FLOW, Doing, Report, SpanOf
 _SUMS = (
     *("time/", "cpu/", "queue/", "edge/", "coordinator/", "data/rows", "completion/tokens"),
     *("env/timeouts", "env/errors"),
-    "fetch/",
 )
 _NODE_TIME = re.compile("time/[^/]+")
-"""Not time/<node>/environments, which is a part of time/<node>."""
+"""Not time/<node>/environments, a part of time/<node>, nor time/<node>/rows, which comes before."""
 _TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
 """Metrics that a Step sums; it takes the mean of all others."""
 _EVALUATIONS = ("eval/", "evaluation/")
