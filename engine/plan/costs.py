@@ -244,15 +244,16 @@ class PlanCosts:
             whole += time.times(self._correction(node, rows, ranks))
         return whole
 
-    def weights(self, model: PlannedModel, worker: str, readers: int = 1) -> Time:
-        """Time until a version has come from its writer to a Worker; so many fetch it at once. None
-        in a Worker that has no module of its own, or where nobody knows the size.
+    def weights(self, model: PlannedModel, worker: str, readers: int = 1, source: str = "") -> Time:
+        """Time until a version has come from its writer, or another Worker that has it (source), to
+        a Worker; so many fetch it there at once. None in a Worker that has no module of its own, or
+        where nobody knows the size.
         """
         sizes = self.sizes_of(model.name)
         reader = next((r for r in model.copying_readers if worker in self._nodes[r].workers), None)
         if sizes is None or reader is None or not model.writer:
             return Time()
-        way = self.link(self._nodes[model.writer].workers[0], worker)
+        way = self.link(source or self._nodes[model.writer].workers[0], worker)
         if model.route == "collective" and not way.delay > transfers.HOST_DELAY:
             way = replace(way, rate=self.place(model.writer).between)
         elif model.route == "ipc":

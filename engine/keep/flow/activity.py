@@ -11,8 +11,9 @@ Owns: each Worker's queue as it was told, and the seconds of each state. Does no
 has no task, nor what becomes of the figures (fold.py).
 
 A Worker carries out what it was told one after another (engine/run/worker_process/task_inbox.py),
-weights before queued chunks, so its first unanswered task is the one under way. An event costs a
-step or two here, whatever the number of Workers.
+weights before queued chunks, so its first unanswered task is the one under way; but while weights
+come from another Worker it does what else it was told. An event costs a step or two here, whatever
+the number of Workers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Queued:
     loads: str = ""
     """The writer of the weights that it brings."""
     passes: bool = False
+    beside: bool = False
+    """Weights that are fetched beside whatever else it does."""
 
 
 @dataclass(slots=True)
@@ -97,6 +100,8 @@ class Activity:
         queue = self._queues.setdefault(worker, [])
         at = len(queue)
         while queued.passes and at > 1 and not queue[at - 1].passes:
+            at -= 1
+        while not queued.passes and at and queue[at - 1].beside:
             at -= 1
         queue.insert(at, queued)
         self._where.setdefault(task.id, []).append(worker)
@@ -222,7 +227,9 @@ def _queue_entry(task: m.Task) -> Queued:
     match task:
         case m.Load():
             loads = task.leader or task.writer
-            return Queued(task.id, task.reader, loads=loads or task.model, passes=True)
+            beside = task.source not in ("", task.worker)
+            loads = loads or task.model
+            return Queued(task.id, task.reader, loads=loads, passes=True, beside=beside)
         case m.Offer():
             return Queued(task.id, task.writer, passes=True)
         case m.Record():

@@ -24,10 +24,11 @@ from dataflow.node import Node
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.memory import HOST_PARTS, SHARED_PARTS, lasting
 from engine.plan.costs import PlanCosts
-from engine.plan.plan import Plan, PlannedModel, PlannedNode
+from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.plan.row_lengths import RowLengths
 from engine.predict.simulation.lengths import DrawnLengths
+from engine.predict.simulation.load_times import LoadTimes
 from engine.predict.simulation.missing_times import require_known_times
 from engine.predict.simulation.routes import Ways
 from engine.protocol import messages as m
@@ -74,13 +75,11 @@ class PricedTimes:
         self._ways = Ways(plan, costs)
         self._runs_beside = {node.name: _runs_beside(plan, node) for node in plan.nodes}
         self._workers = {node.name: frozenset(node.workers) for node in plan.nodes}
-        self._fetching = {model.name: _fetching_workers(plan, model) for model in plan.models}
-        self._models = {model.name: model for model in plan.models}
+        self._loads = LoadTimes(plan, costs, self._ways)
         self._makes_prompts = {node.name for node in plan.program.nodes if _makes_prompts(node)}
         self._row_bytes = _row_bytes(plan)
         # What was asked before: the same thing is asked of each chunk, version and turn.
         self._times: dict[tuple[str, float, bytes, bytes], Times] = {}
-        self._weights: dict[tuple[str, str, str, int], float] = {}
         self._turns: dict[str, float] = {}
         self._shares: dict[tuple[int, str], dict[str, RowLengths]] = {}
         """(assignment, who fetches its rows) -> the rows, by set."""
@@ -304,16 +303,8 @@ class PricedTimes:
         return 0.0
 
     def load(self, message: m.Load) -> float:
-        """Seconds until one reader has a version, while as many as are there fetch it."""
-        if message.alias or message.leader:
-            return 0.0
-        workers = self._fetching[message.model]
-        readers = len(workers) - len(workers & self._world().away)
-        key = message.model, message.reader, self._ways.kind(message.worker), readers
-        if key not in self._weights:
-            model = self._models[message.model]
-            self._weights[key] = self._costs.weights(model, message.worker, max(1, readers)).seconds
-        return self._weights[key]
+        """Seconds until one reader has a version."""
+        return self._loads.seconds(message, self._world().away)
 
     def interrupts(self, reader: str) -> bool:
         """Whether new weights interrupt a reader, as its generate node says."""
@@ -423,16 +414,6 @@ def _row_bytes(plan: Plan) -> dict[tuple[str, str], float]:
         rows = batches.get(producer.source, 1) * producer.rows
         sizes[edge.producer, edge.consumer] = edge.bytes / max(1, rows)
     return sizes
-
-
-def _fetching_workers(plan: Plan, model: PlannedModel) -> frozenset[str]:
-    """Workers that fetch each version of a Model; the writer's first rank offers it."""
-    workers: set[str] = set()
-    for reader in model.copying_readers:
-        workers.update(plan.node(reader).workers)
-    if model.writer:
-        workers.discard(plan.node(model.writer).workers[0])
-    return frozenset(workers)
 
 
 def _runs_beside(plan: Plan, node: PlannedNode) -> bool:
