@@ -113,7 +113,8 @@ def test_a_trace_shows_fetches_beside_the_kernels_and_none_within_them(
         # Between the two the thread hands it over: the load has no part of the fetch.
         assert fetch["ts"] + fetch["dur"] <= each["ts"] + each["dur"]
     ahead = [each["name"] for each in spans["train/fetches rows"]]
-    assert ahead and set(ahead) == {"fetch for train_policy"}
+    assert ahead
+    assert set(ahead) == {"fetch for train_policy"}
     assert sum(column(result, "edge/ahead/bytes")) > 0
     waits = [each for each in spans["train/train_policy"] if each["name"] == FETCH]
     assert len(waits) < len(spans["train/train_policy"])

@@ -66,8 +66,8 @@ class Proof(RunRecord):
         assert not left, f"blocks never released: {left}"
 
     def fetched_in_time(self) -> None:
-        """Rows are fetched ahead for the next Step alone, once for a node, and only with a lag. That
-        they are there, and the right ones, is checked by who fetches them.
+        """Rows are fetched ahead for the next Step alone, once for a node, and only with a lag.
+        That they are there, and the right ones, is checked by who fetches them.
         """
         step = self.first_step
         told: set[tuple[str, str, int]] = set()

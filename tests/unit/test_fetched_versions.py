@@ -70,7 +70,8 @@ def test_one_version_is_fetched_ahead_and_no_second_until_that_is_taken() -> Non
     assert fetches.end_one() == 1
     assert fetches.begun.empty(), "the second buffer is full"
     future = fetches.versions.take(load(1, 1))
-    assert future is not None and future.result().seconds == 2.0
+    assert future is not None
+    assert future.result().seconds == 2.0
     assert fetches.begun.get(timeout=SOON).id == 2
     assert fetches.end_one() == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from engine.run.simulated_workers.simulation import Simulation
 from tests.kit.plans import plan_of, planned_node
 
 
-def lagging(max_lag: int = 1, ranks: tuple[str, ...] = ("t0",), intake: str = "exact") -> Plan:
+def lagging(max_lag: int = 1, ranks: tuple[str, ...] = ("t0",), intake: Any = "exact") -> Plan:
     """Generation in a Worker of its own, training in others."""
     read, write = (
         ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")

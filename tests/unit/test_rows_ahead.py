@@ -55,8 +55,8 @@ def kept(channel: InprocChannel, *values: int) -> int:
 
 def message(block: int, rows: list[int], step: int = 2, node: str = "train_policy") -> m.FetchAhead:
     row = np.array(rows)
-    at = {"block": np.zeros_like(row), "row": row}
-    gather = Gather(producer="rollout", columns=("x",), refs=(("gen", block),), **at)
+    refs, zeros = (("gen", block),), np.zeros_like(row)
+    gather = Gather(producer="rollout", columns=("x",), refs=refs, block=zeros, row=row)
     keys = {"rows": Keys.of(rows)}
     return m.FetchAhead(node=node, worker="t0", step=step, keys=keys, inputs={"rows": (gather,)})
 

@@ -136,8 +136,8 @@ class Timing:
             )
 
     def note_fetch(self, node: str, start: float, end: float) -> None:
-        """Report as time/<node>/rows how long a node waited until its rows were there; from 1 ms on it
-        is a span of its lane.
+        """Report as time/<node>/rows how long a node waited until its rows were there; from 1 ms
+        on it is a span of its lane.
         """
         self._reports.append((f"time/{node}/rows", end - start, 1.0))
         if self.span is not None and end - start >= _SHORTEST_WAIT:
