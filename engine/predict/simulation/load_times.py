@@ -6,6 +6,7 @@ loads from whom (engine/coordinator/weight_tree.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 
 from engine.coordinator.weight_tree import FAN_OUT
@@ -22,6 +23,8 @@ class LoadTimes:
         self._plan, self._costs, self._ways = plan, costs, ways
         self._fetching = {model.name: _fetching_workers(plan, model) for model in plan.models}
         self._models = {model.name: model for model in plan.models}
+        self._hosts: dict[tuple[str, frozenset[str]], Counter[str]] = {}
+        """(Model, Workers that are away) -> how many fetch it on each host."""
         # What was asked before: the same is asked of each version.
         self._known: dict[tuple[str, str, tuple[str, str], int], float] = {}
 
@@ -31,17 +34,26 @@ class LoadTimes:
         """
         if load.alias or load.leader:
             return 0.0
-        workers = self._fetching[load.model]
-        readers = max(1, len(workers) - len(workers & away))
+        readers = self._count_readers(load, away)
         source, reader = load.source, load.worker
-        if source and self._plan.host_of(source) != self._plan.host_of(reader):
-            readers = min(readers, FAN_OUT)
         kinds = self._ways.kind(source), self._ways.kind(reader)
         key = load.model, load.reader, kinds, readers
         if key not in self._known:
             time = self._costs.weights(self._models[load.model], reader, readers, source)
             self._known[key] = time.seconds
         return self._known[key]
+
+    def _count_readers(self, load: m.Load, away: Set[str]) -> int:
+        """How many fetch from one source at a time: all on its host, and one of each other."""
+        absent = self._fetching[load.model] & away
+        if (load.model, absent) not in self._hosts:
+            workers = self._fetching[load.model] - absent
+            self._hosts[load.model, absent] = Counter(map(self._plan.host_of, workers))
+        hosts = self._hosts[load.model, absent]
+        source_host = self._plan.host_of(load.source or load.worker)
+        if source_host == self._plan.host_of(load.worker):
+            return max(1, hosts[source_host])
+        return min(max(1, len(hosts.keys() - {source_host})), FAN_OUT)
 
 
 def _fetching_workers(plan: Plan, model: PlannedModel) -> frozenset[str]:
