@@ -10,7 +10,8 @@ take about the same time, one thread each: then overlap gains most, at best twic
 runs of a pair share a seed and alternate in order. Next to the measured ratio is the one that
 engine/predict/simulation predicts for both plans from the synchronous runs' seconds. It knows
 neither transport nor cores that disturb each other; they explain the difference. How much longer
-kernels take side by side is a line of its own.
+kernels take side by side is a line of its own, and so is what is fetched: beside kernels, or while
+one waits for it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from engine.plan.plan import Plan
 from engine.protocol.messages import StepClosed
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from engine.run.simulated_workers.simulation import Simulation
+from engine.run.worker.timing import FETCH
 from graphs.grpo import grpo
 from operators.rewards import RewardFn
 
@@ -45,7 +47,9 @@ GOAL = 1.5
 """Samples per second at lag 1, relative to the synchronous run."""
 WORDS = 3000
 GENERATE, TRAIN = "rollout", "train_policy"
-_NOT_WORK = ("imports", "open", "load ")
+ROWS_AWAITED, FETCHED, LOADED = f"time/{TRAIN}/rows", "weights/policy/fetch", "weights/policy/load"
+"""Seconds of a Step: until rows were there, of a version beside decoding, within decoding."""
+_NOT_WORK = ("imports", "open", "load ", "fetch ", FETCH)
 
 Mode = Literal["one", "auto"]
 Row = Mapping[str, float]
@@ -78,6 +82,20 @@ class Overlap:
         train = merged(self.spans.get(TRAIN, ()))
         total = sum(end - start for start, end in train)
         return common(train, merged(self.spans.get(GENERATE, ()))) / total if total else 0.0
+
+    def mean(self, metric: str) -> float:
+        """The mean of a metric over the Steps that have it; 0 if none has."""
+        values = [row[metric] for row in self.rows if metric in row]
+        return statistics.fmean(values) if values else 0.0
+
+    @property
+    def fetched_on_the_path(self) -> float:
+        """The share of the Steps' time in which rows for training were waited for, or a version was
+        loaded by the generator: of it no part travels beside a kernel.
+        """
+        waited = sum(row.get(ROWS_AWAITED, 0.0) for row in self.rows)
+        loaded = sum(row.get(LOADED, 0.0) for row in self.rows)
+        return (waited + loaded) / sum(row["time/step"] for row in self.rows)
 
     @property
     def lag(self) -> float:
@@ -211,7 +229,15 @@ def results(one: Sequence[Overlap], auto: Sequence[Overlap], prediction: float) 
         SideResult(name="measured / predicted", value=ratio / prediction, unit="share"),
         SideResult(name="greatest lag", value=lag, unit="versions", goal=1.0, least=False),
         SideResult(name="training's time with generation under way", value=overlap, unit="share"),
+        SideResult(
+            name="fetches that a kernel waited for",
+            value=statistics.median(each.fetched_on_the_path for each in auto),
+            unit="share",
+        ),
     ]
+    for metric in (ROWS_AWAITED, FETCHED, LOADED):
+        seconds = statistics.median(each.mean(metric) for each in auto)
+        found.append(SideResult(name=f"{metric}, Workers", value=1e3 * seconds, unit="ms"))
     for node in (GENERATE, TRAIN):
         slower = statistics.median(b.seconds(node) / a.seconds(node) for a, b in pairs)
         found.append(
