@@ -16,7 +16,8 @@ rows are made in the Step itself gets those as ever; all that the stream has mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
@@ -39,13 +40,14 @@ class NextRows:
         self._blocks = blocks
         self._sources = sources
         self._above = {n.name for n in plan.nodes if n.region == "stream"}
-        makers = {worker for n in plan.nodes if n.region == "stream" for worker in n.workers}
         self._step_nodes = [n for n in plan.nodes if n.region == "step"]
         # Of several replicas of a node nobody knows yet which one gets which rows.
         self._nodes = [n for n in self._step_nodes if len(n.rank_groups) == 1]
-        elsewhere = (makers - {worker} for n in self._nodes for worker in n.workers)
+        makers = _workers_of(n for n in plan.nodes if n.region == "stream")
+        readers = _workers_of(self._nodes)
         lags = [source.max_lag for source in plan.sources]
-        self._wanted = bool(lags) and min(lags) > 0 and any(elsewhere)
+        are_apart = len(makers | readers) > 1 and bool(readers)
+        self._wanted = bool(lags) and min(lags) > 0 and are_apart
         self._chosen_for = -1
         """The Step that was last chosen."""
         self._held: dict[int, list[frozenset[int]]] = {}
@@ -110,8 +112,8 @@ class NextRows:
         gathers = self._blocks.gathers(readings)
         here = {node.workers[0]} if len(node.workers) == 1 else set[str]()
         for name, its_gathers in list(gathers.items()):
-            keepers = {worker for gather in its_gathers for worker, _ in gather.refs}
-            if keepers <= here:
+            refs = chain.from_iterable(gather.refs for gather in its_gathers)
+            if all(worker in here for worker, _ in refs):
                 del gathers[name]
         return gathers
 
@@ -124,3 +126,7 @@ class NextRows:
     def abandon(self) -> None:
         """The run is over."""
         self.end_step(max(self._held, default=0))
+
+
+def _workers_of(nodes: Iterable[PlannedNode]) -> frozenset[str]:
+    return frozenset(chain.from_iterable(node.workers for node in nodes))

@@ -126,7 +126,8 @@ class RankGroups:
         for number, ranks in enumerate(group.shares):
             rows = {name: rows_of[number] for name, rows_of in rows_by_share.items()}
             share = _share(assignment, ranks[0], group, rows)
-            keys = {ROWS: share.keys} | {name: own.keys for name, own in share.others.items()}
+            keys = {name: rest.keys for name, rest in share.others.items()}
+            keys[ROWS] = share.keys
             messages.append(replace(message, worker=ranks[0], keys=keys, inputs=share.inputs))
         return messages
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,19 +68,24 @@ def blocks_of(share: m.TrainStep) -> list[int]:
     return [block for gather in share.inputs["rows"] for _, block in gather.refs]
 
 
-def ranks(world: int = 2, tensor: int = 1) -> GroupsByHand:
-    """`learn` on `world` ranks, each `tensor` with the same rows, reads rollout; `lone` has 1."""
+def ranks(
+    world: int = 2, tensor: int = 1, hosts: str = "", *, shard: bool = False
+) -> GroupsByHand:
+    """`learn` on `world` ranks, each `tensor` with the same rows, reads rollout; `lone` has 1.
+    hosts: a letter for each rank.
+    """
     rows = planned_input("rollout", "rollout", name="rows")
     trains = {"work": "train", "region": "step", "relation": "sink"}
     workers = tuple(f"t{rank}" for rank in range(world))
-    layout = Layout(data=world // tensor, tensor=tensor)
+    layout = Layout(data=world // tensor, tensor=tensor, shard=shard)
     learn = planned_node("learn", rows, workers=workers, layout=layout, **trains)
     lone = planned_node("lone", rows, workers=("t0",), **trains)
     models = (
         PlannedModel(name="m", base="b", writer="learn"),
         PlannedModel(name="n", base="b", writer="lone"),
     )
-    return GroupsByHand(plan_of(learn, lone, models=models))
+    host_of = dict(zip(workers, hosts, strict=False))
+    return GroupsByHand(plan_of(learn, lone, models=models, hosts=host_of))
 
 
 def assignment(
@@ -254,9 +260,26 @@ def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None
         assert groups.split_by_rank([offer]) == [offer, replace(offer, worker="t1")]
     first = m.Offered(id=7, worker="t0", block=3, digest="d")
     assert groups.answers(first) == ([first], [])
-    second = replace(first, worker="t1", block=8)
-    assert groups.answers(second) == ([], [m.Release(worker="t1", blocks=(8,))])
     assert groups.answers(replace(first, id=8, worker="t1", block=-1)) == ([], [])
+
+
+@pytest.mark.parametrize(("shape", "keepers"), [
+    ({"hosts": "aabb"}, ["t2"]),
+    ({"hosts": "abca"}, ["t1", "t2"]),
+    ({"hosts": "aaaa"}, []),
+    ({"hosts": "aabb", "shard": True}, []),
+    ({"hosts": "aabb", "tensor": 2}, []),
+])  # fmt: skip
+def test_on_each_further_host_a_rank_with_all_weights_keeps_them(
+    shape: dict[str, Any], keepers: list[str]
+) -> None:
+    groups = ranks(4, **shape)
+    offer = m.Offer(id=7, model="m", writer="learn", worker="t0", version=4)
+    told = groups.split_by_rank([offer])
+    assert [each.worker for each in told if isinstance(each, m.Offer) and each.keeps] == keepers
+    for keeper in keepers:
+        event = m.Offered(id=7, worker=keeper, block=8, digest="d")
+        assert groups.answers(event) == ([event], []), "the core may have readers load from it"
 
 
 def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:

@@ -1,8 +1,7 @@
 """What a simulated Worker has fetched ahead: the rows of its nodes in the next Step.
 
-Owns: which blocks are here, or on their way until when, and the check that rows are named which are
-there. Does not own: how long a fetch takes (kernel_times.py), what it is for
-(simulated_worker.py).
+Owns: which blocks are here, or on their way until when. Does not own: how long a fetch takes
+(kernel_times.py), what it is for (simulated_worker.py).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from itertools import chain
 
 from engine.protocol import messages as m
 from engine.run.simulated_workers.kernel_times import Rows
+from engine.run.simulated_workers.row_checks import require_rows_ahead
 from engine.run.simulated_workers.world import SharedWorld
 
 _NOTHING = frozenset[tuple[str, int]]()
@@ -30,18 +30,12 @@ class FetchedAhead:
         if self._world.over:  # what was told before the end may come after the last releases
             return
         if self._world.proving:
-            self._check(message)
+            require_rows_ahead(self._world, message)
         start = max(self._free_at, self._world.clock.now)
         self._free_at = start + self._world.fetching(message)
         gathers = chain.from_iterable(message.inputs.values())
         blocks = frozenset(chain.from_iterable(gather.refs for gather in gathers))
         self._here[message.node] = message.step, blocks, self._free_at
-
-    def _check(self, message: m.FetchAhead) -> None:
-        for name, inputs in self._world.nodes[message.node].row_sets.items():
-            named = [each for each in inputs if each.name in message.inputs]
-            if named:
-                self._world.outbox.check(message.keys[name], message.inputs, named)
 
     def take(self, message: Rows) -> tuple[frozenset[tuple[str, int]], float]:
         """The blocks that are here for a task, and the seconds until they are."""

@@ -24,7 +24,6 @@ from functools import partial
 from itertools import chain
 
 from dataflow.errors import RunError
-from dataflow.loss_terms import ROWS
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.run.simulated_workers.chunks import ChunkRuns
@@ -32,6 +31,7 @@ from engine.run.simulated_workers.fetched_ahead import FetchedAhead
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
 from engine.run.simulated_workers.groups import Work
 from engine.run.simulated_workers.kernel_times import Rows
+from engine.run.simulated_workers.row_checks import require_rows
 from engine.run.simulated_workers.spans import NOBODY
 from engine.run.simulated_workers.world import SharedWorld
 
@@ -61,7 +61,6 @@ class SimulatedWorker:
         self.events_sent = 0
         self.opened = self.gone = False
         self._world = world
-        self._plan = world.plan
         self._times = world.kernels
         self._chunks = ChunkRuns(self, world)
         self._files = FileRequests(self, world)
@@ -208,33 +207,8 @@ class SimulatedWorker:
             self._world.log.note_compute(self._span, seconds, rows, tokens)
 
     def _check(self, message: Rows) -> None:
-        """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
-        if not self._world.proving:
-            return
-        if isinstance(message, m.TrainStep) and message.giver not in ("", self.name):
-            if any(message.inputs.values()):
-                problem = f"{self.name} is to fetch what {message.giver} gives it"
-                raise RunError(f"{message.node}: {problem}")
-            return
-        if isinstance(message, m.Record):
-            for recorded in self._plan.recorded:
-                self._world.outbox.check(message.keys[recorded.name], message.inputs, (recorded,))
-            return
-        if isinstance(message, m.TrainStep):
-            self._check_sets(message)
-            return
-        inputs = self._world.nodes[message.node].inputs
-        self._world.outbox.check(message.keys, message.inputs, inputs)
-
-    def _check_sets(self, message: m.TrainStep) -> None:
-        """The rows of each set; one without a row in the Step has no inputs."""
-        sets: dict[str, m.TrainStep | m.OwnRows] = {ROWS: message, **message.others}
-        for name, inputs in self._world.nodes[message.node].row_sets.items():
-            rows = sets.get(name)
-            if rows is not None and (rows.total or len(rows.keys)):
-                self._world.outbox.check(rows.keys, message.inputs, inputs)
-            elif needless := [i.name for i in inputs if i.name in message.inputs]:
-                raise RunError(f"{message.node}: {name} has no row, and inputs {needless}")
+        if self._world.proving:
+            require_rows(self._world, self.name, message)
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
         """Fetch what a message names and go on; FetchFailed if a Worker that kept it died."""
