@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
+from engine.coordinator.admission import Admission
 from engine.coordinator.coordinator import Settings
 from engine.coordinator.intake import choose_exact, is_in_time
+from engine.coordinator.parts import CoordinatorParts, make_parts
+from engine.coordinator.prompts import FINISHED
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from engine.run.simulated_workers.simulation import Simulation
-from tests.kit.plans import plan_of, planned_node
+from tests.kit.plans import plan_of, planned_node, ref
 
 
 def lagging(max_lag: int = 1, ranks: tuple[str, ...] = ("t0",), intake: Any = "exact") -> Plan:
@@ -124,3 +127,42 @@ def test_a_choice_is_in_time_by_the_rule_that_it_was_made_by(
     if len(chosen):
         left = np.concatenate([np.delete(begun, chosen), running])
         assert is_in_time(left, batch=batch, max_lag=max_lag, version=5)
+
+
+def made(parts: CoordinatorParts, admission: Admission) -> None:
+    """Have all prompts that are admitted made and answered, each chunk a block."""
+    waiting, block = admission.admit(0), 0
+    while waiting:
+        chunk = waiting.pop()
+        block += 1
+        parts.sources.take_rows(chunk, ref(chunk.keys, block, version=0, worker="gen"))
+        assert parts.sources.close_chunk(chunk) is None
+        waiting += admission.table.pump()
+
+
+def test_rows_that_are_given_up_stay_while_someone_may_fetch_them() -> None:
+    parts = make_parts(lagging(), Settings(steps=6))
+    admission = parts.sources.admissions["prompts"]
+    admission.rows = 99
+    made(parts, admission)
+    parts.blocks.drain()
+    (message,) = parts.next_rows.tell(0, lambda worker: True)
+    assert not list(parts.next_rows.tell(0, lambda worker: True)), "it is said once"
+    admission.begin_again(admission.table.prompts.slots(FINISHED))
+    fetched = {block for _, block in gather_of(message).refs}
+    assert fetched.isdisjoint(parts.blocks.drain().get("gen", ()))
+    parts.next_rows.end_step(1)
+    assert fetched <= set(parts.blocks.drain()["gen"])
+
+
+def test_an_early_choice_falls_once_a_prompt_of_it_begins_again() -> None:
+    parts = make_parts(lagging(), Settings(steps=6))
+    admission = parts.sources.admissions["prompts"]
+    admission.rows = 99
+    made(parts, admission)
+    early = admission.choose_early(0)
+    assert np.array_equal(admission.take(0), early), "it stands, however often this is asked"
+    admission.begin_again(early[:1])
+    again = admission.take(0)
+    assert early[0] not in again
+    assert len(again) == 4
