@@ -50,15 +50,23 @@ class NextRows:
         self._wanted = bool(lags) and min(lags) > 0 and are_apart
         self._chosen_for = -1
         """The Step that was last chosen."""
+        self._refused: tuple[int, tuple[int, ...]] = (-1, ())
+        """At this version, with so many prompts finished, the intake chose none of them: it is
+        asked again once there are more, as this is asked at every event.
+        """
         self._held: dict[int, list[frozenset[int]]] = {}
         """By Step, the blocks that are kept for those who fetch ahead."""
 
     def tell(self, version: int, is_there: IsThere) -> Iterator[FetchAhead]:
         """Say what to fetch for the Step that starts from this version, once that is known."""
-        if not self._wanted or version < self._chosen_for or not self._sources.has_batches:
+        if not self._wanted or version < self._chosen_for:
+            return
+        finished = self._sources.finished
+        if not finished or (version, finished) == self._refused:
             return
         chosen = self._sources.choose_early(version)
         if chosen is None:
+            self._refused = version, finished
             return
         self._chosen_for = step = version + 1
         run = StepRun(step, self._step_nodes, self._sources.tables, chosen, self._blocks)

@@ -54,10 +54,17 @@ class Sources:
         return {name: admission.take(version) for name, admission in self.admissions.items()}
 
     @property
-    def has_batches(self) -> bool:
-        """Whether every source has a full batch, and no Step takes it."""
-        admissions = self.admissions.values()
-        return all(a.table.prompts.count[FINISHED] >= a.source.batch for a in admissions)
+    def finished(self) -> tuple[int, ...]:
+        """Of each source the prompts that are finished and in no Step; none if some source has no
+        full batch of them.
+        """
+        counts: list[int] = []
+        for admission in self.admissions.values():
+            count = admission.table.prompts.count[FINISHED]
+            if count < admission.source.batch:
+                return ()
+            counts.append(count)
+        return tuple(counts)
 
     def choose_early(self, version: int) -> dict[str, np.ndarray] | None:
         """For each source the slots that will form the Step which starts from this version, if
