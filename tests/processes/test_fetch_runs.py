@@ -132,3 +132,13 @@ def test_a_run_goes_on_exactly_whoever_is_killed_as_weights_are_fetched(
     assert len(deaths.killed) == 3
     require_each_row_once(result, 28, 4)
     assert max(column(result, "policy/lag/max")) <= 1
+
+
+@pytest.mark.long
+def test_each_rank_fetches_its_own_share_ahead(tiny: TinyRuns) -> None:
+    graph = small(tiny.folder, max_lag=1)
+    result = tiny.run(graph, 6, workers="auto", ranks={"train_policy": 2})
+    require_each_row_once(result, 24, 4)
+    assert sum(column(result, "edge/ahead/bytes")) > 0
+    ahead = {lane: spans for lane, spans in lanes(result.folder).items() if "fetches rows" in lane}
+    assert len(ahead) == 2

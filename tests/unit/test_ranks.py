@@ -68,9 +68,7 @@ def blocks_of(share: m.TrainStep) -> list[int]:
     return [block for gather in share.inputs["rows"] for _, block in gather.refs]
 
 
-def ranks(
-    world: int = 2, tensor: int = 1, hosts: str = "", *, shard: bool = False
-) -> GroupsByHand:
+def ranks(world: int = 2, tensor: int = 1, hosts: str = "", *, shard: bool = False) -> GroupsByHand:
     """`learn` on `world` ranks, each `tensor` with the same rows, reads rollout; `lone` has 1.
     hosts: a letter for each rank.
     """
