@@ -85,6 +85,8 @@ class RowsAhead:
         self._thread: ThreadPoolExecutor | None = None
         self._begun: dict[str, _Ahead] = {}
         """By node."""
+        self._dropped: list[Future[Mapping[_Place, FetchedRows]]] = []
+        """Fetches of rows that nobody wants any more, which may be under way still."""
         self._lock = threading.Lock()
         self._bytes_here = 0
         """Of rows that were here when they were asked for, since the last report."""
@@ -98,8 +100,8 @@ class RowsAhead:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows ahead")
             earlier = self._begun.pop(message.node, None)
-            if earlier is not None:
-                earlier.future.cancel()
+            if earlier is not None and not earlier.future.cancel():
+                self._dropped.append(earlier.future)
             future = self._thread.submit(self._fetch_ahead, message, requests)
             self._begun[message.node] = _Ahead(message.step, future)
 
@@ -159,10 +161,11 @@ class RowsAhead:
                 for name, ahead in self._begun.items()
                 if ahead.step < step or (name == node and ahead.step == step)
             ]
-            ended = [self._begun.pop(name) for name in over]
-        for ahead in ended:
-            if not ahead.future.cancel():
-                ahead.future.result()
+            futures = [self._begun.pop(name).future for name in over] + self._dropped
+            self._dropped = []
+        for future in futures:
+            if not future.cancel():
+                future.result()
 
 
 class AheadPull:
