@@ -156,6 +156,11 @@ class Blocks:
                 np.maximum(tokens, values_at(blocks, reading.block, reading.row), out=tokens)
         return tokens
 
+    def row_tokens(self, numbers: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """int64 [rows]: tokens of these rows of these blocks."""
+        unique, index = _index_numbers(numbers)
+        return values_at([self._tokens[number] for number in unique], index, row)
+
     def gather(self, reading: Reading) -> Gather:
         """Where these rows lie now, with the blocks numbered from 0. All have to be there."""
         if self._moved and not self._moved.keys().isdisjoint(reading.numbers):

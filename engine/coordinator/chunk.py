@@ -32,6 +32,8 @@ class NodeChunk:
     again: bool = False
     """Whether it may be run again."""
     state: Literal["parked", "told", "ended"] = "parked"
+    watermark: int = 0
+    """The least tokens that a row of it has had which had not ended."""
     closed: bool = False
     """Whether it has ended once."""
     runs: int = 0

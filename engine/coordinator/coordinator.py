@@ -261,6 +261,8 @@ class Coordinator:
                 self._losses.tell_unfetched_again(event, asked)
             case m.Stepped():
                 self._training.end_turn()
+            case m.PartTrained():
+                self._training.parts.end_part(event.node)
             case m.Loaded() | m.Offered():
                 self._take_weights(event, asked)
             case m.Recorded() | m.Evaluated():
@@ -285,6 +287,7 @@ class Coordinator:
             return
         chunk = asked.chunk
         assert chunk is not None
+        chunk.watermark = max(chunk.watermark, event.watermark)
         number = self._regions[chunk.node.region].take_rows(chunk, event.ref)
         self._dispatch.note_rows(chunk, number, event.ref)
 

@@ -44,7 +44,8 @@ class CoordinatorParts:
 def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
     """Make the parts of a run that has not begun."""
     outstanding = Outstanding()
-    blocks = Blocks(weigh=any(node.chunks > 1 for node in plan.nodes))
+    streams = any(source.stream != "off" for source in plan.sources)
+    blocks = Blocks(weigh=streams or any(node.chunks > 1 for node in plan.nodes))
     dispatch = Dispatch(plan, blocks, outstanding)
     sources = Sources(plan, settings, blocks)
     training = Training(plan, blocks, dispatch, outstanding, sources)

@@ -13,7 +13,7 @@ leave as soon as its fate is known, then which other chunks it is in would depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.concat_rows import parts_of_concats
 from engine.coordinator.lost_rows import EmptiedGroup
+from engine.coordinator.part_cut import PartCut
 from engine.coordinator.prompts import (
     DROPPED,
     FINISHED,
@@ -34,6 +35,7 @@ from engine.coordinator.prompts import (
     PromptStates,
 )
 from engine.coordinator.readiness import Readiness
+from engine.coordinator.streamed_groups import StreamedGroups, first_generations
 from engine.coordinator.tables import (
     ABSENT,
     PENDING,
@@ -69,6 +71,13 @@ class PromptTable:
         self._readiness = Readiness(self.nodes, self.prompts, self._tables, blocks)
         self._parts = parts_of_concats(self.nodes)
         self._emptied: list[EmptiedGroup] = []
+        self.stream: StreamedGroups | None = None
+        """Of a source whose Steps are streamed."""
+
+    def stream_groups(self, make_cut: Callable[[], PartCut]) -> None:
+        """Work on parts of a Step while others are generated."""
+        tables = [(name, self._tables[name]) for name in first_generations(self.nodes)]
+        self.stream = StreamedGroups(tables, self.prompts, self._readiness, self.blocks, make_cut)
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -180,6 +189,8 @@ class PromptTable:
         if not self._readiness.has_changes:
             return []
         slots, chunks = self._readiness.pump()
+        if self.stream is not None:
+            self.stream.note_chunks(chunks)
         if len(slots):
             self._settle(slots)
         return chunks

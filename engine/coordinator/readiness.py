@@ -7,7 +7,7 @@ not own: the rows (tables.py), the prompts (prompts.py), nor what becomes of a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.chunk_inputs import held_blocks, table_readings
 from engine.coordinator.concat_rows import joined_state
 from engine.coordinator.lost_rows import lengthen
-from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, PromptStates
+from engine.coordinator.prompts import FIRST_SLOTS, NO_PART, RUNNING, PromptStates
 from engine.coordinator.reduced_rows import reduced_state, uppers
 from engine.coordinator.tables import (
     ABSENT,
@@ -74,6 +74,17 @@ class Readiness:
         """A cohort no longer waits for prompts that are gone."""
         self._dirty.update(self._prompts.slots(RUNNING).tolist())
         self._touched.update(n.name for n in self._nodes)
+
+    def note_part(self, slots: np.ndarray, roots: Iterable[str]) -> None:
+        """These prompts are a part of a streamed Step: nodes below the roots can run on them."""
+        self._dirty.update(slots.tolist())
+        self._touched.update(roots)
+
+    def has_unissued(self, name: str) -> bool:
+        """Whether a row of this node may still come and is in no chunk yet."""
+        slots = self._prompts.slots(RUNNING)
+        pending = (self._tables[name].state[slots] == PENDING).any(axis=1)
+        return bool((~self._issued[name][slots[pending]]).any())
 
     def note_settled(self) -> None:
         """Nothing has changed."""
@@ -146,7 +157,7 @@ class Readiness:
         states = states_in(state)
         if ABSENT in states:
             self._pass_on_absent(node, slots, state)
-        cohorts = node.chunking == "cohort"
+        cohorts = node.chunking != "ready"
         if PENDING in states and (cohorts or node.scope == "group"):
             decided = (state != PENDING).all(axis=1)
             slots, state = slots[decided], state[decided]
@@ -160,11 +171,14 @@ class Readiness:
             yield from self._issue(node, slots, ready)
 
     def _whole_cohorts(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
-        """The chunks of each cohort of these prompts of which every row is decided."""
-        for number in sorted(set(self._prompts.cohort[slots].tolist())):
+        """The chunks of each cohort of these prompts (of a node that takes parts of a streamed
+        Step, of each part) of which every row is decided.
+        """
+        cohort = self._cohort(node)
+        for number in sorted(set(cohort[slots].tolist()) - {NO_PART}):
             if self._still_waits(node, number):
                 continue
-            of_cohort = (self._prompts.status == RUNNING) & (self._prompts.cohort == number)
+            of_cohort = (self._prompts.status == RUNNING) & (cohort == number)
             mates = self._prompts.sort_slots(of_cohort.nonzero()[0])
             state = self._input_state(node, mates)
             if PENDING in states_in(state):
@@ -175,13 +189,17 @@ class Readiness:
             if any_true(ready):
                 yield from self._issue(node, mates, ready)
 
+    def _cohort(self, node: PlannedNode) -> np.ndarray:
+        """int64 [slots]: the number of the prompts that share a chunk of this node."""
+        return self._prompts.part if node.chunking == "part" else self._prompts.cohort
+
     def _still_waits(self, node: PlannedNode, number: int) -> bool:
         """Whether the prompt that a cohort was seen to wait for is still not decided: all others
         are looked at only once it is.
         """
         slot = self._waits.pop((node.name, number), -1)
         prompts = self._prompts
-        if slot < 0 or prompts.status[slot] != RUNNING or prompts.cohort[slot] != number:
+        if slot < 0 or prompts.status[slot] != RUNNING or self._cohort(node)[slot] != number:
             return False
         waits = PENDING in states_in(self._input_state(node, np.array([slot])))
         if waits:

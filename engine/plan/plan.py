@@ -23,6 +23,7 @@ from dataflow.regions import Region
 from engine.plan.cluster import Cluster
 from engine.plan.estimates import Estimate, PlannedProcess
 from engine.plan.planned_input import PlannedInput, list_fetches
+from engine.plan.planned_source import PlannedSource
 
 FORMAT = 1
 
@@ -78,9 +79,9 @@ class PlannedNode:
     layout: Layout = field(default_factory=Layout)
     workers: tuple[str, ...] = ("main",)
     """The replicas, each with its ranks in order."""
-    chunking: Literal["cohort", "ready"] = "cohort"
-    """Prompts admitted together, so what shares a batch is decided before it starts; or whatever
-    has come, as far as the scope allows.
+    chunking: Literal["cohort", "part", "ready"] = "cohort"
+    """Prompts admitted together, so what shares a batch is decided before it starts; those of a
+    part of a streamed Step; or whatever has come, as far as the scope allows.
     """
     chunks: int = 1
     """Into how many chunks of whole prompts a cohort (below the cut: a Step) is cut, whatever the
@@ -95,6 +96,8 @@ class PlannedNode:
     """
     max_lag: int = 0
     """As given to the node."""
+    in_parts: bool = False
+    """Whether it works on the parts of a streamed Step, one after another."""
     lag: int = 0
     """How many versions its rows' weights may trail the published ones; 0 except in a stream whose
     source has a lag.
@@ -163,19 +166,6 @@ class PlannedNode:
             if rank.worker == worker:
                 return rank
         raise KeyError(worker)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedSource:
-    """How a source is admitted."""
-
-    name: str
-    batch: int
-    """Prompts a Step."""
-    max_lag: int = 0
-    intake: Literal["exact", "admission", "drop"] = "exact"
-    cohort: int = 0
-    """Prompts that are admitted at once; 0 for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

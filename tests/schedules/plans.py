@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from dataflow.kernel import Layout
 from engine.coordinator.coordinator import Settings
 from engine.plan.passes.shape import set_lags
-from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
+from engine.plan.planned_source import PlannedSource
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from tests.schedules.draft import POLICY, TARGET, NodeRows, PlanDraft
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 from math import inf
 
 from dataflow.batch import Keys
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import (
     Checkpoint,
     Checkpointed,

@@ -18,8 +18,9 @@ from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subs
 from dataflow.regions import find_trained_models, regions
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedNode, PlannedSource, Relation
+from engine.plan.plan import ModelUse, PlannedNode, Relation
 from engine.plan.planned_input import PlannedInput
+from engine.plan.planned_source import PlannedSource
 from engine.plan.refusals import add_fix
 
 MOST_ROWS = 1 << 26
