@@ -262,7 +262,8 @@ class Coordinator:
             case m.Stepped():
                 self._training.end_turn()
             case m.PartTrained():
-                self._training.parts.end_part(event.node)
+                assert isinstance(asked.task, m.TrainPart)
+                self._training.parts.end_part(asked.task)
             case m.Loaded() | m.Offered():
                 self._take_weights(event, asked)
             case m.Recorded() | m.Evaluated():

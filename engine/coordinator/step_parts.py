@@ -2,18 +2,21 @@
 
     a part    waits for                                          left by
     added     its nodes below the cut to have run on it          their last ChunkDone -> settled
-    settled   the part before it, for each train node            TrainPart, PartTrained -> trained
+    settled   the parts before it to be told                     TrainPart -> told
+    told      the train node                                     PartTrained -> trained
+                                                                 FetchFailed -> settled
 
 Owns: what has become of each part below the cut. Does not own: which groups are a part
 (streamed_groups.py), the nodes that need the whole Step, and the update (training.py).
 
-No weight changes before the Step's update: rows that are lost meanwhile are made again to the bit,
-and gradients that are summed already stay right (decision 0024's successor).
+Gradients are summed in the order of the parts, whatever has to be fetched twice: a train node
+refuses a part that comes before its turn, and one that it has it only answers. No weight changes
+before the Step's update: rows that are lost meanwhile are made again to the bit, and what is summed
+stays right.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -49,10 +52,12 @@ class StepParts:
         self._trains = [n for n in self._nodes if n.work == "train"]
         self._runs: list[StepRun] = []
         self._run_of: dict[NodeChunk, StepRun] = {}
-        self._trained: Counter[str] = Counter()
-        """By train node, of how many parts it has no more to do."""
-        self._summed: Counter[str] = Counter()
-        """By train node, of how many parts it has the gradients."""
+        self._told: dict[str, set[int]] = {n.name: set() for n in self._trains}
+        """By train node, the parts that it was told of, or that have no row for it."""
+        self._trained: dict[str, set[int]] = {n.name: set() for n in self._trains}
+        """By train node, those of them of which it has no more to do."""
+        self._numbers: dict[str, dict[int, int]] = {n.name: {} for n in self._trains}
+        """By train node, the number of each part that has rows for it."""
 
     def add(self, step: int, source: str, slots: np.ndarray) -> None:
         """These prompts of a source are the Step's next part."""
@@ -71,46 +76,57 @@ class StepParts:
         return chunks
 
     def tell(self, can_be_told: Callable[[str], bool]) -> list[TrainPart]:
-        """What train nodes can be told now: one part at a time, so that gradients are summed in the
-        order of the parts whatever has to be fetched twice.
-        """
+        """What train nodes can be told now, each of its parts in their order."""
         tasks: list[TrainPart] = []
-        busy_nodes = {task.node for task in self._outstanding.tasks(TrainPart)}
         for node in self._trains:
-            while node.name not in busy_nodes and self._trained[node.name] < len(self._runs):
-                run = self._runs[self._trained[node.name]]
+            told, trained = self._told[node.name], self._trained[node.name]
+            for part, run in enumerate(self._runs):
+                if part in told:
+                    continue
                 if not run.is_settled or not can_be_told(node.workers[0]):
                     break
+                # Ranks that compute together prepare one part, and drop it when told the next.
+                if node.layout.partial and len(trained) < len(told):
+                    break
                 keys = run.keys(node.inputs)
-                if not len(keys):
-                    self._trained[node.name] += 1
-                    continue
-                task = self._tell(run, node, keys)
-                if task is not None:
+                task = self._tell(run, node, part, keys) if len(keys) else None
+                if len(keys) and task is None:  # rows are being made again
+                    break
+                told.add(part)
+                if task is None:
+                    trained.add(part)
+                else:
                     tasks.append(task)
-                break
         return tasks
 
-    def _tell(self, run: StepRun, node: PlannedNode, keys: Keys) -> TrainPart | None:
+    def _tell(self, run: StepRun, node: PlannedNode, part: int, keys: Keys) -> TrainPart | None:
         readings, holds = run.inputs(node.row_sets[ROWS], keys)
         if not self._dispatch.there(holds):
             return None
+        numbers = self._numbers[node.name]
         task = TrainPart(
             id=self._outstanding.new_id(),
             node=node.name,
             worker=node.workers[0],
             step=run.step,
-            part=self._summed[node.name],
+            part=numbers.setdefault(part, len(numbers)),
             keys=keys,
             inputs=self._blocks.gathers(readings),
         )
         self._outstanding.ask(task, self._blocks.places(holds))
         return task
 
-    def end_part(self, node: str) -> None:
-        """A train node has the gradients of the part that it was told of."""
-        self._trained[node] += 1
-        self._summed[node] += 1
+    def end_part(self, task: TrainPart) -> None:
+        """A train node has the gradients of a part."""
+        self._trained[task.node].add(self._index(task))
+
+    def tell_again(self, task: TrainPart) -> None:
+        """A part came to nothing: it is told once more."""
+        self._told[task.node].discard(self._index(task))
+
+    def _index(self, task: TrainPart) -> int:
+        numbers = self._numbers[task.node].items()
+        return next(part for part, number in numbers if number == task.part)
 
     # --- what the Step asks -----------------------------------------------------------------------
 
@@ -131,18 +147,19 @@ class StepParts:
     @property
     def are_trained(self) -> bool:
         """Whether no train node has a part left."""
-        return all(self._trained[node.name] == len(self._runs) for node in self._trains)
+        return all(len(trained) == len(self._runs) for trained in self._trained.values())
 
     def summed(self, node: str) -> int:
         """Of how many parts a train node has the gradients."""
-        return self._summed[node]
+        return len(self._numbers[node])
 
     def forget(self) -> None:
         """The Step has taken over all rows."""
         self._runs = []
         self._run_of.clear()
-        self._trained.clear()
-        self._summed.clear()
+        for of_node in (self._told, self._trained, self._numbers):
+            for parts in of_node.values():
+                parts.clear()
 
     def release(self) -> None:
         """The run is over: release the rows that no Step has taken over."""
@@ -156,8 +173,7 @@ class StepParts:
         for number, run in enumerate(self._runs):
             if not run.is_settled:
                 lines += [f"part {number}: {line}" for line in run.waiting()]
-        for node in self._trains:
-            if self._trained[node.name] < len(self._runs):
-                parts = f"{self._trained[node.name]} of {len(self._runs)} parts so far"
-                lines.append(f"{node.name}: has trained {parts}")
+        for name, trained in self._trained.items():
+            if len(trained) < len(self._runs):
+                lines.append(f"{name}: has trained {len(trained)} of {len(self._runs)} parts")
         return lines

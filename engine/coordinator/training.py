@@ -234,6 +234,8 @@ class Training:
         """The train node did not begin, or the recorder did not end: it is told again."""
         if isinstance(task, Record):
             self._unrecorded = True
+        elif isinstance(task, TrainPart):
+            self.parts.tell_again(task)
         elif isinstance(task, TrainStep | FinishStep):
             self._dispatch.moved_on = self._moved
 
