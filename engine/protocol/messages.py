@@ -3,14 +3,15 @@
     a task       its answers, with its id; the last one may be FetchFailed
     RunChunk     Produced, Tombstoned, Reported; ChunkDone
     TrainStep    Stepped; of several ranks Prepared first, then Stepped after Go
+    TrainPart    PartTrained (part_messages.py); FinishStep: as TrainStep
     Evaluate     Evaluated
     Record       Recorded
     Offer        Offered (of several ranks, each)
     Load         Loaded
 
 Owns: these values, which can cross a process boundary. Does not own: what they say of rows
-(refs.py), of replicas (replica_messages.py) and to the loop (loop_messages.py), nor how they are
-sent.
+(refs.py), of Steps in parts (part_messages.py), of replicas (replica_messages.py) and to the loop
+(loop_messages.py), nor how they are sent.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.protocol.loop_messages import Checkpoint, Finish, Rollback, StepClosed, Warn
+from engine.protocol.part_messages import FinishStep as FinishStep
+from engine.protocol.part_messages import PartTrained as PartTrained
+from engine.protocol.part_messages import TrainPart as TrainPart
 from engine.protocol.refs import Gather, Key, OwnRows, Ref
 from engine.protocol.replica_messages import (
     LeaveRequested,
@@ -234,7 +238,7 @@ class CheckpointRequested:
     """Someone wants a checkpoint at the end of the Step under way."""
 
 
-TaskEnd = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
+TaskEnd = ChunkDone | Stepped | PartTrained | Evaluated | Recorded | Offered | Loaded | FetchFailed
 """The last answer to a task; of several ranks, each one's last."""
 TaskEvent = Produced | Tombstoned | Reported | Prepared | TaskEnd
 FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
@@ -357,7 +361,7 @@ class Load:
     digest: str = ""
 
 
-Task = RunChunk | TrainStep | Evaluate | Record | Offer | Load
+Task = RunChunk | TrainStep | TrainPart | FinishStep | Evaluate | Record | Offer | Load
 """What a Worker has to answer; id: unique within one attempt at the run."""
 
 # --- instructions: what else a Worker is told -----------------------------------------------------
