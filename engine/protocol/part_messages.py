@@ -1,10 +1,12 @@
-"""What a train node is told of a Step that is trained in parts, and what it answers.
+"""What the coordinator says of a Step that is trained part by part, and what it hears.
 
-    a task       its answers, with its id; the last one may be FetchFailed
-    TrainPart    PartTrained; of several ranks Prepared first, then PartTrained after Go
-    FinishStep   Stepped (messages.py), likewise
+    a task        its answers, with its id; the last one may be FetchFailed
+    TrainPart     PartTrained; of several ranks with parts of the weights Prepared first, then
+                  PartTrained after Go
+    FinishStep    Stepped; of several ranks Prepared first, then Stepped after Go
 
-Owns: these values. Does not own: which rows are a part (engine/coordinator/part_cut.py).
+Owns: these values. Does not own: other messages (messages.py), when a part begins (the
+coordinator).
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from engine.protocol.refs import Gather, OwnRows
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainPart:
-    """Add the gradients of a part of a Step's rows to those of the parts before; no update. part:
-    its number, from 0, with which the sums begin anew. The others as in TrainStep.
+    """Compute the gradients of some whole groups of a Step, and add them to those of the parts
+    before; each rank of a node gets a message of the same id, also one without a row.
+
+    part: counts from 0, and says the order of the sums; part 0 drops what is summed, and begins
+    anew. keys, inputs, mine, total, others, giver: of this part's rows, as in TrainStep.
     """
 
     id: int
@@ -38,21 +43,21 @@ class TrainPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartTrained:
+    """A train node (or one rank of it) has added the gradients of a part; no weight has changed."""
+
+    id: int
+    node: str
+    step: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishStep:
-    """Do the one update of a Step with the sums of all of its parts."""
+    """Make the one update of a Step from the sums of its parts, as many as `parts`."""
 
     id: int
     node: str
     worker: str
     step: int
     parts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartTrained:
-    """A train node (or one rank of it) has the gradients of a part."""
-
-    id: int
-    node: str
-    step: int
-    worker: str

@@ -5,6 +5,8 @@
     Record            its rows                     the same                          worker.py
     Evaluate          its rows                     the same                          training.py
     TrainStep         its rows; with ranks, Go     the same; the coordinator         training.py
+    TrainPart         the same                     the same                          training.py
+    FinishStep        with ranks, Go               the coordinator                   training.py
     Go                the ranks with equal rows    the first of them, which gives    training.py
     Offer, Load       weights                      see weight_delivery.py
     Save, Restore     rows to be saved             the channels of their Workers     worker_files.py
@@ -130,8 +132,10 @@ class Worker:
         match instruction:
             case m.RunChunk():
                 return self._run_chunk(instruction)
-            case m.TrainStep():
+            case m.TrainStep() | m.TrainPart():
                 return (self._training.train(instruction),)
+            case m.FinishStep():
+                return (self._training.finish(instruction),)
             case m.Go():
                 return (self._training.go(instruction),)
             case m.Evaluate():
