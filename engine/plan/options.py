@@ -88,6 +88,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """What waits on the host between updates (train_policy=optimizer), or none; likewise."""
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
+    stream: Literal["off", "ordered", "arrival"] = "off"
+    """A synchronous Step in parts while it is generated: ordered keeps its bits; arrival, any."""
+    part_tokens: int = 0
+    """Tokens of answers in a part of a streamed Step; 0: as many as make some eight parts."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective", "ipc"] = "auto"
@@ -200,6 +204,8 @@ def make_placing(options: RunOptions) -> Placing:
         recompute=options.recompute,
         offload=options.offload,
         compiled=options.compiled,
+        stream=options.stream,
+        part_tokens=options.part_tokens,
         turns=options.turns,
         hosts=hosts,
         weights=options.weights,

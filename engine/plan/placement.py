@@ -14,6 +14,7 @@ from typing import Literal
 
 from dataflow.kernel import Offload, Recompute
 from engine.plan.cluster import Cluster
+from engine.plan.planned_source import Streaming
 
 Spread = Literal["one", "auto", "apart"]
 Weights = Literal["auto", "pull", "collective", "ipc"]
@@ -45,6 +46,9 @@ class Placing:
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of a Worker, by name or by a label (`gpu:H200`); the planner spreads all others."""
+    stream: Streaming = "off"
+    part_tokens: int = 0
+    """Tokens of answers in a part of a streamed Step; 0: the planner chooses."""
     weights: Weights = "auto"
     inproc: bool = False
     """All nodes are on `main`; of the other wishes for places only chunks count (also by replicas).

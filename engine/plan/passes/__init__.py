@@ -25,6 +25,7 @@ from engine.plan.passes.prune import prune_graph
 from engine.plan.passes.resolve import resolve_parameters
 from engine.plan.passes.route_fit import fit_routes
 from engine.plan.passes.shape import shape_nodes
+from engine.plan.passes.streaming import stream_steps
 from engine.plan.passes.verify import verify_plan
 
 PASSES: tuple[Callable[[Draft], Draft], ...] = (
@@ -45,6 +46,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     choose_compiled,
     # After place_nodes: what streams depends on who works beside whom.
     batch_rows,
+    # After batch_rows: it changes what it says of chunks.
+    stream_steps,
     # After place_nodes: Workers that compute at the same time share the host's.
     share_cores,
     # After place_nodes: nodes share a module within a Worker only.

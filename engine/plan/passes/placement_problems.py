@@ -18,6 +18,7 @@ from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import find_tensor_problems
 from engine.plan.placement import Compiled, Placing
 from engine.plan.plan import PlannedNode
+from engine.plan.planned_source import Streaming
 from engine.plan.refusals import add_fix
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -171,10 +172,15 @@ def _find_training_problems(draft: Draft) -> Iterator[str]:
         ("recompute", draft.placing.recompute, get_args(Recompute)),
         ("offload", draft.placing.offload, get_args(Offload)),
     )
-    compiled, words = draft.placing.compiled, get_args(Compiled)
-    if compiled not in words:
-        problem = f"compiled: expected {', '.join(words[:-1])} or {words[-1]}, found {compiled!r}"
-        yield add_fix(problem, nearest_or_all(compiled, words))
+    placing = draft.placing
+    of_words = {"compiled": (placing.compiled, Compiled), "stream": (placing.stream, Streaming)}
+    for option, (word, kind) in of_words.items():
+        words = get_args(kind)
+        if word not in words:
+            problem = f"{option}: expected {', '.join(words[:-1])} or {words[-1]}, found {word!r}"
+            yield add_fix(problem, nearest_or_all(word, words))
+    if placing.part_tokens < 0:
+        yield f"part_tokens: expected 0 or more, found {placing.part_tokens}. Fix: 0"
     for option, choices, words in wishes:
         for name, choice in choices.items():
             wish = f"{option}: {name}={choice}"
