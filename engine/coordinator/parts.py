@@ -45,8 +45,8 @@ def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
     """Make the parts of a run that has not begun."""
     outstanding = Outstanding()
     blocks = Blocks(weigh=any(node.chunks > 1 for node in plan.nodes))
-    dispatch = Dispatch(plan, blocks, outstanding)
     sources = Sources(plan, settings, blocks)
+    dispatch = Dispatch(plan, blocks, outstanding, sources.pools)
     training = Training(plan, blocks, dispatch, outstanding, sources)
     evaluation = Evaluation(plan, blocks, dispatch, outstanding)
     versions = Versions(plan, outstanding)
