@@ -36,6 +36,8 @@ class NodeChunk:
     """The least tokens that a row of it has had which had not ended."""
     closed: bool = False
     """Whether it has ended once."""
+    owed: int = 0
+    """Of rows that were bound late: those that have neither come nor been given up."""
     runs: int = 0
     loses_rows: bool = False
     """Whether rows of it were lost alone, in any of its runs."""

@@ -283,6 +283,8 @@ class Coordinator:
             self._course.out += warn_of_small_data(self.plan, event.node, event.rows)
 
     def _take_rows(self, event: m.Produced, asked: Pending | None) -> None:
+        if asked is not None:
+            self._dispatch.late.note_rows(asked, len(event.ref.keys))
         if asked is None or not asked.wanted:  # it was given up: let its rows go
             self._blocks.add(event.ref, 0)
             return
@@ -314,6 +316,8 @@ class Coordinator:
             self._course.fail(f"{self.plan.place(event.node)}: {problem} {missing}")
 
     def _drop_row(self, event: m.Tombstoned, asked: Pending | None) -> None:
+        if asked is not None:
+            self._dispatch.late.note_rows(asked, 1)
         if event.row_only and asked is not None and asked.chunk is not None:
             asked.chunk.loses_rows = True
         node = self.plan.node(event.node)

@@ -43,6 +43,8 @@ class Sources:
         self.admissions = {
             s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
         }
+        self.pools = [pool for table in self.tables.values() for pool in table.pools]
+        """Units that wait for a slot of a replica, by node."""
         self._first_dropped = ""
 
     def restore(self, restored: Restored) -> None:
@@ -117,7 +119,7 @@ class Sources:
         table = self.tables[chunk.node.source]
         if table.stream is not None:
             table.stream.note_end(chunk)
-        return table.close_chunk(chunk.node, chunk.keys)
+        return table.close_chunk(chunk)
 
     def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
@@ -200,7 +202,7 @@ class Sources:
 
     def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
         """As in RunRegion."""
-        return self.tables[chunk.node.source].unissue(chunk.node, chunk.keys)
+        return self.tables[chunk.node.source].unissue(chunk)
 
     def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """These blocks are gone. Prompts with lost rows of a trained Model begin again, as its

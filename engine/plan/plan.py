@@ -94,6 +94,10 @@ class PlannedNode:
     """The column of its rows by which a generation below weighs them (`generate(weight=...)`), if
     any: it is told with each row, and does not travel to that generation.
     """
+    tail: float = 0.0
+    """Of a generation that is cut into chunks: the share of the heaviest rows that have chunks of
+    their own; 0: none have.
+    """
     max_lag: int = 0
     """As given to the node."""
     in_parts: bool = False
@@ -120,6 +124,13 @@ class PlannedNode:
     def live_rows(self) -> int:
         """The most of its rows for each prompt that are under way at once."""
         return self.rows // self.segments
+
+    @property
+    def binds_late(self) -> bool:
+        """Whether its rows are given to a replica only as the slots there fall free: a generation
+        with lag whose chunks nobody asked for.
+        """
+        return self.chunking == "ready" and self.lag > 0 and self.traits.generates
 
     @property
     def gates(self) -> tuple[str, ...]:
