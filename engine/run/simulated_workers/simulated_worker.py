@@ -17,8 +17,7 @@ own: when it dies and which messages arrive (workers.py), times (kernel_times.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 
@@ -26,25 +25,14 @@ from dataflow.errors import RunError
 from dataflow.loss_terms import ROWS
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
-from engine.run.simulated_workers.chunks import ChunkRuns
+from engine.run.simulated_workers.chunks import ChunkRows, ChunkRuns
+from engine.run.simulated_workers.decode_lane import DecodeLane
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
 from engine.run.simulated_workers.groups import Work
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.spans import NOBODY
+from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting
 from engine.run.simulated_workers.world import SharedWorld
-
-Done = Callable[[], None]
-Task = Callable[[Done], None]
-"""Begins something, and calls its argument once that has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A task in the queue. chunk: requests overtake it; asked: it is a request."""
-
-    task: Task
-    chunk: bool = False
-    asked: bool = False
 
 
 class SimulatedWorker:
@@ -66,9 +54,10 @@ class SimulatedWorker:
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
-        self._queue: deque[Waiting] = deque()
-        self._first: deque[Task] = deque()
+        self._queue = TaskQueue()
         self._busy = False
+        self._lanes: dict[str, DecodeLane] = {}
+        """Node -> what it decodes; other chunks and requests are carried out meanwhile."""
         self._loaded_at = 0.0
         self._span = NOBODY
         """What it does now."""
@@ -79,7 +68,7 @@ class SimulatedWorker:
         self._world.outbox.lose(self.name)
         self._world.groups.forget(self.name)
         self._world.devices.sleep(self.name)
-        self._world.cores.end(self.name)
+        self._world.cores.lose(self.name)
 
     def stop(self, seconds: float) -> None:
         """Do nothing for a time, then go on as if nothing had happened; the longest time counts."""
@@ -120,9 +109,10 @@ class SimulatedWorker:
         """Take up an instruction or a request."""
         match message:
             case FileRequest():
-                self._pass(partial(self._files.do, message))
+                self._queue.add_request(partial(self._files.do, message))
+                self._next()
             case m.Offer():
-                self._enqueue(partial(self._offer, message))
+                self._enqueue(Waiting(partial(self._offer, message)))
             case m.Load():
                 self._load(message)
             case m.Wake():
@@ -133,7 +123,7 @@ class SimulatedWorker:
                 self._world.outbox.release(self.name, message.blocks)
             case m.Go():
                 prepared = self._world.groups.begin(message)
-                self._enqueue(partial(self._go, message, prepared), first=True)
+                self._enqueue_first(partial(self._go, message, prepared))
             case _:
                 self._take_rows(message)
 
@@ -154,31 +144,28 @@ class SimulatedWorker:
             case m.Record(id=number):
                 answer = m.Recorded(id=number)
                 task = partial(self._read_and_answer, message, answer)
+        task = partial(self._fetch, message, task)
         chunk = isinstance(message, m.RunChunk)
-        self._enqueue(partial(self._fetch, message, task), chunk=chunk)
+        joins = isinstance(message, m.RunChunk) and self._world.nodes[message.node].binds_late
+        self._enqueue(Waiting(task, chunk=chunk, joins=joins))
 
-    def _enqueue(self, task: Task, *, first: bool = False, chunk: bool = False) -> None:
-        """Queue a task. first: before all that are not first."""
+    def _enqueue(self, waiting: Waiting) -> None:
         self._world.devices.check(self.name)
-        if first:
-            self._first.append(task)
-        else:
-            self._queue.append(Waiting(task, chunk=chunk))
+        self._queue.add(waiting)
         self._next()
 
-    def _pass(self, task: Task) -> None:
-        """Queue a request: before the chunks at the end of the queue, after all else."""
-        place = len(self._queue)
-        while place and self._queue[place - 1].chunk:
-            place -= 1
-        self._queue.insert(place, Waiting(task, asked=True))
+    def _enqueue_first(self, task: Task) -> None:
+        self._world.devices.check(self.name)
+        self._queue.add_first(task)
         self._next()
 
     def _next(self) -> None:
         """Begin the next task, when idle."""
-        if not self._busy and (self._first or self._queue):
+        if self._busy:
+            return
+        task = self._queue.take(decoding=bool(self._lanes))
+        if task is not None:
             self._busy = True
-            task = self._first.popleft() if self._first else self._queue.popleft().task
             self.after(0.0, partial(task, self._idle))
 
     def _idle(self) -> None:
@@ -248,6 +235,11 @@ class SimulatedWorker:
         self.after(self._world.fetching(message), end)
 
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
+        if self._world.nodes[chunk.node].binds_late:
+            self._join(chunk)
+            self._span = NOBODY  # that goes on in the lane
+            done()
+            return
         begun = self._world.clock.now
 
         def end() -> None:
@@ -260,6 +252,29 @@ class SimulatedWorker:
         seconds, rows, tokens = self._chunks.run(chunk, end)
         self._note_compute(seconds, rows, tokens)
 
+    def _join(self, chunk: m.RunChunk) -> None:
+        """Take the rows of a chunk into what is decoded of its node, if anything is."""
+        rows = ChunkRows(self, self._world, chunk)
+        lane = self._lanes.get(chunk.node)
+        if lane is None:
+            over = partial(self._end_lane, chunk.node)
+            lane = DecodeLane(self, self._world, self._chunks, rows.node, over)
+            self._lanes[chunk.node] = lane
+        span = self._span
+
+        def end(seconds: float) -> None:
+            self._check(chunk)
+            if self._world.log is not None:
+                self._world.log.note_compute(span, seconds, len(rows.keys), rows.tokens)
+            self.say(m.ChunkDone(id=chunk.id, node=chunk.node), span)
+            self._end_span(span)
+
+        lane.join(rows, span, end)
+
+    def _end_lane(self, node: str) -> None:
+        del self._lanes[node]
+        self._next()
+
     def _go(self, go: m.Go, prepared: m.TrainStep, done: Done) -> None:
         """A rank begins what it is prepared for."""
         self._span = self._begin_span("train", prepared.node, prepared.step, go)
@@ -267,7 +282,7 @@ class SimulatedWorker:
 
     def _train(self, message: m.TrainStep, done: Done) -> None:
         def end() -> None:
-            self._world.cores.end(self.name)
+            self._world.cores.end(self.name, self._world.nodes[message.node])
             self._check(message)
             if self._world.proving:
                 self._note_trained(message)
@@ -349,7 +364,7 @@ class SimulatedWorker:
             self._span = self._begin_span("load", message.reader, message.version, message)
             self.after(seconds, partial(self._finish_load, message, self._span, done))
 
-        self._enqueue(load, first=True)
+        self._enqueue_first(load)
 
     def _finish_load(self, message: m.Load, span: int, done: Done) -> None:
         if message.source:
@@ -384,9 +399,9 @@ class SimulatedWorker:
             self.say(m.Slept(worker=self.name), span)
 
         self._world.groups.give_up(self.name)
-        if self._first or not all(each.asked for each in self._queue):
+        if self._queue.has_work:
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
-        self._enqueue(sleep)
+        self._enqueue(Waiting(sleep))
 
 
 def _describe_message(message: Rows) -> tuple[str, str, int]:
