@@ -16,6 +16,7 @@ from engine.plan.plan import PlannedNode
 from engine.protocol.messages import Produced, RunChunk, Tombstoned
 from engine.protocol.staleness import NO_VERSION, ages
 from engine.run.simulated_workers.history import ModelRead
+from engine.run.simulated_workers.outbox import count_tokens
 from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 
 
@@ -72,8 +73,23 @@ class ChunkRows:
             return 0
         return int(self.lengths.prompts.sum() + self.lengths.answers.sum())
 
+    def find_watermark(self, written: np.ndarray, has_left: np.ndarray) -> int:
+        """The least tokens of a row that has not left, of which a share is written, 0 to 1."""
+        if not self.node.traits.generates or has_left.all():
+            return 0
+        tokens = count_tokens(self.keys, self.lengths)
+        prompts = 0 if self.lengths is None else self.lengths.prompts
+        # One that has ended and not left counts as if its last token were still to come.
+        answers = tokens - prompts
+        ended = np.minimum((answers * written).astype(np.int64), answers - 1)
+        return max(0, int((prompts + ended)[~has_left].min()))
+
     def produce(
-        self, batch: np.ndarray, version_of: Callable[[int], int], span: int | None = None
+        self,
+        batch: np.ndarray,
+        version_of: Callable[[int], int],
+        span: int | None = None,
+        watermark: int = 0,
     ) -> None:
         """Hand over some of its rows. version_of: the version that a row began with."""
         worker, world, keys = self._worker, self._world, self.keys
@@ -84,7 +100,8 @@ class ChunkRows:
         aged = ages(world.plan, self.node.name, np.array(versions, np.int32))
         sizes = None if self.lengths is None else self.lengths.take(good)
         ref = world.outbox.keep(worker.name, self.node, keys.take(good), aged, sizes)
-        worker.say(Produced(id=self.chunk.id, node=self.node.name, ref=ref), span)
+        produced = Produced(id=self.chunk.id, node=self.node.name, ref=ref, watermark=watermark)
+        worker.say(produced, span)
         for rows in batch[self._failed[batch]].tolist():
             self._give_up(rows, span, row_only=False)
         for rows in batch[self._lost[batch]].tolist():
@@ -137,8 +154,16 @@ class ChunkRuns:
         node = rows.node
         starts, ends = world.kernels.rows(node, len(rows.keys), rows.lengths)
 
+        has_left = np.zeros(len(rows.keys), dtype=bool)
+
+        def version_of(row: int) -> int:
+            return self.version_at(node.name, float(begun + starts[row]))
+
         def produce(batch: np.ndarray) -> None:
-            rows.produce(batch, lambda row: self.version_at(node.name, float(begun + starts[row])))
+            has_left[batch] = True
+            seconds = self._world.clock.now - begun
+            written = np.clip((seconds - starts) / np.maximum(ends - starts, 1e-9), 0.0, 1.0)
+            rows.produce(batch, version_of, watermark=rows.find_watermark(written, has_left))
 
         batches = list(world.kernels.batches(node, ends))
         seconds = max(ends.tolist(), default=0.0)

@@ -23,7 +23,7 @@ from engine.run.simulated_workers.behaviour import Durations
 Times = tuple[np.ndarray, np.ndarray]
 """Seconds from a chunk's start to the start and the end of each row, float64 [rows]."""
 
-Rows = m.RunChunk | m.TrainStep | m.Evaluate | m.Record
+Rows = m.RunChunk | m.TrainStep | m.TrainPart | m.Evaluate | m.Record
 """Messages that name rows of other Workers."""
 
 
@@ -95,11 +95,15 @@ class KernelTimes(Protocol):
         """Until all rows of a message are there."""
         ...
 
-    def train(self, message: m.TrainStep) -> float:
-        """A Step's updates, of one rank."""
+    def train(self, message: m.TrainStep | m.TrainPart) -> float:
+        """A Step's updates, or the gradients of a part, of one rank."""
         ...
 
-    def prepare(self, message: m.TrainStep) -> float:
+    def finish(self, message: m.FinishStep) -> float:
+        """The update of a Step whose parts are summed, of one rank."""
+        ...
+
+    def prepare(self, message: m.TrainStep | m.TrainPart | m.FinishStep) -> float:
         """Until a rank that has its rows may begin."""
         ...
 
@@ -229,11 +233,16 @@ class RandomTimes:
         """At once, but for what faults.py adds."""
         return 0.0
 
-    def train(self, message: m.TrainStep) -> float:
-        """About `durations.train`."""
-        return self._vary(self._durations.train)
+    def train(self, message: m.TrainStep | m.TrainPart) -> float:
+        """About `durations.train`; of a part a quarter."""
+        share = 0.25 if isinstance(message, m.TrainPart) else 1.0
+        return self._vary(share * self._durations.train)
 
-    def prepare(self, message: m.TrainStep) -> float:
+    def finish(self, message: m.FinishStep) -> float:
+        """About `durations.load`."""
+        return self._vary(self._durations.load)
+
+    def prepare(self, message: m.TrainStep | m.TrainPart | m.FinishStep) -> float:
         """About `durations.load`."""
         return self._vary(self._durations.load)
 

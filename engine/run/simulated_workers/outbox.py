@@ -51,10 +51,7 @@ class SimulatedOutboxes:
         """Keep rows; version int32 [rows]."""
         self._made += 1
         self.blocks[worker, self._made] = SimulatedBlock(node.name, keys, version, sizes)
-        if sizes is not None:
-            lengths = sizes.prompts + sizes.answers
-        else:
-            lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but the same for a row
+        lengths = count_tokens(keys, sizes)
         draw = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
         # It stands for a row's content: the same for the same draws and weights.
         block, digest = self._made, (draw * 1019 + version).astype(np.uint64)
@@ -172,3 +169,10 @@ class SimulatedOutboxes:
         if block is None:
             raise RunError(f"{what} names block {number} of {worker}, which is gone")
         return block
+
+
+def count_tokens(keys: Keys, sizes: RowLengths | None) -> np.ndarray:
+    """int64 [rows]: tokens of each row; where nobody says, any, but the same for a row."""
+    if sizes is not None:
+        return sizes.prompts + sizes.answers
+    return 1 + (keys.position * 31 + keys.sample) % 17

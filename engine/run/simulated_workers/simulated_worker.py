@@ -28,10 +28,11 @@ from engine.protocol.refs import Gather
 from engine.run.simulated_workers.chunks import ChunkRows, ChunkRuns
 from engine.run.simulated_workers.decode_lane import DecodeLane
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
-from engine.run.simulated_workers.groups import Work
+from engine.run.simulated_workers.groups import Together, Work
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.spans import NOBODY
 from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting
+from engine.run.simulated_workers.train_runs import TrainRuns
 from engine.run.simulated_workers.world import SharedWorld
 
 
@@ -51,6 +52,7 @@ class SimulatedWorker:
         self._times = world.kernels
         self._chunks = ChunkRuns(self, world)
         self._files = FileRequests(self, world)
+        self._training = TrainRuns(self, world, self._check)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
@@ -124,6 +126,8 @@ class SimulatedWorker:
             case m.Go():
                 prepared = self._world.groups.begin(message)
                 self._enqueue_first(partial(self._go, message, prepared))
+            case m.FinishStep():
+                self._enqueue(Waiting(self._begin_training(message)))
             case _:
                 self._take_rows(message)
 
@@ -132,12 +136,11 @@ class SimulatedWorker:
         match message:
             case m.RunChunk():
                 task: Task = partial(self._run_chunk, message)
-            case m.TrainStep() if message.mine is not None:
-                self._world.devices.check(self.name)
-                self._world.groups.note_assignment(message)
-                task = partial(self._prepare, message)
+            case m.TrainPart():
+                self._enqueue(Waiting(partial(self._take_part, message)))
+                return
             case m.TrainStep():
-                task = partial(self._train, message)
+                task = self._begin_training(message)
             case m.Evaluate(id=number, node=node, version=version):
                 answer = m.Evaluated(id=number, node=node, version=version)
                 task = partial(self._read_and_answer, message, answer)
@@ -184,7 +187,7 @@ class SimulatedWorker:
         if span == self._span:
             self._span = NOBODY
 
-    def _note_compute(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+    def note_compute(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
         """Note that what it does now keeps its device busy for so long."""
         if self._world.log is not None and self._span != NOBODY:
             self._world.log.note_compute(self._span, seconds, rows, tokens)
@@ -193,7 +196,7 @@ class SimulatedWorker:
         """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
         if not self._world.proving:
             return
-        if isinstance(message, m.TrainStep) and message.giver not in ("", self.name):
+        if isinstance(message, m.TrainStep | m.TrainPart) and message.giver not in ("", self.name):
             if any(message.inputs.values()):
                 problem = f"{self.name} is to fetch what {message.giver} gives it"
                 raise RunError(f"{message.node}: {problem}")
@@ -202,15 +205,15 @@ class SimulatedWorker:
             for recorded in self._plan.recorded:
                 self._world.outbox.check(message.keys[recorded.name], message.inputs, (recorded,))
             return
-        if isinstance(message, m.TrainStep):
+        if isinstance(message, m.TrainStep | m.TrainPart):
             self._check_sets(message)
             return
         inputs = self._world.nodes[message.node].inputs
         self._world.outbox.check(message.keys, message.inputs, inputs)
 
-    def _check_sets(self, message: m.TrainStep) -> None:
+    def _check_sets(self, message: m.TrainStep | m.TrainPart) -> None:
         """The rows of each set; one without a row in the Step has no inputs."""
-        sets: dict[str, m.TrainStep | m.OwnRows] = {ROWS: message, **message.others}
+        sets: dict[str, m.TrainStep | m.TrainPart | m.OwnRows] = {ROWS: message, **message.others}
         for name, inputs in self._world.nodes[message.node].row_sets.items():
             rows = sets.get(name)
             if rows is not None and (rows.total or len(rows.keys)):
@@ -225,6 +228,8 @@ class SimulatedWorker:
             if self._world.log is not None:
                 self._world.log.note_fetch(self._span)
             if peer := self._world.outbox.absent(gathers(message.inputs)):
+                if isinstance(message, m.TrainPart):
+                    self._training.parts.note_lost(message, peer)
                 self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
                 done()
             else:
@@ -244,13 +249,13 @@ class SimulatedWorker:
 
         def end() -> None:
             self._check(chunk)
-            self._note_compute(self._world.clock.now - begun, rows, tokens)
+            self.note_compute(self._world.clock.now - begun, rows, tokens)
             self._chunks.note_read(chunk, begun)
             self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
             done()
 
         seconds, rows, tokens = self._chunks.run(chunk, end)
-        self._note_compute(seconds, rows, tokens)
+        self.note_compute(seconds, rows, tokens)
 
     def _join(self, chunk: m.RunChunk) -> None:
         """Take the rows of a chunk into what is decoded of its node, if anything is."""
@@ -275,47 +280,26 @@ class SimulatedWorker:
         del self._lanes[node]
         self._next()
 
-    def _go(self, go: m.Go, prepared: m.TrainStep, done: Done) -> None:
+    def _begin_training(self, message: Together) -> Task:
+        """What a train node does first of what it is told, once it has its rows."""
+        if not self._training.is_prepared_first(message):
+            return partial(self._training.train, message)
+        self._world.devices.check(self.name)
+        self._world.groups.note_assignment(message)
+        return partial(self._training.prepare, message)
+
+    def _take_part(self, message: m.TrainPart, done: Done) -> None:
+        """A part comes after those before it, and is summed once."""
+        place = self._training.parts.place(message)
+        if place:
+            self._training.answer_part(message, place, done)
+        else:
+            self._fetch(message, self._begin_training(message), done)
+
+    def _go(self, go: m.Go, prepared: Together, done: Done) -> None:
         """A rank begins what it is prepared for."""
         self._span = self._begin_span("train", prepared.node, prepared.step, go)
-        self._train(prepared, done)
-
-    def _train(self, message: m.TrainStep, done: Done) -> None:
-        def end() -> None:
-            self._world.cores.end(self.name, self._world.nodes[message.node])
-            self._check(message)
-            if self._world.proving:
-                self._note_trained(message)
-            number, node, step = message.id, message.node, message.step
-            self.say(m.Stepped(id=number, node=node, step=step, worker=self.name))
-            done()
-
-        def begin() -> None:
-            self._world.cores.begin(self.name, self._world.nodes[message.node])
-            self.after(seconds, end)
-
-        seconds = self._times.train(message)
-        self._note_compute(seconds, len(message.keys))
-        self._meet(("train", message.node, message.id), begin)
-
-    def _note_trained(self, message: m.TrainStep) -> None:
-        outbox, groups = self._world.outbox, self._world.groups
-        versions = {g.producer: outbox.versions(g) for g in gathers(message.inputs)}
-        whole = (
-            (message, versions) if message.mine is None else groups.take_updates(message, versions)
-        )
-        if whole is not None:
-            self._world.history.note_trained(*whole)
-
-    def _prepare(self, message: m.TrainStep, done: Done) -> None:
-        """Prepare a rank: it has its rows, and may begin when the others have theirs."""
-
-        def end() -> None:
-            self._world.groups.note_prepared(message)
-            self.say(m.Prepared(id=message.id, node=message.node, worker=self.name))
-            done()
-
-        self.after(self._times.prepare(message), end)
+        self._training.train(prepared, done)
 
     def _read_and_answer(
         self, message: m.Evaluate | m.Record, answer: m.Evaluated | m.Recorded, done: Done
@@ -340,9 +324,9 @@ class SimulatedWorker:
 
     def with_all(self, what: Work, seconds: float, end: Done) -> None:
         """Take a time, then call `end`; a node with ranks starts when all have come to this."""
-        self._meet(what, partial(self.after, seconds, end))
+        self.meet(what, partial(self.after, seconds, end))
 
-    def _meet(self, what: Work, begin: Done) -> None:
+    def meet(self, what: Work, begin: Done) -> None:
         """Begin; a node with ranks when all have come to this."""
         if self._world.nodes[what[1]].ranks > 1:
             self._world.groups.meet(what, self.name, begin)
@@ -411,6 +395,8 @@ def _describe_message(message: Rows) -> tuple[str, str, int]:
             return "chunk", node, step
         case m.TrainStep(node=node, step=step, mine=mine):
             return ("train" if mine is None else "prepare"), node, step
+        case m.TrainPart(node=node, step=step):
+            return "train", node, step
         case m.Evaluate(node=node, version=version):
             return "evaluate", node, version
         case m.Record(step=step):
