@@ -12,6 +12,7 @@ all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from engine.plan.cost.decode_slots import Admission, DecodeSlots, SlotLimits
 from engine.plan.cost.devices import Place
 from engine.plan.cost.model_passes import Passes, PassParts, Sizes, Time
 
-STRETCH = 1024
+_STRETCH = 1024
 """Passes that one pass stands for at most: beyond that compute may take over from memory."""
 
 
@@ -171,6 +172,14 @@ def time_passes(model: Sizes, where: Place, listed: PassList) -> Decoded:
     )
 
 
+def split_passes(passes: int) -> Iterator[int]:
+    """Split passes of the same rows into parts, for each of which its middle one stands."""
+    while passes:
+        count = min(passes, _STRETCH)
+        yield count
+        passes -= count
+
+
 def divide_prefill(fed: float, budget: int) -> int:
     """Passes of one prefill: as many as its tokens need."""
     return max(1, -(-int(fed) // budget))
@@ -220,8 +229,7 @@ class _PassListing:
     def add_passes(self, slots: DecodeSlots, passes: int) -> None:
         """Add passes of all rows in slots, before they are run."""
         rows, cached, columns = slots.active, slots.cached, self.decode
-        while passes:
-            count = min(passes, STRETCH)
+        for count in split_passes(passes):
             middle = cached + rows * (count - 1) / 2.0
             columns.count.append(count)
             columns.tokens.append(rows)
@@ -230,4 +238,3 @@ class _PassListing:
             columns.rows.append(rows)
             self.is_prefill.append(False)
             cached += rows * count
-            passes -= count

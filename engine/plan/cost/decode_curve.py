@@ -28,7 +28,9 @@ _MOST_ROWS = 16384
 _MOST_ROWS_IN_ROOM = 512
 """The same where the cache is full at times, which takes longer to work out."""
 _FEWEST_SLOTS = 16
-"""Slots of rows that stand for several, and longest rows that their cache holds, at least."""
+"""Slots of rows that stand for several, at least."""
+_FEWEST_IN_ROOM = 4
+"""Longest rows that their cache holds, at least."""
 _PARTS = 48
 """Parts of a curve, at even quantiles of the rows' ends."""
 _TAIL = 16
@@ -126,7 +128,7 @@ def _rows_of_one(lengths: DecodeLengths, rows: DecodeRows) -> int:
     if rows.room:
         most_rows = _MOST_ROWS_IN_ROOM
         longest = lengths.prompts.longest + lengths.answers.longest
-        limits.append(rows.room // (_FEWEST_SLOTS * longest))
+        limits.append(rows.room // (_FEWEST_IN_ROOM * longest))
     return max(1, min(-(-rows.rows // most_rows), *limits))
 
 

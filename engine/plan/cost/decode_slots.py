@@ -150,6 +150,10 @@ class DecodeSlots:
             return 0
         return min(passes, max(free, 1))
 
+    def ends_a_row(self, passes: int) -> bool:
+        """Whether some row has all its tokens after so many more passes."""
+        return self._first_end() <= self.passes + passes
+
     def run(self, passes: int) -> list[int]:
         """Run so many passes, no more than `count_passes` says; return the rows that end."""
         self.passes += passes
