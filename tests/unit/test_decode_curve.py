@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dataflow.errors import PlanError
 from engine.plan.cost.decode import DecodeBatch, schedule_decode
 from engine.plan.cost.decode_curve import (
-    DecodeLengths,
+    RowDistributions,
     DecodeRows,
     curve_of_batch,
     decode_curve,

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
 from engine.plan.cost.decode import DecodeBatch, schedule_decode
+from engine.plan.costs import plan_costs
 from engine.plan.row_lengths import RowLengths
-from engine.predict.simulation.priced_decode import PricedDecode
+from engine.predict.simulation.priced_decode import PricedDecode, begin_decode
+from tests.kit.graphs import grpo_graph
+from tests.kit.plans import placed
 from tests.kit.turns import example_count
 from tests.unit.test_cost_decode import H100, LENGTHS, MODEL
 
@@ -175,3 +178,14 @@ def test_all_that_is_under_way_says_how_much_slower_it_is() -> None:
     decode.advance(2.001 * end)
     decode.add(of_pairs([(1, 50)]), 2.001 * end)
     assert under_way == [3, 3]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_plan_node_decodes_what_its_schedule_says() -> None:
+    plan = placed(grpo_graph(batch=8, n=4, max_tokens=32), workers="one")
+    costs, node = plan_costs(plan), plan.node("rollout")
+    rows = RowLengths(np.full(32, 20), np.arange(1, 33))
+    decode = begin_decode(costs, node, lambda: 1.0)
+    decode.add(rows, 0.0)
+    ends = costs.decode("rollout", rows).ends
+    np.testing.assert_allclose(take_ends(decode, 32), ends, rtol=1e-12)

@@ -46,9 +46,7 @@ class DecodeBatch:
     @property
     def limits(self) -> SlotLimits:
         """Its slots and cache."""
-        return SlotLimits(
-            slots=self.slots, room=self.room, shared=self.shared, copied=self.copied
-        )
+        return SlotLimits(slots=self.slots, room=self.room, shared=self.shared, copied=self.copied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +88,13 @@ def cache_capacity(model: Sizes, where: Place, memory: int) -> int:
     no row fits into, since a batch's 0 stands for no limit.
     """
     return max(1, int(memory * where.tensor // max(1, model.cached_bytes)))
+
+
+def cache_room(model: Sizes, where: Place, memory: int) -> int:
+    """Tokens that a batch's cache of so many bytes of each rank holds; 0, for no limit, where its
+    size is not fixed.
+    """
+    return cache_capacity(model, where, memory) if memory else 0
 
 
 def require_room(batch: DecodeBatch) -> None:

@@ -44,7 +44,7 @@ _KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DecodeLengths:
+class RowDistributions:
     """How long the rows of a generation are. It is equal to itself alone: keep it, and curves are
     found again.
     """
@@ -83,7 +83,7 @@ def time_curve(model: Sizes, where: Place, curve: DecodeCurve) -> Time:
     return time + Passes(model, where, "prefill").total(curve.prefill)
 
 
-def decode_curve(lengths: DecodeLengths, rows: DecodeRows) -> DecodeCurve:
+def decode_curve(lengths: RowDistributions, rows: DecodeRows) -> DecodeCurve:
     """Find the curve of so many rows of these lengths, kept from an earlier call or worked out.
     Raises PlanError for a row that the cache cannot hold.
     """
@@ -96,7 +96,7 @@ def decode_curve(lengths: DecodeLengths, rows: DecodeRows) -> DecodeCurve:
     return _kept_curve(lengths, replace(rows, room=_round_room(lengths, rows.room)))
 
 
-def _round_room(lengths: DecodeLengths, room: int) -> int:
+def _round_room(lengths: RowDistributions, room: int) -> int:
     """The next smaller size of a cache that has a curve; the very size where only that holds the
     longest row, if any does.
     """
@@ -107,7 +107,7 @@ def _round_room(lengths: DecodeLengths, room: int) -> int:
 
 
 @lru_cache(maxsize=_KEPT)
-def _kept_curve(lengths: DecodeLengths, rows: DecodeRows) -> DecodeCurve:
+def _kept_curve(lengths: RowDistributions, rows: DecodeRows) -> DecodeCurve:
     if not rows.rows:
         return curve_of_batch(make_batch(lengths, rows))
     factor = _rows_of_one(lengths, rows)
@@ -121,7 +121,7 @@ def _kept_curve(lengths: DecodeLengths, rows: DecodeRows) -> DecodeCurve:
     return _multiply(curve, factor, rows.budget)
 
 
-def _rows_of_one(lengths: DecodeLengths, rows: DecodeRows) -> int:
+def _rows_of_one(lengths: RowDistributions, rows: DecodeRows) -> int:
     """How many rows one stands for."""
     most_rows = _MOST_ROWS
     limits = [rows.slots // _FEWEST_SLOTS]
@@ -132,7 +132,7 @@ def _rows_of_one(lengths: DecodeLengths, rows: DecodeRows) -> int:
     return max(1, min(-(-rows.rows // most_rows), *limits))
 
 
-def make_batch(lengths: DecodeLengths, rows: DecodeRows) -> DecodeBatch:
+def make_batch(lengths: RowDistributions, rows: DecodeRows) -> DecodeBatch:
     """Make rows that stand for those of a curve, in the order in which it has them."""
     samples = max(1, min(rows.samples, rows.rows))
     prompt_count = -(-rows.rows // samples)

@@ -79,6 +79,12 @@ class DecodeSlots:
         """Whether rows are in slots or wait."""
         return bool(self._begin_pass or self._queue or self._returned)
 
+    @property
+    def may_admit(self) -> bool:
+        """Whether rows wait while a slot is free."""
+        is_free = len(self._begin_pass) < self._limits.slots
+        return is_free and bool(self._queue or self._returned)
+
     def add(
         self, prompts: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None
     ) -> None:
@@ -92,8 +98,14 @@ class DecodeSlots:
         priorities = [0.0] * count
         if weights is not None:
             priorities = (-weights).tolist()
-        self._queue += zip(priorities, range(first, first + count), strict=True)
-        heapq.heapify(self._queue)
+        waiting = zip(priorities, range(first, first + count), strict=True)
+        if self._queue:
+            for priority_and_row in waiting:
+                heapq.heappush(self._queue, priority_and_row)
+        else:
+            self._queue = list(waiting)
+            if weights is not None:
+                heapq.heapify(self._queue)
 
     def rows_under_way(self) -> list[int]:
         """The rows in slots and those that wait."""

@@ -194,10 +194,7 @@ class Passes:
         """
         if predicted is None:
             predicted = tokens
-        compute = self._token * tokens + self._predicted * predicted + self._key * keys
-        memory = self._weights + self._cached * cached
-        link = self._link * tokens
-        latency = self._latency + self._row * rows
+        compute, memory, link, latency = self._parts(tokens, keys, cached, predicted, rows)
         return Time(
             seconds=max(compute, memory) + link + latency,
             compute=compute,
@@ -205,6 +202,21 @@ class Passes:
             link=link,
             latency=latency,
         )
+
+    def seconds_at(
+        self, tokens: float, keys: float, cached: float, predicted: float, rows: float
+    ) -> float:
+        """Seconds of one pass, as of `at`, for those who need no parts of them."""
+        compute, memory, link, latency = self._parts(tokens, keys, cached, predicted, rows)
+        return max(compute, memory) + link + latency
+
+    def _parts(
+        self, tokens: float, keys: float, cached: float, predicted: float, rows: float
+    ) -> tuple[float, float, float, float]:
+        """Seconds of compute, memory, link and latency."""
+        compute = self._token * tokens + self._predicted * predicted + self._key * keys
+        memory = self._weights + self._cached * cached
+        return compute, memory, self._link * tokens, self._latency + self._row * rows
 
     def seconds_of_each(self, parts: PassParts) -> np.ndarray:
         """float64 [parts]: seconds of one pass of each part."""

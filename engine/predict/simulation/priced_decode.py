@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,16 +20,9 @@ from engine.plan.cost.decode import DecodeBatch, divide_prefill, require_room, s
 from engine.plan.cost.decode_slots import Admission, DecodeSlots
 from engine.plan.cost.devices import Place
 from engine.plan.cost.model_passes import Passes, Sizes
+from engine.plan.costs import PlanCosts
+from engine.plan.plan import PlannedNode
 from engine.plan.row_lengths import RowLengths
-
-
-@dataclass(slots=True)
-class _PlannedPasses:
-    """Passes of the rows in slots: (how many, seconds of each), one part after another."""
-
-    start: float
-    parts: list[tuple[int, float]] = field(default_factory=list)
-    end: float = 0.0
 
 
 class PricedDecode:
@@ -49,7 +41,10 @@ class PricedDecode:
         segments: int = 1,
         slowdown: Callable[[RowLengths], float] | None = None,
     ) -> None:
-        self._decode, self._prefill = Passes(model, where, "decode"), Passes(model, where, "prefill")
+        self._decode, self._prefill = (
+            Passes(model, where, "decode"),
+            Passes(model, where, "prefill"),
+        )
         self._limits, self._segments, self._slowdown = limits, segments, slowdown
         self._slots = DecodeSlots(limits.limits)
         self._row_numbers: list[int] = []
@@ -61,7 +56,9 @@ class PricedDecode:
         """(when, row) of those that have ended and that nobody has heard of."""
         self._time = 0.0
         """Up to when passes are done, or the prefill of those that are planned."""
-        self._planned: _PlannedPasses | None = None
+        self._planned = 0
+        """Passes planned from `_time` on, until a row ends or the cache is full; 0: none."""
+        self._planned_end = 0.0
         self._factor = 1.0
 
     def add(self, rows: RowLengths, now: float, weights: np.ndarray | None = None) -> None:
@@ -75,16 +72,23 @@ class PricedDecode:
             self._time = max(self._time, now)
         first, count = len(self._begins), len(rows)
         self._begins += [math.inf] * count
-        decoded = np.arange(0, count, self._segments)
+        numbers, decoded = range(first, first + count), rows
         if self._segments > 1:
             self._end_unwritten(first, count, now)
-        prompts, answers = rows.prompts[decoded], np.maximum(rows.answers[decoded], 1)
-        require_room(DecodeBatch(prompts=prompts, answers=answers, room=self._limits.room))
-        self._row_numbers += (first + decoded).tolist()
+            numbers = numbers[:: self._segments]
+            places = np.arange(0, count, self._segments)
+            decoded = rows.take(places)
+            weights = None if weights is None else weights[places]
+        self._add_to_slots(decoded, numbers, weights)
+
+    def _add_to_slots(self, rows: RowLengths, numbers: range, weights: np.ndarray | None) -> None:
+        prompts, answers = rows.prompts, np.maximum(rows.answers, 1)
+        if self._limits.room:
+            require_room(DecodeBatch(prompts=prompts, answers=answers, room=self._limits.room))
+        self._row_numbers += numbers
+        self._slots.add(prompts, answers, weights)
         if self._slowdown is not None:
             self._lengths += zip(prompts.tolist(), answers.tolist(), strict=True)
-        self._slots.add(prompts, answers, None if weights is None else weights[decoded])
-        if self._slowdown is not None:
             self._factor = self._slowdown(self._rows_under_way())
 
     def next_end(self) -> float | None:
@@ -92,11 +96,11 @@ class PricedDecode:
         if self._ended:
             return self._ended[0][0]
         while self._slots.is_busy:
-            planned = self._plan()
-            if self._ends_a_row(planned):
-                return planned.end
+            self._plan()
+            if self._slots.ends_a_row(self._planned):
+                return self._planned_end
             # The cache is full then: nobody can join before a row ends.
-            self._finish(planned)
+            self._do(self._planned, self._planned_end)
         return None
 
     def advance(self, now: float) -> np.ndarray:
@@ -118,97 +122,80 @@ class PricedDecode:
         that rows that come at one time are fed together.
         """
         while self._time < now and self._slots.is_busy:
-            planned = self._plan()
-            if planned.end > now:
+            self._plan()
+            if self._planned_end > now:
                 return
-            self._finish(planned)
+            self._do(self._planned, self._planned_end)
 
-    def _plan(self) -> _PlannedPasses:
+    def _plan(self) -> None:
         """Begin rows while there are slots, and plan the passes until one ends or the cache is
-        full.
+        full, if none are planned.
         """
-        if self._planned is not None:
-            return self._planned
         slots = self._slots
-        passes = 0
-        while not passes:
-            admission = slots.admit()
-            for row in admission.rows:
-                number = self._row_numbers[row]
-                if self._begins[number] == math.inf:
-                    self._begins[number] = self._time
-            self._time += self._prefill_seconds(admission)
-            passes = slots.count_passes()
-        planned = _PlannedPasses(self._time)
-        rows, cached, copied = slots.active, slots.cached, slots.copied
-        at = self._time
-        for count in split_passes(passes):
-            one = self._pass_seconds(rows, cached, copied, count)
-            planned.parts.append((count, one))
-            at += one * count
-            cached += rows * count
-        planned.end = at
-        self._planned = planned
-        return planned
+        while not self._planned:
+            if slots.may_admit:
+                self._begin(slots.admit())
+            self._planned = slots.count_passes()
+            rows, cached, end = slots.active, slots.cached, self._time
+            for count in split_passes(self._planned):
+                end += self._pass_seconds(rows, cached, count) * count
+                cached += rows * count
+            self._planned_end = end
+
+    def _begin(self, admission: Admission) -> None:
+        """Note when rows begin, and feed their prompts."""
+        for row in admission.rows:
+            number = self._row_numbers[row]
+            if self._begins[number] == math.inf:
+                self._begins[number] = self._time
+        self._time += self._prefill_seconds(admission)
 
     def _prefill_seconds(self, admission: Admission) -> float:
         if not admission.fed:
             return 0.0
         count = divide_prefill(admission.fed, self._limits.budget)
-        one = self._prefill.at(admission.fed / count, admission.keys / count, predicted=0.0)
-        return one.seconds * count * self._factor
+        tokens, keys = admission.fed / count, admission.keys / count
+        return self._prefill.seconds_at(tokens, keys, 0.0, 0.0, 0.0) * count * self._factor
 
-    def _pass_seconds(self, rows: int, cached: float, copied: float, count: int) -> float:
+    def _pass_seconds(self, rows: int, cached: float, count: int) -> float:
         """Seconds of one of so many passes; `cached` before the first."""
         middle = cached + rows * (count - 1) / 2.0
-        one = self._decode.at(rows, middle + rows, cached=middle + copied, rows=rows)
-        return one.seconds * self._factor
-
-    def _ends_a_row(self, planned: _PlannedPasses) -> bool:
-        return self._slots.ends_a_row(sum(count for count, _ in planned.parts))
-
-    def _finish(self, planned: _PlannedPasses) -> None:
-        """Do all planned passes."""
-        self._do(sum(count for count, _ in planned.parts), planned.end)
+        read = middle + self._slots.copied
+        one = self._decode.seconds_at(rows, middle + rows, read, rows, rows)
+        return one * self._factor
 
     def _do(self, passes: int, until: float) -> None:
-        self._planned, self._time = None, until
+        """Do so many passes, which end then."""
+        self._planned, self._time = 0, until
         if passes:
             for row in self._slots.run(passes):
                 self._ended.append((until, self._row_numbers[row]))
 
     def _cut(self, now: float) -> None:
         """Do those planned passes that have begun by now; the others are planned anew."""
-        planned = self._planned
-        if planned is None:
-            return
-        at, done = planned.start, 0
-        for count, one in planned.parts:
+        at, done = self._time, 0
+        cached, rows = self._slots.cached, self._slots.active
+        for count in split_passes(self._planned):
             if at >= now:
                 break
-            if at + count * one < now:
-                passes, at = count, at + count * one
-            else:
-                passes, at = self._cut_part(at, done, count, now)
-            done += passes
+            end = at + count * self._pass_seconds(rows, cached, count)
+            if end >= now:
+                count, end = self._cut_part(at, cached, count, now)
+            done, at = done + count, end
+            cached += rows * count
         self._do(done, at)
 
-    def _cut_part(self, at: float, done: int, count: int, now: float) -> tuple[int, float]:
-        """The fewest of so many passes from `at` on that end now or later, and when they end. done:
-        passes of the plan before them.
-        """
-        slots = self._slots
-        rows = slots.active
-        cached = slots.cached + rows * done
+    def _cut_part(self, at: float, cached: float, count: int, now: float) -> tuple[int, float]:
+        """The fewest of so many passes from `at` on that end now or later, and when they end."""
+        rows = self._slots.active
         fewest, most = 1, count
         while fewest < most:
             middle = (fewest + most) // 2
-            one = self._pass_seconds(rows, cached, slots.copied, middle)
-            if at + middle * one >= now:
+            if at + middle * self._pass_seconds(rows, cached, middle) >= now:
                 most = middle
             else:
                 fewest = middle + 1
-        return fewest, at + fewest * self._pass_seconds(rows, cached, slots.copied, fewest)
+        return fewest, at + fewest * self._pass_seconds(rows, cached, fewest)
 
     def _end_unwritten(self, first: int, count: int, now: float) -> None:
         """End the rows that nobody decodes."""
@@ -218,8 +205,24 @@ class PricedDecode:
                 self._ended.append((now, first + row))
 
     def _rows_under_way(self) -> RowLengths:
-        lengths: Sequence[tuple[int, int]] = [
-            self._lengths[row] for row in self._slots.rows_under_way()
-        ]
+        lengths = [self._lengths[row] for row in self._slots.rows_under_way()]
         prompts, answers = np.array(lengths, dtype=np.int64).reshape(-1, 2).T
         return RowLengths(prompts, answers)
+
+
+def begin_decode(costs: PlanCosts, node: PlannedNode, slower: Callable[[], float]) -> PricedDecode:
+    """Begin the decoding of one replica of a plan's node. slower: how much longer its kernel takes
+    while others compute on its host, asked as rows come.
+    """
+
+    def slow_down(rows: RowLengths) -> float:
+        return costs.correction(node.name, rows) * slower()
+
+    return PricedDecode(
+        costs.require_sizes(node.name),
+        costs.place(node.name),
+        costs.decode_limits(node.name),
+        segments=node.segments,
+        # What no profile has measured has the seconds of the cost model, whatever else runs.
+        slowdown=slow_down if costs.entry(node.name) is not None else None,
+    )
