@@ -17,13 +17,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.plan.cost.decode import DecodeBatch, divide_prefill, list_passes, require_room
+from engine.plan.cost.decode import (
+    DecodeBatch,
+    PassList,
+    divide_prefill,
+    list_passes,
+    require_room,
+)
 from engine.plan.cost.devices import Place
 from engine.plan.cost.distribution import LengthDistribution
 from engine.plan.cost.model_passes import Passes, PassParts, Sizes, Time
-from engine.plan.cost.slot_moments import SlotMoments, start_rows
+from engine.plan.cost.slot_moments import SlotMoments
 
-_MOST_ROWS = 16384
+_MOST_ROWS = 4096
 """Rows that a curve is worked out for; of more, each stands for several."""
 _MOST_ROWS_IN_ROOM = 512
 """The same where the cache is full at times, which takes longer to work out."""
@@ -37,8 +43,10 @@ _TAIL = 16
 """Ends of the last rows, which are further apart: each ends a part."""
 _PREFILLS = 8
 """Kinds of prefills after the first."""
-_ROOM_STEP = 1.02
-"""Caches of nearly equal sizes have one curve, that of the smaller."""
+_ROOM_STEP = 1.03
+"""Caches of nearly equal sizes have one curve."""
+_UNDIVIDED = 1 << 62
+"""A budget that divides no prefill."""
 _KEPT = 4096
 """Curves that are kept."""
 
@@ -55,12 +63,13 @@ class RowDistributions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
-    """How many rows one replica decodes, and how; the rest as DecodeBatch has it. samples: rows
-    that have one prompt.
+    """How many rows one replica decodes, and how, as DecodeBatch has it. samples: rows that have
+    one prompt; shared: those of them that it decodes, which share its cache.
     """
 
     rows: int
     samples: int = 1
+    shared: int = 1
     slots: int = 256
     room: int = 0
     budget: int = 16384
@@ -97,28 +106,54 @@ def decode_curve(lengths: RowDistributions, rows: DecodeRows) -> DecodeCurve:
 
 
 def _round_room(lengths: RowDistributions, room: int) -> int:
-    """The next smaller size of a cache that has a curve; the very size where only that holds the
-    longest row, if any does.
+    """The nearest size of a cache that has a curve; the very size where that does not hold the
+    longest row, or if this does not.
     """
-    steps = int(math.log(room) / math.log(_ROOM_STEP))
-    rounded_room = int(_ROOM_STEP**steps)
+    step = round(math.log(room) / math.log(_ROOM_STEP))
+    rounded_room = int(_ROOM_STEP**step)
     longest = lengths.prompts.longest + lengths.answers.longest
-    return room if rounded_room < longest else rounded_room
+    return rounded_room if min(rounded_room, room) >= longest else room
 
 
 @lru_cache(maxsize=_KEPT)
 def _kept_curve(lengths: RowDistributions, rows: DecodeRows) -> DecodeCurve:
-    if not rows.rows:
-        return curve_of_batch(make_batch(lengths, rows))
     factor = _rows_of_one(lengths, rows)
-    scaled_rows = replace(
+    scaled_rows = _scale(rows, factor)
+    if rows.room:
+        # Of a prefill's budget the passes know nothing.
+        passes = _kept_passes(lengths, replace(scaled_rows, budget=0))
+        curve = _sum_up_passes(passes, rows.budget)
+    else:
+        moments = _kept_moments(lengths, rows.rows, rows.samples, rows.slots)
+        curve = _sum_up_moments(moments, scaled_rows)
+    return _multiply(curve, factor, rows.budget)
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept_passes(lengths: RowDistributions, rows: DecodeRows) -> PassList:
+    batch = make_batch(lengths, rows)
+    require_room(batch)
+    return list_passes(replace(batch, budget=_UNDIVIDED))
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept_moments(
+    lengths: RowDistributions, row_count: int, samples: int, slots: int
+) -> SlotMoments:
+    rows = DecodeRows(rows=row_count, samples=samples, slots=slots)
+    scaled_rows = _scale(rows, _rows_of_one(lengths, rows))
+    batch = make_batch(lengths, scaled_rows)
+    return SlotMoments(batch.prompts, batch.answers, batch.slots, _cut_at_ends)
+
+
+def _scale(rows: DecodeRows, factor: int) -> DecodeRows:
+    """Rows of which each stands for so many."""
+    return replace(
         rows,
         rows=-(-rows.rows // factor),
         slots=max(1, round(rows.slots / factor)),
         room=rows.room // factor,
     )
-    curve = curve_of_batch(make_batch(lengths, scaled_rows))
-    return _multiply(curve, factor, rows.budget)
 
 
 def _rows_of_one(lengths: RowDistributions, rows: DecodeRows) -> int:
@@ -134,13 +169,16 @@ def _rows_of_one(lengths: RowDistributions, rows: DecodeRows) -> int:
 
 def make_batch(lengths: RowDistributions, rows: DecodeRows) -> DecodeBatch:
     """Make rows that stand for those of a curve, in the order in which it has them."""
+    if not rows.rows:
+        none = np.zeros(0, np.int64)
+        return DecodeBatch(prompts=none, answers=none, slots=rows.slots)
     samples = max(1, min(rows.samples, rows.rows))
     prompt_count = -(-rows.rows // samples)
     prompts = np.repeat(lengths.prompts.spread(prompt_count), samples)[: rows.rows]
     return DecodeBatch(
         prompts=prompts,
         answers=lengths.answers.spread(rows.rows),
-        shared=samples,
+        shared=rows.shared,
         slots=rows.slots,
         room=rows.room,
         budget=rows.budget,
@@ -153,16 +191,18 @@ def curve_of_batch(batch: DecodeBatch) -> DecodeCurve:
     hold.
     """
     require_room(batch)
-    starts = start_rows(batch.answers, batch.slots)
-    moments = SlotMoments(batch, starts)
+    moments = SlotMoments(batch.prompts, batch.answers, batch.slots, _cut_at_ends)
     # A token of each row's next pass has to find room, too.
-    if batch.room and moments.busiest + batch.slots > batch.room:
-        return _sum_up_passes(batch)
-    fed = moments.list_prefills()
+    if batch.room and moments.most_cached(batch.shared) + batch.slots > batch.room:
+        return _sum_up_passes(list_passes(replace(batch, budget=_UNDIVIDED)), batch.budget)
+    return _sum_up_moments(moments, batch)
+
+
+def _sum_up_moments(moments: SlotMoments, rows: DecodeBatch | DecodeRows) -> DecodeCurve:
     return DecodeCurve(
-        prefill=_sum_up_prefills(*fed, batch.budget),
-        decode=moments.sum_up(_cut_at_ends(moments.sorted_ends)),
-        busiest=moments.busiest,
+        prefill=_sum_up_prefills(*moments.list_prefills(rows.shared), rows.budget),
+        decode=moments.sum_up(rows.shared, copied=rows.copied),
+        busiest=moments.most_cached(rows.shared),
     )
 
 
@@ -203,11 +243,12 @@ def _sum_up_prefills(fed: np.ndarray, keys: np.ndarray, budget: int) -> PassPart
     )
 
 
-def _sum_up_passes(batch: DecodeBatch) -> DecodeCurve:
-    """The curve of a batch whose cache is full at times: the schedule itself, in fewer parts."""
-    listed = list_passes(batch)
+def _sum_up_passes(listed: PassList, budget: int) -> DecodeCurve:
+    """The curve of a batch whose cache is full at times: the schedule itself, in fewer parts.
+    listed: with prefills of one pass each.
+    """
     fed, decode = listed.prefill, listed.decode
-    prefill = _sum_up_prefills(fed.count * fed.tokens, fed.count * fed.keys, batch.budget)
+    prefill = _sum_up_prefills(fed.tokens, fed.keys, budget)
     parts = len(decode.count)
     even = np.linspace(0, parts, min(parts, 2 * _PARTS), endpoint=False).astype(np.int64)
     last = np.arange(max(0, parts - _TAIL), parts)
