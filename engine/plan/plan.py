@@ -93,6 +93,10 @@ class PlannedNode:
     """The column of its rows by which a generation below weighs them (`generate(weight=...)`), if
     any: it is told with each row, and does not travel to that generation.
     """
+    tail: float = 0.0
+    """Of a generation that is cut into chunks: the share of the heaviest rows that have chunks of
+    their own; 0: none have.
+    """
     max_lag: int = 0
     """As given to the node."""
     lag: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
 from engine.plan.cost.decode_curve import RowDistributions
-from engine.plan.cost.distribution import LengthDistribution, constant_length
+from engine.plan.cost.distribution import LengthDistribution, assumed_answers, constant_length
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.node_price import NodeWork
@@ -23,11 +23,12 @@ from engine.plan.profiled_passes import kernel_family, kind_of_pass, samples_of
 @dataclass(frozen=True, slots=True)
 class StepLengths:
     """How long prompts and answers are; None: as counted in the data, else as long as the graph
-    allows.
+    allows, or, where `assumes_answers` says so, as a guess by the longest.
     """
 
     prompts: LengthDistribution | None = None
     answers: LengthDistribution | None = None
+    assumes_answers: bool = False
 
 
 class PricedWork:
@@ -91,14 +92,12 @@ class PricedWork:
         if node not in self._kept:
             greatest = self._greatest[node]
             prompts = _find_prompts(greatest, self._lengths.prompts)
-            answers = _find_answers(greatest, self._lengths.answers)
+            answers = _find_answers(greatest, self._lengths)
             self._kept[node] = RowDistributions(prompts, answers)
         return self._kept[node]
 
 
-def _find_prompts(
-    greatest: Lengths, distribution: LengthDistribution | None
-) -> LengthDistribution:
+def _find_prompts(greatest: Lengths, distribution: LengthDistribution | None) -> LengthDistribution:
     if distribution is not None:
         return distribution if greatest.limit is None else distribution.cap(greatest.limit)
     if greatest.counts is not None:
@@ -106,12 +105,12 @@ def _find_prompts(
     return constant_length(max(1, greatest.prompt))
 
 
-def _find_answers(
-    greatest: Lengths, distribution: LengthDistribution | None
-) -> LengthDistribution:
+def _find_answers(greatest: Lengths, lengths: StepLengths) -> LengthDistribution:
     most = max(1, greatest.completion)
-    if distribution is not None:
-        return distribution.cap(most)
+    if lengths.answers is not None:
+        return lengths.answers.cap(most)
     if greatest.counts is not None and greatest.counts.answers is not None:
         return LengthDistribution(greatest.counts.answers).cap(most)
+    if lengths.assumes_answers:
+        return assumed_answers(most)
     return constant_length(most)

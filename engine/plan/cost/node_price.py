@@ -185,11 +185,12 @@ def _rank_bytes(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -
 
 def share_work(whole: Work, layout: Layout) -> Work:
     """The most that one replica does of a Step, or one rank of a train node."""
-    prompts = -(-whole.prompts // (layout.replicas * layout.data))
+    prompts = -(-whole.prompts * layout.spread // (layout.replicas * layout.data))
+    rows_of_prompt = -(-whole.rows // max(1, whole.prompts) // layout.spread)
     return replace(
         whole,
         prompts=prompts,
-        rows=prompts * (whole.rows // max(1, whole.prompts)),
+        rows=prompts * rows_of_prompt,
         budget=layout.tokens,
         slots=layout.slots,
     )

@@ -212,8 +212,10 @@ class _Cost:
         source = self._sources.get(planned.source)
         # An evaluation has as many rows as its data; assumed is only that they fill the slots.
         batch = layout.slots if source is None else source.batch
-        prompts = -(-batch // (layout.replicas * layout.data))
+        # A prompt whose answers are spread is there for each of their spans.
+        prompts = -(-batch * layout.spread // (layout.replicas * layout.data))
         rows_of_prompt = planned.rows if planned.traits.generates else planned.inner
+        rows_of_prompt = -(-rows_of_prompt // layout.spread)
         return Work(
             lengths=self._lengths[planned.name],
             prompts=prompts,
