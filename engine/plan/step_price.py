@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from engine.plan.cost.profile import Profile
 from engine.plan.costs import PlanCosts, plan_costs
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Decisions, Plan, PlannedNode
-from engine.plan.priced_work import PricedWork, StepLengths
+from engine.plan.priced_work import PricedWork, StepLengths, is_bound_late
 from engine.plan.row_lengths import RowLengths
 
 
@@ -69,6 +70,10 @@ class StepPrice:
         for group in decided.turns:
             self._turns |= dict.fromkeys(group, group[0])
         self.by_node = {node.name: self.node_seconds(node) for node in decided.nodes}
+        self._alone = self._time_alone()
+        """Of a generation whose rows are bound late: a Step's rows alone, which are on their way at
+        least as long.
+        """
 
     def node_seconds(self, node: PlannedNode) -> float:
         """Seconds of a node's busiest replica in a Step; 0 outside of Steps, and where they are not
@@ -97,13 +102,22 @@ class StepPrice:
         like = RowLengths(np.broadcast_to(prompt, rows), np.broadcast_to(answer, rows))
         return time.times(self._costs.correction(node.name, like, layout.data))
 
+    def _time_alone(self) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        for node in self._decided.nodes:
+            if is_bound_late(node) and not self._costs.unpriced_reason(node.name):
+                (work,) = self._work.list_works(node)
+                alone = replace(work, steps=0, chunks=node.layout.replicas)
+                seconds[node.name] = self.time_work(node, alone).seconds
+        return seconds
+
     def seconds(self, changed: Mapping[str, float] | None = None) -> float:
         """Seconds of a Step. changed: of some nodes, by name, in the place of their own."""
         by_node = {**self.by_node, **(changed or {})}
-        way = self._time_way(by_node)
         lag = min((source.max_lag for source in self._decided.sources), default=0)
         if not lag:
-            return way
+            return self._time_way(by_node)
+        way = self._time_way({**by_node, **self._alone})
         return max(self._time_busiest(by_node), way / (1 + lag))
 
     def _time_way(self, by_node: Mapping[str, float]) -> float:

@@ -85,15 +85,17 @@ class DealPrices:
         self._draws = [_draw_answers(dealt, seed) for seed in range(_DRAWS)]
 
     def seconds(self, deal: Deal) -> float:
-        """Seconds until the last replica has decoded its chunk, in the mean of some Steps."""
-        return sum(self._time_slowest(deal, drawn) for drawn in self._draws) / _DRAWS
+        """Seconds in which the replicas decode their chunks, in the mean of some Steps: until the
+        last one has; where they get more as they become free, in the mean of all, if each has some.
+        """
+        return sum(self._time_replicas(deal, drawn) for drawn in self._draws) / _DRAWS
 
-    def _time_slowest(self, deal: Deal, drawn: _DrawnAnswers) -> float:
-        slowest = 0.0
+    def _time_replicas(self, deal: Deal, drawn: _DrawnAnswers) -> float:
+        seconds: list[float] = []
         for batch in self._deal_out(deal, drawn):
             curve = curve_of_batch(batch)
-            slowest = max(slowest, time_curve(self._model, self._where, curve).seconds)
-        return slowest
+            seconds.append(time_curve(self._model, self._where, curve).seconds)
+        return float(np.mean(seconds)) if deal.is_late and all(seconds) else max(seconds)
 
     def _deal_out(self, deal: Deal, drawn: _DrawnAnswers) -> Iterator[DecodeBatch]:
         """The batch of each replica."""

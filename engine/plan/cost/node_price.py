@@ -34,6 +34,8 @@ from engine.plan.cost.running_parts import RunningKernel, divide_among_ranks, ru
 
 _MOST_PACKED = 16384
 """Rows that stand for all where these are packed into micro-batches."""
+_MORE_STEPS = 4
+"""Steps by whose seconds those of one are known where rows of several are decoded together."""
 _KEPT = 4096
 
 
@@ -44,8 +46,10 @@ class NodeWork:
 
     most: the most rows and the greatest lengths, by which memory is counted. lengths: of its rows,
     by which seconds are. samples: rows that have one prompt. chunks: into how many these are cut, 0
-    for one a replica. updates, epochs: of a train node; updates 0 for rows of terms that have their
-    own. is_torch: whether its kernel is.
+    for one a replica. steps: 0, or how many Steps are under way at once in a generation that takes
+    in rows as its slots become free: then its seconds are those between two Steps. updates, epochs:
+    of a train node; updates 0 for rows of terms that have their own. is_torch: whether its kernel
+    is.
     """
 
     kind: Kind
@@ -53,6 +57,7 @@ class NodeWork:
     lengths: RowDistributions
     samples: int = 1
     chunks: int = 0
+    steps: int = 0
     updates: int = 1
     epochs: int = 1
     is_torch: bool = True
@@ -109,7 +114,9 @@ def node_time(model: Sizes, where: Place, layout: Layout, work: NodeWork) -> Tim
 
 def decode_rows(where: Place, layout: Layout, work: NodeWork, room: int) -> DecodeRows:
     """The rows of a generation's largest chunk. room: tokens of its cache, 0 for no limit."""
-    chunks = work.chunks or layout.replicas
+    chunks = work.chunks
+    if work.steps or not chunks:
+        chunks = layout.replicas
     samples = -(-work.samples // layout.spread)
     prompts = -(-work.most.prompts * layout.spread // chunks)
     return DecodeRows(
@@ -125,11 +132,27 @@ def decode_rows(where: Place, layout: Layout, work: NodeWork, room: int) -> Deco
 
 def _decode_time(model: Sizes, where: Place, layout: Layout, work: NodeWork) -> Time:
     room = cache_room(model, where, layout.cache_bytes)
-    curve = decode_curve(work.lengths, decode_rows(where, layout, work, room))
-    time = time_curve(model, where, curve)
+    rows = decode_rows(where, layout, work, room)
+    if work.steps:
+        return _time_between_steps(model, where, work, rows)
+    time = time_curve(model, where, decode_curve(work.lengths, rows))
     # A replica decodes its chunks one after another.
     turns = -(-(work.chunks or layout.replicas) // layout.replicas)
     return time if turns == 1 else time.times(turns)
+
+
+def _time_between_steps(model: Sizes, where: Place, work: NodeWork, rows: DecodeRows) -> Time:
+    """Time of a Step's rows amid those of the others: what so many Steps more take longer."""
+    slots = min(rows.slots, rows.rows * work.steps)
+    few, many = (
+        time_curve(model, where, decode_curve(work.lengths, _repeat(rows, steps, slots)))
+        for steps in (1, 1 + _MORE_STEPS)
+    )
+    return (many + few.times(-1.0)).times(1.0 / _MORE_STEPS)
+
+
+def _repeat(rows: DecodeRows, steps: int, slots: int) -> DecodeRows:
+    return replace(rows, rows=rows.rows * steps, slots=slots)
 
 
 @lru_cache(maxsize=_KEPT)

@@ -73,7 +73,8 @@ def _count_chunks(node: PlannedNode) -> int:
 
 
 def _is_late(node: PlannedNode) -> bool:
-    return node.chunking == "ready"
+    """Whether what one replica has more of in a Step, another one has in the next: Steps overlap."""
+    return node.lag > 0
 
 
 @dataclass(frozen=True, slots=True)
