@@ -76,6 +76,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """How many of 2..8: balance, as training keeps up with; most, all; fixed, as scale() says."""
     chunks: Mapping[str, int] = field(default_factory=dict)
     """Parts that a node's rows of a Step are cut into (rollout=3); by default, its replicas."""
+    spread: Mapping[str, int] = field(default_factory=dict)
+    """Spans that a prompt's answers are cut into, for replicas (rollout=2); else by price."""
+    tail: Mapping[str, float] = field(default_factory=dict)
+    """Share of the rows of most weight that have chunks apart (rollout=0.2); else by price."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
@@ -198,6 +202,8 @@ def make_placing(options: RunOptions) -> Placing:
         replicas=most,
         least=least,
         chunks=options.chunks,
+        spread=options.spread,
+        tail=options.tail,
         ranks=options.ranks,
         tensor=options.tensor,
         shard=options.shard,

@@ -36,6 +36,9 @@ class Placing:
     least: Mapping[str, int] = field(default_factory=dict)
     """How many of these there are at the beginning."""
     chunks: Mapping[str, int] = field(default_factory=dict)
+    spread: Mapping[str, int] = field(default_factory=dict)
+    """Of generations that are not named, the planner chooses; as of the next."""
+    tail: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False

@@ -179,6 +179,8 @@ class _Wishes:
             replicas=pick(placing.replicas),
             least=pick(placing.least),
             chunks=pick(placing.chunks),
+            spread=pick(placing.spread),
+            tail=pick(placing.tail),
             ranks=pick(placing.ranks),
             tensor=pick(placing.tensor),
             recompute=pick(placing.recompute),

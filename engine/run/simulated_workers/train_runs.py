@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Protocol
 
 from engine.protocol import messages as m
-from engine.run.simulated_workers.groups import Together, Work
+from engine.run.simulated_workers.groups import Assigned, Together, Work
 from engine.run.simulated_workers.parts import SummedParts
 from engine.run.simulated_workers.task_queue import Done
 from engine.run.simulated_workers.world import RunningWorker, SharedWorld
@@ -39,7 +39,7 @@ class TrainRuns:
     """Of one Worker. check: of the rows of a message."""
 
     def __init__(
-        self, worker: TrainingWorker, world: SharedWorld, check: Callable[[Together], None]
+        self, worker: TrainingWorker, world: SharedWorld, check: Callable[[Assigned], None]
     ) -> None:
         self._worker, self._world, self._check = worker, world, check
         self.parts = SummedParts()
@@ -119,16 +119,16 @@ class TrainRuns:
         )
         self._worker.say(trained)
 
-    def _note_trained(self, message: m.TrainStep | m.TrainPart) -> None:
+    def _note_trained(self, message: Assigned) -> None:
         outbox, groups = self._world.outbox, self._world.groups
         gathers = chain.from_iterable(message.inputs.values())
         versions = {gather.producer: outbox.versions(gather) for gather in gathers}
-        whole = (message, versions)
         if message.mine is not None:
             whole = groups.take_updates(message, versions)
-        if whole is None:
-            return
-        if isinstance(whole[0], m.TrainPart):
-            self._world.trained_parts.add(*whole)
+            if whole is None:
+                return
+            message, versions = whole
+        if isinstance(message, m.TrainPart):
+            self._world.trained_parts.add(message, versions)
         else:
-            self._world.history.note_trained(*whole)
+            self._world.history.note_trained(message, versions)
