@@ -6,7 +6,7 @@ not own: what comes before (prompt_table.py) or after (course.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -89,19 +89,10 @@ class StepRun:
         tokens = self._blocks.tokens(inputs, len(keys))
         return [keys.take(rows) for rows in split_by_prompt(keys.position, tokens, node.chunks)]
 
-    def adopt(self, parts: Sequence[StepRun]) -> None:
-        """Take over the rows that nodes below the cut have made of the Step's parts."""
-        names: dict[str, None] = {}
-        for part in parts:
-            names |= dict.fromkeys(part.own_rows)
+    def adopt(self, names: Iterable[str], parts: Sequence[StepRun]) -> None:
+        """Take over the rows that these nodes below the cut have made of the Step's parts."""
         for name in names:
-            self._rows[name] = StepRows.merge([part.own_rows[name] for part in parts])
-
-    @property
-    def own_rows(self) -> dict[str, StepRows]:
-        """What its nodes have made."""
-        rows = self._rows.items()
-        return {name: made for name, made in rows if name not in self._table_of}
+            self._rows[name] = StepRows.merge([part.rows(name) for part in parts])
 
     def next_train(self) -> PlannedNode | None:
         """The train node whose turn it is; None while others run, or when all are trained."""

@@ -50,6 +50,8 @@ class StepParts:
         self._tables = tables
         self._nodes = [n for n in plan.nodes if n.region == "step" and n.in_parts]
         self._trains = [n for n in self._nodes if n.work == "train"]
+        self.makers = [n.name for n in self._nodes if n.work != "train"]
+        """The nodes that make rows of parts."""
         self._runs: list[StepRun] = []
         self._run_of: dict[NodeChunk, StepRun] = {}
         self._told: dict[str, set[int]] = {n.name: set() for n in self._trains}

@@ -66,9 +66,9 @@ class StreamedGroups:
         self._has_news |= chunk in self._under_way
 
     def note_end(self, chunk: NodeChunk) -> None:
-        """A chunk has ended."""
-        if self._under_way.pop(chunk, chunk) is None:
-            self._has_news = True
+        """A chunk has ended: of a selection too, below which first generations may have no row."""
+        self._under_way.pop(chunk, None)
+        self._has_news = True
 
     def note_loss(self) -> None:
         """Rows were given up."""
@@ -93,7 +93,8 @@ class StreamedGroups:
 
     def _add_ended(self) -> None:
         prompts = self._prompts
-        slots = prompts.slots(RUNNING)
+        # Finished where no node above the cut works on parts.
+        slots = prompts.slots(RUNNING, FINISHED)
         slots = slots[~prompts.in_cut[slots]]
         for table in self._roots.values():
             slots = slots[(table.state[slots] != PENDING).all(axis=1)]

@@ -33,8 +33,9 @@ class ScheduleCase:
     @property
     def whole_cohorts(self) -> bool:
         """Whether its chunks follow from its rows alone."""
-        cohorts = all(n.chunking == "cohort" for n in self.plan.nodes)
-        return cohorts and len(self.plan.sources) == 1
+        cohorts = all(n.chunking != "ready" for n in self.plan.nodes)
+        as_they_come = any(source.stream == "arrival" for source in self.plan.sources)
+        return cohorts and len(self.plan.sources) == 1 and not as_they_come
 
     def timing(self, seed: int) -> Durations:
         """How long things take in one run of the case."""

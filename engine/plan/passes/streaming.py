@@ -10,14 +10,16 @@ plan with a lag has no parts: its next rows are generated while this Step is tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from dataflow.loss_terms import Loss
 from dataflow.training_parts import why_not_in_parts
 from engine.plan.draft import Draft
 from engine.plan.passes.place import find_ancestors
 from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import list_fetches
 from engine.plan.planned_source import PlannedSource
 
 PARTS = 8
@@ -33,8 +35,8 @@ def stream_steps(draft: Draft) -> Draft:
     why_not = _why_no_stream(draft)
     if why_not:
         return replace(draft, notes=(*draft.notes, f"no Step is streamed: {why_not}"))
-    in_parts, ends = _find_parts(draft)
-    nodes = tuple(_work_in_parts(node) if node.name in in_parts else node for node in draft.nodes)
+    in_parts, ends = find_parts(draft.nodes, partial(_why_whole, draft))
+    nodes = tuple(work_in_parts(node) if node.name in in_parts else node for node in draft.nodes)
     sources = tuple(_stream(draft, source, nodes) for source in draft.sources)
     notes = (*draft.notes, *_describe(sources, nodes, ends))
     return replace(draft, nodes=nodes, sources=sources, notes=notes)
@@ -55,26 +57,34 @@ def _why_no_stream(draft: Draft) -> str:
     return ""
 
 
-def _find_parts(draft: Draft) -> tuple[set[str], dict[str, str]]:
+def find_parts(
+    nodes: Sequence[PlannedNode], why_whole: Callable[[PlannedNode], str]
+) -> tuple[set[str], dict[str, str]]:
     """The nodes that work on parts, and why others on a generation do not, where the reason is
-    theirs.
+    theirs. why_whole: why a node needs the whole Step; empty if it does not.
     """
-    ancestors = find_ancestors(draft.nodes)
-    generations = {n.name for n in draft.nodes if n.region == "stream" and n.traits.generates}
-    first_generations = {name for name in generations if not generations & ancestors[name]}
+    ancestors = find_ancestors(nodes)
+    generations = {n.name for n in nodes if n.region == "stream" and n.traits.generates}
+    # What of a part is there before the cut of parts, or is made part by part.
+    readable: set[str] = set()
     in_parts: set[str] = set()
     ends: dict[str, str] = {}
-    for node in draft.nodes:
-        if node.region == "evaluation" or not generations & ancestors[node.name]:
+    for node in nodes:
+        is_below = bool(generations & ancestors[node.name])
+        if node.region == "evaluation" or not (is_below or node.region == "stream"):
             continue
-        above = [gate for gate in node.gates if generations & (ancestors[gate] | {gate})]
-        if not in_parts.union(first_generations).issuperset(above):
+        if not is_below:
+            readable.add(node.name)
             continue
-        why_not = _why_whole(draft, node)
+        producers = {fetch.producer for fetch in list_fetches(node.inputs)}
+        if not readable.issuperset(producers.union(node.gates)):
+            continue
+        why_not = why_whole(node)
         if why_not:
             ends[node.name] = why_not
         else:
             in_parts.add(node.name)
+            readable.add(node.name)
     return in_parts, ends
 
 
@@ -92,7 +102,8 @@ def _why_whole(draft: Draft, node: PlannedNode) -> str:
     return why_not_in_parts(loss, params)
 
 
-def _work_in_parts(node: PlannedNode) -> PlannedNode:
+def work_in_parts(node: PlannedNode) -> PlannedNode:
+    """The node, working on parts."""
     if node.region == "stream":
         return replace(node, chunking="part", in_parts=True)
     return replace(node, in_parts=True)

@@ -83,16 +83,17 @@ class TrainedParts:
         """The Step's rows, as if it had been trained at once."""
         parts = self._of.pop((message.node, message.step), [])
         keys = Keys.concat([part.keys for part, _ in parts])
-        order = keys.order()
-        versions: dict[str, np.ndarray] = {}
-        for producer in {name for _, of_part in parts for name in of_part}:
-            versions[producer] = np.concatenate([of_part[producer] for _, of_part in parts])[order]
+        by_producer: dict[str, list[np.ndarray]] = {}
+        for _, of_part in parts:
+            for producer, its_versions in of_part.items():
+                by_producer.setdefault(producer, []).append(its_versions)
+        versions = {name: np.concatenate(arrays) for name, arrays in by_producer.items()}
         whole = m.TrainStep(
             id=message.id,
             node=message.node,
             worker=message.worker,
             step=message.step,
-            keys=keys.take(order),
+            keys=keys.take(keys.order()),
             inputs={},
         )
         return whole, versions
