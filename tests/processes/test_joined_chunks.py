@@ -222,7 +222,7 @@ def test_a_run_that_is_given_up_leaves_the_worker_as_it_was() -> None:
         first, second = block_of(workers, 1, 9), block_of(workers, 2, 1)
         workers.tell(host_plans.chunk_of(11, first))
         workers.tell(source_chunk(3, 5))
-        (within,) = host_plans.until(workers, m.Produced)
+        *_, within = host_plans.until(workers, m.Produced)
         assert within.node == "numbers"
         running, workers._under_way = workers._under_way, None
         assert running is not None
