@@ -9,6 +9,7 @@ environments' processes (environments/).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -116,10 +117,19 @@ class Interacting(Generating):
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield the rows of the n episodes of every prompt, keyed `chunk.keys.expand(n *
-        segments)`; those that are lost, or that an episode did not need, are tombstones. New
-        weights as in Generating.run. Raises KernelError for an environment that fails where
-        on_error is `stop`.
+        segments)`; those that are lost, or that an episode did not need, are tombstones. Chunks
+        that join follow, one after another. New weights as in Generating.run. Raises KernelError
+        for an environment that fails where on_error is `stop`.
         """
+        self._joined = deque([chunk])
+        while self._joined:
+            yield from self._run_chunk(self._joined.popleft())
+
+    def join(self, chunk: Chunk) -> None:
+        """See Joinable: its episodes begin when those of the chunks before are over."""
+        self._joined.append(chunk)
+
+    def _run_chunk(self, chunk: Chunk) -> Iterator[Batch]:
         if not len(chunk.keys):
             return
         group_rows = self._n * self._segments.most
