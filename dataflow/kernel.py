@@ -63,6 +63,10 @@ class Layout:
     """Token budget of one forward, or of one micro-batch in training."""
     slots: int = 256
     """Rows that one replica decodes at once."""
+    part_tokens: int = 0
+    """Tokens of ended rows with which these leave a replica, where a Step is worked on in parts
+    while it is generated; 0 where it is not.
+    """
     spread: int = 1
     """Into how many spans the samples of one prompt are cut, each of which may be decoded by
     another replica, that feeds the prompt once more; 1: a prompt's samples stay together.
@@ -253,6 +257,12 @@ class Session(Protocol):
         names in one word (`environments`). Those seconds are shown as a wait of the node, and are
         time/<node>/<reason>; they stay a part of time/<node>. In the kernel's own thread, not
         within another one, and without a batch yielded in it.
+        """
+        ...
+
+    def note_least_tokens(self, count: int) -> None:
+        """Each row of the running chunk that has not ended has so many tokens at least: told with
+        the next batch, where a Step is worked on in parts (Layout.part_tokens).
         """
         ...
 

@@ -159,9 +159,14 @@ class Generating(Joinable):
         if encoded is None:
             return
         task, rows = encoded
-        leaving = LeavingRows(self._layout.slots, flows=self._flows)
-        leaving.add(rows)
         loop = self._decoder(task)
+        leaving = LeavingRows(
+            self._layout.slots,
+            flows=self._flows,
+            tokens=self._layout.part_tokens,
+            lengths=lambda: loop.written.length,
+        )
+        leaving.add(rows)
         self._running = _Running(loop=loop, leaving=leaving, reported=Counts())
         try:
             while leaving.chunks:  # again where a chunk joined as the last rows left
@@ -214,6 +219,8 @@ class Generating(Joinable):
                 not chunk.rows_left
             ):  # report before the last rows leave: the Step may end soon after
                 self._report(chunk, running)
+            if self._layout.part_tokens:
+                self._session.note_least_tokens(leaving.find_least_tokens(chunk))
             batch = self._batch(loop.written, chunk, rows)
             loop.release(numbers)
             yield batch

@@ -6,13 +6,14 @@ their columns (generating.py), the loop (torch/, vllm/).
 All rows of a prompt that a chunk has leave together. A chunk that fits the slots leaves in one
 batch at its end, a larger one in batches of at least a quarter of the slots. Where rows flow, which
 is where a reader need not wait for a chunk, all that is ready leaves once an eighth of the slots
-is: then so many are free for rows that wait. A chunk's last rows leave at once, and an interruption
-sends out all that is ready.
+is: then so many are free for rows that wait. Where a Step is worked on in parts, all that is ready
+leaves once it has a share of a part's tokens. A chunk's last rows leave at once, and an
+interruption sends out all that is ready.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,9 +35,13 @@ class ChunkRows:
     tokens: int = 0
     ready: int = 0
     """Rows that may leave."""
+    ended_tokens: int = 0
+    """Tokens of rows that have ended since rows left last."""
     rows_left: int = field(init=False)
     """Rows that have not left."""
     prompt_of_row: np.ndarray = field(init=False)
+    has_ended: np.ndarray = field(init=False)
+    """bool [rows]."""
     _unended: np.ndarray = field(init=False)
     _ready_prompts: list[np.ndarray] = field(default_factory=list)
 
@@ -44,9 +49,11 @@ class ChunkRows:
         self.rows_left = len(self.keys)
         self.prompt_of_row = np.repeat(np.arange(len(self.counts)), self.counts)
         self._unended = self.counts.copy()
+        self.has_ended = np.zeros(len(self.keys), bool)
 
     def end(self, rows: np.ndarray) -> None:
         """These rows have ended."""
+        self.has_ended[rows] = True
         prompts = self.prompt_of_row[rows]
         np.subtract.at(self._unended, prompts, 1)
         whole = np.unique(prompts[self._unended[prompts] == 0])
@@ -60,15 +67,26 @@ class ChunkRows:
             is_ready[prompts] = True
         rows = np.flatnonzero(is_ready[self.prompt_of_row])
         self.rows_left -= len(rows)
-        self._ready_prompts, self.ready = [], 0
+        self._ready_prompts, self.ready, self.ended_tokens = [], 0, 0
         return rows
 
 
 class LeavingRows:
-    """All chunks of a loop. flows: whether rows leave without waiting for their chunk's."""
+    """All chunks of a loop. flows: whether rows leave without waiting for their chunk's. tokens: of
+    ended rows, with which all that is ready leaves; 0: their number counts alone. lengths: tokens
+    of rows by their numbers, int [numbers], as they are when it is called.
+    """
 
-    def __init__(self, slots: int, *, flows: bool) -> None:
+    def __init__(
+        self,
+        slots: int,
+        *,
+        flows: bool,
+        tokens: int = 0,
+        lengths: Callable[[], np.ndarray] = lambda: np.zeros(0, np.int32),
+    ) -> None:
         self._slots, self._flows = slots, flows
+        self._tokens, self._lengths = tokens, lengths
         self._chunks: dict[int, ChunkRows] = {}
         self._chunk_count = 0
         # [numbers]: which chunk a row is of, and where it is among its rows.
@@ -111,7 +129,15 @@ class LeavingRows:
     def _end(self, numbers: np.ndarray) -> None:
         chunk_of = self._chunk_of[numbers]
         for serial in np.unique(chunk_of).tolist():
-            self._chunks[serial].end(self._place[numbers[chunk_of == serial]])
+            chunk, its_numbers = self._chunks[serial], numbers[chunk_of == serial]
+            chunk.end(self._place[its_numbers])
+            if self._tokens:
+                chunk.ended_tokens += int(self._lengths()[its_numbers].sum())
+
+    def find_least_tokens(self, chunk: ChunkRows) -> int:
+        """The tokens that each row of a chunk has at least that has not ended."""
+        live = self._lengths()[chunk.numbers[~chunk.has_ended]]
+        return int(live.min(initial=np.iinfo(np.int32).max)) if len(live) else 0
 
     def _find_leaving(self, is_interrupted: bool) -> list[int]:
         """The chunks whose ready rows leave now, in the order in which they came."""
@@ -126,6 +152,8 @@ class LeavingRows:
 
     def _is_enough(self, chunk: ChunkRows) -> bool:
         if chunk.ready == chunk.rows_left:
+            return True
+        if self._tokens and chunk.ended_tokens >= self._tokens:
             return True
         is_large = len(chunk.keys) > self._slots and not self._flows
         return is_large and chunk.ready >= max(1, self._slots // 4)

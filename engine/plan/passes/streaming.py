@@ -10,7 +10,7 @@ plan with a lag has no parts: its next rows are generated while this Step is tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -38,6 +38,8 @@ def stream_steps(draft: Draft) -> Draft:
     in_parts, ends = find_parts(draft.nodes, partial(_why_whole, draft))
     nodes = tuple(work_in_parts(node) if node.name in in_parts else node for node in draft.nodes)
     sources = tuple(_stream(draft, source, nodes) for source in draft.sources)
+    tokens_by_source = {source.name: source.part_tokens for source in sources}
+    nodes = tuple(_let_rows_leave(node, tokens_by_source) for node in nodes)
     notes = (*draft.notes, *_describe(sources, nodes, ends))
     return replace(draft, nodes=nodes, sources=sources, notes=notes)
 
@@ -107,6 +109,16 @@ def work_in_parts(node: PlannedNode) -> PlannedNode:
     if node.region == "stream":
         return replace(node, chunking="part", in_parts=True)
     return replace(node, in_parts=True)
+
+
+def _let_rows_leave(node: PlannedNode, tokens_by_source: Mapping[str, int]) -> PlannedNode:
+    """A first generation of a streamed Step, whose rows leave as parts of it get full."""
+    tokens = tokens_by_source.get(node.source, 0)
+    if not tokens or node.in_parts or node.region != "stream" or not node.traits.generates:
+        return node
+    # Twice for each part: the later a replica tells how far its rows are, the later a part begins.
+    leaving = max(1, tokens // (2 * node.chunks))
+    return replace(node, layout=replace(node.layout, part_tokens=leaving))
 
 
 def _stream(draft: Draft, source: PlannedSource, nodes: Sequence[PlannedNode]) -> PlannedSource:

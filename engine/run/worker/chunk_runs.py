@@ -190,7 +190,8 @@ class ChunkRuns:
             self._newest.offer(message.node, batch)
         chunk.note_rows(batch.keys)
         yield from self._report_metrics(message)
-        yield m.Produced(id=message.id, node=message.node, ref=ref)
+        watermark = self._kernels.sessions[message.node].take_least_tokens()
+        yield m.Produced(id=message.id, node=message.node, ref=ref, watermark=watermark)
         # At once: the other rows of a group need not wait for the end of the chunk.
         yield from self._report_tombstones(chunks)
         yield from self._end_over(chunks)
