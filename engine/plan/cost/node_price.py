@@ -114,13 +114,15 @@ def node_time(model: Sizes, where: Place, layout: Layout, work: NodeWork) -> Tim
 
 def decode_rows(where: Place, layout: Layout, work: NodeWork, room: int) -> DecodeRows:
     """The rows of a generation's largest chunk. room: tokens of its cache, 0 for no limit."""
-    chunks = work.chunks
-    if work.steps or not chunks:
-        chunks = layout.replicas
+    chunks = work.chunks or layout.replicas
     samples = -(-work.samples // layout.spread)
-    prompts = -(-work.most.prompts * layout.spread // chunks)
+    row_count = -(-work.most.prompts * layout.spread // chunks) * samples
+    if work.steps:
+        # Whoever is free gets the next prompt: all have as many, but for those that get none.
+        busy = min(layout.replicas, work.most.prompts * layout.spread * work.steps)
+        row_count = -(-work.most.prompts * work.samples // busy)
     return DecodeRows(
-        rows=prompts * samples,
+        rows=row_count,
         samples=work.samples,
         shared=samples,
         slots=layout.slots,
