@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.plan.cost.lengths import Lengths
+from dataflow.model import Model
 from engine.plan.cost.model_passes import Time
 from engine.plan.cost.models import Shape, model_cost
 from engine.plan.cost.node_price import NodeWork, node_time
@@ -43,13 +43,25 @@ def step_seconds(
     functions, before those of the profile; of others that nobody knows none. Raises PlanError for a
     node whose device or Model is not known, and for a row that a cache cannot hold.
     """
+    return price_step(plan, lengths, profile=profile, seconds=seconds).seconds()
+
+
+def price_step(
+    plan: Plan,
+    lengths: StepLengths | None = None,
+    *,
+    profile: Profile | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> StepPrice:
+    """Price the nodes of a plan, as `step_seconds` does."""
     assert plan.program is not None
     shapes: dict[str, Shape | None] = {}
-    for model in plan.models:
-        shapes[model.name] = model_cost(model.base).shape
-    greatest: Mapping[str, Lengths] = all_lengths(plan.program, shapes)
+    for state in plan.program.states:
+        if isinstance(state, Model):
+            shapes[state.name] = model_cost(state.base, state.head).shape
+    greatest = all_lengths(plan.program, shapes)
     work = PricedWork(plan, plan.program, greatest, lengths or StepLengths())
-    return StepPrice(plan, plan_costs(plan, profile), work, seconds or {}).seconds()
+    return StepPrice(plan, plan_costs(plan, profile), work, seconds or {})
 
 
 class StepPrice:
