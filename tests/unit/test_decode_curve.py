@@ -72,10 +72,10 @@ def test_caches_of_nearly_equal_sizes_have_one_curve_and_none_holds_too_long_a_r
     near, far = (DecodeRows(rows=256, slots=64, room=room) for room in (39_500, 60_000))
     assert decode_curve(lengths, rows) is decode_curve(lengths, near)
     assert decode_curve(lengths, rows) is not decode_curve(lengths, far)
-    longest = 100 + lengths.answers.longest
-    decode_curve(lengths, DecodeRows(rows=256, slots=64, room=longest))
+    equal = RowDistributions(constant_length(100), constant_length(900))
+    decode_curve(equal, DecodeRows(rows=256, slots=64, room=1000))
     with pytest.raises(PlanError, match="expected room for the longest row"):
-        decode_curve(lengths, DecodeRows(rows=256, slots=64, room=longest - 1))
+        decode_curve(equal, DecodeRows(rows=256, slots=64, room=999))
 
 
 def test_no_rows_take_no_time() -> None:

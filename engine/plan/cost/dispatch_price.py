@@ -65,9 +65,9 @@ class _DrawnAnswers:
 def _draw_answers(dealt: DealtAnswers, seed: int) -> _DrawnAnswers:
     keys = Keys.of(range(dealt.prompts))
     of_prompts = uniform(row_seeds(seed, "prompt", keys), 0)
-    own = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
+    of_answers = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
     distribution = dealt.lengths.answers
-    answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), own))
+    answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), of_answers))
     return _DrawnAnswers(
         answers=answers.reshape(dealt.prompts, dealt.samples),
         expected=distribution.at(of_prompts),

@@ -158,14 +158,14 @@ def _repeat(rows: DecodeRows, steps: int, slots: int) -> DecodeRows:
 
 
 @lru_cache(maxsize=_KEPT)
-def _pack_share(work: NodeWork, replicas: int, data: int, budget: int) -> training.Microbatches:
+def _pack_share(work: NodeWork, replicas: int, ranks: int, budget: int) -> training.Microbatches:
     """Pack the rows of one rank into micro-batches."""
     prompts = -(-work.most.prompts // replicas)
     rows = prompts * (work.rows // max(1, work.most.prompts))
     standing = min(rows, _MOST_PACKED)
     batch = make_batch(work.lengths, DecodeRows(rows=standing, samples=work.samples))
     packed = training.pack_rows(
-        batch.prompts, batch.answers, budget=budget, shared=work.samples, divisor=data
+        batch.prompts, batch.answers, budget=budget, shared=work.samples, divisor=ranks
     )
     if rows == standing:
         return packed

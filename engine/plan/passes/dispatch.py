@@ -80,7 +80,7 @@ def _is_late(node: PlannedNode) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ChosenDeal:
     deal: Deal
     notes: tuple[str, ...] = ()
 
@@ -102,14 +102,14 @@ class _DealChooser:
         self._work = PricedWork(draft, draft.graph, greatest, lengths)
         self._step = StepPrice(draft, self._costs, self._work, {})
 
-    def choose(self, node: PlannedNode) -> _Choice:
+    def choose(self, node: PlannedNode) -> _ChosenDeal:
         """Choose the deal of a node's answers."""
         asked = self._ask(node)
         if self._costs.unpriced_reason(node.name):
-            return _Choice(asked)
+            return _ChosenDeal(asked)
         seconds_of = self._price_deals(node)
         if seconds_of is None:
-            return _Choice(asked)
+            return _ChosenDeal(asked)
         plain_seconds = self._step.seconds({node.name: seconds_of(asked)})
         best, best_seconds = asked, plain_seconds
         for deal in self._list_deals(node, asked):
@@ -117,9 +117,9 @@ class _DealChooser:
             if seconds < min(best_seconds, (1.0 - _LEAST_GAIN) * plain_seconds):
                 best, best_seconds = deal, seconds
         if best == asked:
-            return _Choice(asked)
+            return _ChosenDeal(asked)
         gain = 1.0 - best_seconds / plain_seconds
-        return _Choice(best, tuple(_describe(node, asked, best, gain)))
+        return _ChosenDeal(best, tuple(_describe(node, asked, best, gain)))
 
     def _price_deals(self, node: PlannedNode) -> Callable[[Deal], float] | None:
         """What prices the deals of a node's answers; None where no price tells them apart."""

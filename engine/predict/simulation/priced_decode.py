@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.plan.cost.decode import DecodeBatch, divide_prefill, require_room, split_passes
-from engine.plan.cost.decode_slots import Admission, DecodeSlots
+from engine.plan.cost.decode_slots import BegunRows, DecodeSlots
 from engine.plan.cost.devices import Place
 from engine.plan.cost.model_passes import Passes, Sizes
 from engine.plan.costs import PlanCosts
@@ -142,19 +142,19 @@ class PricedDecode:
                 cached += rows * count
             self._planned_end = end
 
-    def _begin(self, admission: Admission) -> None:
+    def _begin(self, begun: BegunRows) -> None:
         """Note when rows begin, and feed their prompts."""
-        for row in admission.rows:
+        for row in begun.rows:
             number = self._row_numbers[row]
             if self._begins[number] == math.inf:
                 self._begins[number] = self._time
-        self._time += self._prefill_seconds(admission)
+        self._time += self._prefill_seconds(begun)
 
-    def _prefill_seconds(self, admission: Admission) -> float:
-        if not admission.fed:
+    def _prefill_seconds(self, begun: BegunRows) -> float:
+        if not begun.fed:
             return 0.0
-        count = divide_prefill(admission.fed, self._limits.budget)
-        tokens, keys = admission.fed / count, admission.keys / count
+        count = divide_prefill(begun.fed, self._limits.budget)
+        tokens, keys = begun.fed / count, begun.keys / count
         return self._prefill.seconds_at(tokens, keys, 0.0, 0.0, 0.0) * count * self._factor
 
     def _pass_seconds(self, rows: int, cached: float, count: int) -> float:
