@@ -125,6 +125,15 @@ def test_a_join_of_nothing_changes_no_time(answer: int, rows: int, share: float)
     np.testing.assert_allclose(take_ends(cut, rows), end, rtol=1e-9)
 
 
+def test_a_clock_that_comes_out_a_rounding_error_early_finds_the_row() -> None:
+    decode = PricedDecode(MODEL, H100, limits(4))
+    decode.add(of_pairs([(7, 900)]), 1e6)
+    end = decode.next_end()
+    assert end is not None
+    assert decode.advance(math.nextafter(end, 0.0)).tolist() == [0]
+    assert decode.next_end() is None
+
+
 def test_rows_join_those_that_are_decoded() -> None:
     """Half as many rows come when the others are half done: they need not wait for their end."""
     decode = PricedDecode(MODEL, H100, limits(8))

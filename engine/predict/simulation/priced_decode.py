@@ -25,6 +25,9 @@ from engine.plan.plan import PlannedNode
 from engine.plan.row_lengths import RowLengths
 
 
+_ROUNDING = 1e-12
+
+
 class PricedDecode:
     """Rows that one replica decodes, numbered in the order of their coming. limits: the slots and
     the cache of a batch, whose rows do not count. segments: of so many rows one is decoded, the
@@ -105,9 +108,11 @@ class PricedDecode:
 
     def advance(self, now: float) -> np.ndarray:
         """int64: the rows that have ended up to now, in the order of their ends, each told once."""
-        self._settle(now)
+        # Who adds up seconds until `next_end` may come out a rounding error before it.
+        until = now * (1.0 + _ROUNDING)
+        self._settle(until)
         rows: list[int] = []
-        while self._ended and self._ended[0][0] <= now:
+        while self._ended and self._ended[0][0] <= until:
             rows.append(self._ended.popleft()[1])
         return np.array(rows, dtype=np.int64)
 
