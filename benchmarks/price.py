@@ -29,8 +29,8 @@ from engine.plan.cost.memory import Work
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.models import Shape
 from engine.plan.cost.node_price import NodeWork, node_cost
+from engine.plan.joining_decode import PricedDecode
 from engine.plan.row_lengths import RowLengths
-from engine.predict.simulation.priced_decode import PricedDecode
 
 LAYOUTS_A_SECOND = 20_000
 ROWS_A_SECOND = 100_000

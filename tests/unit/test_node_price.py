@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dataflow.errors import PlanError
 from dataflow.kernel import Layout
 from engine.plan.cost import decode_curve as curves
-from engine.plan.cost.decode import schedule_decode
+from engine.plan.cost.decode import DecodeBatch, schedule_decode
 from engine.plan.cost.decode_curve import RowDistributions, make_batch
 from engine.plan.cost.devices import catalogue_place, device
 from engine.plan.cost.distribution import constant_length, lognormal
@@ -107,3 +108,20 @@ def test_a_plans_nodes_cost_what_its_costs_say_of_their_rows() -> None:
     assert price.by_node["rollout"] == pytest.approx(costs.decode("rollout", rows).seconds)
     train = costs.train("train_policy", {"rows": rows}).seconds
     assert price.by_node["train_policy"] == pytest.approx(train)
+
+
+@pytest.mark.parametrize("replicas", [2, 16])
+def test_the_slowest_of_some_replicas_counts(replicas: int) -> None:
+    """Rows at random, in the mean of some Steps: one replica has the longest row of all."""
+    layout = Layout(replicas=replicas, slots=256)
+    seconds, _ = node_cost(MODEL, H100, layout, DECODE)
+    where, draw = place_layout(H100, layout), np.random.default_rng(0)
+    slowest: list[float] = []
+    for _ in range(4):
+        answers = LENGTHS.answers.at(draw.random((replicas, 2048 // replicas)))
+        batches = (
+            DecodeBatch(prompts=np.full(len(each), 340), answers=each, shared=16)
+            for each in answers
+        )
+        slowest.append(max(schedule_decode(MODEL, where, batch).seconds for batch in batches))
+    assert seconds == pytest.approx(np.mean(slowest), rel=0.07)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from dataflow.errors import PlanError
 from engine.plan.cost.decode import DecodeBatch, schedule_decode
 from engine.plan.costs import plan_costs
+from engine.plan.joining_decode import PricedDecode
 from engine.plan.row_lengths import RowLengths
-from engine.predict.simulation.priced_decode import PricedDecode, begin_decode
+from engine.predict.simulation.priced_decode import begin_decode
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 from tests.kit.turns import example_count

@@ -117,6 +117,7 @@ def decode_rows(where: Place, layout: Layout, work: NodeWork, room: int) -> Deco
     chunks = work.chunks or layout.replicas
     samples = -(-work.samples // layout.spread)
     row_count = -(-work.most.prompts * layout.spread // chunks) * samples
+    busy = chunks
     if work.steps:
         # Whoever is free gets the next prompt: all have as many, but for those that get none.
         busy = min(layout.replicas, work.most.prompts * layout.spread * work.steps)
@@ -125,6 +126,7 @@ def decode_rows(where: Place, layout: Layout, work: NodeWork, room: int) -> Deco
         rows=row_count,
         samples=work.samples,
         shared=samples,
+        among=busy,
         slots=layout.slots,
         room=room,
         budget=layout.tokens,
