@@ -29,50 +29,93 @@ _SHIFT = 0.37
 class StepFlow:
     """lag: Steps that may be under way beside one. after: seconds from a Step's last row until its
     new weights are there. between: seconds between two Steps at least, whatever generation does.
+    slots: of the replica, which gets more while no more rows than that are under way. unit: rows
+    that come and leave together.
     """
 
     lag: int
     after: float
     between: float
+    slots: int
+    unit: int = 1
 
 
 def time_flow(decode: PricedDecode, rows: RowLengths, flow: StepFlow) -> float:
-    """Seconds between two Steps. rows: those of one replica in each."""
+    """Seconds between two Steps. rows: those of one replica in each, by units."""
     under_way = 1 + flow.lag
     count = (1 + _TURNS) * under_way
-    trained = _train_steps(decode, rows, flow, count)
+    trained = _FlowingSteps(decode, rows, flow).train(count)
     return (trained[-1] - trained[under_way - 1]) / (count - under_way)
 
 
-def _train_steps(decode: PricedDecode, rows: RowLengths, flow: StepFlow, count: int) -> list[float]:
-    """When each of so many Steps is trained."""
-    trained: list[float] = []
-    ends: dict[int, float] = {}
-    left = [len(rows)] * count
-    lets_in = deque([0.0] * (1 + flow.lag))
-    """When rows of the next Steps may come."""
-    step = 0
-    while len(trained) < count:
-        end = decode.next_end()
-        if lets_in and lets_in[0] <= (math.inf if end is None else end):
-            decode.add(_shift(rows, step), lets_in.popleft())
-            step += 1
-            continue
-        assert end is not None  # rows are under way until all Steps have ended
-        for row in decode.advance(end).tolist():
-            step_of_row = row // len(rows)
-            if step_of_row < count:
-                left[step_of_row] -= 1
-                if not left[step_of_row]:
-                    ends[step_of_row] = end
-        while len(trained) in ends:
-            earliest = trained[-1] + flow.between if trained else 0.0
-            trained.append(max(ends.pop(len(trained)) + flow.after, earliest))
-            lets_in.append(trained[-1])
-    return trained
+class _FlowingSteps:
+    """Steps under way. Units are numbered as the replica gets them, Step by Step."""
 
+    def __init__(self, decode: PricedDecode, rows: RowLengths, flow: StepFlow) -> None:
+        self._decode, self._flow = decode, flow
+        firsts = range(0, len(rows), flow.unit)
+        self._units = [rows.take(np.arange(i, min(i + flow.unit, len(rows)))) for i in firsts]
+        self._lets_in = deque([0.0] * (1 + flow.lag))
+        """When units of the next Steps may come."""
+        self._let_in = 0
+        """Steps whose units have come."""
+        self._unit_of_row: list[int] = []
+        self._left_of_unit: list[int] = []
+        """Rows that have not ended, of each unit that the replica has got."""
+        self._used = 0
+        """Rows of units that have not left."""
+        self._left_of_step: list[int] = []
+        self._ends: dict[int, float] = {}
+        self._trained: list[float] = []
 
-def _shift(rows: RowLengths, step: int) -> RowLengths:
-    """The rows of a Step, of the same lengths in another order."""
-    first = round(step * _SHIFT * len(rows))
-    return rows.take(np.roll(np.arange(len(rows)), first))
+    def train(self, count: int) -> list[float]:
+        """When each of so many Steps is trained."""
+        while len(self._trained) < count:
+            end = self._decode.next_end()
+            if self._lets_in and self._lets_in[0] <= (math.inf if end is None else end):
+                now = self._lets_in.popleft()
+                self._left_of_step.append(len(self._units))
+                self._let_in += 1
+            else:
+                assert end is not None  # rows are under way until all Steps have ended
+                now = end
+                for row in self._decode.advance(end).tolist():
+                    self._end_row(self._unit_of_row[row], end)
+                self._train_ended()
+            self._give_units(now)
+        return self._trained
+
+    def _give_units(self, now: float) -> None:
+        """Give the replica units that wait, as far as its credit goes."""
+        count = len(self._units)
+        while self._used <= self._flow.slots and len(self._left_of_unit) < self._let_in * count:
+            number = len(self._left_of_unit)
+            step, unit = divmod(number, count)
+            rows = self._unit(step, unit)
+            self._decode.add(rows, now)
+            self._unit_of_row += [number] * len(rows)
+            self._left_of_unit.append(len(rows))
+            self._used += len(rows)
+
+    def _unit(self, step: int, number: int) -> RowLengths:
+        """A Step's unit, in another order in each Step."""
+        count = len(self._units)
+        return self._units[(number + round(step * _SHIFT * count)) % count]
+
+    def _end_row(self, unit: int, end: float) -> None:
+        self._left_of_unit[unit] -= 1
+        if self._left_of_unit[unit]:
+            return
+        step, number = divmod(unit, len(self._units))
+        self._used -= len(self._unit(step, number))
+        self._left_of_step[step] -= 1
+        if not self._left_of_step[step]:
+            self._ends[step] = end
+
+    def _train_ended(self) -> None:
+        """Train the Steps whose rows have ended, in their order, and let in the next ones."""
+        while len(self._trained) in self._ends:
+            end = self._ends.pop(len(self._trained))
+            earliest = self._trained[-1] + self._flow.between if self._trained else 0.0
+            self._trained.append(max(end + self._flow.after, earliest))
+            self._lets_in.append(self._trained[-1])

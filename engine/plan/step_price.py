@@ -163,7 +163,11 @@ class StepPrice:
             return None
         without = {**self.by_node, node.name: 0.0}
         flow = StepFlow(
-            lag=node.lag, after=self._time_way(without), between=self._time_busiest(without)
+            lag=node.lag,
+            after=self._time_way(without),
+            between=self._time_busiest(without),
+            slots=limits.slots,
+            unit=limits.shared,
         )
         factor = self._correct(node, work)
         decode = PricedDecode(
@@ -185,11 +189,14 @@ class StepPrice:
         ends: dict[str, float] = {}
         is_free: dict[str, float] = defaultdict(float)
         for node in self._step_nodes():
+            seconds = by_node[node.name]
+            if node.chunking == "ready" and not node.traits.generates:
+                seconds = 0.0  # it works on rows while the next ones are generated
             places = self._places(node)
             begins = [is_free[place] for place in places]
             for gate in node.gates:
                 begins.append(ends.get(gate, 0.0) + self._moving_seconds(gate, node.name))
-            ends[node.name] = max(begins, default=0.0) + by_node[node.name] + self._costs.message
+            ends[node.name] = max(begins, default=0.0) + seconds + self._costs.message
             is_free |= dict.fromkeys(places, ends[node.name])
         weights = max(self._weight_seconds().values(), default=0.0)
         return max(ends.values(), default=0.0) + weights + self._costs.message
