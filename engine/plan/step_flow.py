@@ -53,8 +53,10 @@ class _FlowingSteps:
 
     def __init__(self, decode: PricedDecode, rows: RowLengths, flow: StepFlow) -> None:
         self._decode, self._flow = decode, flow
-        firsts = range(0, len(rows), flow.unit)
-        self._units = [rows.take(np.arange(i, min(i + flow.unit, len(rows)))) for i in firsts]
+        self._units: list[RowLengths] = []
+        numbers = np.arange(len(rows))
+        for first in range(0, len(rows), flow.unit):
+            self._units.append(rows.take(numbers[first : first + flow.unit]))
         self._lets_in = deque([0.0] * (1 + flow.lag))
         """When units of the next Steps may come."""
         self._let_in = 0

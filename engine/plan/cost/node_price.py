@@ -148,15 +148,12 @@ def _decode_time(model: Sizes, where: Place, layout: Layout, work: NodeWork) -> 
 def _time_between_steps(model: Sizes, where: Place, work: NodeWork, rows: DecodeRows) -> Time:
     """Time of a Step's rows amid those of the others: what so many Steps more take longer."""
     slots = min(rows.slots, rows.rows * work.steps)
-    few, many = (
-        time_curve(model, where, decode_curve(work.lengths, _repeat(rows, steps, slots)))
-        for steps in (1, 1 + _MORE_STEPS)
-    )
+    times: list[Time] = []
+    for steps in (1, 1 + _MORE_STEPS):
+        repeated = replace(rows, rows=rows.rows * steps, slots=slots)
+        times.append(time_curve(model, where, decode_curve(work.lengths, repeated)))
+    few, many = times
     return (many + few.times(-1.0)).times(1.0 / _MORE_STEPS)
-
-
-def _repeat(rows: DecodeRows, steps: int, slots: int) -> DecodeRows:
-    return replace(rows, rows=rows.rows * steps, slots=slots)
 
 
 @lru_cache(maxsize=_KEPT)

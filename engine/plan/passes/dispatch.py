@@ -145,7 +145,8 @@ class _DealChooser:
         placing = self._draft.placing
         spreads, tails = [asked.spread], [asked.tail]
         if node.name not in placing.spread:
-            spreads = list(_list_spreads(min(samples_of(node), _count_chunks(node))))
+            most = min(samples_of(node), _count_chunks(node))
+            spreads = list(_list_spreads(most))
         if asked.is_weighed and not _is_late(node) and node.name not in placing.tail:
             tails += _TAILS
         for tail in tails:
