@@ -20,16 +20,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.plan.cost.lengths import Lengths
+from dataflow.model import Model
+from engine.plan.cost.decode_curve import make_batch
 from engine.plan.cost.model_passes import Time
 from engine.plan.cost.models import Shape, model_cost
-from engine.plan.cost.node_price import NodeWork, node_time
+from engine.plan.cost.node_price import NodeWork, decode_rows, node_time
 from engine.plan.cost.profile import Profile
 from engine.plan.costs import PlanCosts, plan_costs
+from engine.plan.joining_decode import PricedDecode
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Decisions, Plan, PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths, is_bound_late
 from engine.plan.row_lengths import RowLengths
+from engine.plan.step_flow import StepFlow, time_flow
+
+_MOST_ROWS = 2048
+"""Rows of a replica in a Step, of which several Steps are gone through one by one."""
 
 
 def step_seconds(
@@ -43,13 +49,25 @@ def step_seconds(
     functions, before those of the profile; of others that nobody knows none. Raises PlanError for a
     node whose device or Model is not known, and for a row that a cache cannot hold.
     """
+    return price_step(plan, lengths, profile=profile, seconds=seconds).seconds()
+
+
+def price_step(
+    plan: Plan,
+    lengths: StepLengths | None = None,
+    *,
+    profile: Profile | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> StepPrice:
+    """Price the nodes of a plan, as `step_seconds` does."""
     assert plan.program is not None
     shapes: dict[str, Shape | None] = {}
-    for model in plan.models:
-        shapes[model.name] = model_cost(model.base).shape
-    greatest: Mapping[str, Lengths] = all_lengths(plan.program, shapes)
+    for state in plan.program.states:
+        if isinstance(state, Model):
+            shapes[state.name] = model_cost(state.base, state.head).shape
+    greatest = all_lengths(plan.program, shapes)
     work = PricedWork(plan, plan.program, greatest, lengths or StepLengths())
-    return StepPrice(plan, plan_costs(plan, profile), work, seconds or {}).seconds()
+    return StepPrice(plan, plan_costs(plan, profile), work, seconds or {})
 
 
 class StepPrice:
@@ -96,11 +114,15 @@ class StepPrice:
         layout = node.layout
         where = self._costs.place(node.name)
         time = node_time(self._costs.require_sizes(node.name), where, layout, work)
-        rows = -(-work.rows // layout.replicas)
+        return time.times(self._correct(node, work))
+
+    def _correct(self, node: PlannedNode, work: NodeWork) -> float:
+        """The factor on a node's seconds by what was measured."""
+        rows = -(-work.rows // node.layout.replicas)
         prompt, answer = work.lengths.prompts.mean, work.lengths.answers.mean
         # As many rows of the mean lengths, which is all that a correction looks at.
         like = RowLengths(np.broadcast_to(prompt, rows), np.broadcast_to(answer, rows))
-        return time.times(self._costs.correction(node.name, like, layout.data))
+        return self._costs.correction(node.name, like, node.layout.data)
 
     def _time_alone(self) -> dict[str, float]:
         seconds: dict[str, float] = {}
@@ -117,19 +139,64 @@ class StepPrice:
         lag = min((source.max_lag for source in self._decided.sources), default=0)
         if not lag:
             return self._time_way(by_node)
+        flow = None if changed else self._time_flow()
+        if flow is not None:
+            return flow
         way = self._time_way({**by_node, **self._alone})
         return max(self._time_busiest(by_node), way / (1 + lag))
+
+    def _time_flow(self) -> float | None:
+        """Seconds of a Step by its one generation that binds rows late; None of other plans, where
+        it shares its Workers, and of so many rows that they even out.
+        """
+        late = [node for node in self._step_nodes() if node.name in self._alone]
+        if len(late) != 1:
+            return None
+        (node,) = late
+        if self._shares_workers(node):
+            return None
+        (work,) = self._work.list_works(node)
+        limits = self._costs.decode_limits(node.name)
+        where = self._costs.place(node.name)
+        rows = make_batch(work.lengths, decode_rows(where, node.layout, work, limits.room))
+        if len(rows.answers) > _MOST_ROWS:
+            return None
+        without = {**self.by_node, node.name: 0.0}
+        flow = StepFlow(
+            lag=node.lag,
+            after=self._time_way(without),
+            between=self._time_busiest(without),
+            slots=limits.slots,
+            unit=limits.shared,
+        )
+        factor = self._correct(node, work)
+        decode = PricedDecode(
+            self._costs.require_sizes(node.name), where, limits, slowdown=lambda _: factor
+        )
+        return time_flow(decode, RowLengths(rows.prompts, rows.answers), flow)
+
+    def _shares_workers(self, node: PlannedNode) -> bool:
+        """Whether a node waits for others that compute in its Workers, or takes turns with them."""
+        places = self._places(node)
+        for other in self._step_nodes():
+            is_other = other.name != node.name and other.traits.computes
+            if is_other and not places.isdisjoint(self._places(other)):
+                return True
+        return False
 
     def _time_way(self, by_node: Mapping[str, float]) -> float:
         """Seconds from a Step's first node until its new weights are everywhere."""
         ends: dict[str, float] = {}
         is_free: dict[str, float] = defaultdict(float)
         for node in self._step_nodes():
+            seconds = by_node[node.name]
+            if node.chunking == "ready" and not node.traits.generates:
+                seconds = 0.0  # it works on rows while the next ones are generated
             places = self._places(node)
             begins = [is_free[place] for place in places]
             for gate in node.gates:
                 begins.append(ends.get(gate, 0.0) + self._moving_seconds(gate, node.name))
-            ends[node.name] = max(begins, default=0.0) + by_node[node.name] + self._costs.message
+            ends[node.name] = max(begins, default=0.0) + seconds + self._costs.message
             is_free |= dict.fromkeys(places, ends[node.name])
         weights = max(self._weight_seconds().values(), default=0.0)
         return max(ends.values(), default=0.0) + weights + self._costs.message

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from dataflow.errors import PlanError
 from engine.plan.cost.decode import DecodeBatch, schedule_decode
 from engine.plan.costs import plan_costs
+from engine.plan.joining_decode import PricedDecode
 from engine.plan.row_lengths import RowLengths
-from engine.predict.simulation.priced_decode import PricedDecode, begin_decode
+from engine.predict.simulation.priced_decode import begin_decode
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 from tests.kit.turns import example_count
@@ -123,6 +124,15 @@ def test_a_join_of_nothing_changes_no_time(answer: int, rows: int, share: float)
     cut.next_end()
     cut.add(of_pairs([]), share * end[0])
     np.testing.assert_allclose(take_ends(cut, rows), end, rtol=1e-9)
+
+
+def test_a_clock_that_comes_out_a_rounding_error_early_finds_the_row() -> None:
+    decode = PricedDecode(MODEL, H100, limits(4))
+    decode.add(of_pairs([(7, 900)]), 1e6)
+    end = decode.next_end()
+    assert end is not None
+    assert decode.advance(math.nextafter(end, 0.0)).tolist() == [0]
+    assert decode.next_end() is None
 
 
 def test_rows_join_those_that_are_decoded() -> None:

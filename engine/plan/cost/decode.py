@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dataflow.errors import PlanError
-from engine.plan.cost.decode_slots import Admission, DecodeSlots, SlotLimits
+from engine.plan.cost.decode_slots import BegunRows, DecodeSlots, SlotLimits
 from engine.plan.cost.devices import Place
 from engine.plan.cost.model_passes import Passes, PassParts, Sizes, Time
 
@@ -132,12 +132,12 @@ def list_passes(batch: DecodeBatch) -> PassList:
     rows = len(batch.answers)
     begins, ends = [-1] * rows, [0] * rows  # below 0: it has not begun
     while slots.is_busy:
-        admission = slots.admit()
+        begun = slots.admit()
         part = len(listing.is_prefill)
-        for row in admission.rows:
+        for row in begun.rows:
             if begins[row] < 0:
                 begins[row] = part
-        listing.add_prefill(admission)
+        listing.add_prefill(begun)
         passes = slots.count_passes()
         if not passes:
             continue
@@ -219,14 +219,14 @@ class _PassListing:
         self.prefill, self.decode = _Columns(), _Columns()
         self.is_prefill: list[bool] = []
 
-    def add_prefill(self, admission: Admission) -> None:
-        if not admission.fed:
+    def add_prefill(self, begun: BegunRows) -> None:
+        if not begun.fed:
             return
-        count = divide_prefill(admission.fed, self._budget)
+        count = divide_prefill(begun.fed, self._budget)
         columns = self.prefill
         columns.count.append(count)
-        columns.tokens.append(admission.fed / count)
-        columns.keys.append(admission.keys / count)
+        columns.tokens.append(begun.fed / count)
+        columns.keys.append(begun.keys / count)
         columns.cached.append(0.0)
         columns.rows.append(0)
         self.is_prefill.append(True)

@@ -64,12 +64,14 @@ class RowDistributions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
     """How many rows one replica decodes, and how, as DecodeBatch has it. samples: rows that have
-    one prompt; shared: those of them that it decodes, which share its cache.
+    one prompt; shared: those of them that it decodes, which share its cache. among: replicas that
+    have as many; this one has the longest row of all.
     """
 
     rows: int
     samples: int = 1
     shared: int = 1
+    among: int = 1
     slots: int = 256
     room: int = 0
     budget: int = 16384
@@ -124,7 +126,7 @@ def _kept_curve(lengths: RowDistributions, rows: DecodeRows) -> DecodeCurve:
         passes = _kept_passes(lengths, replace(scaled_rows, budget=0))
         curve = _sum_up_passes(passes, rows.budget)
     else:
-        moments = _kept_moments(lengths, rows.rows, rows.samples, rows.slots)
+        moments = _kept_moments(lengths, rows.rows, rows.samples, rows.slots, rows.among)
         curve = _sum_up_moments(moments, scaled_rows)
     return _multiply(curve, factor, rows.budget)
 
@@ -138,9 +140,9 @@ def _kept_passes(lengths: RowDistributions, rows: DecodeRows) -> PassList:
 
 @lru_cache(maxsize=_KEPT)
 def _kept_moments(
-    lengths: RowDistributions, row_count: int, samples: int, slots: int
+    lengths: RowDistributions, row_count: int, samples: int, slots: int, among: int
 ) -> SlotMoments:
-    rows = DecodeRows(rows=row_count, samples=samples, slots=slots)
+    rows = DecodeRows(rows=row_count, samples=samples, slots=slots, among=among)
     scaled_rows = _scale(rows, _rows_of_one(lengths, rows))
     batch = make_batch(lengths, scaled_rows)
     return SlotMoments(batch.prompts, batch.answers, batch.slots, _cut_at_ends)
@@ -175,9 +177,12 @@ def make_batch(lengths: RowDistributions, rows: DecodeRows) -> DecodeBatch:
     samples = max(1, min(rows.samples, rows.rows))
     prompt_count = -(-rows.rows // samples)
     prompts = np.repeat(lengths.prompts.spread(prompt_count), samples)[: rows.rows]
+    answers = lengths.answers.spread(rows.rows)
+    middle_of_last = 1.0 - 0.5 / (rows.rows * rows.among)
+    answers[answers.argmax()] = lengths.answers.at(np.array(middle_of_last))
     return DecodeBatch(
         prompts=prompts,
-        answers=lengths.answers.spread(rows.rows),
+        answers=answers,
         shared=rows.shared,
         slots=rows.slots,
         room=rows.room,

@@ -30,7 +30,7 @@ class SlotLimits:
 
 
 @dataclass(slots=True)
-class Admission:
+class BegunRows:
     """Rows that begin together, and what is fed for them: tokens, and keys that they attend to."""
 
     rows: list[int]
@@ -112,9 +112,9 @@ class DecodeSlots:
         waiting = [row for _, row in self._queue]
         return [*self._begin_pass, *self._returned, *waiting]
 
-    def admit(self) -> Admission:
+    def admit(self) -> BegunRows:
         """Begin rows while there is a slot and room for their prompts."""
-        admission = Admission([])
+        begun = BegunRows([])
         while len(self._begin_pass) < self._limits.slots and (self._returned or self._queue):
             row = self._returned[-1] if self._returned else self._queue[0][1]
             cached = self._cached_at_begin(row)
@@ -130,11 +130,11 @@ class DecodeSlots:
             self.cached += cached
             prompt, written = self._prompts[row], self._written[row]
             self.copied += self._copied_share * prompt
-            admission.rows.append(row)
-            admission.fed += cached  # a shared prompt is fed once, too
+            begun.rows.append(row)
+            begun.fed += cached  # a shared prompt is fed once, too
             own_keys = written * (prompt + written / 2.0)
-            admission.keys += self._prompt_share * prompt * prompt / 2.0 + own_keys
-        return admission
+            begun.keys += self._prompt_share * prompt * prompt / 2.0 + own_keys
+        return begun
 
     def _has_room(self, cached: float) -> bool:
         """Whether a row that takes so much of the cache may begin; one alone always may."""

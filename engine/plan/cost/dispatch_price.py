@@ -44,13 +44,12 @@ class DealtAnswers:
 class Deal:
     """How answers are dealt. spread: spans that a prompt's are cut into. tail: the share of spans
     of most weight that have chunks of their own. is_weighed: whether prompts say how long their
-    answers will be. is_late: whether a replica gets more as it becomes free.
+    answers will be.
     """
 
     spread: int = 1
     tail: float = 0.0
     is_weighed: bool = False
-    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,9 +65,9 @@ class _DrawnAnswers:
 def _draw_answers(dealt: DealtAnswers, seed: int) -> _DrawnAnswers:
     keys = Keys.of(range(dealt.prompts))
     of_prompts = uniform(row_seeds(seed, "prompt", keys), 0)
-    own = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
+    of_answers = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
     distribution = dealt.lengths.answers
-    answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), own))
+    answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), of_answers))
     return _DrawnAnswers(
         answers=answers.reshape(dealt.prompts, dealt.samples),
         expected=distribution.at(of_prompts),
@@ -85,17 +84,15 @@ class DealPrices:
         self._draws = [_draw_answers(dealt, seed) for seed in range(_DRAWS)]
 
     def seconds(self, deal: Deal) -> float:
-        """Seconds in which the replicas decode their chunks, in the mean of some Steps: until the
-        last one has; where they get more as they become free, in the mean of all, if each has some.
-        """
-        return sum(self._time_replicas(deal, drawn) for drawn in self._draws) / _DRAWS
+        """Seconds until the last replica has decoded its chunk, in the mean of some Steps."""
+        return sum(self._time_slowest(deal, drawn) for drawn in self._draws) / _DRAWS
 
-    def _time_replicas(self, deal: Deal, drawn: _DrawnAnswers) -> float:
-        seconds: list[float] = []
+    def _time_slowest(self, deal: Deal, drawn: _DrawnAnswers) -> float:
+        slowest = 0.0
         for batch in self._deal_out(deal, drawn):
             curve = curve_of_batch(batch)
-            seconds.append(time_curve(self._model, self._where, curve).seconds)
-        return float(np.mean(seconds)) if deal.is_late and all(seconds) else max(seconds)
+            slowest = max(slowest, time_curve(self._model, self._where, curve).seconds)
+        return slowest
 
     def _deal_out(self, deal: Deal, drawn: _DrawnAnswers) -> Iterator[DecodeBatch]:
         """The batch of each replica."""
@@ -103,12 +100,9 @@ class DealPrices:
         edges = np.arange(deal.spread + 1) * dealt.samples // deal.spread
         sizes = np.tile(np.diff(edges), dealt.prompts)
         prompt_of_unit = np.repeat(np.arange(dealt.prompts), deal.spread)
-        tokens = np.add.reduceat(drawn.answers, edges[:-1], axis=1).reshape(-1)
         weights = sizes
         if deal.is_weighed:
             weights = drawn.expected[prompt_of_unit] * sizes
-        elif deal.is_late:
-            weights = tokens
         chunk_of_unit = _cut(weights, dealt.chunks, deal)
         unit_of_row = np.repeat(np.arange(len(sizes)), sizes)
         chunk_of_row = chunk_of_unit[unit_of_row]
@@ -142,8 +136,6 @@ def _join_quantiles(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _cut(weights: np.ndarray, chunks: int, deal: Deal) -> np.ndarray:
     """int64 [units]: the chunk of each, of equal weight; those of most weight apart."""
     order = np.argsort(-weights, kind="stable")
-    if deal.is_late and not deal.is_weighed:
-        order = np.arange(len(weights))  # they are bound in the order of their coming
     heavy_count = int(np.ceil(deal.tail * len(order)))
     chunk = np.zeros(len(weights), dtype=np.int64)
     if chunks == 1 or not 0 < heavy_count < len(order):

@@ -114,15 +114,19 @@ def node_time(model: Sizes, where: Place, layout: Layout, work: NodeWork) -> Tim
 
 def decode_rows(where: Place, layout: Layout, work: NodeWork, room: int) -> DecodeRows:
     """The rows of a generation's largest chunk. room: tokens of its cache, 0 for no limit."""
-    chunks = work.chunks
-    if work.steps or not chunks:
-        chunks = layout.replicas
+    chunks = work.chunks or layout.replicas
     samples = -(-work.samples // layout.spread)
-    prompts = -(-work.most.prompts * layout.spread // chunks)
+    row_count = -(-work.most.prompts * layout.spread // chunks) * samples
+    busy = chunks
+    if work.steps:
+        # Whoever is free gets the next prompt: all have as many, but for those that get none.
+        busy = min(layout.replicas, work.most.prompts * layout.spread * work.steps)
+        row_count = -(-work.most.prompts * work.samples // busy)
     return DecodeRows(
-        rows=prompts * samples,
+        rows=row_count,
         samples=work.samples,
         shared=samples,
+        among=busy,
         slots=layout.slots,
         room=room,
         budget=layout.tokens,
@@ -144,26 +148,23 @@ def _decode_time(model: Sizes, where: Place, layout: Layout, work: NodeWork) -> 
 def _time_between_steps(model: Sizes, where: Place, work: NodeWork, rows: DecodeRows) -> Time:
     """Time of a Step's rows amid those of the others: what so many Steps more take longer."""
     slots = min(rows.slots, rows.rows * work.steps)
-    few, many = (
-        time_curve(model, where, decode_curve(work.lengths, _repeat(rows, steps, slots)))
-        for steps in (1, 1 + _MORE_STEPS)
-    )
+    times: list[Time] = []
+    for steps in (1, 1 + _MORE_STEPS):
+        repeated = replace(rows, rows=rows.rows * steps, slots=slots)
+        times.append(time_curve(model, where, decode_curve(work.lengths, repeated)))
+    few, many = times
     return (many + few.times(-1.0)).times(1.0 / _MORE_STEPS)
 
 
-def _repeat(rows: DecodeRows, steps: int, slots: int) -> DecodeRows:
-    return replace(rows, rows=rows.rows * steps, slots=slots)
-
-
 @lru_cache(maxsize=_KEPT)
-def _pack_share(work: NodeWork, replicas: int, data: int, budget: int) -> training.Microbatches:
+def _pack_share(work: NodeWork, replicas: int, ranks: int, budget: int) -> training.Microbatches:
     """Pack the rows of one rank into micro-batches."""
     prompts = -(-work.most.prompts // replicas)
     rows = prompts * (work.rows // max(1, work.most.prompts))
     standing = min(rows, _MOST_PACKED)
     batch = make_batch(work.lengths, DecodeRows(rows=standing, samples=work.samples))
     packed = training.pack_rows(
-        batch.prompts, batch.answers, budget=budget, shared=work.samples, divisor=data
+        batch.prompts, batch.answers, budget=budget, shared=work.samples, divisor=ranks
     )
     if rows == standing:
         return packed

@@ -104,8 +104,8 @@ class SlotMoments:
         before = live * cuts * cuts - 2.0 * begun * cuts + squares + token_squares - written
         prompt_passes = prompts * cuts - prompts_begun + prompt_tokens
         count = np.diff(cuts)
-        rows, own = np.diff(written) / count, np.diff(before) / 2.0 / count
-        return count, rows, own, np.diff(prompt_passes) / count
+        rows, own_tokens = np.diff(written) / count, np.diff(before) / 2.0 / count
+        return count, rows, own_tokens, np.diff(prompt_passes) / count
 
     def most_cached(self, shared: int) -> float:
         """The most tokens that are cached at once, which is as some row ends. shared: rows that

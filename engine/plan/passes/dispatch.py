@@ -5,15 +5,17 @@ Owns: Layout.spread and PlannedNode.tail, and what is said of them. Does not own
 keys and weights alone (engine/coordinator).
 
 Each replica more that has answers of a prompt feeds it once more; what it gains is that long
-answers are balanced. Both are chosen for the chunks of a generation as if each had a replica of its
-own: equal chunks then give equal bits, on one replica too. They are left as they are unless the
-price of a Step falls by 2 %.
+answers are balanced, and that no replica is idle. With a lag replicas even out from Step to Step,
+and only the latter counts. Both are chosen for the chunks of a generation as if each had a replica
+of its own: equal chunks then give equal bits, on one replica too. They are left as they are unless
+the price of a Step falls by 2 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.plan.cost.dispatch_price import Deal, DealPrices, DealtAnswers
 from engine.plan.cost.models import ModelCost, Shape, model_cost
@@ -73,12 +75,12 @@ def _count_chunks(node: PlannedNode) -> int:
 
 
 def _is_late(node: PlannedNode) -> bool:
-    """Whether Steps overlap: what one replica has more of in one, another has in the next."""
+    """Whether Steps overlap, so that replicas even out from one to the next."""
     return node.lag > 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ChosenDeal:
     deal: Deal
     notes: tuple[str, ...] = ()
 
@@ -100,27 +102,34 @@ class _DealChooser:
         self._work = PricedWork(draft, draft.graph, greatest, lengths)
         self._step = StepPrice(draft, self._costs, self._work, {})
 
-    def choose(self, node: PlannedNode) -> _Choice:
+    def choose(self, node: PlannedNode) -> _ChosenDeal:
         """Choose the deal of a node's answers."""
         asked = self._ask(node)
         if self._costs.unpriced_reason(node.name):
-            return _Choice(asked)
-        dealt = self._deal_answers(node)
-        if dealt is None:
-            return _Choice(asked)
-        prices = DealPrices(
-            self._costs.require_sizes(node.name), self._costs.place(node.name), dealt
-        )
-        plain_seconds = self._time_step(node, prices.seconds(asked))
+            return _ChosenDeal(asked)
+        seconds_of = self._price_deals(node)
+        if seconds_of is None:
+            return _ChosenDeal(asked)
+        plain_seconds = self._step.seconds({node.name: seconds_of(asked)})
         best, best_seconds = asked, plain_seconds
         for deal in self._list_deals(node, asked):
-            seconds = self._time_step(node, prices.seconds(deal))
+            seconds = self._step.seconds({node.name: seconds_of(deal)})
             if seconds < min(best_seconds, (1.0 - _LEAST_GAIN) * plain_seconds):
                 best, best_seconds = deal, seconds
         if best == asked:
-            return _Choice(asked)
+            return _ChosenDeal(asked)
         gain = 1.0 - best_seconds / plain_seconds
-        return _Choice(best, tuple(_describe(node, asked, best, gain)))
+        return _ChosenDeal(best, tuple(_describe(node, asked, best, gain)))
+
+    def _price_deals(self, node: PlannedNode) -> Callable[[Deal], float] | None:
+        """What prices the deals of a node's answers; None where no price tells them apart."""
+        if _is_late(node):
+            return partial(self._time_overlapping, node)
+        dealt = self._deal_answers(node)
+        if dealt is None:
+            return None
+        model, where = self._costs.require_sizes(node.name), self._costs.place(node.name)
+        return DealPrices(model, where, dealt).seconds
 
     def _ask(self, node: PlannedNode) -> Deal:
         """The plain deal, with what was asked for."""
@@ -129,7 +138,6 @@ class _DealChooser:
             spread=placing.spread.get(node.name, 1),
             tail=placing.tail.get(node.name, 0.0),
             is_weighed=has_weights(node),
-            is_late=_is_late(node),
         )
 
     def _list_deals(self, node: PlannedNode, asked: Deal) -> Iterator[Deal]:
@@ -137,8 +145,9 @@ class _DealChooser:
         placing = self._draft.placing
         spreads, tails = [asked.spread], [asked.tail]
         if node.name not in placing.spread:
-            spreads = list(_list_spreads(min(samples_of(node), _count_chunks(node))))
-        if asked.is_weighed and not asked.is_late and node.name not in placing.tail:
+            most = min(samples_of(node), _count_chunks(node))
+            spreads = list(_list_spreads(most))
+        if asked.is_weighed and not _is_late(node) and node.name not in placing.tail:
             tails += _TAILS
         for tail in tails:
             for spread in spreads:
@@ -164,9 +173,11 @@ class _DealChooser:
             limits=self._costs.decode_limits(node.name),
         )
 
-    def _time_step(self, node: PlannedNode, seconds: float) -> float:
-        """Seconds of a Step in which a node's chunks take so long."""
-        return self._step.seconds({node.name: seconds})
+    def _time_overlapping(self, node: PlannedNode, deal: Deal) -> float:
+        """Seconds of a node's rows of a Step amid those of others."""
+        (work,) = self._work.list_works(node)
+        spread_node = replace(node, layout=replace(node.layout, spread=deal.spread))
+        return self._step.time_work(spread_node, replace(work, steps=1 + node.lag)).seconds
 
 
 def _list_spreads(most: int) -> Iterator[int]:
@@ -187,3 +198,8 @@ def _describe(node: PlannedNode, asked: Deal, best: Deal, gain: float) -> Iterat
         parts.append(f"the {best.tail:.0%} of most weight apart (tail)")
     worth = f"a Step is {gain:.0%} shorter by its price, with assumed lengths of answers"
     yield f"{node.name}: {' and '.join(parts)}: {worth}"
+    if not _is_late(node):
+        asks = f"spread={best.spread}"
+        if best.tail:
+            asks += f" and tail={best.tail:g}"
+        yield f"{node.name}: where another price chooses otherwise, {asks} gives the same bits"

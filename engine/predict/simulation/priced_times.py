@@ -24,12 +24,13 @@ from dataflow.node import Node
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.memory import HOST_PARTS, SHARED_PARTS, lasting
 from engine.plan.costs import PlanCosts
+from engine.plan.joining_decode import PricedDecode
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.plan.row_lengths import RowLengths
 from engine.predict.simulation.lengths import DrawnLengths
 from engine.predict.simulation.missing_times import require_known_times
-from engine.predict.simulation.priced_decode import PricedDecode, begin_decode
+from engine.predict.simulation.priced_decode import begin_decode
 from engine.predict.simulation.routes import Ways
 from engine.predict.simulation.worker_sets import list_fetching_workers, runs_beside_others
 from engine.protocol import messages as m
