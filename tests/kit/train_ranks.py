@@ -70,7 +70,8 @@ PICKY = loss_of(loss_function(_picky, name="picky"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A train node; owners: the share that has each prompt of a Step, in the order of positions;
-    own: the same of the rows that a supervised term has of its own, if there are any.
+    own: the same of the rows that a supervised term has of its own, if there are any. parts: the
+    part of a Step in which each prompt comes to ranks; at once if there are none.
     """
 
     loss: Loss
@@ -80,6 +81,7 @@ class Case:
     params: Mapping[str, Any] = field(default_factory=dict)
     chunk: int = 0
     own: Sequence[int] = ()
+    parts: Sequence[int] = ()
 
     def assignment(self, step: int) -> Assignment:
         """The whole Step, as one rank has it."""
@@ -122,6 +124,42 @@ def _rows_of(keys: Keys, owners: Sequence[int], share: int) -> np.ndarray:
     return np.flatnonzero(np.asarray(owners)[groups] == share)
 
 
+def cut(given: Assignment, case: Case) -> list[Assignment]:
+    """The parts of a Step, before these are shared."""
+    number = max(case.parts) + 1
+    cuts: list[Assignment] = []
+    for index in range(number):
+        rows = _rows_of(given.keys, case.parts, index)
+        inputs = {name: batch.take(rows) for name, batch in given.inputs.items() if name != OWN}
+        others: dict[str, AssignedRows] = {}
+        if case.own:
+            demos = given.inputs[OWN]
+            shown = _rows_of(demos.keys, case.parts[: len(case.own)], index)
+            inputs[OWN] = demos.take(shown)
+            others[OWN] = AssignedRows(keys=demos.keys.take(shown))
+        keys = given.keys.take(rows)
+        cuts.append(replace(given, keys=keys, inputs=inputs, others=others))
+    return cuts
+
+
+def owners_of(case: Case, index: int) -> Case:
+    """The case as of one part: the owners of its prompts alone."""
+
+    def pick(owners: Sequence[int]) -> Sequence[int]:
+        return [owner for owner, each in zip(owners, case.parts, strict=False) if each == index]
+
+    return replace(case, owners=pick(case.owners), own=pick(case.own))
+
+
+def train_in_parts(case: Case, kernel: TorchTrain, step: int, share: int) -> dict[str, float]:
+    """The metrics of a Step that comes part by part; a nap in between."""
+    for index, each in enumerate(cut(case.assignment(step), case)):
+        kernel.train_part(part(each, owners_of(case, index), share))
+        kernel.sleep()
+        kernel.wake()
+    return dict(kernel.finish_parts(step))
+
+
 def _mute_prompt(step: int) -> Batch:
     """Six prompts; the last one's rows have no tokens."""
     rows = random_rows(6, 3, seed=step)
@@ -162,6 +200,20 @@ CASES: dict[str, Case] = {
 }
 FITTED = {"recompute": "layers", "offload": "optimizer"}
 """A layout that changes no bit."""
+CASES |= {
+    "in parts": replace(
+        CASES["grpo"], params={}, owners=(0, 1, 2, 1, 1, 0), parts=(2, 0, 1, 0, 1, 2)
+    ),
+    "a part on one rank": replace(CASES["grpo"], params={}, parts=(0, 1, 0, 2, 1, 0)),
+    "values in parts": replace(CASES["value"], parts=(0, 1, 1, 0, 0, 1)),
+    "groups in parts": replace(CASES["group"], params={}, parts=(0, 1, 2, 3, 4, 5)),
+    "two sets in parts": replace(
+        CASES["two sets"],
+        params={**TWO_SETS["params"], "minibatches": 1},
+        parts=(0, 1, 2, 1, 0, 1),
+    ),
+}
+CASES["fitted in parts"] = replace(CASES["in parts"], params=FITTED)
 CASES["fitted"] = replace(CASES["grpo"], params={**CASES["grpo"].params, **FITTED})
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
 NARROW = Case(loss=SUPERVISED, owners=(1, 1, 0, 1, 0, 0), params={"dtype": "bfloat16", "lr": 1e-5})
@@ -212,6 +264,8 @@ def train(
     case: Case, kernel: TorchTrain, steps: Sequence[int], share: int | None = None
 ) -> list[dict[str, float]]:
     """Metrics of some Steps; share: whose rows of them, of all if None."""
+    if case.parts and share is not None:
+        return [train_in_parts(case, kernel, step, share) for step in steps]
     given = [case.assignment(step) for step in steps]
     return [dict(kernel.step(g if share is None else part(g, case, share))) for g in given]
 
@@ -267,12 +321,19 @@ _BY_ROWS = (
     *("grpo", "value", "group", "one prompt", "no row", "mute", "chunked"),
     *("two sets", "no row of a set"),
 )
+_IN_PARTS = (
+    *("in parts", "a part on one rank", "values in parts", "groups in parts"),
+    *("two sets in parts", "fitted in parts"),
+)
+_BY_MATRICES = ("grpo", "fitted", "value", "group", "chunked", "qwen3")
 WORLDS = {
-    "whole": World(cases=_BY_ROWS),
-    "split": World(shard=True, cases=(*_BY_ROWS, "fitted")),
-    "1 x 2": World(tensor=2, cases=("grpo", "fitted", "value", "group", "chunked", "qwen3")),
-    "2 x 2": World(size=4, tensor=2, cases=("value", "two sets")),
+    "whole": World(cases=(*_BY_ROWS, *_IN_PARTS)),
+    "split": World(shard=True, cases=(*_BY_ROWS, "fitted", *_IN_PARTS)),
+    "1 x 2": World(tensor=2, cases=(*_BY_MATRICES, "in parts", "groups in parts")),
+    "2 x 2": World(size=4, tensor=2, cases=("value", "two sets", "two sets in parts")),
 }
+THREE = World(size=3, cases=_IN_PARTS)
+"""Which only trains in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,4 +446,13 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
             results["limits"] = rank.limits()
         else:
             results["gradients"] = rank.gradients()
+        torch.save(results, folder / f"rank {number}.pt")
+
+
+def main_of_three(number: int, folder: Path, bases: Mapping[str, str]) -> None:
+    """The same of what three ranks do."""
+    with gloo_world(folder / "store", number, THREE.size):
+        parallel.BUCKET = 1000
+        rank = Rank(rank=number, world=THREE, folder=folder, bases=bases)
+        results = {name: rank.case(CASES[name]) for name in THREE.cases}
         torch.save(results, folder / f"rank {number}.pt")
