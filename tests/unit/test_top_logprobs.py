@@ -27,8 +27,7 @@ from operators.advantage import kl_in_reward, returns
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
-from operators.kernels.torch import heads
-from operators.kernels.torch import loss_backward
+from operators.kernels.torch import heads, loss_backward
 from operators.kernels.torch.forward import TorchLogprobs
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
