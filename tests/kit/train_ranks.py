@@ -27,6 +27,7 @@ from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows, rollout, token_column
+from tests.kit.step_parts import cut_step
 from tests.kit.training import (
     CLIPPED,
     OWN,
@@ -108,7 +109,7 @@ def part(given: Assignment, case: Case, share: int) -> Assignment:
     mine = _rows_of(given.keys, case.owners, share)
     inputs = {name: batch.take(mine) for name, batch in given.inputs.items() if name != OWN}
     others = {}
-    if case.own:
+    if OWN in given.inputs:
         demos = given.inputs[OWN]
         theirs = _rows_of(demos.keys, case.own, share)
         inputs[OWN] = demos.take(theirs)
@@ -124,24 +125,6 @@ def _rows_of(keys: Keys, owners: Sequence[int], share: int) -> np.ndarray:
     return np.flatnonzero(np.asarray(owners)[groups] == share)
 
 
-def cut(given: Assignment, case: Case) -> list[Assignment]:
-    """The parts of a Step, before these are shared."""
-    number = max(case.parts) + 1
-    cuts: list[Assignment] = []
-    for index in range(number):
-        rows = _rows_of(given.keys, case.parts, index)
-        inputs = {name: batch.take(rows) for name, batch in given.inputs.items() if name != OWN}
-        others: dict[str, AssignedRows] = {}
-        if case.own:
-            demos = given.inputs[OWN]
-            shown = _rows_of(demos.keys, case.parts[: len(case.own)], index)
-            inputs[OWN] = demos.take(shown)
-            others[OWN] = AssignedRows(keys=demos.keys.take(shown))
-        keys = given.keys.take(rows)
-        cuts.append(replace(given, keys=keys, inputs=inputs, others=others))
-    return cuts
-
-
 def owners_of(case: Case, index: int) -> Case:
     """The case as of one part: the owners of its prompts alone."""
 
@@ -153,7 +136,7 @@ def owners_of(case: Case, index: int) -> Case:
 
 def train_in_parts(case: Case, kernel: TorchTrain, step: int, share: int) -> dict[str, float]:
     """The metrics of a Step that comes part by part; a nap in between."""
-    for index, each in enumerate(cut(case.assignment(step), case)):
+    for index, each in enumerate(cut_step(case.assignment(step), case.parts)):
         kernel.train_part(part(each, owners_of(case, index), share))
         kernel.sleep()
         kernel.wake()

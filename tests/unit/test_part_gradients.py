@@ -123,7 +123,9 @@ def test_terms_with_rows_of_their_own_have_sums_of_their_own(open_as: Open, dtyp
     loss = loss_of(losses.CLIPPED_POLICY, label="loss", **CLIPPED) + 0.3 * SHOWN
     loss += 0.01 * loss_of(losses.ENTROPY)
     own_rows = {OWN: {"temperature": 1.0}}
-    kernel = open_as(loss, dtype, "lm", ("temperature", 0.7), ("own_rows", _Frozen(own_rows)))
+    kernel = open_as(
+        loss, dtype, "lm", ("temperature", 0.7), ("own_rows", _CachedParameter(own_rows))
+    )
 
     @settings(max_examples=example_count(12), deadline=None)
     @given(cut=st.lists(st.integers(0, 3), min_size=8, max_size=8), demos=st.integers(1, 4))
@@ -136,7 +138,7 @@ def test_terms_with_rows_of_their_own_have_sums_of_their_own(open_as: Open, dtyp
     holds()
 
 
-class _Frozen(dict[str, Any]):
+class _CachedParameter(dict[str, Any]):
     """A parameter that can be a key of a cache."""
 
     def __hash__(self) -> int:  # type: ignore[override]
