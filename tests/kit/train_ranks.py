@@ -267,10 +267,10 @@ def train_with_a_nap(case: Case, kernel: TorchTrain, share: int | None = None) -
     return {"metrics": metrics, "weights": weights_of(kernel), "looked": looked}
 
 
-def error_of(kernel: TorchTrain, given: Assignment) -> str:
-    """The error with which a Step ends."""
+def error_of(train_rows: Callable[[Assignment], object], given: Assignment) -> str:
+    """The error with which a Step, or a part of one, ends."""
     try:
-        kernel.step(given)
+        train_rows(given)
     except (DataflowError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -397,11 +397,16 @@ class Rank:
         without_last = replace(case, owners=(*case.owners[:5], 9))
         uneven = without_last if self.rank == self.world.size - 1 else case
         errors = {
-            name: error_of(kernel, part(changed(whole, row, value), case, self.share))
+            name: error_of(kernel.step, part(changed(whole, row, value), case, self.share))
             for name, value in (("loss", np.inf), ("gradient", 5.0), ("raised", 3.0))
         }
-        errors["column"] = error_of(kernel, misplaced(part(whole, case, self.share), self.rank))
-        errors["uneven"] = error_of(kernel, part(whole, uneven, self.share))
+        errors["part"] = error_of(
+            kernel.train_part, part(changed(whole, row, np.inf), case, self.share)
+        )
+        errors["column"] = error_of(
+            kernel.step, misplaced(part(whole, case, self.share), self.rank)
+        )
+        errors["uneven"] = error_of(kernel.step, part(whole, uneven, self.share))
         metrics = train(case, kernel, FIRST, self.share)
         return {"errors": errors, "metrics": metrics, "weights": weights_of(kernel)}
 

@@ -252,6 +252,9 @@ def test_what_fails_on_one_share_fails_on_all_by_name(world: str, ranks: Reports
     assert "expected a gradient norm that is finite" in first["gradient"]
     for name in ("loss", "gradient", "uneven"):
         assert {other[name] for other in others} == {first[name]}
+    # Ranks with whole weights compute a part each by itself.
+    parts = {error["part"] for error in errors}
+    assert parts == {first["loss"]} | ({"nothing"} if world == "whole" else set())
     for error in errors:
         assert error["raised"].endswith("Error: an advantage of 3")
         assert "picky.advantage.advantage: row " in error["column"], "it failed on others"
