@@ -420,10 +420,8 @@ def test_ranks_wait_for_each_other_where_they_compute_together(
         layout = replace(node.layout, shard=True)
         worker.kernels.nodes["train_policy"] = replace(node, layout=layout)
     asked = kernels["train_policy"].asked
-    prepared, trained_part = (
-        kind(**usual_answer(worker, 1), **more)
-        for kind, more in ((m.Prepared, {}), (m.PartTrained, {"step": 2}))
-    )
+    prepared = m.Prepared(**usual_answer(worker, 1))
+    trained_part = m.PartTrained(step=2, **usual_answer(worker, 1))
     answers = list(worker.execute(train_part(worker, 0, 1)))
     if split != "rows":
         assert (answers, asked) == ([prepared], [])
