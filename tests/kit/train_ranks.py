@@ -308,10 +308,11 @@ _IN_PARTS = (
     *("in parts", "a part on one rank", "values in parts", "groups in parts"),
     *("two sets in parts", "fitted in parts"),
 )
+_SPLIT_IN_PARTS = ("in parts", "groups in parts", "two sets in parts", "fitted in parts")
 _BY_MATRICES = ("grpo", "fitted", "value", "group", "chunked", "qwen3")
 WORLDS = {
-    "whole": World(cases=(*_BY_ROWS, *_IN_PARTS)),
-    "split": World(shard=True, cases=(*_BY_ROWS, "fitted", *_IN_PARTS)),
+    "whole": World(cases=(*_BY_ROWS, "in parts", "two sets in parts")),
+    "split": World(shard=True, cases=(*_BY_ROWS, "fitted", *_SPLIT_IN_PARTS)),
     "1 x 2": World(tensor=2, cases=(*_BY_MATRICES, "in parts", "groups in parts")),
     "2 x 2": World(size=4, tensor=2, cases=("value", "two sets", "two sets in parts")),
 }
