@@ -14,9 +14,10 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import RunError
 from dataflow.graph import Graph
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
-from dataflow.kernel_abilities import Interruptible, Sleeper
+from dataflow.kernel_abilities import Interruptible, PartTrainer, Sleeper
 from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import BlockRequest, Channel, PeerLost
@@ -34,7 +35,7 @@ PIN = {"rollout": "gen", "train_policy": "train"}
 OFFERED = m.Offered(id=1, worker="train", block=0, digest="")
 
 
-class Scripted(Interruptible, Sleeper):
+class Scripted(Interruptible, PartTrainer, Sleeper):
     """Answers everything, and records it in `asked`."""
 
     rows = 10
@@ -65,6 +66,16 @@ class Scripted(Interruptible, Sleeper):
         self.asked.append(assignment)
         self.session.metric("train/of_the_session", 1.0)
         return {"train/of_the_step": 1.0}
+
+    def train_part(self, assignment: Assignment) -> None:
+        self.asked.append(assignment.keys.position.tolist())
+
+    def finish_parts(self, step: int) -> Mapping[str, float]:
+        self.asked.append("finish")
+        return {"train/of_the_step": float(step)}
+
+    def forget_parts(self) -> None:
+        self.asked.append("forget")
 
     def pieces(self) -> Iterator[Piece]:
         import torch
@@ -324,3 +335,99 @@ def test_a_worker_gives_its_devices_back_and_takes_them_up(tiny_folder: Path) ->
     assert list(worker.execute(m.Sleep(worker="gen"))) == [m.Slept(worker="gen")]
     assert list(worker.execute(m.Wake(worker="gen"))) == [m.Woken(worker="gen")]
     assert kernels["rollout"].asked == ["sleep", "wake"]
+
+
+# --- Steps that are trained part by part ----------------------------------------------------------
+
+
+def train_part(worker: Worker, part: int, task: int, step: int = 2) -> m.TrainPart:
+    """Two rows of this part."""
+    keys = Keys.of([2 * part, 2 * part + 1])
+    return m.TrainPart(
+        id=task, node="train_policy", worker=worker.name, step=step, part=part, keys=keys, inputs={}
+    )
+
+
+def finish(worker: Worker, parts: int, task: int) -> m.FinishStep:
+    return m.FinishStep(id=task, node="train_policy", worker=worker.name, step=2, parts=parts)
+
+
+def usual_answer(worker: Worker, task: int) -> dict[str, Any]:
+    return {"id": task, "node": "train_policy", "worker": worker.name}
+
+
+def test_parts_are_trained_in_their_order_and_the_first_begins_anew(tiny_folder: Path) -> None:
+    worker, kernels = opened(small(tiny_folder), "main")
+    for task, part in enumerate([0, 1, 0, 1, 2]):
+        trained_part = m.PartTrained(step=2, **usual_answer(worker, task))
+        assert list(worker.execute(train_part(worker, part, task))) == [trained_part]
+    assert not {"train/of_the_step"} & {name for name, _, _ in worker.reports()}
+    stepped = m.Stepped(step=2, **usual_answer(worker, 9))
+    assert list(worker.execute(finish(worker, 3, 9))) == [stepped]
+    again = ["forget", [0, 1], [2, 3]]
+    assert kernels["train_policy"].asked == [*again, *again, [4, 5], "finish"]
+    reported = {name: value for name, value, _ in worker.reports()}
+    assert reported["train/of_the_step"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "wrong", "found"),
+    [
+        ([0], ("part", 2), "expected 2 parts of step 2 .*found 1 of step 2"),
+        ([0, 1], ("part", 1), "expected 1 parts of step 2 .*found 2 of step 2"),
+        ([0, 1], ("finish", 3), "expected 3 parts of step 2 .*found 2 of step 2"),
+        ([], ("finish", 1), "expected 1 parts of step 2 .*found 0 of step 2"),
+        ([0], ("other step", 1), "expected 1 parts of step 3 .*found 1 of step 2"),
+    ],
+    ids=str,
+)
+def test_a_part_that_is_left_out_is_an_error(
+    tiny_folder: Path, parts: list[int], wrong: tuple[str, int], found: str
+) -> None:
+    worker, kernels = opened(small(tiny_folder), "main")
+    for part in parts:
+        list(worker.execute(train_part(worker, part, part)))
+    before = len(kernels["train_policy"].asked)
+    kind, number = wrong
+    message = finish(worker, number, 9)
+    if kind != "finish":
+        message = train_part(worker, number, 9, step=2 if kind == "part" else 3)
+    with pytest.raises(RunError, match=found):
+        list(worker.execute(message))
+    assert len(kernels["train_policy"].asked) == before
+
+
+def test_a_step_at_once_ends_what_came_in_parts(tiny_folder: Path) -> None:
+    worker, _ = opened(small(tiny_folder), "main")
+    list(worker.execute(train_part(worker, 0, 1)))
+    whole = m.TrainStep(step=2, keys=Keys.of([0]), inputs={}, **usual_answer(worker, 2))
+    list(worker.execute(whole))
+    with pytest.raises(RunError, match="found 0 of step 2"):
+        list(worker.execute(train_part(worker, 1, 3)))
+
+
+@pytest.mark.parametrize("split", ["rows", "weights", "matrices"])
+def test_ranks_wait_for_each_other_where_they_compute_together(
+    tiny_folder: Path, split: str
+) -> None:
+    """With whole weights only at the end of a Step."""
+    options: dict[str, Any] = {"ranks": {"train_policy": 2}}
+    if split == "matrices":
+        options = {"tensor": {"train_policy": 2}}
+    worker, kernels = opened(small(tiny_folder), "main-1", **options)
+    if split == "weights":
+        node = worker.kernels.nodes["train_policy"]
+        layout = replace(node.layout, shard=True)
+        worker.kernels.nodes["train_policy"] = replace(node, layout=layout)
+    asked = kernels["train_policy"].asked
+    prepared = m.Prepared(**usual_answer(worker, 1))
+    trained_part = m.PartTrained(step=2, **usual_answer(worker, 1))
+    answers = list(worker.execute(train_part(worker, 0, 1)))
+    if split != "rows":
+        assert (answers, asked) == ([prepared], [])
+        answers = list(worker.execute(m.Go(**usual_answer(worker, 1))))
+    assert (answers, asked) == ([trained_part], ["forget", [0, 1]])
+    assert list(worker.execute(finish(worker, 1, 2))) == [m.Prepared(**usual_answer(worker, 2))]
+    stepped = m.Stepped(step=2, **usual_answer(worker, 2))
+    assert list(worker.execute(m.Go(**usual_answer(worker, 2)))) == [stepped]
+    assert asked[-1] == "finish"

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Rows = m.TrainStep | m.TrainPart
 """What has rows to train on."""
 Told = Rows | m.FinishStep
+Done = m.Stepped | m.PartTrained
+Answer = Done | m.Prepared
 
 
 class WorkerTraining:
@@ -66,7 +68,7 @@ class WorkerTraining:
         """Of each train node: the Worker whose loss keeps the next part from being fetched."""
         self._reports: list[Report] = []
 
-    def train(self, message: Rows) -> m.Stepped | m.PartTrained | m.Prepared:
+    def train(self, message: Rows) -> Answer:
         """Train; where ranks compute together only fetch the rows that no other rank gives, before
         Go.
         """
@@ -105,14 +107,12 @@ class WorkerTraining:
             raise PeerLost(peer, f"part {count} of step {step} comes first")
         return message.part < count
 
-    def finish(self, message: m.FinishStep) -> m.Stepped | m.PartTrained | m.Prepared:
+    def finish(self, message: m.FinishStep) -> Answer:
         """Make the update of a Step whose parts have come; of several ranks after Go."""
         self._prepared.pop(message.node, None)
         return self._begin(message, None)
 
-    def _begin(
-        self, message: Told, assignment: Assignment | None
-    ) -> m.Stepped | m.PartTrained | m.Prepared:
+    def _begin(self, message: Told, assignment: Assignment | None) -> Answer:
         """Compute, unless the ranks do it together, after Go."""
         node = self._kernels.nodes[message.node]
         # Ranks with whole weights add up the gradients of a part each by itself.
@@ -139,7 +139,7 @@ class WorkerTraining:
         """The row set of each input."""
         return {i.name: i.row_set for i in self._kernels.nodes[node].inputs}
 
-    def go(self, message: m.Go) -> m.Stepped | m.PartTrained:
+    def go(self, message: m.Go) -> Done:
         """Train what was prepared."""
         prepared, assignment = self._prepared.pop(message.node)
         return self._compute(prepared, assignment)
@@ -196,7 +196,7 @@ class WorkerTraining:
             inputs[name] = Batch(its_keys, records, self._rows.device.move_to_device(values))
         return replace(assignment, inputs=inputs)
 
-    def _compute(self, message: Told, assignment: Assignment | None) -> m.Stepped | m.PartTrained:
+    def _compute(self, message: Told, assignment: Assignment | None) -> Done:
         """Do all of a Step, a part of it, or its end."""
         if isinstance(message, m.FinishStep):
             return self._finish_parts(message)
@@ -204,22 +204,27 @@ class WorkerTraining:
         assignment = self._share_rows(message, assignment)
         if isinstance(message, m.TrainPart):
             return self._train_part(message, assignment)
-        self._parts.pop(message.node, None)
-        what = f"step {message.step}, {_count(assignment)} rows"
-        with self._kernels.during(message.node, message.node, what, task=message.id):
-            metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
+        node = message.node
+        self._parts.pop(node, None)
+        count = _count(assignment)
+        what = f"step {message.step}, {count} rows"
+        with self._kernels.during(node, node, what, task=message.id):
+            kernel = self._kernels[node]
+            metrics: Mapping[str, float] = kernel.step(assignment)
         return self._end_step(message, metrics)
 
     def _train_part(self, message: m.TrainPart, assignment: Assignment) -> m.PartTrained:
         """Add up the gradients of a part; the first one begins anew."""
         node = message.node
+        kernel = self._kernels[node]
         if message.part == 0:
-            self._kernels[node].forget_parts()
+            kernel.forget_parts()
             self._parts[node] = message.step, 0
         self._require_parts(message, message.part)
-        what = f"step {message.step}, part {message.part}, {_count(assignment)} rows"
+        count = _count(assignment)
+        what = f"step {message.step}, part {message.part}, {count} rows"
         with self._kernels.during(node, node, what, task=message.id):
-            self._kernels[node].train_part(assignment)
+            kernel.train_part(assignment)
         self._parts[node] = message.step, message.part + 1
         self._lost_peers.pop(node, None)
         return self._part_trained(message)
@@ -230,24 +235,28 @@ class WorkerTraining:
         )
 
     def _finish_parts(self, message: m.FinishStep) -> m.Stepped:
+        node = message.node
         self._require_parts(message, message.parts)
+        kernel = self._kernels[node]
         what = f"step {message.step}, end of {message.parts} parts"
-        with self._kernels.during(message.node, message.node, what, task=message.id):
-            metrics = self._kernels[message.node].finish_parts(message.step)
-        self._parts.pop(message.node, None)
+        with self._kernels.during(node, node, what, task=message.id):
+            metrics = kernel.finish_parts(message.step)
+        self._parts.pop(node, None)
         return self._end_step(message, metrics)
 
     def _require_parts(self, message: m.TrainPart | m.FinishStep, parts: int) -> None:
         """Raise RunError if not exactly so many parts of the Step have come: sums in another order
         have other bits.
         """
-        step, count = self._parts.get(message.node, (message.step, 0))
-        if (step, count) == (message.step, parts):
+        none = message.step, 0
+        step, count = self._parts.get(message.node, none)
+        if step == message.step and count == parts:
             return
+        place = self._plan.place(message.node)
         raise RunError(
-            f"{self._plan.place(message.node)}: expected {parts} parts of step {message.step}"
-            f" before message {message.id}, found {count} of step {step}. Fix: part 0 first, then"
-            " each in its order, on every rank."
+            f"{place}: expected {parts} parts of step {message.step} before message {message.id},"
+            f" found {count} of step {step}. Fix: part 0 first, then each in its order, on every"
+            " rank."
         )
 
     def _end_step(
