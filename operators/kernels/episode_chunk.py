@@ -47,9 +47,11 @@ class EpisodeChunk:
         self._rows: dict[int, EpisodeRow] = {}
         self._losses: dict[int, str] = {}
         """Why episodes were lost alone, until their group leaves."""
-        self._episodes_left = counts.copy()
+        self._counts = counts.tolist()
+        self._episodes_left = counts.tolist()
         self._places_left = len(self.keys)
         self._whole_groups: list[int] = []
+        self._whole_places = 0
 
     @property
     def episode_count(self) -> int:
@@ -122,19 +124,23 @@ class EpisodeChunk:
         self._episodes_left[group] -= 1
         if not self._episodes_left[group]:
             self._whole_groups.append(group)
+            self._whole_places += self._counts[group] * self.segments
 
     def pop_places(self, *, all_whole: bool) -> np.ndarray:
         """The places, int64 ascending, of the groups that are to leave now: of all whole ones, or
         none if they are too few.
         """
-        groups = np.array(sorted(self._whole_groups), np.int64)
-        places = self._places_of(groups)
-        leaves = all_whole or self._least <= len(places) or len(places) == self._places_left
-        if not leaves:
-            return places[:0]
-        self._whole_groups.clear()
-        self._places_left -= len(places)
-        return places
+        count = self._whole_places
+        if not (all_whole or count >= self._least or count == self._places_left):
+            return np.zeros(0, np.int64)
+        groups, self._whole_groups, self._whole_places = sorted(self._whole_groups), [], 0
+        self._places_left -= count
+        places: list[int] = []
+        for group in groups:
+            first = int(self._first_episodes[group])
+            last = first + self._counts[group]
+            places += range(first * self.segments, last * self.segments)
+        return np.array(places, np.int64)
 
     def take_whole(self, places: np.ndarray) -> tuple[Keys, list[EpisodeRow]]:
         """Of these places, which are whole groups, those with rows. Places of groups that are left
@@ -156,14 +162,6 @@ class EpisodeChunk:
         [key] = self.keys.take(np.array([place])).rows()
         text = failure or "its episode was over before"
         self._session.tombstone(key, text, row_only=True, failed=failure is not None)
-
-    def _places_of(self, groups: np.ndarray) -> np.ndarray:
-        places: list[np.ndarray] = []
-        ends = np.append(self._first_episodes, self.episode_count)
-        for group in groups.tolist():
-            first, last = ends[group], ends[group + 1]
-            places.append(np.arange(first * self.segments, last * self.segments))
-        return np.concatenate(places) if places else np.zeros(0, np.int64)
 
 
 def _count_episodes(chunk: Chunk, n: int, segments: int) -> np.ndarray:

@@ -226,9 +226,7 @@ class EpisodeFlow:
             starts.sort(key=lambda start: start[0][0].rank_of(start[0][1]))
         return starts
 
-    def _make_task(
-        self, places: Sequence[Place], episodes: Sequence[EpisodeState]
-    ) -> DecodeTask:
+    def _make_task(self, places: Sequence[Place], episodes: Sequence[EpisodeState]) -> DecodeTask:
         """The rows of these episodes; those next to each other with one prompt share it."""
         prompts: list[list[int]] = []
         counts: list[int] = []
@@ -323,13 +321,14 @@ class EpisodeFlow:
         """Begin failed episodes again, before others, or lose them."""
         policy = self._parts.policy
         faults, self._faults = self._faults, []
-        faults.sort(key=lambda fault: fault[0][1])
-        for (chunk, episode), fault in reversed(faults):
+        again: list[Place] = []
+        for (chunk, episode), fault in sorted(faults, key=lambda each: each[0][1]):
             if policy.begins_again(chunk, episode):
-                self._unbegun.appendleft((chunk, [episode]))
-        for (chunk, episode), fault in faults:
-            if not policy.begins_again(chunk, episode):
+                again.append((chunk, episode))
+            else:
                 policy.lose(chunk, episode, fault)
+        for chunk, episode in reversed(again):
+            self._unbegun.appendleft((chunk, [episode]))
 
     def _count_open(self) -> int:
         return 0 if self._pass is None else self._pass.open_count

@@ -30,7 +30,6 @@ from operators.kernels.overlong import Room
 from operators.kernels.text import require_embedded_ids, to_ragged
 from operators.kernels.turn_rendering import TurnRenderer
 
-
 _STREAM = "environments"
 """The random stream of environments' seeds: the same in every node, so that two nodes that read one
 prompt play one task.

@@ -65,11 +65,12 @@ class EpisodeState:
     """One episode under way: the row that it is in, and what is the same in all its rows.
 
     number: that its environment is asked by. row: that it has in the decode loop; -1 before it has
-    one. raw: whether its prompt is plain text. messages: the conversation so far; opening: what of it the row's prompt shows, in place of the first
-    `opened_at` messages. tools: what the model may call. limit: the most completion tokens.
-    seconds_left: of its time, which runs from the row's first token on; deadline: of the clock,
-    when it is up; turn_began likewise. answers: turns of this row that were answered. overflowed:
-    whether it ended because an answer did not fit. earlier: its rows before this one, in order.
+    one. raw: whether its prompt is plain text. messages: the conversation so far; opening: what of
+    it the row's prompt shows, in place of the first `opened_at` messages. tools: what the model may
+    call. limit: the most completion tokens. seconds_left: of its time, which runs from the row's
+    first token on; deadline: of the clock, when it is up; turn_began likewise. answers: turns of
+    this row that were answered. overflowed: whether it ended because an answer did not fit.
+    earlier: its rows before this one, in order.
     """
 
     number: int

@@ -18,7 +18,6 @@ import numpy as np
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.kernel_abilities import Joinable
 from dataflow.schema import Episode, Segment, TruncatedEpisode, TruncatedSegment
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.environments.opening import open_pool
@@ -37,7 +36,7 @@ from operators.kernels.turn_loop import TurnLoop
 from operators.kernels.turn_rendering import TurnRenderer
 
 
-class Interacting(Generating, Joinable):
+class Interacting(Generating):
     """A kernel of `interact`, but for its decode loop.
 
     Columns: those of Episode, of Segment where an episode may have several rows, or of their

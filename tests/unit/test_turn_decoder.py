@@ -33,6 +33,7 @@ from tests.kit.scripted_turns import (
     TurnScript,
     Weights,
     make_versions,
+    merge_tasks,
     require_plain_tokens,
     require_trained_logprobs,
     run_script,
@@ -58,9 +59,15 @@ class TinyModel:
         set_weights(self.module, self.versions[0])
         return TurnDecoder(self.module, task, static=StaticMemory(self.module) if static else None)
 
-    def run(self, task: DecodeTask, script: TurnScript, static: bool) -> Episodes:
+    def run(
+        self,
+        task: DecodeTask,
+        script: TurnScript,
+        static: bool,
+        joining: dict[int, DecodeTask] | None = None,
+    ) -> Episodes:
         loop = self.make_loop(task, static)
-        return run_script(loop, script, self.module, self.versions)
+        return run_script(loop, script, self.module, self.versions, joining)
 
     def require_contract(self, task: DecodeTask, episodes: Episodes) -> None:
         require_trained_logprobs(self.module, self.versions, task, episodes)
@@ -104,7 +111,6 @@ def few_sizes() -> Any:
         turns=st.integers(1, 4),
         longest=st.sampled_from([1, 9, 25]),
         delay=st.integers(0, 6),
-        unwanted=st.sets(st.integers(0, 3), max_size=3).map(tuple),
         renewals=st.sets(st.integers(1, 25), max_size=2).map(tuple),
     ),
 )
@@ -123,11 +129,69 @@ def test_rows_are_those_of_one_forward_over_each_whole_row(
     prompts = random_prompts(lengths, shared)
     task = make_task(prompts, n=n, slots=slots, how=how, budget=budget)
     task = replace(task, parked=parked)
-    rows = len(lengths) * n
-    script = replace(script, unwanted=tuple(row for row in script.unwanted if row < rows))
     episodes = model.run(task, script, static)
     model.require_contract(task, episodes)
     model.run(task, script, static).require_same_bits(episodes)
+
+
+@STEPS
+@settings(max_examples=example_count(30), deadline=None)
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=3), min_size=2, max_size=5),
+    shared=st.lists(st.sampled_from([0, 9, 14]), min_size=5, max_size=5),
+    counts=st.lists(st.integers(1, 4), min_size=15, max_size=15),
+    steps=st.lists(st.integers(0, 40), min_size=4, max_size=4, unique=True),
+    slots=st.integers(1, 10),
+    budget=st.sampled_from([4, 24, 500]),
+    parked=st.sampled_from([0, 1, 30, 90]),
+    how=st.sampled_from([PLAIN, CUT]),
+    renewals=st.sets(st.integers(1, 30), max_size=2).map(tuple),
+    seed=st.integers(0, 1000),
+)
+def test_rows_that_join_at_any_step_are_those_of_one_forward_over_each_whole_row(
+    model: TinyModel,
+    static: bool,
+    lengths: list[list[int]],
+    shared: list[int],
+    counts: list[int],
+    steps: list[int],
+    slots: int,
+    budget: int,
+    parked: int,
+    how: Sampling,
+    renewals: tuple[int, ...],
+    seed: int,
+) -> None:
+    tasks: list[DecodeTask] = []
+    for number, prompt_lengths in enumerate(lengths):
+        prompts = random_prompts(prompt_lengths, shared[number])
+        task = make_task(prompts, slots=slots, how=how, budget=budget)
+        row_counts = np.array(counts[3 * number :][: len(prompts)], np.int64)
+        seeds = (np.arange(row_counts.sum()) + 16 * number).astype(np.uint64) << np.uint64(50)
+        tasks.append(replace(task, parked=parked, counts=row_counts, seeds=seeds))
+    first, *others = tasks
+    joining = dict(sorted(zip(steps, others, strict=False)))
+    in_order = [first, *joining.values()]
+    script = TurnScript(seed=seed, turns=3, delay=4, renewals=renewals)
+    episodes = model.run(first, script, static, joining)
+    model.require_contract(merge_tasks(in_order), episodes)
+    model.run(first, script, static, joining).require_same_bits(episodes)
+
+
+@STEPS
+def test_a_loop_that_never_ends_keeps_what_is_in_it_alone(model: TinyModel, static: bool) -> None:
+    """A hundred tasks of which two are there at a time."""
+    task = endless_task([5, 9], n=2, slots=4, max_tokens=3)
+    loop = model.make_loop(task, static)
+    ended = [step_until_parked(loop)]
+    for _ in range(100):
+        rows = loop.join(task)
+        loop.drop(np.array(ended.pop()))
+        ended.append(step_until_parked(loop))
+        assert sorted(ended[-1]) == rows.tolist()
+    assert len(loop.written.length) <= 10
+    assert len(loop._step._lengths) <= 6  # type: ignore[attr-defined]
+    assert len(loop._queue._states) <= 10
 
 
 @STEPS
@@ -187,7 +251,7 @@ def test_parked_keys_stay_within_their_bound_and_what_is_evicted_is_counted(
         most = note_most_parked(loop)
         run_script(loop, script, model.module, model.versions)
         keys: Any = loop._step._parked  # type: ignore[attr-defined]
-        assert (keys.tokens, keys._rows, keys._lengths, keys._prompts) == (0, {}, {}, {})
+        assert (keys.tokens, keys._rows, keys._prompts) == (0, {}, {})
         assert 0 < most[0] <= (parked or 10_000) or parked == 1
         again.append(loop.counts.again)
     assert again == sorted(set(again)), "the less room, the more is computed again"
@@ -325,28 +389,16 @@ def test_rows_go_on_in_the_order_of_calls_and_before_others_begin(
     assert loop.step().tolist() == []
 
 
-@STEPS
-def test_prompts_of_which_all_rows_are_dropped_are_never_fed(
-    model: TinyModel, static: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = endless_task([3, 5, 7, 9], n=2, slots=3, max_tokens=2)
-    loop = model.make_loop(task, static)
-    loop.step()
-    passes = note_passes(monkeypatch)
-    loop.drop(np.array([3, 4, 5, 7]))
-    assert step_until_parked(loop) == [0, 1, 2, 6]
-    assert passes == [4 if static else 3, 9, 1]
-    assert loop.written.length.tolist() == [2, 2, 2, 0, 0, 0, 2, 0]
-
-
 def test_rows_that_are_not_parked_are_refused(model: TinyModel) -> None:
     loop = model.make_loop(endless_task([3, 3, 3], slots=2, max_tokens=2), static=False)
     loop.step()
     rows, token, limit = np.array([0]), [np.array([7], np.int32)], np.array([9], np.int32)
     with pytest.raises(KernelError, match=r"row 0: expected a parked row to extend, .* live"):
         loop.extend(rows, token, limit)
-    with pytest.raises(KernelError, match="row 1: expected a row to drop that is not live"):
-        loop.drop(np.array([2, 1]))
+    with pytest.raises(KernelError, match=r"row 1: expected a parked row to drop, found .* live"):
+        loop.drop(np.array([1]))
+    with pytest.raises(KernelError, match=r"row 2: expected a parked row to drop, .* unbegun"):
+        loop.drop(np.array([2]))
     loop.step()
     for ids, its_limit in (([np.zeros(0, np.int32)], limit), (token, limit - 6)):
         with pytest.raises(KernelError, match="row 0: expected at least one token to extend it by"):
