@@ -1,0 +1,131 @@
+"""Which rows of which chunk leave a decode loop, and when.
+
+Owns: the rows of each chunk that is in the loop, and the rule by which they leave. Does not own:
+their columns (generating.py), the loop (torch/, vllm/).
+
+All rows of a prompt that a chunk has leave together. A chunk that fits the slots leaves in one
+batch at its end, a larger one in batches of at least a quarter of the slots. Where rows flow, which
+is where a reader need not wait for a chunk, all that is ready leaves once an eighth of the slots
+is: then so many are free for rows that wait. A chunk's last rows leave at once, and an interruption
+sends out all that is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dataflow.batch import Keys, Ragged
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ChunkRows:
+    """The rows of one chunk in a loop. prompts: [prompts]; counts int64 [prompts]: rows of each;
+    keys: [rows], those of a prompt side by side; numbers int64 [rows]: of the rows in the loop.
+    tokens: that those have which have left.
+    """
+
+    prompts: Ragged
+    counts: np.ndarray
+    keys: Keys
+    numbers: np.ndarray
+    tokens: int = 0
+    ready: int = 0
+    """Rows that may leave."""
+    rows_left: int = field(init=False)
+    """Rows that have not left."""
+    prompt_of_row: np.ndarray = field(init=False)
+    _unended: np.ndarray = field(init=False)
+    _ready_prompts: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rows_left = len(self.keys)
+        self.prompt_of_row = np.repeat(np.arange(len(self.counts)), self.counts)
+        self._unended = self.counts.copy()
+
+    def end(self, rows: np.ndarray) -> None:
+        """These rows have ended."""
+        prompts = self.prompt_of_row[rows]
+        np.subtract.at(self._unended, prompts, 1)
+        whole = np.unique(prompts[self._unended[prompts] == 0])
+        self._ready_prompts.append(whole)
+        self.ready += int(self.counts[whole].sum())
+
+    def take_ready(self) -> np.ndarray:
+        """Let all rows leave that may: their indices, int64 ascending."""
+        is_ready = np.zeros(len(self.counts), bool)
+        for prompts in self._ready_prompts:
+            is_ready[prompts] = True
+        rows = np.flatnonzero(is_ready[self.prompt_of_row])
+        self.rows_left -= len(rows)
+        self._ready_prompts, self.ready = [], 0
+        return rows
+
+
+class LeavingRows:
+    """All chunks of a loop. flows: whether rows leave without waiting for their chunk's."""
+
+    def __init__(self, slots: int, *, flows: bool) -> None:
+        self._slots, self._flows = slots, flows
+        self._chunks: dict[int, ChunkRows] = {}
+        self._chunk_count = 0
+        # [numbers]: which chunk a row is of, and where it is among its rows.
+        self._chunk_of = np.zeros(0, np.int64)
+        self._place = np.zeros(0, np.int64)
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks have rows that have not left."""
+        return len(self._chunks)
+
+    def add(self, chunk: ChunkRows) -> None:
+        """Rows of a chunk are in the loop now; there is at least one."""
+        more = int(chunk.numbers.max()) + 1 - len(self._place)
+        if more > 0:
+            self._chunk_of = np.pad(self._chunk_of, (0, more))
+            self._place = np.pad(self._place, (0, more))
+        self._chunk_of[chunk.numbers] = self._chunk_count
+        self._place[chunk.numbers] = np.arange(len(chunk.numbers))
+        self._chunks[self._chunk_count] = chunk
+        self._chunk_count += 1
+
+    def gather(self, ended: Iterator[np.ndarray]) -> Iterator[tuple[ChunkRows, np.ndarray]]:
+        """Gather the numbers of rows as they end, int64, to rows of one chunk that leave together,
+        as their indices there. Where numbers are none, which is an interruption, so may be these.
+        """
+        for numbers in ended:
+            self._end(numbers)
+            is_interrupted = not len(numbers)
+            leaving = self._find_leaving(is_interrupted)
+            if is_interrupted and not leaving:
+                yield next(iter(self._chunks.values())), numbers
+            for serial in leaving:
+                chunk = self._chunks[serial]
+                rows = chunk.take_ready()
+                if not chunk.rows_left:
+                    del self._chunks[serial]
+                yield chunk, rows
+
+    def _end(self, numbers: np.ndarray) -> None:
+        chunk_of = self._chunk_of[numbers]
+        for serial in np.unique(chunk_of).tolist():
+            self._chunks[serial].end(self._place[numbers[chunk_of == serial]])
+
+    def _find_leaving(self, is_interrupted: bool) -> list[int]:
+        """The chunks whose ready rows leave now, in the order in which they came."""
+        ready = [serial for serial, chunk in self._chunks.items() if chunk.ready]
+        if is_interrupted:
+            return ready
+        if self._flows:
+            total = sum(self._chunks[serial].ready for serial in ready)
+            if total >= max(1, self._slots // 8):
+                return ready
+        return [serial for serial in ready if self._is_enough(self._chunks[serial])]
+
+    def _is_enough(self, chunk: ChunkRows) -> bool:
+        if chunk.ready == chunk.rows_left:
+            return True
+        is_large = len(chunk.keys) > self._slots and not self._flows
+        return is_large and chunk.ready >= max(1, self._slots // 4)
