@@ -102,8 +102,8 @@ class EpisodeFlow:
 
     @property
     def loop(self) -> TurnLoop | None:
-        """The loop in which rows are written now, if there is one."""
-        return None if self._pass is None else self._pass.loop
+        """The loop of the episodes that are open, if there are some."""
+        return self._pass.loop if self._pass is not None and self._count_open() else None
 
     def add(self, chunk: EpisodeChunk) -> None:
         """Play the episodes of this chunk as well."""
@@ -138,18 +138,17 @@ class EpisodeFlow:
     # Episodes begin.
 
     def _begin(self) -> None:
-        """Reset environments, and give rows to those that are reset."""
-        if self._parts.rules.rounds and self._count_open():
+        """Give rows to episodes whose environments are reset, and reset further ones."""
+        in_rounds = self._parts.rules.rounds
+        if in_rounds and self._count_open():
             return
+        if not in_rounds or not (self._unbegun or self._beginnings):
+            for beginning in self._ready:
+                self._make_starts(beginning)
+            self._ready.clear()
+            self._begin_rows()
         while self._unbegun and self._is_near():
             self._reset(*self._unbegun.popleft())
-        if self._parts.rules.rounds and self._beginnings:
-            return
-        for beginning in self._ready:
-            self._make_starts(beginning)
-        self._ready.clear()
-        if self._starts:
-            self._begin_rows()
 
     def _is_near(self) -> bool:
         """Whether the next group is to be reset: with pace free while those that write, wait or are

@@ -109,7 +109,7 @@ class Interacting(Generating):
             return
         flow = self._flow = EpisodeFlow(self._parts, self._next_number)
         try:
-            self.join(chunk)
+            self._add(flow, chunk)
             for is_interrupted in flow.play(self._was_interrupted):
                 yield from self._take_leaving(flow, is_interrupted=is_interrupted)
         finally:
@@ -124,11 +124,14 @@ class Interacting(Generating):
         KernelError where no chunk is played that it could join.
         """
         flow = self._flow
-        if flow is None or (self._chunks and not self.joinable):
+        if flow is None or not self.joinable:
             raise KernelError(
                 f"{self._node.name}: expected a run with pace='free' for chunk {chunk.id} to join,"
                 " found none. Fix: run it by itself."
             )
+        self._add(flow, chunk)
+
+    def _add(self, flow: EpisodeFlow, chunk: Chunk) -> None:
         rows = EpisodeChunk(
             chunk,
             n=self._n,
