@@ -4,8 +4,6 @@ are those of each chunk alone, and nothing is kept of what has left.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,14 @@ from dataflow.batch import Batch
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, Layout
 from operators.kernels.torch.interact import TorchInteract
-from tests.kit.environments import Chatter, Flaky, Hooked, Talker, VowelTurns, first_and_last
+from tests.kit.environments import (
+    Awaited,
+    Chatter,
+    Flaky,
+    Hooked,
+    VowelTurns,
+    first_and_last,
+)
 from tests.kit.generate_suite import MIXED, tokens_of
 from tests.kit.interact_kernels import kernels as kernels
 from tests.kit.interact_kernels import open_interact, require_sound, with_arguments
@@ -240,9 +245,9 @@ def test_chunks_of_rounds_do_not_join(open_one: Open) -> None:
 
 
 def test_a_run_that_goes_on_keeps_what_is_in_it_alone(open_one: Open, noted: type[Noted]) -> None:
-    """Forty chunks, of which two are there at a time; one environment is alive for each episode."""
+    """Twenty chunks, two at a time; an environment is alive for each episode alone."""
     kernel, _ = open_one(noted, n=2, pace="free", layout=Layout(slots=4))
-    chunks = numbered_chunks([[text] for text in (MIXED * 8)])
+    chunks = numbered_chunks([[text] for text in (MIXED * 4)])
     sizes: list[int] = []
 
     def hear(batch: Batch) -> None:
@@ -253,15 +258,15 @@ def test_a_run_that_goes_on_keeps_what_is_in_it_alone(open_one: Open, noted: typ
 
     kernel.interrupt()
     joined = run_joined(kernel, chunks, lambda number: len(kernel._chunks) < 2, hear)
-    assert len(joined) == 80
+    assert len(joined) == 40
     assert max(sizes) <= 30
     assert not noted.alive
 
 
 def test_environments_begin_as_slots_come_near(open_one: Open, noted: type[Noted]) -> None:
     kernel, _ = open_one(noted, n=2, pace="free", layout=Layout(slots=4))
-    batch = run_alone(kernel, numbered_chunks([MIXED * 8])[0])
-    assert len(batch) == 80
+    batch = run_alone(kernel, numbered_chunks([MIXED * 4])[0])
+    assert len(batch) == 40
     # The slots and half as many, and the rest of a group.
     assert noted.most <= 4 + 2 + 1
 
@@ -305,26 +310,6 @@ def test_a_run_given_up_leaves_no_environment_of_any_chunk(
     assert tokens_of(run_alone(kernel, CHUNKS[1])) == expected
 
 
-class Awaited(Talker):
-    """For the prompt `hello`, writes a file with its last call; for others its reset waits for that
-    file.
-    """
-
-    def __init__(self, file: str) -> None:
-        self._file = file
-
-    def reset(self, prompt: str) -> None:  # type: ignore[override]
-        super().reset()
-        self._is_first = prompt == "hello"
-        while not self._is_first and not os.path.exists(self._file):
-            threading.Event().wait(0.01)
-
-    def finish(self, reason: str) -> float:
-        if self._is_first:
-            Path(self._file).touch()
-        return 1.0
-
-
 @pytest.mark.timeout(60)
 def test_resets_of_a_chunk_that_joins_do_not_hold_up_the_others(
     open_one: Open, tmp_path: Path
@@ -335,5 +320,6 @@ def test_resets_of_a_chunk_that_joins_do_not_hold_up_the_others(
     kernel.interrupt()
     joined = run_joined(kernel, chunks, lambda number: True)
     assert not session.tombstones
+    assert [mean for mean, _ in session.metrics["env/timeouts"]] == [0.0, 0.0]
     assert len(joined) == 3
     assert not kernel._pool._processes  # type: ignore[attr-defined]
