@@ -33,6 +33,7 @@ class EpisodeChunk:
     ) -> None:
         self.segments = segments
         self.keys = chunk.keys.expand_spans(n * segments, chunk.spans)
+        self._prompt_keys = chunk.keys
         self.prompts = PromptRows(chunk.inputs["prompt"])
         self.metrics = EpisodeMetrics(session, has_segments=segments > 1)
         self.lost_groups: set[int] = set()
@@ -93,8 +94,8 @@ class EpisodeChunk:
         return self.keys.take(places)
 
     def keys_of_groups(self, groups: np.ndarray) -> Keys:
-        """The key of the first place of each of these groups."""
-        return self.keys.take(self._first_episodes[groups] * self.segments)
+        """The keys of the prompts of these groups, by which they are given up."""
+        return self._prompt_keys.take(groups)
 
     def key_of(self, episode: int) -> tuple[int, int, int]:
         """The key of its first row."""
@@ -116,7 +117,8 @@ class EpisodeChunk:
         group = self.group_of(episode)
         if group not in self.lost_groups:
             self.lost_groups.add(group)
-            self._session.tombstone(self.key_of(episode), message, failed=failed)
+            [key] = self.keys_of_groups(np.array([group])).rows()
+            self._session.tombstone(key, message, failed=failed)
 
     def close(self, episode: int) -> None:
         """An episode is over, in whichever way."""
