@@ -63,7 +63,8 @@ class RowRecorder:
             folder = node_folder(place.folder, name)
             with writing("the folder of recorded rows", folder):
                 folder.mkdir(parents=True, exist_ok=True)
-        self._rows: list[pa.RecordBatch] = []
+        self._rows: dict[int, list[pa.RecordBatch]] = {}
+        """Of each chunk that has not ended."""
         self._lock = threading.Lock()
         self._ended: list[EndedChunk] = []
         self._waiting = 0
@@ -75,7 +76,8 @@ class RowRecorder:
         """
         node = self._nodes.get(chunk.node)
         if node is not None:
-            self._rows.append(self._row_group(node, chunk, batch, version))
+            rows = self._rows.setdefault(chunk.id, [])
+            rows.append(self._row_group(node, chunk, batch, version))
 
     def _row_group(
         self, node: PlannedNode, chunk: RunChunk, batch: Batch, version: int | None
@@ -98,7 +100,7 @@ class RowRecorder:
 
     def end(self, chunk: RunChunk) -> None:
         """The chunk has ended: begin to write its rows. A chunk that does not end is not kept."""
-        rows, self._rows = tuple(self._rows), []
+        rows = tuple(self._rows.pop(chunk.id, ()))
         if not rows:
             return
         ended = EndedChunk(node=chunk.node, id=chunk.id, rows=rows)
@@ -110,8 +112,8 @@ class RowRecorder:
             self._job.begin(self._write_ended)
 
     def drop(self) -> None:
-        """Forget the rows of a chunk that did not end."""
-        self._rows = []
+        """Forget the rows of chunks that did not end."""
+        self._rows.clear()
 
     def flush(self) -> None:
         """Wait until all ended chunks are on the disk; from any thread."""

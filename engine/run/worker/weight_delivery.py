@@ -237,6 +237,11 @@ class Delivery:
         with self._lock:
             self._open_to = node.name if takes else ""
 
+    def takes_weights(self, node: str) -> bool:
+        """Whether the running chunk is one of this node, and takes new weights."""
+        with self._lock:
+            return bool(node) and node == self._open_to
+
     def interrupt_with(self, message: m.Load) -> bool:
         """From any thread: let the running chunk load this version and go on; False if none can."""
         with self._lock:

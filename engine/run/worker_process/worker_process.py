@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -151,12 +151,16 @@ class WorkerProcess:
                 self._accept(instruction)
             case control.Request() as request:
                 self._inbox.put(request)
+                if self._worker is not None:
+                    self._worker.runs.interrupt()
             case control.Connect() as connect:
                 self._channel.connect(connect, frame.descriptors)
             case control.PeerAddresses() as where:
                 self._channel.write(where)
             case control.Forget():
                 self._updates.count_ended(self._inbox.forget())
+                if self._worker is not None:
+                    self._worker.runs.forget()
             case control.Quit():
                 if self._busy:  # the result is not wanted, and nothing of it is durable
                     self._end_busy()
@@ -170,7 +174,9 @@ class WorkerProcess:
         end(0)
 
     def _accept(self, instruction: m.ToWorker) -> None:
-        """Release at once. A Load may interrupt a running chunk, unless earlier ones wait."""
+        """Release at once. A Load may interrupt a running chunk, unless earlier ones wait; so may
+        what a run carries out meanwhile.
+        """
         loads = isinstance(instruction, m.Load) and not self._inbox.has_weights()
         if isinstance(instruction, m.Release):
             self._worker.release(instruction.blocks)
@@ -179,7 +185,9 @@ class WorkerProcess:
         elif loads and self._worker.delivery.interrupt_with(instruction):
             self._updates.count_ended()
         else:
+            self._worker.runs.fetch_ahead(instruction)
             self._inbox.put(instruction)
+            self._worker.runs.announce(instruction)
 
     def _doing(self) -> Doing:
         if self._worker is None:
@@ -234,6 +242,7 @@ class WorkerProcess:
             newest=None if opened.folder is None else NewestRows(opened.folder),
         )
         self._worker.timing.span = self._updates.span
+        self._worker.runs.take_next = self._take_within
         for event in self._worker.open():
             self._updates.event(event)
         # A run may end before the next heartbeat.
@@ -248,7 +257,7 @@ class WorkerProcess:
             self._updates.event(event)
             if not isinstance(event, _WAITS_FOR_MORE):
                 self._flush()
-            while (request := self._inbox.within()) is not None:
+            while isinstance(request := self._inbox.within(), control.Request):
                 self._reply(request)
         self._updates.count_ended()
         self._flush()
@@ -256,6 +265,16 @@ class WorkerProcess:
             for event in self._worker.delivery.settle():
                 self._updates.event(event)
                 self._flush()
+
+    def _take_within(self, passes: Callable[[m.ToWorker], bool]) -> m.ToWorker | None:
+        """What a run that goes on carries out next, once requests are answered."""
+        while isinstance(item := self._inbox.within(passes), control.Request):
+            self._reply(item)
+        if item is not None:
+            self._updates.count_ended()  # the run itself has not ended
+        elif self._updates.has_events:  # which would wait for the run's next rows
+            self._flush()
+        return item
 
     def _reply(self, request: control.Request) -> None:
         self._flush()
