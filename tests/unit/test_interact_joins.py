@@ -115,7 +115,7 @@ def test_spans_of_parts_of_episodes_are_refused(open_one: Open) -> None:
 # --- weights --------------------------------------------------------------------------------------
 
 
-class Noted(VowelTurns):
+class NotedResets(VowelTurns):
     """Writes down which prompt it is reset for, and how many are alive."""
 
     begun: ClassVar[list[str]] = []
@@ -137,16 +137,16 @@ class Noted(VowelTurns):
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> type[Noted]:
-    monkeypatch.setattr(Noted, "begun", [])
-    monkeypatch.setattr(Noted, "alive", set())
-    monkeypatch.setattr(Noted, "most", 0)
-    return Noted
+def noted(monkeypatch: pytest.MonkeyPatch) -> type[NotedResets]:
+    monkeypatch.setattr(NotedResets, "begun", [])
+    monkeypatch.setattr(NotedResets, "alive", set())
+    monkeypatch.setattr(NotedResets, "most", 0)
+    return NotedResets
 
 
 @pytest.mark.parametrize("pace", ["rounds", "free"])
 def test_heavier_episodes_begin_first_and_are_the_same(
-    open_one: Open, noted: type[Noted], pace: str
+    open_one: Open, noted: type[NotedResets], pace: str
 ) -> None:
     kernel, _ = open_one(noted, pace=pace, layout=Layout(slots=1), max_turns=1)
     prompts = ["a", "bb", "ccc", "dddd"]
@@ -244,7 +244,9 @@ def test_chunks_of_rounds_do_not_join(open_one: Open) -> None:
         free.join(CHUNKS[1])
 
 
-def test_a_run_that_goes_on_keeps_what_is_in_it_alone(open_one: Open, noted: type[Noted]) -> None:
+def test_a_run_that_goes_on_keeps_what_is_in_it_alone(
+    open_one: Open, noted: type[NotedResets]
+) -> None:
     """Twenty chunks, two at a time; an environment is alive for each episode alone."""
     kernel, _ = open_one(noted, n=2, pace="free", layout=Layout(slots=4))
     chunks = numbered_chunks([[text] for text in (MIXED * 4)])
@@ -263,7 +265,7 @@ def test_a_run_that_goes_on_keeps_what_is_in_it_alone(open_one: Open, noted: typ
     assert not noted.alive
 
 
-def test_environments_begin_as_slots_come_near(open_one: Open, noted: type[Noted]) -> None:
+def test_environments_begin_as_slots_come_near(open_one: Open, noted: type[NotedResets]) -> None:
     kernel, _ = open_one(noted, n=2, pace="free", layout=Layout(slots=4))
     batch = run_alone(kernel, numbered_chunks([MIXED * 4])[0])
     assert len(batch) == 40
