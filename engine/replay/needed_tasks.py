@@ -22,7 +22,7 @@ import numpy as np
 
 from dataflow.errors import RunError
 from engine.keep.record.stored_assignments import RecordedGather, RecordedTask, TaskId
-from engine.keep.record.stored_rows import recorded_batch
+from engine.keep.record.stored_rows import recorded_batch, was_joined
 from engine.plan.kernel_needs import needs_of
 from engine.plan.plan import PlannedNode
 from engine.protocol.refs import Key
@@ -289,7 +289,8 @@ class _Needs:
 
     def _find_token_versions(self, task: RecordedTask) -> tuple[int, ...]:
         """The versions of a chunk's tokens, if they can only be replayed (0034): it took new
-        weights within rows, or its kernel needs a process of its own.
+        weights within rows, or was written with rows of other chunks, or its kernel needs a process
+        of its own.
         """
         plan = self._run.plan
         node = plan.node(task.node)
@@ -310,7 +311,8 @@ class _Needs:
             raise RunError(f"rerun of {self._run.folder}: {problem} to look at. Fix: {fix}.")
         versions = np.unique(rows.ragged("version").values).tolist()
         kept_one_version = versions in ([], [self._find_version(task)])
-        if has_own_process or not kept_one_version:
+        was_alone = not was_joined(table)
+        if has_own_process or not (kept_one_version and was_alone):
             return tuple(versions)
         return ()
 

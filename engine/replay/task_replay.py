@@ -169,6 +169,8 @@ class Replay:
             step=task.step,
             keys=task.keys,
             inputs=inputs,
+            spans=task.spans,
+            weights=task.weights,
         )
         batches: list[Batch] = []
         for event in self._carry_out(chunk):

@@ -10,6 +10,7 @@ that end while one is written go into the next one together.
     made.life  made.chunk  made.worker       which chunk, where
     made.step      the Step that the chunk was told for; null above the cut, where none is
     made.version   of the trained weights that the chunk began with; null without any
+    made.joined    whether rows of other chunks were written with it; older files lack it
     ...            the node's own columns; those on a device as ordinary ones
 """
 
@@ -31,8 +32,9 @@ from engine.keep.record.place import RecordPlace, node_folder, row_file
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import RunChunk
 
-MADE = ("made.life", "made.chunk", "made.worker", "made.step", "made.version")
-_TYPES = (pa.int32(), pa.int64(), pa.utf8(), pa.int64(), pa.int32())
+JOINED = "made.joined"
+MADE = ("made.life", "made.chunk", "made.worker", "made.step", "made.version", JOINED)
+_TYPES = (pa.int32(), pa.int64(), pa.utf8(), pa.int64(), pa.int32(), pa.bool_())
 ROOM = 256 << 20
 """Bytes of ended chunks that may wait for the disk; with more, the Worker waits."""
 LARGEST = 64 << 20
@@ -87,7 +89,7 @@ class RowRecorder:
             step = self._first + chunk.step
         else:
             step = None
-        origins = (self._place.life, chunk.id, self._worker, step, version)
+        origins = (self._place.life, chunk.id, self._worker, step, version, False)
         keyed = batch.on_host().with_keys()
         made_columns = [
             pa.repeat(pa.scalar(origin, kind), len(batch))
@@ -98,11 +100,15 @@ class RowRecorder:
         arrays = [*keyed.columns[:at], *made_columns, *keyed.columns[at:]]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def end(self, chunk: RunChunk) -> None:
-        """The chunk has ended: begin to write its rows. A chunk that does not end is not kept."""
+    def end(self, chunk: RunChunk, *, joined: bool = False) -> None:
+        """The chunk has ended: begin to write its rows. A chunk that does not end is not kept.
+        joined: whether rows of other chunks were written with it.
+        """
         rows = tuple(self._rows.pop(chunk.id, ()))
         if not rows:
             return
+        if joined:
+            rows = tuple(map(_note_joined, rows))
         ended = EndedChunk(node=chunk.node, id=chunk.id, rows=rows)
         with self._lock:
             self._ended.append(ended)
@@ -144,6 +150,11 @@ class RowRecorder:
             self._ended = [c for c in self._ended if c not in file_chunks]
             self._waiting -= size
             return file_chunks
+
+
+def _note_joined(rows: pa.RecordBatch) -> pa.RecordBatch:
+    at = rows.schema.get_field_index(JOINED)
+    return rows.set_column(at, rows.schema.field(at), pa.repeat(pa.scalar(True), len(rows)))
 
 
 def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:

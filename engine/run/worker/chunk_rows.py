@@ -24,6 +24,8 @@ class ChunkUnderWay:
     described: Chunk
     version: int | None
     expand: int = 0
+    joined: bool = False
+    """Whether rows of another chunk were written with its own."""
     _left: set[Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,10 @@ class ChunksUnderWay:
 
     def add(self, chunk: ChunkUnderWay) -> None:
         """A chunk has joined."""
+        others = self._chunks.values()
+        chunk.joined = bool(others)
+        for other in others:
+            other.joined = True
         self._chunks[chunk.message.id] = self._last = chunk
 
     def remove(self, chunk: ChunkUnderWay) -> None:

@@ -238,7 +238,7 @@ class ChunkRuns:
     def _end(self, chunks: ChunksUnderWay, chunk: ChunkUnderWay) -> Iterator[m.Event]:
         chunks.remove(chunk)
         if self._recorder is not None:
-            self._recorder.end(chunk.message)
+            self._recorder.end(chunk.message, joined=chunk.joined)
         yield m.ChunkDone(id=chunk.message.id, node=chunk.message.node)
 
     # --- what comes meanwhile ---------------------------------------------------------------------
