@@ -179,6 +179,29 @@ def test_rows_that_join_at_any_step_are_those_of_one_forward_over_each_whole_row
 
 
 @STEPS
+def test_parked_rows_go_on_where_their_prompts_share_less_than_before(
+    model: TinyModel, static: bool
+) -> None:
+    """All rows are parked when a prompt comes that begins otherwise."""
+    task = endless_task([5, 3], max_tokens=40)
+    task = replace(task, prompts=random_prompts([5, 3], shared=12))
+    other = replace(task, prompts=random_prompts([7], shared=0), seeds=task.seeds[:1] + 1)
+    loop = model.make_loop(task, static)
+    loop.written.limit[:] = 4
+    step_until_parked(loop)
+    joined = loop.join(other)
+    loop.written.limit[joined] = 6
+    given = [np.array([7, 8, 9], np.int32), np.array([10], np.int32)]
+    loop.extend(np.array([0, 1]), given, np.array([11, 9], np.int32))
+    step_until_parked(loop)
+    episodes = Episodes(loop.written, np.zeros((3, 40), bool), np.zeros(3, np.int64))
+    episodes.given[0, 4:7] = episodes.given[1, 4] = True
+    # The numbers of those rows that joined follow those of the task.
+    assert joined.tolist() == [2]
+    model.require_contract(merge_tasks([task, other]), episodes)
+
+
+@STEPS
 def test_a_loop_that_never_ends_keeps_what_is_in_it_alone(model: TinyModel, static: bool) -> None:
     """A hundred tasks of which two are there at a time."""
     task = endless_task([5, 9], n=2, slots=4, max_tokens=3)
