@@ -118,9 +118,9 @@ class EpisodeFlow:
         each wait, and before one where it was interrupted, which is true then.
         """
         while self._unbegun or self._places or self._faults:
+            self._begin()
             if interrupted():
                 yield True
-            self._begin()
             self._move()
             self._settle()
             yield False
