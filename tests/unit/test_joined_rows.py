@@ -24,6 +24,7 @@ from operators.kernels.torch.models import load_model
 from operators.kernels.torch.sampling import Sampling
 from operators.kernels.torch.static_memory import StaticMemory
 from tests.kit.decode_tasks import CUT, PLAIN, make_task, random_prompts, written_by
+from tests.kit.rows import ragged
 from tests.kit.turns import example_count
 
 Row = tuple[list[int], list[float], list[int]]
@@ -132,6 +133,32 @@ def test_rows_that_join_are_those_that_they_are_alone(
             np.testing.assert_allclose(row[1], alone[1], atol=1e-5)
     present = max(len(task.seeds) for task in made) * 5
     assert len(decoder.written.length) <= present
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_all_prompts_share_becomes_what_joined_ones_share_too(
+    module: PreTrainedModel, static: bool
+) -> None:
+    beginning = list(range(10, 22))
+    first = make_task(ragged([[*beginning, 30], [*beginning, 31, 32]]), n=2, slots=3)
+    near = make_task(ragged([[*beginning[:9], 40], [*beginning[:10], 41]]), n=1, slots=3)
+    other = make_task(ragged([[50, 51, 52]]), n=2, slots=3)
+    decoder = Decoder(module, first, static=StaticMemory(module) if static else None)
+    prefixes = [decoder._step._feeder.prefix]  # type: ignore[attr-defined]
+    real_join = decoder.join
+
+    def join(task: DecodeTask) -> np.ndarray:
+        rows = real_join(task)
+        prefixes.append(decoder._step._feeder.prefix)  # type: ignore[attr-defined]
+        return rows
+
+    decoder.join = join  # type: ignore[method-assign]
+    together = write_joined(decoder, first, [(3, near), (60, other)], set())
+    assert prefixes == [12, 9, 0]
+    for task, rows in zip((first, near, other), together, strict=True):
+        for row, alone in zip(rows, write_alone(module, task), strict=True):
+            assert row[0] == alone[0]
+            np.testing.assert_allclose(row[1], alone[1], atol=1e-5)
 
 
 def test_a_loop_without_an_end_keeps_what_is_in_it(module: PreTrainedModel) -> None:
