@@ -13,86 +13,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from transformers import PreTrainedModel
 
 from dataflow.errors import KernelError
 from dataflow.model import Model
-from operators.kernels.decoding import DecodeTask
-from operators.kernels.torch import decode_pass, prompt_feeding, shared_step, static_turns
-from operators.kernels.torch import static_step as static_steps
+from operators.kernels.torch import prompt_feeding
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.sampling import Sampling
 from operators.kernels.torch.static_memory import StaticMemory
 from operators.kernels.torch.turns import TurnDecoder
 from tests.kit.architectures import tiny
 from tests.kit.decode_tasks import CUT, PLAIN, make_task, random_prompts
-from tests.kit.rows import plain
 from tests.kit.scripted_turns import (
     Episodes,
     TurnScript,
-    Weights,
     make_versions,
-    merge_tasks,
-    require_plain_tokens,
-    require_trained_logprobs,
     run_script,
-    set_weights,
 )
+from tests.kit.turn_loops import STEPS, TinyModel, endless_task, step_until_parked
+from tests.kit.turn_loops import few_sizes as few_sizes
+from tests.kit.turn_loops import model as model
 from tests.kit.turns import example_count
 
 KINDS = ["gemma2", "gemma3", "gpt2", "gpt_oss", "mistral-window", "opt", "qwen3_moe"]
 """Architectures with each way of attention, positions and experts."""
-
-STEPS = pytest.mark.parametrize("static", [False, True], ids=["shared keys", "static keys"])
-
-
-class TinyModel:
-    """A module as ours and as transformers runs it, and three versions of its weights."""
-
-    def __init__(self, folder: str) -> None:
-        self.module: PreTrainedModel = load_model(Model("policy", folder), "cpu")
-        self.reference: nn.Module = plain(folder)
-        self.versions: list[Weights] = make_versions(self.module, 3)
-
-    def make_loop(self, task: DecodeTask, static: bool) -> TurnDecoder:
-        set_weights(self.module, self.versions[0])
-        return TurnDecoder(self.module, task, static=StaticMemory(self.module) if static else None)
-
-    def run(
-        self,
-        task: DecodeTask,
-        script: TurnScript,
-        static: bool,
-        joining: dict[int, DecodeTask] | None = None,
-    ) -> Episodes:
-        loop = self.make_loop(task, static)
-        return run_script(loop, script, self.module, self.versions, joining)
-
-    def require_contract(self, task: DecodeTask, episodes: Episodes) -> None:
-        require_trained_logprobs(self.module, self.versions, task, episodes)
-        require_plain_tokens(self.reference, self.versions, task, episodes)
-
-
-@pytest.fixture(scope="module")
-def model(base: str) -> TinyModel:
-    return TinyModel(base)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_sizes() -> Any:
-    """Rows and keys of the step at fixed places in such small sizes that they grow, and parts of
-    rows that share a product as small as can be.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(static_steps, "FEWEST_ROWS", 1)
-        patch.setattr(static_steps, "FEWEST_KEYS", 4)
-        patch.setattr(static_turns, "FEWEST_KEYS", 4)
-        # Rows are cut wherever they are unlike, and several threads read the keys of a few.
-        patch.setattr(shared_step, "PART_READS", 0)
-        patch.setattr(prompt_feeding, "PASS_TOKENS", 0)
-        patch.setattr(decode_pass, "THREAD_READS", 256)
-        yield
 
 
 @STEPS
@@ -132,89 +75,6 @@ def test_rows_are_those_of_one_forward_over_each_whole_row(
     episodes = model.run(task, script, static)
     model.require_contract(task, episodes)
     model.run(task, script, static).require_same_bits(episodes)
-
-
-@STEPS
-@settings(max_examples=example_count(30), deadline=None)
-@given(
-    lengths=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=3), min_size=2, max_size=5),
-    shared=st.lists(st.sampled_from([0, 9, 14]), min_size=5, max_size=5),
-    counts=st.lists(st.integers(1, 4), min_size=15, max_size=15),
-    steps=st.lists(st.integers(0, 40), min_size=4, max_size=4, unique=True),
-    slots=st.integers(1, 10),
-    budget=st.sampled_from([4, 24, 500]),
-    parked=st.sampled_from([0, 1, 30, 90]),
-    how=st.sampled_from([PLAIN, CUT]),
-    renewals=st.sets(st.integers(1, 30), max_size=2).map(tuple),
-    seed=st.integers(0, 1000),
-)
-def test_rows_that_join_at_any_step_are_those_of_one_forward_over_each_whole_row(
-    model: TinyModel,
-    static: bool,
-    lengths: list[list[int]],
-    shared: list[int],
-    counts: list[int],
-    steps: list[int],
-    slots: int,
-    budget: int,
-    parked: int,
-    how: Sampling,
-    renewals: tuple[int, ...],
-    seed: int,
-) -> None:
-    tasks: list[DecodeTask] = []
-    for number, prompt_lengths in enumerate(lengths):
-        prompts = random_prompts(prompt_lengths, shared[number])
-        task = make_task(prompts, slots=slots, how=how, budget=budget)
-        row_counts = np.array(counts[3 * number :][: len(prompts)], np.int64)
-        seeds = (np.arange(row_counts.sum()) + 16 * number).astype(np.uint64) << np.uint64(50)
-        tasks.append(replace(task, parked=parked, counts=row_counts, seeds=seeds))
-    first, *others = tasks
-    joining = dict(sorted(zip(steps, others, strict=False)))
-    in_order = [first, *joining.values()]
-    script = TurnScript(seed=seed, turns=3, delay=4, renewals=renewals)
-    episodes = model.run(first, script, static, joining)
-    model.require_contract(merge_tasks(in_order), episodes)
-    model.run(first, script, static, joining).require_same_bits(episodes)
-
-
-@STEPS
-def test_parked_rows_go_on_where_their_prompts_share_less_than_before(
-    model: TinyModel, static: bool
-) -> None:
-    """All rows are parked when a prompt comes that begins otherwise."""
-    task = endless_task([5, 3], max_tokens=40)
-    task = replace(task, prompts=random_prompts([5, 3], shared=12))
-    other = replace(task, prompts=random_prompts([7], shared=0), seeds=task.seeds[:1] + 1)
-    loop = model.make_loop(task, static)
-    loop.written.limit[:] = 4
-    step_until_parked(loop)
-    joined = loop.join(other)
-    loop.written.limit[joined] = 6
-    given = [np.array([7, 8, 9], np.int32), np.array([10], np.int32)]
-    loop.extend(np.array([0, 1]), given, np.array([11, 9], np.int32))
-    step_until_parked(loop)
-    episodes = Episodes(loop.written, np.zeros((3, 40), bool), np.zeros(3, np.int64))
-    episodes.given[0, 4:7] = episodes.given[1, 4] = True
-    # The numbers of those rows that joined follow those of the task.
-    assert joined.tolist() == [2]
-    model.require_contract(merge_tasks([task, other]), episodes)
-
-
-@STEPS
-def test_a_loop_that_never_ends_keeps_what_is_in_it_alone(model: TinyModel, static: bool) -> None:
-    """A hundred tasks of which two are there at a time."""
-    task = endless_task([5, 9], n=2, slots=4, max_tokens=3)
-    loop = model.make_loop(task, static)
-    ended = [step_until_parked(loop)]
-    for _ in range(100):
-        rows = loop.join(task)
-        loop.drop(np.array(ended.pop()))
-        ended.append(step_until_parked(loop))
-        assert sorted(ended[-1]) == rows.tolist()
-    assert len(loop.written.length) <= 10
-    assert len(loop._step._lengths) <= 6  # type: ignore[attr-defined]
-    assert len(loop._queue._states) <= 10
 
 
 @STEPS
@@ -313,20 +173,6 @@ def test_what_is_computed_again_is_what_had_been_computed(model: TinyModel, stat
             loop.extend(np.array([0]), [np.array([7], np.int32)], np.array([11], np.int32))
             step_until_parked(loop)
             assert loop.counts.again == 6 + 8
-
-
-def endless_task(lengths: list[int], **how: Any) -> DecodeTask:
-    """Rows that end at their limit alone."""
-    task = make_task(random_prompts(lengths, 0), **how)
-    return replace(task, ends=np.zeros(0, np.int64), stopped=None)
-
-
-def step_until_parked(loop: TurnDecoder) -> list[int]:
-    """Step until no row is live; returns those whose turn ended, in this order."""
-    ended: list[int] = []
-    while not loop.is_idle:
-        ended += loop.step().tolist()
-    return ended
 
 
 @STEPS
