@@ -35,6 +35,11 @@ class Interruptible(ABC):
 class Joinable(Interruptible):
     """A row kernel that takes the rows of further chunks into a `run` that goes on."""
 
+    @property
+    def joinable(self) -> bool:
+        """Whether its node's parameters allow it; if not, chunks are run one after another."""
+        return True
+
     @abstractmethod
     def join(self, chunk: Chunk) -> None:
         """Take in a further chunk of the node. The engine calls it as it calls `load`: after
