@@ -12,7 +12,7 @@ from typing import Literal
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS, Loss
-from dataflow.model import Model
+from dataflow.model import Model, Table
 from dataflow.node import Node
 from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subset
 from dataflow.regions import find_trained_models, regions
@@ -107,6 +107,7 @@ class _Shaper:
             inner=inner,
             inputs=tuple(_plan_inputs(node, widths, set_widths, row_sets)),
             models=tuple(self._find_uses(node)),
+            tables=tuple(_find_table_uses(node)),
             tokens=next((schema.tokens for schema in node.schemas if schema.tokens), ""),
             max_lag=int(node.params.get("max_lag", 0)),
             refill=bool(node.params.get("refill", False)),
@@ -155,6 +156,13 @@ class _Shaper:
                 )
 
 
+def _find_table_uses(node: Node) -> Iterator[ModelUse]:
+    for param, state in node.states.items():
+        if isinstance(state, Table):
+            access = "write" if param in node.operator.writes else "read"
+            yield ModelUse(param=param, model=state.name, access=access, trained=True)
+
+
 def _count_segments(node: Node) -> int:
     rows = node.operator.rows
     if isinstance(rows, Expand) and rows.times:
@@ -195,9 +203,11 @@ def _plan_inputs(
 
 
 def _least_lag(nodes: Iterable[PlannedNode]) -> int:
-    """The least lag that the readers of trained Models allow, of nodes of one source."""
+    """The least lag that the readers of trained Models and of Tables allow, of nodes of one
+    source.
+    """
     lags: list[int] = []
     for node in nodes:
-        if node.region == "stream" and any(use.trained for use in node.models):
+        if node.region == "stream" and any(use.trained for use in node.states):
             lags.append(node.max_lag)
     return min(lags, default=0)
