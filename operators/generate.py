@@ -13,15 +13,18 @@ from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
-from dataflow.schema import Prompt, Rollout, TruncatedRollout
+from dataflow.schema import Prompt, Rollout, TruncatedRollout, Weight
 from operators.vllm_needs import VLLM
+
+WEIGHT = Input(name="weight", schema=Weight, optional=True, columns=())
+"""How much each row is expected to take: the coordinator knows it, and no kernel gets it."""
 
 GENERATE = Operator(
     path="operators.generate:GENERATE",
     name="generate",
     work="decode",
     rows=Expand("prompt", "n"),
-    inputs=(Input(name="prompt", schema=Prompt, columns=Prompt.shown),),
+    inputs=(Input(name="prompt", schema=Prompt, columns=Prompt.shown), WEIGHT),
     outputs=(Rollout,),
     reads=("policy",),
     kernels={
@@ -52,6 +55,7 @@ def generate(
     policy: Model,
     prompt: Port[Prompt],
     *,
+    weight: Port[Weight] | None = None,
     n: int = 1,
     max_tokens: int,
     max_prompt_tokens: int | None = None,
@@ -81,7 +85,10 @@ def generate(
     may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt running
     rows (their tokens stay, each with its version) or wait for them. sampler: `keyed` draws each
     token by seed, node, row and place, so that all kernels write the same tokens; `vllm` is vLLM's
-    own, with a seed for each row, and takes neither top_k nor top_p.
+    own, with a seed for each row, and takes neither top_k nor top_p. weight: how much each prompt's
+    answers are expected to take, heavier ones first: `weight_of(scores(ranker, tail))`, a column of
+    the data, or any Weight of the prompt's rows. It changes the order of work and no row; without
+    it, the tokens that are known count.
     """
     params = {
         "n": n,
@@ -98,10 +105,18 @@ def generate(
         "sampler": sampler,
     }
     schema = TruncatedRollout if truncates(temperature, top_p, top_k) else Rollout
-    inputs: dict[str, Port[Any]] = {"prompt": prompt}
+    inputs = weighted_inputs(prompt, weight)
     return Node(
         GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
     ).port()
+
+
+def weighted_inputs(prompt: Port[Prompt], weight: Port[Weight] | None) -> dict[str, Port[Any]]:
+    """The inputs of a generation: the prompt, and the weight where there is one."""
+    inputs: dict[str, Port[Any]] = {"prompt": prompt}
+    if weight is not None:
+        inputs["weight"] = weight
+    return inputs
 
 
 def tuple_of_stops(stop: object) -> object:

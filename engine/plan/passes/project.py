@@ -27,12 +27,15 @@ from dataflow.schema import (
     TokenReward,
 )
 from engine.plan.draft import Draft
+from engine.plan.passes.shape import WEIGHT
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput, list_fetches
 
 
 def project_columns(draft: Draft) -> Draft:
-    """Set the fetches of each input, the columns each node returns, and what a Step records."""
+    """Set the fetches of each input, the columns each node returns, and what a Step records; and
+    which nodes tell the weights of their rows, which is no column that travels.
+    """
     finder = _Finder(draft)
     recorded = tuple(finder.record_rows(draft.nodes))
     handed_on = _find_handed_on(draft, finder, recorded)
@@ -43,10 +46,13 @@ def project_columns(draft: Draft) -> Draft:
         inputs_by_node[node.name] = inputs
         readings += inputs
     columns_read = fetched_columns([*readings, *recorded])
+    weighing = _find_weighing(draft.nodes)
     nodes: list[PlannedNode] = []
     for node in draft.nodes:
         returns = tuple(columns_read.get(node.name, ()))
-        nodes.append(replace(node, inputs=inputs_by_node[node.name], returns=returns))
+        weight = WEIGHT if node.name in weighing else ""
+        inputs = inputs_by_node[node.name]
+        nodes.append(replace(node, inputs=inputs, returns=returns, weight=weight))
     return replace(draft, nodes=tuple(nodes), recorded=recorded)
 
 
@@ -59,6 +65,15 @@ def fetched_columns(inputs: Iterable[PlannedInput]) -> dict[str, Names]:
     for fetch in list_fetches(inputs):
         columns.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
     return columns
+
+
+def _find_weighing(nodes: Iterable[PlannedNode]) -> set[str]:
+    """The nodes that weigh the rows of a generation."""
+    weighing: set[str] = set()
+    for node in nodes:
+        if node.traits.generates:
+            weighing.update(i.gate for i in node.inputs if i.name == WEIGHT)
+    return weighing
 
 
 def _find_handed_on(

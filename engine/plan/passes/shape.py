@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS, Loss
 from dataflow.model import Model, Table
-from dataflow.node import Node
+from dataflow.node import Node, Port
 from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subset
 from dataflow.regions import find_trained_models, regions
-from dataflow.rows import Domain, Domains
+from dataflow.rows import Domain, Domains, physical_port
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedNode, PlannedSource, Relation
 from engine.plan.planned_input import PlannedInput
 from engine.plan.refusals import add_fix
+
+WEIGHT = "weight"
+"""The input of a generation, and the column of what makes it, that weighs its rows."""
 
 MOST_ROWS = 1 << 26
 """The most rows of a Step. Estimates take some bytes for each."""
@@ -192,7 +195,8 @@ def _plan_inputs(
     for key, port in node.inputs.items():
         gate_width = widths[key]
         inner = set_widths[row_sets[key]]
-        planned_input = PlannedInput(name=key, gate=port.node.name, row_set=row_sets[key])
+        gate = _find_gate(node, key, port)
+        planned_input = PlannedInput(name=key, gate=gate.name, row_set=row_sets[key])
         if isinstance(rows, Concat):
             yield replace(planned_input, offset=offset, width=gate_width)
             offset += gate_width
@@ -200,6 +204,15 @@ def _plan_inputs(
             yield replace(planned_input, fan_in=gate_width // inner)
         else:
             yield replace(planned_input, ratio=max(1, inner // gate_width))
+
+
+def _find_gate(node: Node, key: str, port: Port[Any]) -> Node:
+    """The node whose rows an input waits for."""
+    if key == WEIGHT and node.operator.traits.generates:
+        # What made the rows told their weights; a selection of them, which the prompt went
+        # through as well, has none to tell.
+        return physical_port(port).node
+    return port.node
 
 
 def _least_lag(nodes: Iterable[PlannedNode]) -> int:

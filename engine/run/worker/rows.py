@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dataflow.arrays import any_true
 from dataflow.batch import Batch, Keys
+from dataflow.errors import KernelError
 from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.keep.checkpoint.cut import read_waiting_rows
@@ -58,12 +59,19 @@ class WorkerRows:
         digest = np.zeros(0, dtype=np.uint64)
         if self._with_digests:
             digest = row_digests(batch)
+        weight = _read_weights(node, self._plan.node(node).weight, batch)
         version = ages(self._plan, node, _oldest(batch))
         worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)
         if batch.device:
             self.device.keep(block, batch)
         return Ref(
-            worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
+            worker=worker,
+            block=block,
+            keys=keys,
+            lengths=lengths,
+            version=version,
+            digest=digest,
+            weight=weight,
         )
 
     def keep_file(self, file: Path) -> Ref:
@@ -96,6 +104,24 @@ class WorkerRows:
         for block in blocks:
             self._channel.release(block)
         self.device.release(blocks)
+
+
+def _read_weights(node: str, column: str, batch: Batch) -> np.ndarray:
+    """float32 [rows]: how much a generation of each row is expected to take; none without a column.
+
+    Raises KernelError for a weight that is no finite number.
+    """
+    if not column:
+        return np.zeros(0, dtype=np.float32)
+    weights = batch.array(column).to_numpy(zero_copy_only=False).astype(np.float32)
+    is_finite = np.isfinite(weights)
+    if not is_finite.all():
+        row = int(np.argmin(is_finite))
+        raise KernelError(
+            f"{node}: row {batch.keys.rows()[row]}: expected a finite weight, found"
+            f" {weights[row]}. Fix: a number for every row, such as 0 where nothing is known."
+        )
+    return weights
 
 
 def _oldest(batch: Batch) -> np.ndarray:
