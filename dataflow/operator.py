@@ -41,8 +41,8 @@ class Traits:
     """What a kind of work means to the check, the planner and a run; they look at nothing else.
 
     computes: with a Model, so that it takes cores or a device. steps: runs once in a Step, on its
-    rows, and writes a State: what it has then is the next version. generates: samples tokens with it,
-    at its parameter `temperature`. writes_tokens: its rows' token ids are its own, not an
+    rows, and writes a State: what it has then is the next version. generates: samples tokens with
+    a Model, at its parameter `temperature`. writes_tokens: its rows' token ids are its own, not an
     ancestor's. moves_rows: has columns of its own; otherwise readers fetch from the nodes above.
     chunked: runs on chunks of rows, whenever they are ready.
     """

@@ -65,9 +65,9 @@ def _may_have_cycle(context: Context) -> bool:
 def token_graph(context: Context) -> MultiDiGraph:
     """Nodes by name and `Model 'policy'` for each Model or Table; edges carry `tokens`.
 
-    A train node fills its Model within the Step, a record node its Table, and a follower is filled when its leader is
-    published: no token. A reader may start on the Step's first version, and max_lag Steps ahead of
-    it: 1 + max_lag tokens.
+    A train node fills its Model within the Step, a record node its Table, and a follower is filled
+    when its leader is published: no token. A reader may start on the Step's first version, and
+    max_lag Steps ahead of it: 1 + max_lag tokens.
     """
     import networkx
 

@@ -119,7 +119,7 @@ class RecordTable(_TableKernel):
         array = rows.array(column)
         has_number = array.is_valid().to_numpy(zero_copy_only=False)
         if _is_list(array.type):
-            lengths = pc.list_value_length(array).drop_null()
+            lengths = pc.call_function("list_value_length", [array]).drop_null()
             numbers = np.maximum(lengths.to_numpy(zero_copy_only=False), 1).astype(np.float64)
         else:
             filled = array.cast(pa.float64()).drop_null()
@@ -150,9 +150,9 @@ class RecordTable(_TableKernel):
         """Write the statistics as an Arrow file."""
         directory.mkdir(parents=True, exist_ok=True)
         table = pa.table(self._statistics.arrays)
-        with pa.OSFile(str(directory / FILE), "wb") as sink:
-            with pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
+        path = str(directory / FILE)
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote. Raises CheckpointError for another file."""

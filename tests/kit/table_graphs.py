@@ -22,7 +22,9 @@ from tests.kit.run_graphs import vowels
 def weighed(prompt: Columns[Prompt], weight: Columns[Weight]) -> Columns[Prompt]:
     """Prompts that say how much they weigh."""
     pairs = zip(prompt["prompt"], weight["weight"], strict=True)
-    return Columns.make(Prompt, like=prompt, prompt=[f"{text} {heavy:.6f}" for text, heavy in pairs])
+    return Columns.make(
+        Prompt, like=prompt, prompt=[f"{text} {heavy:.6f}" for text, heavy in pairs]
+    )
 
 
 def lengths_graph(folder: Path, *, max_lag: int = 0, batch: int = 8) -> Graph:

@@ -16,9 +16,9 @@ from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.set_expressions import edited
 from engine.api import plan
-from tests.kit import algorithms, plain_algorithms, runs
+from tests.kit import algorithms, plain_algorithms, plain_formulas, runs
 from tests.kit import plain_loop as loop
-from tests.kit.plain_algorithms import PlainRun
+from tests.kit.plain_formulas import PlainRun
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
@@ -65,7 +65,7 @@ def plain_run_of(name: str, graph: Graph, base: str) -> PlainRun:
     for node in trains(graph):
         model = model_of(node)
         scalar = model.head == "scalar"
-        learners[model.name] = plain_algorithms.learner_of(base, node.params["lr"], scalar=scalar)
+        learners[model.name] = plain_formulas.learner_of(base, node.params["lr"], scalar=scalar)
     return PlainRun(base=base, learners=learners, numbers=numbers)
 
 
@@ -99,13 +99,13 @@ def test_each_is_the_algorithm_of_a_plain_loop(
 
 
 def require_updates(
-    learner: loop.Learner, step: loop.TrainedStep, loss: plain_algorithms.UpdateLoss
+    learner: loop.Learner, step: loop.TrainedStep, loss: plain_formulas.UpdateLoss
 ) -> None:
     """Our gradients are those of this loss; the learner makes the updates, too."""
     groups = loop.groups(step.rows)
     for update in step.updates:
         chosen = sorted(row for rows in groups if update.rows & set(rows) for row in rows)
-        gradient = plain_algorithms.gradients(learner.module, loss(chosen))
+        gradient = plain_formulas.gradients(learner.module, loss(chosen))
         assert difference(update.gradient, gradient) < 1e-5
         torch.nn.utils.clip_grad_norm_(learner.module.parameters(), 1.0)
         learner.adam.step()

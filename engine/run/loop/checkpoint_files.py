@@ -227,9 +227,8 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
 
 
 def _paths(plan: Plan, *, write: bool) -> dict[str, dict[str, str]]:
-    """Worker -> node -> path in a checkpoint. All ranks of a train node write and read, as a record node does;
-    a follower
-    is written by one of its readers and read into all of its modules.
+    """Worker -> node -> path in a checkpoint. All ranks of a train node write and read, and a
+    record node; a follower is written by one of its readers and read into all of its modules.
     """
     paths: dict[str, dict[str, str]] = defaultdict(dict)
     for node in (node for node in plan.nodes if node.traits.steps):
