@@ -79,6 +79,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     implausible_values.followers_that_stand_still,
     misspelt_columns.optional_columns,
     unused_settings.unused_lags,
+    unused_settings.held_back_lags,
     unused_settings.unused_intakes,
     unused_settings.unused_ports,
     unused_settings.unused_token_rewards,

@@ -90,7 +90,9 @@ def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
         return  # what no column has may be an entry: the run knows
     columns = context.data[id(domain.source)]
     other_reader = "a function without it"
-    if "environment" in wire.node.params:
+    if wire.node.operator.work == "record":
+        other_reader = "a column of its rows"
+    elif "environment" in wire.node.params:
         other_reader = "an environment whose reset does without it"
     for name in dict.fromkeys(required):
         if name in columns or name in wire.port.schema.columns:

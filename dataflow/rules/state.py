@@ -14,7 +14,7 @@ from dataflow.node import Node
 from dataflow.rules.context import Context, line_of, loss_terms, name_node, node_models
 from dataflow.schema import Logprobs, Reward, Values
 
-_OF_MODELS = ("decode", "forward", "train", "evaluate")
+OF_MODELS = ("decode", "forward", "train", "evaluate")
 """Kinds of work whose States are Models; of all others that have one it is a Table."""
 
 
@@ -40,7 +40,7 @@ def _fault(where: str, problem: str, fix: str, origin: Origin | None) -> Fault:
 def _check_kinds(node: Node) -> Iterator[Fault]:
     for param, state in node.states.items():
         kind, fix = Table, f'Table("{param}")'
-        if node.operator.work in _OF_MODELS:
+        if node.operator.work in OF_MODELS:
             kind, fix = Model, f'Model("{param}", base)'
         if not isinstance(state, kind):
             where = f"{node.operator.name}.{param}"

@@ -6,7 +6,7 @@ own: two writers of one State, a State of another kind (state.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 import pyarrow as pa
@@ -16,15 +16,16 @@ from dataflow.model import Table
 from dataflow.node import Node, Port
 from dataflow.operator import list_columns
 from dataflow.rules.context import Context, fault_at, line_of
+from dataflow.rules.state import OF_MODELS
 
 
 def check_tables(context: Context) -> Iterator[Fault]:
     """Tables that nobody writes or reads, rows of no data or of other data, columns of texts."""
     tables = {s.name: s for s in reversed(context.graph.states) if isinstance(s, Table)}
     for table in tables.values():
-        writers = context.writers.get(table.name, ())
-        readers = context.readers.get(table.name, ())
-        if not writers:
+        writers = _users_of_tables(context.writers, table)
+        readers = _users_of_tables(context.readers, table)
+        if readers and not writers:
             yield _unwritten(table, readers[0])
         for writer in writers:
             if not readers:
@@ -36,6 +37,12 @@ def check_tables(context: Context) -> Iterator[Fault]:
         for reader in readers:
             if writers and not unplaced:
                 yield from _check_same_data(context, writers[0], reader)
+
+
+def _users_of_tables(users: Mapping[str, tuple[Node, ...]], table: Table) -> list[Node]:
+    """Those that take Tables: of others state.py reports that they need a Model."""
+    nodes = users.get(table.name, ())
+    return [node for node in nodes if node.operator.work not in OF_MODELS]
 
 
 def _unwritten(table: Table, reader: Node) -> Fault:

@@ -324,7 +324,9 @@ class _Cost:
         if node.operator.work == "source":
             dataset = self._draft.dataset.get(node.name, {})
             others = {n: data_bytes(n, t, lengths) for n, t in dataset.items() if n not in sizes}
-            sizes = others | sizes | {DATA_ROW: 8}
+            sizes = others | sizes
+            if DATA_ROW in self._planned[node.name].returns:
+                sizes[DATA_ROW] = 8
         if node.operator.parts:
             sizes[node.operator.parts] = 4 * len(node.params["fns"])
         return sizes
