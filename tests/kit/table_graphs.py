@@ -34,7 +34,7 @@ def lengths_graph(folder: Path, *, max_lag: int = 0, batch: int = 8) -> Graph:
     prompt = prompts(str(folder / "train.parquet"), batch=batch)
     weight = lookup(lengths, prompt, max_lag=max_lag)
     asked = weighed(prompt, weight)
-    rollout = generate(policy, asked, n=4, max_tokens=9, max_lag=max_lag, name="rollout")
+    rollout = generate(policy, asked, n=4, max_tokens=24, max_lag=max_lag, name="rollout")
     score = reward(vowels, rollout, name="score")
     loss = clipped_policy_loss(group_advantage(rollout, score, name="advantage"))
     return Graph("lengths", train(policy, rollout, loss=loss, lr=1e-2), record(lengths, rollout))
