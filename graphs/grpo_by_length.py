@@ -1,7 +1,6 @@
 """GRPO whose longest answers are begun first (StreamRL, arXiv:2504.15930, section 4).
 
-Use it where a few answers are much longer than the others, and prompts come back: what a prompt's
-earlier answers took says which ones to begin with. It changes the order of work, and no row.
+Use it where a few answers are much longer than the others, and the same prompts come back.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from dataflow.graph import Graph
 from dataflow.model import Model, Number, Table
 from operators.advantage import group_advantage
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.rewards import RewardFn
+from operators.select import mixed_groups, select
 from operators.tables import lookup, record
 from operators.train import train
 
@@ -31,6 +32,9 @@ def grpo_by_length(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    drop_uniform: bool = False,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """Group-relative policy optimisation, the answers that are expected to be longest first.
 
@@ -44,15 +48,21 @@ def grpo_by_length(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
-    policy = Model("policy", base, trainable=True)
-    lengths = Table("lengths")
+    policy, lengths = Model("policy", base, trainable=True), Table("lengths")
     prompt = prompts(data, batch=batch)
     weight = lookup(lengths, prompt, max_lag=max_lag)
     rollout = generate(
         policy, prompt, weight=weight, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout"
     )
+    visits = record(lengths, rollout)
     score = reward(reward_fn, rollout, name="score")
+    if drop_uniform:
+        rollout, score = select(rollout, score, where=mixed_groups(score))
     loss = clipped_policy_loss(group_advantage(rollout, score, name="advantage"))
     sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
-    return Graph("grpo_by_length", sink, record(lengths, rollout))
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("grpo_by_length", sink, visits, *evaluation)

@@ -14,25 +14,28 @@ from dataflow.node import Node, Port
 from dataflow.operator import DATA_ROW, Input, Nothing, Operator, Same, declares
 from dataflow.schema import Schema, Weight
 
+_RECORDED_ROWS = Input(
+    name="rows",
+    schema=Schema,
+    columns=(),
+    ancestors=(DATA_ROW,),
+    ancestors_from="column",
+    required_from="column",
+)
+_COLUMN = text(like="completion_ids", filled=True)
+_LAG = whole(0, like=0)
+_WEIGHED_ROWS = Input(name="rows", schema=Schema, columns=(), ancestors=(DATA_ROW,))
+
 RECORD = Operator(
     path="operators.tables:RECORD",
     name="record",
     work="record",
     scope="batch",
     rows=Nothing(),
-    inputs=(
-        Input(
-            name="rows",
-            schema=Schema,
-            columns=(),
-            ancestors=(DATA_ROW,),
-            ancestors_from="column",
-            required_from="column",
-        ),
-    ),
+    inputs=(_RECORDED_ROWS,),
     writes=("table",),
     kernels={"host": "operators.kernels.tables:RecordTable"},
-    limits={"column": text(like="completion_ids", filled=True)},
+    limits={"column": _COLUMN},
 )
 
 LOOKUP = Operator(
@@ -40,11 +43,11 @@ LOOKUP = Operator(
     name="lookup",
     work="host",
     rows=Same("rows"),
-    inputs=(Input(name="rows", schema=Schema, columns=(), ancestors=(DATA_ROW,)),),
+    inputs=(_WEIGHED_ROWS,),
     outputs=(Weight,),
     reads=("table",),
     kernels={"host": "operators.kernels.tables:LookUpTable"},
-    limits={"max_lag": whole(0, like=0)},
+    limits={"max_lag": _LAG},
 )
 
 
@@ -60,13 +63,11 @@ def record(
     whose row of the data had been visited before. What a Table keeps (`geometric_mean`) needs
     numbers above 0.
     """
-    return Node(
-        RECORD,
-        name or _name_with(table, "record"),
-        states={"table": table},
-        inputs={"rows": rows},
-        params={"column": column},
-    )
+    states = {"table": table}
+    inputs = {"rows": rows}
+    params = {"column": column}
+    node_name = name or _name_with(table, "record")
+    return Node(RECORD, node_name, states=states, inputs=inputs, params=params)
 
 
 @declares
@@ -79,15 +80,16 @@ def lookup(
     max_lag: how many versions old the Table may be, 0 for the version that the Step starts from;
     above a generation that may lag give it the same lag, as the least lag counts for all.
     """
-    return Node(
-        LOOKUP,
-        name or _name_with(table, "lookup"),
-        states={"table": table},
-        inputs={"rows": rows},
-        params={"max_lag": max_lag},
-    ).port()
+    states = {"table": table}
+    inputs = {"rows": rows}
+    params = {"max_lag": max_lag}
+    node_name = name or _name_with(table, "lookup")
+    node = Node(LOOKUP, node_name, states=states, inputs=inputs, params=params)
+    return node.port()
 
 
 def _name_with(table: object, operator: str) -> str:
     """`record_lengths`; the operator's name for what is no Table, which is refused elsewhere."""
-    return f"{operator}_{table.name}" if isinstance(table, Table) else operator
+    if not isinstance(table, Table):
+        return operator
+    return f"{operator}_{table.name}"

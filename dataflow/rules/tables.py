@@ -89,8 +89,8 @@ def _check_same_data(context: Context, writer: Node, reader: Node) -> Iterator[F
     yield fault_at(reader, "state", problem, "a Table for each data")
 
 
-def _describe_data(data: str, split: str | None) -> str:
-    place = repr(PurePath(data).name)
+def _describe_data(path: str, split: str | None) -> str:
+    place = repr(PurePath(path).name)
     return f"{place} (split {split!r})" if split else place
 
 

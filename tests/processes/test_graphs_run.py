@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 
 SHAPES = (
     *("best_of_n", "dapo", "dpo", "dual_generator"),
-    *("ppo", "self_play_two_models", "sft_and_rl"),
+    *("grpo_by_length", "ppo", "self_play_two_models", "sft_and_rl"),
 )
 """Between them they have every kind of node and whatever one reads of another (`shape_of`), with
 one and two sources, generations and trained Models, and with prompts that are replaced.
