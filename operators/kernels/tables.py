@@ -50,22 +50,25 @@ class Statistics:
     def add(self, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Add a number to each of these rows, one after another: their order decides last bits."""
         before = self._arrays
-        every_row = np.union1d(before["row"], rows)
-        where_before = np.searchsorted(every_row, before["row"])
+        new_rows = np.unique(rows[~self.knows(rows)])
+        places = np.searchsorted(before["row"], new_rows)
+        # New arrays, so that who holds the ones before keeps a version that stays as it is.
+        every_row = np.insert(before["row"], places, new_rows)
+        sums = np.insert(before["sum"], places, 0.0)
+        counts = np.insert(before["count"], places, 0)
         where = np.searchsorted(every_row, rows)
-        sums = np.zeros(len(every_row))
-        counts = np.zeros(len(every_row), dtype=np.int64)
-        sums[where_before] = before["sum"]
-        counts[where_before] = before["count"]
         np.add.at(sums, where, numbers)
         np.add.at(counts, where, 1)
-        # New arrays, so that who holds the ones before keeps a version that stays as it is.
-        self._arrays = {"row": every_row.astype(np.int64), "sum": sums, "count": counts}
+        self._arrays = {"row": every_row, "sum": sums, "count": counts}
         self._overall = None
 
     def knows(self, rows: np.ndarray) -> np.ndarray:
         """Whether each of these rows was visited."""
-        return np.isin(rows, self._arrays["row"])
+        every_row = self._arrays["row"]
+        if not len(every_row):
+            return np.zeros(len(rows), dtype=bool)
+        where = np.searchsorted(every_row, rows)
+        return every_row[np.minimum(where, len(every_row) - 1)] == rows
 
     def means(self, rows: np.ndarray) -> np.ndarray:
         """The mean of each of these rows, float64; of one that was never visited the mean of the

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine.api import Result, rerun, resume
+from dataflow.program import Program
+from engine.api import Result, peek, rerun, resume
 from engine.keep.record.place import row_files
 from operators.kernels.tables import FILE
 from tests.kit.processes import KillWorkers
@@ -115,3 +116,15 @@ def test_recorded_steps_run_again_to_the_same_bits(tiny: TinyRuns) -> None:
     run = tiny.run(lengths_graph, STEPS, record="all", workers="apart", checkpoint_every=2)
     nodes: Iterable[str] = ("lookup_lengths", "weighed", "record_lengths", "train_policy")
     assert rerun(run.folder, list(nodes), 5).same
+
+
+def test_peek_looks_at_rows_that_an_empty_table_weighs(tiny: TinyRuns) -> None:
+    weights = peek(lengths_graph(tiny.folder), "lookup_lengths").column("weight")
+    assert set(weights.to_pylist()) == {0.0}
+
+
+@LONG
+def test_each_phase_of_a_program_begins_with_an_empty_table(tiny: TinyRuns) -> None:
+    graph = lengths_graph(tiny.folder)
+    run = tiny.run(Program((graph, 4), (graph, 4)), None)
+    assert column(run, "table/lengths/known") == [0.0, 0.0, 0.0, 1.0] * 2
