@@ -50,6 +50,7 @@ TRAIN = Operator(
         "minibatches": whole(1, like=1),
         "clip_norm": number(0.0, above=True, like=1.0),
         "start": whole(0, like=0),
+        "every": whole(1, like=4),
         "intake": choice("exact", "admission", "drop"),
     },
     fixed={"start": "it says at which Step the first update is made, from the start of the run on"},
@@ -86,6 +87,7 @@ def train(
     minibatches: int = 1,
     clip_norm: float = 1.0,
     start: int = 0,
+    every: int = 1,
     intake: Literal["exact", "admission", "drop"] = "exact",
     name: str | None = None,
 ) -> Node:
@@ -101,7 +103,8 @@ def train(
     a ratio needs (1 if it was greedy), and 1 for supervised losses. Terms with rows of their own
     (`rows=`) are trained in the same updates, each set of rows divided into as many minibatches, at
     the temperature of these rows. start: Steps before this one consume rows without training.
-    intake: which finished rows are trained first when rows may lag.
+    every: so do all but each `every`-th. intake: which finished rows are trained first when rows
+    may lag.
     """
     if not isinstance(loss, Loss):
         raise _not_a_loss(loss)
@@ -119,6 +122,7 @@ def train(
         "minibatches": minibatches,
         "clip_norm": clip_norm,
         "start": start,
+        "every": every,
         "intake": intake,
     }
     default = f"train_{model.name}" if isinstance(model, Model) else "train"
