@@ -1,8 +1,6 @@
-"""GRPO whose longest answers are begun first: a small Model ranks prompts by how long their answers
-were (arXiv:2408.15792).
+"""GRPO that begins the longest answers first, by a small Model's ranking (arXiv:2408.15792).
 
-Use it where answers are of very unequal length, and prompts come once: for prompts that come again,
-the lengths of their earlier answers say more.
+Use it where answers differ much in length, and most prompts come once.
 """
 
 from __future__ import annotations
