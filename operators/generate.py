@@ -22,19 +22,25 @@ Inputs = dict[str, Port[Any]]
 WEIGHT = Input(name="weight", schema=Weight, optional=True, columns=())
 """How much each row is expected to take: the coordinator knows it, and no kernel gets it."""
 
+_PROMPT = Input(name="prompt", schema=Prompt, columns=Prompt.shown)
+
+_KERNELS = {
+    "torch": "operators.kernels.torch.generate:TorchGenerate",
+    "vllm": "operators.kernels.vllm.generate:VllmGenerate",
+}
+
+_KEYED = Needs(params={"sampler": ("keyed",)})
+
 GENERATE = Operator(
     path="operators.generate:GENERATE",
     name="generate",
     work="decode",
     rows=Expand("prompt", "n"),
-    inputs=(Input(name="prompt", schema=Prompt, columns=Prompt.shown), WEIGHT),
+    inputs=(_PROMPT, WEIGHT),
     outputs=(Rollout,),
     reads=("policy",),
-    kernels={
-        "torch": "operators.kernels.torch.generate:TorchGenerate",
-        "vllm": "operators.kernels.vllm.generate:VllmGenerate",
-    },
-    needs={"torch": Needs(params={"sampler": ("keyed",)}), "vllm": VLLM},
+    kernels=_KERNELS,
+    needs={"torch": _KEYED, "vllm": VLLM},
     replayed="operators.kernels.torch.forward:TorchLogprobs",
     limits={
         "n": whole(1, like=8),
@@ -89,9 +95,9 @@ def generate(
     rows (their tokens stay, each with its version) or wait for them. sampler: `keyed` draws each
     token by seed, node, row and place, so that all kernels write the same tokens; `vllm` is vLLM's
     own, with a seed for each row, and takes neither top_k nor top_p. weight: how much each prompt's
-    answers are expected to take, heavier ones first: `weight_of(scores(ranker, tasks))`, a column of
-    the data, or any Weight of the prompt's rows. It changes the order of work and no row; without
-    it, the tokens that are known count.
+    answers are expected to take, heavier ones first: `weight_of(scores(ranker, tasks))`, a column
+    of the data, or any Weight of the prompt's rows. It changes the order of work and no row;
+    without it, the tokens that are known count.
     """
     params = {
         "n": n,

@@ -20,12 +20,16 @@ def ranks(score: Columns[Reward], target: Columns[Reward]) -> Columns[RankTerms]
     are in each other's sum (Breslow 1974, doi 10.2307/2529620).
     """
     scores = score["reward"].astype(np.float64)
-    order = np.argsort(target["reward"], kind="stable")
+    targets = target["reward"]
+    order = np.argsort(targets, kind="stable")
     ascending = scores[order]
-    first, last = _find_ties(target["reward"][order])
-    log_sums = np.logaddexp.accumulate(ascending)[last]
+    first, last = _find_ties(targets[order])
+    sums_so_far = np.logaddexp.accumulate(ascending)
+    log_sums = sums_so_far[last]
     # A row is in the sum of every row whose target is not smaller.
-    inverse_sums = np.logaddexp.accumulate(-log_sums[::-1])[::-1][first]
+    descending_inverses = -log_sums[::-1]
+    inverses_so_far = np.logaddexp.accumulate(descending_inverses)
+    inverse_sums = inverses_so_far[::-1][first]
     slopes = np.empty_like(scores)
     terms = np.empty_like(scores)
     terms[order] = np.maximum(log_sums - ascending, 0.0)
@@ -52,7 +56,7 @@ def rank(now: Now, ranks: Tensors[RankTerms]) -> Terms:
     """term + slope * (score now - score then): the tangent of the sum of all terms."""
     if now.scores is None:
         raise absence_error("rank_loss", "scores", 'Model(..., head="scalar")')
-    is_trained = now.row_sum(now.mask) > 0
-    moved = (now.scores - ranks["score"]).masked_fill(~is_trained, 0.0)
-    terms = (ranks["term"] + ranks["slope"] * moved).masked_fill(~is_trained, 0.0)
-    return Terms(terms)
+    is_untrained = now.row_sum(now.mask) == 0
+    moved = (now.scores - ranks["score"]).masked_fill(is_untrained, 0.0)
+    tangent = ranks["term"] + ranks["slope"] * moved
+    return Terms(tangent.masked_fill(is_untrained, 0.0))

@@ -13,12 +13,14 @@ from dataflow.schema import Completion, RankTerms, Reward
 from dataflow.user import column_operator
 from operators import rank_formulas as formulas
 
+_NUMBER = ("reward",)
+
 RANKS = column_operator(
     formulas.ranks,
     "operators.rank_losses:RANKS",
     name="ranks",
     scope="batch",
-    columns={"score": ("reward",), "target": ("reward",)},
+    columns={"score": _NUMBER, "target": _NUMBER},
 )
 
 RANK = loss_function(
@@ -41,7 +43,8 @@ def ranks(score: Port[Reward], target: Port[Reward], *, name: str = "ranks") -> 
     order plays no part. score: of the Model that is trained, as `scores` gives it: at lag 0 also
     that of the weight, as nothing has changed the Model since.
     """
-    return Node(RANKS, name, inputs={"score": score, "target": target}).port()
+    inputs = {"score": score, "target": target}
+    return Node(RANKS, name, inputs=inputs).port()
 
 
 @declares
@@ -54,4 +57,5 @@ def rank_loss(ranks: Port[RankTerms], *, rows: Port[Completion] | None = None) -
     rows are cut into micro-batches and ranks. Further updates, or scores of older weights, move
     along the same tangent.
     """
-    return make_loss(RANK, {"ranks": ranks}, {}, rows=rows)
+    ports = {"ranks": ranks}
+    return make_loss(RANK, ports, {}, rows=rows)

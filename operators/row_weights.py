@@ -7,7 +7,7 @@ Does not own: the kernels (kernels/prompt_rows.py, kernels/data_weight.py), how 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from dataflow.limits import choice, flag, text
 from dataflow.node import Node, Port
@@ -27,34 +27,38 @@ ANSWER_LENGTH = column_operator(
     whole_episodes=True,
 )
 
+_COLUMN = Input(
+    name="prompt",
+    schema=Prompt,
+    columns=(),
+    ancestors_from="column",
+    required_from="column",
+)
+
 DATA_WEIGHT = Operator(
     path="operators.row_weights:DATA_WEIGHT",
     name="data_weight",
     work="host",
     rows=Same("prompt"),
-    inputs=(
-        Input(
-            name="prompt",
-            schema=Prompt,
-            columns=(),
-            ancestors_from="column",
-            required_from="column",
-        ),
-    ),
+    inputs=(_COLUMN,),
     outputs=(Weight,),
     kernels={"host": "operators.kernels.data_weight:DataWeight"},
     limits={"column": text(like="length")},
 )
+
+_OVERLONG = choice("error", "drop", "truncate")
+
+_TEXT = Input(name="prompt", schema=Prompt, columns=("prompt",))
 
 PROMPT_ROWS = Operator(
     path="operators.row_weights:PROMPT_ROWS",
     name="prompt_rows",
     work="tokenise",
     rows=Same("prompt"),
-    inputs=(Input(name="prompt", schema=Prompt, columns=("prompt",)),),
+    inputs=(_TEXT,),
     outputs=(Completion,),
-    kernels={"host": "operators.kernels.prompt_rows:PromptRows"},
-    limits={"overlong": choice("error", "drop", "truncate")},
+    kernels={"host": "operators.kernels.prompt_rows:PromptTokens"},
+    limits={"overlong": _OVERLONG},
 )
 
 
@@ -73,7 +77,8 @@ def data_weight(prompt: Port[Prompt], *, column: str, name: str = "data_weight")
 
     column: of numbers of any type, read as float32. A row without a finite number ends the run.
     """
-    return Node(DATA_WEIGHT, name, inputs={"prompt": prompt}, params={"column": column}).port()
+    params = {"column": column}
+    return Node(DATA_WEIGHT, name, inputs={"prompt": prompt}, params=params).port()
 
 
 @declares
@@ -84,7 +89,8 @@ def answer_length(
     prompt)`. log: the natural logarithm of one more than that, whose mean a single long answer does
     not decide.
     """
-    return Node(ANSWER_LENGTH, name, inputs={"rollout": rollout}, params={"log": log}).port()
+    params = {"log": log}
+    return Node(ANSWER_LENGTH, name, inputs={"rollout": rollout}, params=params).port()
 
 
 @declares
@@ -104,5 +110,5 @@ def prompt_rows(
     Model that reads it: `truncate` keeps its last tokens, `error` ends the run, `drop` drops the
     prompt, for the generation too. The metric <name>/overlong is their share.
     """
-    inputs: dict[str, Port[Any]] = {"prompt": prompt}
-    return Node(PROMPT_ROWS, name, inputs=inputs, params={"overlong": overlong}).port()
+    params = {"overlong": overlong}
+    return Node(PROMPT_ROWS, name, inputs={"prompt": prompt}, params=params).port()

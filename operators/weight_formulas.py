@@ -20,6 +20,7 @@ def weight_of(score: Columns[Reward]) -> Columns[Weight]:
 def answer_length(rollout: Columns[Rollout], *, log: bool = True) -> Columns[Reward]:
     """The sum of each row's mask, or log(1 + that)."""
     mask = rollout["completion_mask"]
-    lengths = np.bincount(mask.segments(), weights=mask.values, minlength=len(rollout))
+    row = mask.segments()
+    lengths = np.bincount(row, weights=mask.values, minlength=len(rollout))
     numbers = np.log1p(lengths) if log else lengths
     return Columns.make(Reward, like=rollout, reward=numbers.astype(np.float32))

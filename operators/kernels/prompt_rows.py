@@ -17,7 +17,7 @@ from operators.kernels.overlong import Room
 from operators.kernels.text import load_tokenizer
 
 
-class PromptRows:
+class PromptTokens:
     """Kernel of `prompt_rows`: one row of Completion for each prompt that fits.
 
     params: overlong, and positions of the Model that reads the rows. models: `tokenizer`, the Model
