@@ -14,6 +14,8 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.schema import Completion, Reward
 from dataflow.user import Columns, operator
+from engine.api import plan
+from engine.plan.explain import explain
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.forward import scores
@@ -77,6 +79,11 @@ def test_what_is_no_weight_ends_the_run_and_names_the_row(
     text = str(caught.value)
     assert "Fix: " in text
     assert "data_weight: row (" in text or "string" in problem
+
+
+def test_a_row_of_a_prompt_is_a_token_longer_than_the_prompt(tiny: TinyRuns) -> None:
+    shown = explain(plan(algorithms.small("grpo_ranked", tiny.folder), tiny.options()))
+    assert "tasks: prompts of 2 tokens, from 24 rows of train.parquet" in shown
 
 
 def test_a_ranker_is_trained_in_each_second_step(tiny: TinyRuns) -> None:
