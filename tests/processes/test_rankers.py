@@ -109,3 +109,12 @@ def test_a_ranker_learns_an_order(tiny: TinyRuns) -> None:
     losses = runs.column(tiny.run(graph, 30, inproc=True), "loss/rank_loss")
     assert losses[0] > 1.0, "all scores are 0: any order is as likely"
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", ["one", "apart"])
+def test_with_a_lag_the_ranker_may_be_a_version_behind(tiny: TinyRuns, workers: str) -> None:
+    graph = algorithms.small("grpo_ranked", tiny.folder, max_lag=1)
+    rows = runs.metrics(tiny.run(graph, 4, workers=workers))
+    assert [row["optim/ranker/updates"] for row in rows] == [1.0] * 4
+    assert max(row["policy/lag/max"] for row in rows) == 1.0
