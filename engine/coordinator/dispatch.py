@@ -54,7 +54,7 @@ class Dispatch:
         blocks.on_gone = self._gone
         self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
         self._elastic = {n.name for n in elastic_nodes(plan)}
-        self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
+        self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.states)}
         self._idlest = Idlest(plan.nodes, outstanding.rows)
         outstanding.on_chunk.append(self._rows_moved)
         self._parked = Parked()

@@ -1,7 +1,7 @@
 """GRPO with a ranker as a textbook loop over Hugging Face models, without any part of ours.
 
 Owns: the shipped algorithms of which a Model ranks prompts. Does not own: the others, and the parts
-of a loop that all share (plain_algorithms.py).
+of a loop that all share (plain_formulas.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dataflow.batch import Batch
 from tests.kit import plain_algorithms
-from tests.kit.plain_algorithms import PlainRun, UpdateLoss
+from tests.kit.plain_formulas import PlainRun, UpdateLoss
 from tests.kit.plain_loop import TrainedStep, groups
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
-from dataflow.operator import EVERY_COLUMN, Input, list_columns
+from dataflow.operator import DATA_ROW, EVERY_COLUMN, Input, list_columns
 from dataflow.prompt_types import is_token_ids
 from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical_port
 from dataflow.schema import (
@@ -50,7 +50,9 @@ def project_columns(draft: Draft) -> Draft:
     nodes: list[PlannedNode] = []
     for node in draft.nodes:
         returns = tuple(columns_read.get(node.name, ()))
-        weight = WEIGHT if node.name in weighing else ""
+        weight = ""
+        if node.name in weighing:
+            weight = WEIGHT
         inputs = inputs_by_node[node.name]
         nodes.append(replace(node, inputs=inputs, returns=returns, weight=weight))
     return replace(draft, nodes=tuple(nodes), recorded=recorded)
@@ -274,6 +276,8 @@ class _Finder:
         domain = self._domains.of(port)
         if domain is None:
             return None
+        if column == DATA_ROW:
+            return domain.source
         source_columns = (*self._dataset_columns(port), *domain.source.schemas[0].columns)
         return domain.source if column in source_columns else None
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS, Loss
-from dataflow.model import Model
+from dataflow.model import Model, Table
 from dataflow.node import Node, Port
 from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subset
 from dataflow.regions import find_trained_models, regions
@@ -110,6 +110,7 @@ class _Shaper:
             inner=inner,
             inputs=tuple(_plan_inputs(node, widths, set_widths, row_sets)),
             models=tuple(self._find_uses(node)),
+            tables=tuple(_find_table_uses(node)),
             tokens=next((schema.tokens for schema in node.schemas if schema.tokens), ""),
             max_lag=int(node.params.get("max_lag", 0)),
             refill=bool(node.params.get("refill", False)),
@@ -160,7 +161,16 @@ class _Shaper:
 
 def _count_steps_between(node: Node) -> int:
     """Steps between two rounds of an evaluation; a train node consumes rows in each Step."""
-    return int(node.params["every"]) if node.operator.work == "evaluate" else 0
+    if node.operator.work != "evaluate":
+        return 0
+    return int(node.params["every"])
+
+
+def _find_table_uses(node: Node) -> Iterator[ModelUse]:
+    for param, state in node.states.items():
+        if isinstance(state, Table):
+            access = "write" if param in node.operator.writes else "read"
+            yield ModelUse(param=param, model=state.name, access=access, trained=True)
 
 
 def _count_segments(node: Node) -> int:
@@ -213,9 +223,11 @@ def _find_gate(node: Node, key: str, port: Port[Any]) -> Node:
 
 
 def _least_lag(nodes: Iterable[PlannedNode]) -> int:
-    """The least lag that the readers of trained Models allow, of nodes of one source."""
+    """The least lag that the readers of trained Models and of Tables allow, of nodes of one
+    source.
+    """
     lags: list[int] = []
     for node in nodes:
-        if node.region == "stream" and any(use.trained for use in node.models):
+        if node.region == "stream" and any(use.trained for use in node.states):
             lags.append(node.max_lag)
     return min(lags, default=0)
