@@ -90,7 +90,6 @@ def interact(
     prompt: Port[Prompt],
     environment: Any,
     *,
-    weight: Port[Weight] | None = None,
     n: int = 1,
     max_turns: int,
     max_tokens: int,
@@ -116,6 +115,7 @@ def interact(
     retries: int = 1,
     pace: Literal["rounds", "free"] | None = None,
     on_error: Literal["drop_row", "drop_group", "stop"] = "drop_row",
+    weight: Port[Weight] | None = None,
     name: str = "interact",
 ) -> Port[Episode]:
     """n episodes of each prompt: the model writes a turn, the environment answers, and so on, at

@@ -32,6 +32,8 @@ _MAKERS = {
     "TopLogprobs": "logprobs(teacher, rollout, top_k=64)",
     "Values": "values(critic, rollout)",
     "Advantage": "group_advantage(rollout, score)",
+    "RankTerms": "ranks(score, mean_over(answer_length(rollout), prompt))",
+    "Weight": "weight_of(score)",
     "Returns": "gae(rollout, score, values)",
     "Keep": "mixed_groups(score)",
 }

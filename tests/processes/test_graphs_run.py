@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.set_expressions import edited
 from engine.api import plan
-from tests.kit import algorithms, plain_algorithms, plain_formulas, runs
+from tests.kit import algorithms, plain_algorithms, plain_formulas, plain_rankers, runs
 from tests.kit import plain_loop as loop
 from tests.kit.plain_formulas import PlainRun
 from tests.kit.tiny_runs import TinyRuns
@@ -26,13 +27,13 @@ pytestmark = pytest.mark.timeout(180)
 
 SHAPES = (
     *("best_of_n", "dapo", "dpo", "dual_generator"),
-    *("grpo_by_length", "ppo", "self_play_two_models", "sft_and_rl"),
+    *("grpo_by_length", "grpo_ranked", "ppo", "self_play_two_models", "sft_and_rl"),
 )
 """Between them they have every kind of node and whatever one reads of another (`shape_of`), with
 one and two sources, generations and trained Models, and with prompts that are replaced.
 """
 
-FIRST = ("grpo", "ppo", "online_dpo")
+FIRST = ("grpo", "ppo", "online_dpo", "grpo_ranked")
 """Graphs that `make test` runs too."""
 
 
@@ -55,6 +56,12 @@ def model_of(node: Node) -> Model:
     model = node.states["model"]
     assert isinstance(model, Model)
     return model
+
+
+def find_loop(name: str) -> Callable[[PlainRun, loop.TrainedStep], plain_formulas.UpdateLoss]:
+    """The plain loop of a shipped graph."""
+    module = plain_rankers if hasattr(plain_rankers, name) else plain_algorithms
+    return getattr(module, name)
 
 
 def plain_run_of(name: str, graph: Graph, base: str) -> PlainRun:
@@ -93,7 +100,7 @@ def test_each_is_the_algorithm_of_a_plain_loop(
     assert [step.node for step in steps] == list(models) * 3
     for step in steps:
         learner = world.learners[models[step.node]]
-        require_updates(learner, step, getattr(plain_algorithms, name)(world, step))
+        require_updates(learner, step, find_loop(name)(world, step))
     for model, learner in world.learners.items():
         assert moved_apart(learner, Path(result.trained[model])) < 1e-3
 

@@ -50,7 +50,9 @@ def project_columns(draft: Draft) -> Draft:
     nodes: list[PlannedNode] = []
     for node in draft.nodes:
         returns = tuple(columns_read.get(node.name, ()))
-        weight = WEIGHT if node.name in weighing else ""
+        weight = ""
+        if node.name in weighing:
+            weight = WEIGHT
         inputs = inputs_by_node[node.name]
         nodes.append(replace(node, inputs=inputs, returns=returns, weight=weight))
     return replace(draft, nodes=tuple(nodes), recorded=recorded)
@@ -150,7 +152,7 @@ class _Finder:
             yield PlannedInput(
                 name=planned.name,
                 gate=rows.node.name,
-                fetches=(*fetches, *self._fetch_numbers(node)),
+                fetches=(*fetches, *self._fetch_numbers(node), *self._fetch_weight(rows, planned)),
             )
 
     def _rollout_columns(self, schema: type[Schema]) -> tuple[str, ...]:
@@ -178,6 +180,12 @@ class _Finder:
         old = _find_argument(train, "old", Logprobs)
         if old is not None and self._draft.placing.samples == "full":
             yield Fetch(producer=physical_port(old).node.name, columns=Logprobs.inside)
+
+    def _fetch_weight(self, rows: Port[Any], train: PlannedNode) -> Iterator[Fetch]:
+        """What its rows were expected to take, where the one generation that wrote them knew."""
+        makers = generations(rows)
+        if len(makers) == 1 and WEIGHT in makers[0].inputs:
+            yield from self._make_fetches(makers[0].inputs[WEIGHT], [WEIGHT], train.inner)
 
     def _rewards_of(self, train: Node) -> list[Node]:
         """The nodes that make rewards of its rows, in running order."""

@@ -115,7 +115,7 @@ class _Shaper:
             max_lag=int(node.params.get("max_lag", 0)),
             refill=bool(node.params.get("refill", False)),
             max_attempts=int(node.params.get("max_attempts", 10)),
-            every=int(node.params.get("every", 0)),
+            every=_count_steps_between(node),
             segments=_count_segments(node),
         )
 
@@ -157,6 +157,13 @@ class _Shaper:
                     max_lag=_least_lag(n for n in nodes if n.source == node.name),
                     intake=intakes.get(node.name, "exact"),
                 )
+
+
+def _count_steps_between(node: Node) -> int:
+    """Steps between two rounds of an evaluation; a train node consumes rows in each Step."""
+    if node.operator.work != "evaluate":
+        return 0
+    return int(node.params["every"])
 
 
 def _find_table_uses(node: Node) -> Iterator[ModelUse]:

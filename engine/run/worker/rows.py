@@ -52,14 +52,14 @@ class WorkerRows:
     def keep(self, node: str, batch: Batch) -> Ref:
         """Put rows that a node made into the outbox. What is on a device stays there."""
         self.device.require(node, batch)
-        tokens = self._plan.node(node).tokens
+        planned = self._plan.node(node)
         lengths = np.zeros(len(batch), np.int64)
-        if tokens in batch.names:
-            lengths = batch.lengths(tokens)
+        if planned.tokens in batch.names:
+            lengths = batch.lengths(planned.tokens)
         digest = np.zeros(0, dtype=np.uint64)
         if self._with_digests:
             digest = row_digests(batch)
-        weight = _read_weights(node, self._plan.node(node).weight, batch)
+        weight = _read_weights(node, planned.weight, batch)
         version = ages(self._plan, node, _oldest(batch))
         worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)
         if batch.device:

@@ -124,7 +124,7 @@ class TorchTrain(Sleeper, Probeable):
         lr = value_at(settings.lr, assignment.step)
         # A set without a row in this Step is on no rank, so all ranks leave it out alike.
         row_sets = [each for each in settings.row_sets if assignment.rows_of(each.name) is not None]
-        if assignment.step >= settings.start and row_sets:
+        if settings.trains_at(assignment.step) and row_sets:
             sample, tokens = WeightSample(self._optimizer.stored_masters), 0
             for update in self._updates(assignment, row_sets, lr, sums):
                 self._update(update)
