@@ -16,6 +16,8 @@ import pytest
 from dataflow.program import Program
 from engine.api import Result, peek, rerun, resume
 from engine.keep.record.place import row_files
+from engine.watch.report import make_report
+from engine.watch.run_questions import ServedRuns
 from operators.kernels.tables import FILE
 from tests.kit.processes import KillWorkers
 from tests.kit.runs import column, metrics, require_same_numbers, require_same_runs, steps_stored
@@ -128,3 +130,13 @@ def test_each_phase_of_a_program_begins_with_an_empty_table(tiny: TinyRuns) -> N
     graph = lengths_graph(tiny.folder)
     run = tiny.run(Program((graph, 4), (graph, 4)), None)
     assert column(run, "table/lengths/known") == [0.0, 0.0, 0.0, 1.0] * 2
+
+
+def test_the_page_of_a_run_knows_of_it(tiny: TinyRuns) -> None:
+    tiny.run(lengths_graph, 2)
+    served = ServedRuns(tiny.runs)
+    states = {state["name"]: state for state in served.run("lengths", None)["models"]}
+    assert states["lengths"]["writer"] == "record_lengths"
+    assert states["lengths"]["readers"] == ["lookup_lengths"]
+    assert "table/lengths/known" in served.run("lengths", None)["metrics"]
+    assert "record_lengths" in make_report(served, "lengths", now=0.0)
