@@ -117,6 +117,8 @@ class KernelNode:
     operator: str
     models: Mapping[str, Any] = field(default_factory=dict)
     """The Model for each state parameter of the operator (`policy`, `model`)."""
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """The Table for each such parameter (`table`)."""
     params: Mapping[str, Any] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     returns: tuple[str, ...] = ()
@@ -344,7 +346,7 @@ class RowKernel(Kernel, Protocol):
 
 
 class TrainKernel(Kernel, Protocol):
-    """The only writer of a Model."""
+    """The only writer of a Model, or of a Table."""
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
         """Do all updates of one Step; returns its metrics."""
@@ -363,12 +365,12 @@ class TrainKernel(Kernel, Protocol):
         ...
 
     def save_weights(self, directory: Path) -> None:
-        """Write only the model, as a Hugging Face directory."""
+        """Write only the model, as a Hugging Face directory; not asked of a Table."""
         ...
 
 
 class ModelReader(Protocol):
-    """A kernel that computes with a Model that changes during the run."""
+    """A kernel that computes with a Model that changes during the run, or with a Table."""
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
         """Copy these weights, or move towards them by `rate`; no pieces if the shared module has

@@ -60,7 +60,7 @@ class Dispatch:
         blocks.on_gone = self._gone
         self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
         self._elastic = {n.name for n in elastic_nodes(plan)}
-        self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
+        self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.states)}
         self.late = LateBinding(pools)
         in_chunks = [n for n in plan.nodes if n.name not in self.late.credits]
         self._idlest = Idlest(in_chunks, outstanding.rows)

@@ -35,7 +35,7 @@ class Sources:
         self._plan = plan
         self._settings = settings
         self._blocks = blocks
-        trained = (n.name for n in plan.nodes if any(use.trained for use in n.models))
+        trained = (n.name for n in plan.nodes if any(use.trained for use in n.states))
         self._trained = frozenset(trained)
         """Nodes whose rows change with the weights."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]

@@ -42,8 +42,8 @@ class StepRun:
         self._prompt_tables = tables
         self._blocks = blocks
         self._table_of = {n.name: table for table in tables.values() for n in table.nodes}
-        self._waiting = {n.name: n for n in nodes if n.work != "train"}
-        self._trains = [n for n in nodes if n.work == "train"]
+        self._waiting = {n.name: n for n in nodes if not n.traits.steps}
+        self._trains = [n for n in nodes if n.traits.steps]
         self._rows: dict[str, StepRows] = {}
         self._parts: dict[str, list[StepRows]] = {}
         self._running: dict[str, int] = {}

@@ -21,7 +21,8 @@ from dataflow.randomness import stream_seed
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.placement import Placing
-from engine.plan.plan import Plan, PlannedPhase
+from engine.plan.plan import Plan
+from engine.plan.planned_phase import PlannedPhase
 from engine.plan.planner import make_plan, workers_of
 
 FORMAT = 1

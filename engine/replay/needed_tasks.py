@@ -159,11 +159,11 @@ class _Needs:
     def _find_writers(self, node: str) -> set[str]:
         """The train nodes of the weights that a node computes with."""
         plan = self._run.plan
-        uses = plan.node(node).models
+        uses = plan.node(node).states
         models = {use.model for use in uses if use.trained or use.access == "write"}
         # A follower's weights are made from its leader's.
         models |= {m.follows for m in plan.models if m.name in models and m.follows}
-        return {m.writer for m in plan.models if m.name in models and m.writer}
+        return {m.writer for m in plan.states if m.name in models and m.writer}
 
     def _find_training(self, node: str, step: int) -> list[RecordedTask]:
         """How a node was trained in a Step."""
@@ -183,7 +183,7 @@ class _Needs:
 
     def _find_targets(self, name: str) -> list[RecordedTask]:
         """The tasks of a node in the Step. Raises RunError if there are none."""
-        if self._run.node(name).work == "train":
+        if self._run.node(name).traits.steps:
             return self._find_training(name, self._step)
         tasks = self._run.assignments.of(name)
         targets = [task for task in tasks if self._is_of_step(task)]
@@ -332,5 +332,5 @@ class _Needs:
 
 
 def _reads_trained_weights(node: PlannedNode) -> bool:
-    """Whether a node computes with weights that change."""
-    return any(u.trained and u.access == "read" and u.param != "tokenizer" for u in node.models)
+    """Whether a node computes with weights that change, or with a Table."""
+    return any(u.trained and u.access == "read" and u.param != "tokenizer" for u in node.states)

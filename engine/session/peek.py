@@ -85,6 +85,7 @@ def _reduce_plan(plan: Plan, outputs: set[str], *, prompts: int) -> Plan:
         nodes=tuple(nodes),
         sources=tuple(sources),
         models=tuple(models),
+        tables=(),  # each is empty, as at the beginning of a run
         recorded=(),
         turns=(),
         spare=(),

@@ -215,7 +215,7 @@ class Proof(RunRecord):
         )
         wanted = Counter(
             (model.name, reader, worker, version)
-            for model in self.plan.models
+            for model in self.plan.states
             if model.follows
             for reader in model.readers
             for worker in self.plan.node(reader).workers

@@ -73,7 +73,7 @@ class RunRecord:
 
     @cached_property
     def trains(self) -> list[PlannedNode]:
-        return [n for n in self.plan.nodes if n.work == "train"]
+        return [n for n in self.plan.nodes if n.traits.steps]
 
     @cached_property
     def sets(self) -> list[PlannedNode]:

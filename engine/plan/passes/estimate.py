@@ -18,6 +18,7 @@ from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype
 from dataflow.node import Node
+from dataflow.operator import DATA_ROW
 from dataflow.schema import Schema
 from engine.plan.cost import memory
 from engine.plan.cost.attention import PACKED_WORK, planned_attention
@@ -298,6 +299,8 @@ class _Cost:
             dataset = self._draft.dataset.get(node.name, {})
             others = {n: data_bytes(n, t, lengths) for n, t in dataset.items() if n not in sizes}
             sizes = others | sizes
+            if DATA_ROW in self._planned[node.name].returns:
+                sizes[DATA_ROW] = 8
         if node.operator.parts:
             sizes[node.operator.parts] = 4 * len(node.params["fns"])
         return sizes

@@ -39,8 +39,8 @@ def why_one_replica(draft: Draft, node: PlannedNode) -> str:
     """Why a node cannot have replicas; empty if it can."""
     if node.work == "source":
         return "a source, which has a place in its data"
-    if node.work == "train":
-        return "a train node"
+    if node.traits.steps:
+        return f"a {node.work} node"
     if node.scope == "batch":
         return "of batch scope: it sees all rows of the Step at once"
     followers: set[str] = set()

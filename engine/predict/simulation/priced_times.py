@@ -213,8 +213,11 @@ class PricedTimes:
     # --- training ---------------------------------------------------------------------------------
 
     def train(self, message: m.TrainStep | m.TrainPart) -> float:
-        """Seconds of one rank, by its own share of the rows; of a part without an update."""
+        """Seconds of one rank, by its own share of the rows; of a part without
+        an update; none of a record node."""
         node = self._nodes[message.node]
+        if not node.traits.computes:
+            return 0.0
         # Tensor ranks have the rows that one of them fetches and broadcasts.
         row_sets = self._shares[message.id, message.giver or message.worker]
         row_sets = {name: rows for name, rows in row_sets.items() if len(rows)}
@@ -236,6 +239,8 @@ class PricedTimes:
 
     def _note_assignment(self, message: m.TrainStep | m.TrainPart) -> None:
         """Remember a rank's rows until it trains them; count them for the Step."""
+        if not self._nodes[message.node].traits.computes:
+            return
         if message.giver not in ("", message.worker):
             return
         self._forget_shares(message.id - _REMEMBERED)
@@ -314,8 +319,8 @@ class PricedTimes:
 
     def load(self, message: m.Load) -> float:
         """Seconds until one reader has a version, while as many as are there fetch it."""
-        if message.alias or message.leader:
-            return 0.0
+        if message.alias or message.leader or message.model not in self._models:
+            return 0.0  # at once, or a Table, which is small
         workers = self._fetching[message.model]
         readers = len(workers) - len(workers & self._world().away)
         key = message.model, message.reader, self._ways.kind(message.worker), readers

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dataflow.arrays import any_true
 from dataflow.batch import Batch, Keys
+from dataflow.errors import KernelError
 from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.keep.checkpoint.cut import read_waiting_rows
@@ -51,19 +52,26 @@ class WorkerRows:
     def keep(self, node: str, batch: Batch) -> Ref:
         """Put rows that a node made into the outbox. What is on a device stays there."""
         self.device.require(node, batch)
-        tokens = self._plan.node(node).tokens
+        planned = self._plan.node(node)
         lengths = np.zeros(len(batch), np.int64)
-        if tokens in batch.names:
-            lengths = batch.lengths(tokens)
+        if planned.tokens in batch.names:
+            lengths = batch.lengths(planned.tokens)
         digest = np.zeros(0, dtype=np.uint64)
         if self._with_digests:
             digest = row_digests(batch)
+        weight = _read_weights(node, planned.weight, batch)
         version = ages(self._plan, node, _oldest(batch))
         worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)
         if batch.device:
             self.device.keep(block, batch)
         return Ref(
-            worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
+            worker=worker,
+            block=block,
+            keys=keys,
+            lengths=lengths,
+            version=version,
+            digest=digest,
+            weight=weight,
         )
 
     def keep_file(self, file: Path) -> Ref:
@@ -96,6 +104,24 @@ class WorkerRows:
         for block in blocks:
             self._channel.release(block)
         self.device.release(blocks)
+
+
+def _read_weights(node: str, column: str, batch: Batch) -> np.ndarray:
+    """float32 [rows]: how much a generation of each row is expected to take; none without a column.
+
+    Raises KernelError for a weight that is no finite number.
+    """
+    if not column:
+        return np.zeros(0, dtype=np.float32)
+    weights = batch.array(column).to_numpy(zero_copy_only=False).astype(np.float32)
+    is_finite = np.isfinite(weights)
+    if not is_finite.all():
+        row = int(np.argmin(is_finite))
+        raise KernelError(
+            f"{node}: row {batch.keys.rows()[row]}: expected a finite weight, found"
+            f" {weights[row]}. Fix: a number for every row, such as 0 where nothing is known."
+        )
+    return weights
 
 
 def _oldest(batch: Batch) -> np.ndarray:

@@ -21,7 +21,7 @@ from dataflow.errors import RunError
 from dataflow.kernel import AssignedRows, Assignment
 from dataflow.loss_terms import ROWS
 from engine.channels.contract import PeerLost
-from engine.plan.metric_labels import metric_labels
+from engine.plan.metric_labels import Label, metric_labels
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import Report
@@ -265,7 +265,8 @@ class WorkerTraining:
         """Report the metrics of a Step that is done."""
         node = message.node
         if self._kernels.rank(node) == 0:
-            label = self._labels[node]
+            # The metrics of a record node name its Table.
+            label = self._labels.get(node, Label())
             self._reports += [(label.on(name), number, 1.0) for name, number in metrics.items()]
         return m.Stepped(
             id=message.id,

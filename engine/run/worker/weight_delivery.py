@@ -78,7 +78,7 @@ class Delivery:
 
     def version_of(self, node: PlannedNode) -> int | None:
         """The version of the trained weights that a node computes with; None without any."""
-        versions = (self._given.get(use.module) for use in node.models if use.trained)
+        versions = (self._given.get(use.module) for use in node.states if use.trained)
         return next((version for version in versions if version is not None), None)
 
     def reports(self) -> list[Report]:
@@ -265,7 +265,7 @@ class Delivery:
 
 def module_of(plan: Plan, load: m.Load) -> str:
     """The module that a reader loads into."""
-    uses = plan.node(load.reader).models
+    uses = plan.node(load.reader).states
     return next(u.module for u in uses if u.model == load.model and u.param != "tokenizer")
 
 

@@ -48,7 +48,7 @@ class PartTraining:
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self.forget_parts)
             sums = self._sums_of(assignment.step)
-            if assignment.step >= self._loop.settings.start:
+            if self._loop.settings.trains_at(assignment.step):
                 self._add_part(assignment, sums)
             where_it_fails.pop_all()
 

@@ -75,7 +75,7 @@ class TrainingLoop:
         settings, sums = self.settings, start_sums()
         lr = value_at(settings.lr, assignment.step)
         row_sets = self.row_sets_of(assignment)
-        if assignment.step >= settings.start and row_sets:
+        if settings.trains_at(assignment.step) and row_sets:
             sample, tokens = WeightSample(self.optimizer.stored_masters), 0
             for update in self._updates(assignment, row_sets, lr, sums):
                 self._update(update)
