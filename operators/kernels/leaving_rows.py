@@ -127,6 +127,10 @@ class LeavingRows:
                 yield chunk, rows
 
     def _end(self, numbers: np.ndarray) -> None:
+        if len(self._chunks) == 1:
+            (chunk,) = self._chunks.values()
+            chunk.end(self._place[numbers])
+            return
         chunk_of = self._chunk_of[numbers]
         for serial in np.unique(chunk_of).tolist():
             chunk, its_numbers = self._chunks[serial], numbers[chunk_of == serial]

@@ -17,7 +17,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import RunError
 from dataflow.graph import Graph
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
-from dataflow.kernel_abilities import Interruptible, PartTrainer, Sleeper
+from dataflow.kernel_abilities import Interruptible, Joinable, PartTrainer, Sleeper
 from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import BlockRequest, Channel, PeerLost
@@ -27,6 +27,7 @@ from engine.channels.tensors.row_broadcast import RowBroadcast, join
 from engine.plan.options import RunOptions
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
+from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.worker import Worker
 from tests.kit.run_graphs import evaluated, rolled_out, small
 
@@ -94,6 +95,19 @@ class Scripted(Interruptible, PartTrainer, Sleeper):
         pass
 
 
+class Joining(Scripted, Joinable):
+    """Takes further chunks, and runs them one after another."""
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        self.waiting = [chunk]
+        while self.waiting:
+            yield from super().run(self.waiting.pop(0))
+
+    def join(self, chunk: Chunk) -> None:
+        self.asked.append(("join", chunk.id))
+        self.waiting.append(chunk)
+
+
 class PeersAreGone(InprocChannel):
     """Of a Worker whose peers have died."""
 
@@ -106,11 +120,12 @@ def opened(
     name: str,
     channel: Channel | None = None,
     cast: RowBroadcast | None = None,
+    kernel: type[Scripted] = Scripted,
     **options: Any,
 ) -> tuple[Worker, Any]:
     """The Worker of this name, and its kernels by node."""
     planned = plan(graph, RunOptions(threads=1, **options))
-    nodes = tuple(replace(n, kernel=f"{__name__}:Scripted") for n in planned.nodes)
+    nodes = tuple(replace(n, kernel=f"{__name__}:{kernel.__name__}") for n in planned.nodes)
     channel = InprocChannel() if channel is None else channel
     worker = Worker(name, replace(planned, nodes=nodes), channel=channel, cast=cast)
     list(worker.open())
@@ -190,6 +205,32 @@ def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(
     events = worker.execute(chunk())
     next(events)
     assert not worker.delivery.interrupt_with(publish(OFFERED))
+
+
+@pytest.mark.parametrize("on_update", ["interrupt", "drain"])
+def test_no_chunk_joins_rows_that_are_drained_while_weights_wait(
+    tiny_folder: Path, on_update: str
+) -> None:
+    channel = InprocChannel()
+    rollout = rolled_out(tiny_folder, 4, max_lag=1, on_update=on_update)[1]
+    graph = small(tiny_folder).replace(rollout=rollout)
+    worker, kernels = opened(graph, "gen", channel, pin=PIN, kernel=Joining)
+    writer, _ = opened(graph, "train", channel, pin=PIN)
+    workers = InprocWorkers(worker)
+    second, third = (replace(chunk(), id=id, keys=Keys.of([id])) for id in (8, 9))
+    for each in (chunk(), second, publish(offered(writer, 3)), third):
+        workers.tell(each)
+    ends: list[m.Event] = []
+    while (event := workers.next()) is not None:
+        if isinstance(event, m.ChunkDone | m.Loaded):
+            ends.append(event)
+    asked = [each for each in kernels["rollout"].asked if each != "interrupt"]
+    loaded = (3, ["a", "b"])
+    if on_update == "interrupt":
+        assert asked == [("join", 8), loaded, ("join", 9)]
+    else:
+        assert asked == [("join", 8), loaded]
+        assert kinds(ends) == [m.ChunkDone, m.ChunkDone, m.Loaded, m.ChunkDone]
 
 
 def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny_folder: Path) -> None:

@@ -177,9 +177,11 @@ class Assignments:
         mine: np.ndarray | None = None,
         total: int | None = None,
     ) -> None:
-        spans = weights = None
+        begin = end = weights = None
         if isinstance(task, m.RunChunk):
-            spans, weights = task.spans, task.weights
+            weights = task.weights
+            if task.spans is not None:
+                begin, end = task.spans.T
         self._lines.append(
             AssignmentLine(
                 life=self._life,
@@ -192,8 +194,8 @@ class Assignments:
                 keys=task.keys,
                 mine=mine,
                 total=total,
-                begin=None if spans is None else spans[:, 0],
-                end=None if spans is None else spans[:, 1],
+                begin=begin,
+                end=end,
                 weights=weights,
             )
         )

@@ -108,7 +108,7 @@ class RowRecorder:
         if not rows:
             return
         if joined:
-            rows = tuple(map(_note_joined, rows))
+            rows = _note_joined(rows)
         ended = EndedChunk(node=chunk.node, id=chunk.id, rows=rows)
         with self._lock:
             self._ended.append(ended)
@@ -152,9 +152,15 @@ class RowRecorder:
             return file_chunks
 
 
-def _note_joined(rows: pa.RecordBatch) -> pa.RecordBatch:
-    at = rows.schema.get_field_index(JOINED)
-    return rows.set_column(at, rows.schema.field(at), pa.repeat(pa.scalar(True), len(rows)))
+def _note_joined(row_groups: tuple[pa.RecordBatch, ...]) -> tuple[pa.RecordBatch, ...]:
+    """The same rows, of a chunk that was joined."""
+    noted: list[pa.RecordBatch] = []
+    for rows in row_groups:
+        at = rows.schema.get_field_index(JOINED)
+        field = rows.schema.field(at)
+        joined = pa.repeat(pa.scalar(True), len(rows))
+        noted.append(rows.set_column(at, field, joined))
+    return tuple(noted)
 
 
 def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:

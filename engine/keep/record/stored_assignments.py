@@ -185,10 +185,7 @@ def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; lists as arrays, or None. Raises DataError."""
     try:
         table = pq.ParquetFile(path).read()
-        if table.schema.names == [name for name in SCHEMA.names if name not in LATER]:
-            for name in LATER:
-                nulls = pa.nulls(len(table), SCHEMA.field(name).type)
-                table = table.append_column(SCHEMA.field(name), nulls)
+        table = _add_later_columns(table)
         if table.schema.names != SCHEMA.names or table.schema.types != SCHEMA.types:
             raise pa.ArrowInvalid(f"columns {', '.join(table.schema.names)}")
     except (pa.ArrowException, OSError) as error:
@@ -197,6 +194,18 @@ def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
     columns = {name: _values(table.column(name).combine_chunks()) for name in table.schema.names}
     names = list(columns)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _add_later_columns(table: pa.Table) -> pa.Table:
+    """A table of an earlier version, with nulls for what was not recorded then."""
+    earlier_names = [name for name in SCHEMA.names if name not in LATER]
+    if table.schema.names != earlier_names:
+        return table
+    for name in LATER:
+        field = SCHEMA.field(name)
+        nulls = pa.nulls(len(table), field.type)
+        table = table.append_column(field, nulls)
+    return table
 
 
 def _values(column: pa.Array) -> list[Any]:

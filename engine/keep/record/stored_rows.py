@@ -143,7 +143,9 @@ def keys_of(table: pa.Table) -> Keys:
 
 def was_joined(table: pa.Table) -> bool:
     """Whether the chunk that made these rows was written with rows of others."""
-    return JOINED in table.schema.names and any(table.column(JOINED).to_pylist())
+    if JOINED not in table.schema.names:
+        return False
+    return any(table.column(JOINED).to_pylist())
 
 
 def recorded_batch(table: pa.Table) -> Batch:

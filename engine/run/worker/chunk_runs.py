@@ -40,7 +40,7 @@ TakeNext = Callable[[Callable[[m.ToWorker], bool]], m.ToWorker | None]
 """Takes the next thing that was told, if it passes."""
 
 
-class ChunkRuns:
+class KernelRuns:
     """Of one Worker. carry_out: executes another instruction. take_next: set by whoever keeps what
     was told and is not begun; nothing is taken without it.
     """

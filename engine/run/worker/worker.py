@@ -28,7 +28,7 @@ from engine.keep.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import Report
-from engine.run.worker.chunk_runs import ChunkRuns
+from engine.run.worker.chunk_runs import KernelRuns
 from engine.run.worker.counters import FlowCounts
 from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.newest_rows import NewestRows
@@ -84,7 +84,7 @@ class Worker:
         self.delivery = Delivery(
             plan, self.kernels.by_node, channel, self.timing, pairs, memories, self.counts
         )
-        self.runs = ChunkRuns(
+        self.runs = KernelRuns(
             name, self.kernels, self.rows, self.delivery, self._carry_out, recorder, newest
         )
         self._training = WorkerTraining(
