@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,8 @@ EARLIER, STEP, KNOWN = 8, 8, 64
 """Answers to a prompt: of earlier visits, of the Step, and by which its mean is known."""
 BATCH = 64
 """Prompts of a Step."""
+DRAWS = 25
+"""How often prompts are dealt to Steps, and answers to what is known and what is to be found."""
 STATISTICS_GOAL, RANKER_GOAL, SHARE_GOAL = 0.9, 0.9, 0.02
 RANKING = ("tasks", "rank", "weight_of", "answer_length", "length", "ranks", "train_ranker")
 """The nodes that a ranker adds."""
@@ -59,8 +61,8 @@ class Scale:
     prompts: that are not in it, all of which are one Step after another.
     """
 
-    taught: int = 800
-    steps: int = 160
+    taught: int = 600
+    steps: int = 100
     prompts: int = 512
     every: int = 1
 
@@ -130,7 +132,29 @@ def score_prompts(ranker: Path, prompts: Sequence[str]) -> np.ndarray:
 
 
 def compare_orders(lengths: np.ndarray, scores: np.ndarray) -> dict[str, tuple[float, float]]:
-    """(recall, tau) by what is known, the mean over Steps of BATCH prompts each."""
+    """(recall, tau) by what is known, the mean over Steps of BATCH prompts each, dealt DRAWS times
+    from these prompts and answers.
+    """
+    rng = np.random.default_rng(0)
+    measured: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(DRAWS):
+        dealt = rng.permuted(lengths, axis=1)
+        order = rng.permutation(len(lengths))
+        for first in range(0, len(order), BATCH):
+            rows = order[first : first + BATCH]
+            for name, numbers in _compare_step(dealt[rows], scores[rows]):
+                measured.setdefault(name, []).append(numbers)
+    means: dict[str, tuple[float, float]] = {}
+    for name, pairs in measured.items():
+        recall, tau = np.mean(pairs, axis=0).tolist()
+        means[name] = recall, tau
+    return means
+
+
+def _compare_step(
+    lengths: np.ndarray, scores: np.ndarray
+) -> Iterator[tuple[str, tuple[float, float]]]:
+    """What is known, with (recall, tau) of the prompts of one Step."""
     earlier, step, known = np.split(lengths, (EARLIER, EARLIER + STEP), axis=1)
     knowledge = {
         "mean": known.mean(axis=1),
@@ -139,16 +163,10 @@ def compare_orders(lengths: np.ndarray, scores: np.ndarray) -> dict[str, tuple[f
         "chance": np.zeros(len(lengths)),
     }
     mean_length = step.mean(axis=1)
-    numbers: dict[str, tuple[float, float]] = {}
     for name, weight in knowledge.items():
-        recalls: list[float] = []
-        taus: list[float] = []
-        for first in range(0, len(lengths), BATCH):
-            rows = slice(first, first + BATCH)
-            recalls.append(find_recall(weight[rows], mean_length[rows]) or 0.0)
-            taus.append(find_tau(weight[rows], mean_length[rows]) or 0.0)
-        numbers[name] = statistics.fmean(recalls), statistics.fmean(taus)
-    return numbers
+        recall = find_recall(weight, mean_length) or 0.0
+        tau = find_tau(weight, mean_length) or 0.0
+        yield name, (recall, tau)
 
 
 def find_share(rows: Sequence[Mapping[str, float]]) -> float:
