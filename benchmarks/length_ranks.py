@@ -14,7 +14,7 @@ known of a prompt:
     ranker       a small Model's score, which `grpo_ranked` trained on other prompts
     chance       nothing
 
-The ranker's share of a Step is that of the processor's seconds of all nodes.
+The ranker's share of a Step is that of the seconds of its nodes, which take turns with all others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.generate import Alone
 from benchmarks.report import SavedResults, SideResult
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
-from dataflow.model import Model
+from dataflow.model import Model, linear
 from dataflow.schema import Prompt
 from engine.api import run
 from engine.plan.options import RunOptions
@@ -101,7 +101,7 @@ def train_ranker(folder: Path, scale: Scale, seed: int) -> tuple[Path, list[Mapp
         batch=BATCH,
         max_tokens=length_task.LONGEST,
         lr=1e-8,
-        ranker_lr=1e-3,
+        ranker_lr=linear(4e-3, 2e-4, scale.steps),
         every=scale.every,
     )
     rows: list[Mapping[str, float]] = []
@@ -170,13 +170,14 @@ def _compare_step(
 
 
 def find_share(rows: Sequence[Mapping[str, float]]) -> float:
-    """The share of all nodes' processor seconds that ranking takes, behind the warm-up."""
-    ranking = total = 0.0
+    """The share of a Step's seconds that ranking takes: the median of the Steps behind the
+    warm-up.
+    """
+    shares: list[float] = []
     for row in rows[WARM_UP:]:
-        seconds = {name: row[name] for name in row if name.startswith("cpu/")}
-        total += sum(seconds.values())
-        ranking += sum(seconds.get(f"cpu/{node}", 0.0) for node in RANKING)
-    return ranking / total
+        ranking = sum(row.get(f"time/{node}", 0.0) for node in RANKING)
+        shares.append(ranking / row["time/step"])
+    return statistics.median(shares)
 
 
 def list_results(
