@@ -81,6 +81,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.published --quick
 	.venv/bin/python -m benchmarks.predicted --quick
 	.venv/bin/python -m benchmarks.simulate --quick
+	.venv/bin/python -m benchmarks.length_ranks --quick
 	$(if $(VLLM),.venv/bin/python -m benchmarks.generate --quick)
 
 curves: setup

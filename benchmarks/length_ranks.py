@@ -14,14 +14,14 @@ known of a prompt:
     ranker       a small Model's score, which `grpo_ranked` trained on other prompts
     chance       nothing
 
-The ranker's share of a Step is that of the processor's seconds of all nodes.
+The ranker's share of a Step is that of the seconds of its nodes, which take turns with all others.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from benchmarks.generate import Alone
 from benchmarks.report import SavedResults, SideResult
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
-from dataflow.model import Model
+from dataflow.model import Model, linear
 from dataflow.schema import Prompt
 from engine.api import run
 from engine.plan.options import RunOptions
@@ -47,6 +47,8 @@ EARLIER, STEP, KNOWN = 8, 8, 64
 """Answers to a prompt: of earlier visits, of the Step, and by which its mean is known."""
 BATCH = 64
 """Prompts of a Step."""
+DRAWS = 25
+"""How often prompts are dealt to Steps, and answers to what is known and what is to be found."""
 STATISTICS_GOAL, RANKER_GOAL, SHARE_GOAL = 0.9, 0.9, 0.02
 RANKING = ("tasks", "rank", "weight_of", "answer_length", "length", "ranks", "train_ranker")
 """The nodes that a ranker adds."""
@@ -59,8 +61,8 @@ class Scale:
     prompts: that are not in it, all of which are one Step after another.
     """
 
-    taught: int = 800
-    steps: int = 160
+    taught: int = 600
+    steps: int = 100
     prompts: int = 512
     every: int = 1
 
@@ -99,7 +101,7 @@ def train_ranker(folder: Path, scale: Scale, seed: int) -> tuple[Path, list[Mapp
         batch=BATCH,
         max_tokens=length_task.LONGEST,
         lr=1e-8,
-        ranker_lr=1e-3,
+        ranker_lr=linear(4e-3, 2e-4, scale.steps),
         every=scale.every,
     )
     rows: list[Mapping[str, float]] = []
@@ -130,7 +132,29 @@ def score_prompts(ranker: Path, prompts: Sequence[str]) -> np.ndarray:
 
 
 def compare_orders(lengths: np.ndarray, scores: np.ndarray) -> dict[str, tuple[float, float]]:
-    """(recall, tau) by what is known, the mean over Steps of BATCH prompts each."""
+    """(recall, tau) by what is known, the mean over Steps of BATCH prompts each, dealt DRAWS times
+    from these prompts and answers.
+    """
+    rng = np.random.default_rng(0)
+    measured: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(DRAWS):
+        dealt = rng.permuted(lengths, axis=1)
+        order = rng.permutation(len(lengths))
+        for first in range(0, len(order), BATCH):
+            rows = order[first : first + BATCH]
+            for name, numbers in _compare_step(dealt[rows], scores[rows]):
+                measured.setdefault(name, []).append(numbers)
+    means: dict[str, tuple[float, float]] = {}
+    for name, pairs in measured.items():
+        recall, tau = np.mean(pairs, axis=0).tolist()
+        means[name] = recall, tau
+    return means
+
+
+def _compare_step(
+    lengths: np.ndarray, scores: np.ndarray
+) -> Iterator[tuple[str, tuple[float, float]]]:
+    """What is known, with (recall, tau) of the prompts of one Step."""
     earlier, step, known = np.split(lengths, (EARLIER, EARLIER + STEP), axis=1)
     knowledge = {
         "mean": known.mean(axis=1),
@@ -139,26 +163,21 @@ def compare_orders(lengths: np.ndarray, scores: np.ndarray) -> dict[str, tuple[f
         "chance": np.zeros(len(lengths)),
     }
     mean_length = step.mean(axis=1)
-    numbers: dict[str, tuple[float, float]] = {}
     for name, weight in knowledge.items():
-        recalls: list[float] = []
-        taus: list[float] = []
-        for first in range(0, len(lengths), BATCH):
-            rows = slice(first, first + BATCH)
-            recalls.append(find_recall(weight[rows], mean_length[rows]) or 0.0)
-            taus.append(find_tau(weight[rows], mean_length[rows]) or 0.0)
-        numbers[name] = statistics.fmean(recalls), statistics.fmean(taus)
-    return numbers
+        recall = find_recall(weight, mean_length) or 0.0
+        tau = find_tau(weight, mean_length) or 0.0
+        yield name, (recall, tau)
 
 
 def find_share(rows: Sequence[Mapping[str, float]]) -> float:
-    """The share of all nodes' processor seconds that ranking takes, behind the warm-up."""
-    ranking = total = 0.0
+    """The share of a Step's seconds that ranking takes: the median of the Steps behind the
+    warm-up.
+    """
+    shares: list[float] = []
     for row in rows[WARM_UP:]:
-        seconds = {name: row[name] for name in row if name.startswith("cpu/")}
-        total += sum(seconds.values())
-        ranking += sum(seconds.get(f"cpu/{node}", 0.0) for node in RANKING)
-    return ranking / total
+        ranking = sum(row.get(f"time/{node}", 0.0) for node in RANKING)
+        shares.append(ranking / row["time/step"])
+    return statistics.median(shares)
 
 
 def list_results(

@@ -44,7 +44,8 @@ def test_who_knows_the_mean_knows_most_and_chance_nothing() -> None:
     assert numbers["chance"] == (pytest.approx(0.2, abs=0.01), 0.0)
 
 
-def test_the_share_of_ranking_is_of_all_nodes_seconds() -> None:
-    row = {"cpu/rollout": 6.0, "cpu/train_policy": 3.0, "cpu/rank": 0.5, "cpu/train_ranker": 0.5}
-    warm_up = [row | {"cpu/rank": 1e9}] * length_ranks.WARM_UP
-    assert length_ranks.find_share([*warm_up, row, row]) == pytest.approx(0.1)
+def test_the_share_of_ranking_is_of_a_steps_seconds() -> None:
+    row = {"time/step": 10.0, "time/rollout": 6.0, "time/rank": 0.5, "time/train_ranker": 0.5}
+    warm_up = [row | {"time/rank": 1e9}] * length_ranks.WARM_UP
+    slow = row | {"time/step": 1000.0}
+    assert length_ranks.find_share([*warm_up, row, slow, row]) == pytest.approx(0.1)
