@@ -66,6 +66,7 @@ peers:
 
 bench: setup
 	.venv/bin/python -m benchmarks.check_and_plan --quick
+	.venv/bin/python -m benchmarks.price --quick
 	.venv/bin/python -m benchmarks.coordinator --quick
 	.venv/bin/python -m benchmarks.walk --quick
 	.venv/bin/python -m benchmarks.overhead --quick
@@ -80,6 +81,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.published --quick
 	.venv/bin/python -m benchmarks.predicted --quick
 	.venv/bin/python -m benchmarks.simulate --quick
+	.venv/bin/python -m benchmarks.length_ranks --quick
 	$(if $(VLLM),.venv/bin/python -m benchmarks.generate --quick)
 
 curves: setup

@@ -123,8 +123,8 @@ def ragged(rows: list[list[int]]) -> Ragged:
     return Ragged(np.array([token for row in rows for token in row], dtype=np.int32), offsets)
 
 
-def opened(folder: str) -> TorchTrain:
-    """The kernel with the clipped loss, on random weights."""
+def opened(folder: str, *, minibatches: int = 2, tokens: int = 16384) -> TorchTrain:
+    """The kernel with the clipped loss, on random weights. tokens: of a micro-batch."""
     config = Qwen2Config(
         vocab_size=len(TEXT_TOKENS), hidden_size=128, intermediate_size=384, num_hidden_layers=2,
         num_attention_heads=4,
@@ -133,12 +133,12 @@ def opened(folder: str) -> TorchTrain:
     Qwen2ForCausalLM(config).save_pretrained(folder)
     character_tokenizer(TEXT_TOKENS).save_pretrained(folder)
     clipped = LossTerm(function=losses.CLIPPED_POLICY, label="loss", params=(("clip", 0.2),))
-    params = {"loss": Loss((clipped,)), "lr": 1e-5, "minibatches": 2}
+    params = {"loss": Loss((clipped,)), "lr": 1e-5, "minibatches": minibatches}
     models = {"model": Model("policy", folder, trainable=True)}
     kernel = TorchTrain()
     kernel.open(
         KernelNode(name="train", operator="train", models=models, params=params),
-        Layout(),
+        Layout(tokens=tokens),
         OneProcess(),
     )
     return kernel

@@ -63,6 +63,10 @@ class Layout:
     """Token budget of one forward, or of one micro-batch in training."""
     slots: int = 256
     """Rows that one replica decodes at once."""
+    part_tokens: int = 0
+    """Tokens of ended rows with which these leave a replica, where a Step is worked on in parts
+    while it is generated; 0 where it is not.
+    """
     spread: int = 1
     """Into how many spans the samples of one prompt are cut, each of which may be decoded by
     another replica, that feeds the prompt once more; 1: a prompt's samples stay together.
@@ -113,6 +117,8 @@ class KernelNode:
     operator: str
     models: Mapping[str, Any] = field(default_factory=dict)
     """The Model for each state parameter of the operator (`policy`, `model`)."""
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """The Table for each such parameter (`table`)."""
     params: Mapping[str, Any] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     returns: tuple[str, ...] = ()
@@ -256,6 +262,12 @@ class Session(Protocol):
         """
         ...
 
+    def note_least_tokens(self, count: int) -> None:
+        """Each row of the running chunk that has not ended has so many tokens at least: told with
+        the next batch, where a Step is worked on in parts (Layout.part_tokens).
+        """
+        ...
+
     def flight(self, count: int) -> None:
         """So many rows are in flight in the kernel from now on, as episodes that go on; shown while
         the run lasts. It is 0 until the first call.
@@ -334,7 +346,7 @@ class RowKernel(Kernel, Protocol):
 
 
 class TrainKernel(Kernel, Protocol):
-    """The only writer of a Model."""
+    """The only writer of a Model, or of a Table."""
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
         """Do all updates of one Step; returns its metrics."""
@@ -353,12 +365,12 @@ class TrainKernel(Kernel, Protocol):
         ...
 
     def save_weights(self, directory: Path) -> None:
-        """Write only the model, as a Hugging Face directory."""
+        """Write only the model, as a Hugging Face directory; not asked of a Table."""
         ...
 
 
 class ModelReader(Protocol):
-    """A kernel that computes with a Model that changes during the run."""
+    """A kernel that computes with a Model that changes during the run, or with a Table."""
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
         """Copy these weights, or move towards them by `rate`; no pieces if the shared module has

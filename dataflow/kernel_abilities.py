@@ -7,11 +7,12 @@ kind does (kernel.py).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 
 from dataflow.batch import Ragged
-from dataflow.kernel import Chunk
+from dataflow.kernel import Assignment, Chunk
 
 
 class Interruptible(ABC):
@@ -34,6 +35,11 @@ class Interruptible(ABC):
 class Joinable(Interruptible):
     """A row kernel that takes the rows of further chunks into a `run` that goes on."""
 
+    @property
+    def joinable(self) -> bool:
+        """Whether its node's parameters allow it; if not, chunks are run one after another."""
+        return True
+
     @abstractmethod
     def join(self, chunk: Chunk) -> None:
         """Take in a further chunk of the node. The engine calls it as it calls `load`: after
@@ -41,6 +47,36 @@ class Joinable(Interruptible):
         until all rows of all chunks have left, in batches that each have rows of one chunk alone;
         metrics of a chunk are reported before its last rows.
         """
+        ...
+
+
+class PartTrainer(ABC):
+    """A train kernel that can be given the rows of a Step part by part, each of whole groups, with
+    one update at the end: what `step` makes of all rows at once, but for rounding. Only for a node
+    of which `why_not_in_parts` (training_parts.py) says nothing; KernelError for others.
+
+    Several ranks with whole weights compute a part each by itself, and meet in `finish_parts`;
+    ranks with a part of the weights (Layout.partial) also compute parts in lock-step. A rank
+    without a row in a part is given it, too.
+    """
+
+    @abstractmethod
+    def train_part(self, assignment: Assignment) -> None:
+        """Compute the gradients of a part of a Step's rows, whole groups, and add them to those of
+        the parts before; no update. A failed part ends the Step.
+        """
+        ...
+
+    @abstractmethod
+    def finish_parts(self, step: int) -> Mapping[str, float]:
+        """Divide the sums by the update's counts, clip, do the one update of the Step, and return
+        its metrics.
+        """
+        ...
+
+    @abstractmethod
+    def forget_parts(self) -> None:
+        """Drop the sums of a Step that begins again; does nothing if there are none."""
         ...
 
 

@@ -29,6 +29,7 @@ _OF_THE_ENGINE = frozenset(
         "reward",
         "rows",
         "step",
+        "table",
         "throughput",
         "time",
         "train",

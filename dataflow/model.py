@@ -23,6 +23,8 @@ from dataflow.schedule import warmup as warmup
 
 Ts = TypeVarTuple("Ts")
 
+Statistic = Literal["geometric_mean", "mean"]
+"""What a Table keeps of the numbers of a row of the data."""
 AUTO = "auto"
 """The dtype of a Model that computes in its base's own."""
 
@@ -129,16 +131,31 @@ class Buffer(Generic[*Ts]):
 @constructs
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers by key, for curricula; read at the fixed version Step - max_lag - 1."""
+    """A number for each row of the data: the mean over all visits to it. Positions never repeat,
+    rows of the data do, once in each epoch.
+
+    It is written by one `record` and read by any number of `lookup`, and it is empty as a run, or a
+    phase of a Program, begins. statistic: `geometric_mean`, exp of the mean of the logs, for
+    lengths, which differ by factors; `mean`.
+    """
 
     name: str
-    key: str = field(default="prompt", kw_only=True)
+    statistic: Statistic = field(default="geometric_mean", kw_only=True)
+    origin: Origin | None = field(default=None, kw_only=True, compare=False, repr=False)
+    """Where it was made; by default the line of the call."""
 
     def __post_init__(self) -> None:
-        for name, like in (("name", "success"), ("key", "prompt")):
+        if self.origin is None:
+            object.__setattr__(self, "origin", call_site())
+        where = f"Table {self.name!r:.60}"
+        for name, limit in _TABLE_LIMITS.items():
             argument = getattr(self, name)
-            fits, fix = isinstance(argument, str), f'{name}="{like}"'
-            require("Table", name, argument, fits=fits, expected="text", fix=fix)
+            fits, expected = limit.accepts(argument), limit.describe(argument)
+            fix = f"{name}={limit.suggestion(argument)!r}"
+            require(where, name, argument, fits=fits, expected=expected, fix=fix)
+
+
+_TABLE_LIMITS = {"name": text(like="lengths"), "statistic": choice("geometric_mean", "mean")}
 
 
 State = Model | Buffer[Any] | Table

@@ -165,8 +165,10 @@ def _require_port(node: Node, key: str, port: object) -> None:
 
 def _require_state(node: Node, param: str, state: object) -> None:
     if not isinstance(state, (Model, Buffer, Table)):
-        problem = f"expected a Model, found {type(state).__name__} {state!r:.60}"
-        fix = f'Model("{param}", "path/to/model")'
+        kind, fix = "Model", f'Model("{param}", "path/to/model")'
+        if param == "table":
+            kind, fix = "Table", f'Table("{param}")'
+        problem = f"expected a {kind}, found {type(state).__name__} {state!r:.60}"
         raise node._call_error(f"{node.operator.name}.{param}", problem, fix)
 
 

@@ -40,8 +40,9 @@ Work = Literal[
 class Traits:
     """What a kind of work means to the check, the planner and a run; they look at nothing else.
 
-    computes: with a Model, so that it takes cores or a device. generates: samples tokens with it,
-    at its parameter `temperature`. writes_tokens: its rows' token ids are its own, not an
+    computes: with a Model, so that it takes cores or a device. steps: runs once in a Step, on its
+    rows, and writes a State: what it has then is the next version. generates: samples tokens with
+    a Model, at its parameter `temperature`. writes_tokens: its rows' token ids are its own, not an
     ancestor's. moves_rows: has columns of its own; otherwise readers fetch from the nodes above.
     chunked: runs on chunks of rows, whenever they are ready.
     """
@@ -51,6 +52,7 @@ class Traits:
     writes_tokens: bool = False
     moves_rows: bool = True
     chunked: bool = True
+    steps: bool = False
 
 
 TRAITS: Mapping[Work, Traits] = MappingProxyType(
@@ -60,12 +62,12 @@ TRAITS: Mapping[Work, Traits] = MappingProxyType(
         "host": Traits(),
         "decode": Traits(computes=True, generates=True, writes_tokens=True),
         "forward": Traits(computes=True),
-        "train": Traits(computes=True, chunked=False),
+        "train": Traits(computes=True, chunked=False, steps=True),
         "evaluate": Traits(chunked=False),
         "select": Traits(moves_rows=False),
         "store": Traits(),
         "replay": Traits(),
-        "record": Traits(),
+        "record": Traits(chunked=False, steps=True),
     }
 )
 
@@ -139,6 +141,8 @@ Rows = Same | Expand | Subset | Reduce | Concat | Fresh | Nothing
 
 EVERY_COLUMN = "*"
 """Among columns that a reader asks for: all of the dataset."""
+DATA_ROW = "data/row"
+"""Among these: which row of the data a row stands on, int64 from 0 on. Its source makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ def _find_kind(node: Node, name: str, argument: Any, hint: Any) -> str | None:
     is_built_in = function_of(node.operator) is not None
     if name in node.inputs or isinstance(argument, Port) or _mentions(hint, Port):
         return "port"
-    if name in node.states or isinstance(argument, Model):
+    if name in node.states or isinstance(argument, Model | Table):
         return "state"
     if _mentions(hint, Model, Buffer, Table):
         return "state"

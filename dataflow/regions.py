@@ -4,22 +4,28 @@ Owns: the regions of a graph, derived from scopes, States and lags. Does not own
 finished rows form a Step (engine/coordinator/intake.py).
 
     stream      row and group scope, at any time; what a source feeds before the cut
-    step        batch scope, lag-0 forward readers of a trained Model, every train node, and all
-                below them
+    step        batch scope, lag-0 forward readers of a trained Model or Table, every train and
+                record node, and all below them
+
+A forward reader that a generation stands on is in the stream, at lag 0 too: its rows, as those of
+the generation, are made with the version that the Step starts from.
+
     evaluation  what only evaluate nodes need; outside admission, at one version
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dataflow.graph import Graph
-from dataflow.model import Model
+from dataflow.model import Model, Table
 from dataflow.node import Node, Port
 
 Region = Literal["stream", "step", "evaluation"]
+_PASSES = ("forward", "host")
+"""Work of nodes that read a State and generate nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,8 @@ class Regions:
 
 def regions(graph: Graph) -> Regions:
     """Derive the regions. A node needed by both evaluation and training is in training's region."""
-    trained = find_trained_models(graph)
+    changing = find_trained_models(graph) | find_written_tables(graph)
+    feeding = _find_above([node for node in graph.nodes if node.operator.traits.generates])
     training_sinks = [sink for sink in graph.sinks if sink.operator.work != "evaluate"]
     training = _find_above(training_sinks)
     of: dict[str, Region] = {}
@@ -44,7 +51,8 @@ def regions(graph: Graph) -> Regions:
             of[node.name] = "evaluation"
             continue
         # A node's parents stand before it in the graph, so that their regions are known.
-        reason = _why_below_cut(node, of, trained)
+        read = () if id(node) in feeding else _changing_and_read(node, changing)
+        reason = _why_below_cut(node, of, read)
         of[node.name] = "step" if reason else "stream"
         if reason:
             why[node.name] = reason
@@ -77,6 +85,16 @@ def find_trained_models(graph: Graph) -> set[str]:
     return written | followers
 
 
+def find_written_tables(graph: Graph) -> set[str]:
+    """Names of the Tables that some node writes."""
+    written: set[str] = set()
+    for node in graph.nodes:
+        for param, state in node.states.items():
+            if param in node.operator.writes and isinstance(state, Table):
+                written.add(state.name)
+    return written
+
+
 def moved_by(model: Model) -> Iterator[Model]:
     """The Models whose changes reach this one: its leaders, up to a copy that stays as it is."""
     for follower in (model, *leaders(model)):
@@ -105,20 +123,20 @@ def _find_above(sinks: list[Node]) -> set[int]:
     return ids
 
 
-def _why_below_cut(node: Node, of: dict[str, Region], trained: set[str]) -> str:
-    """Why a node belongs to the step region; empty if it does not."""
+def _why_below_cut(node: Node, of: dict[str, Region], read: Sequence[str]) -> str:
+    """Why a node belongs to the step region; empty if it does not. read: what it reads of
+    trained Models and of Tables, unless a generation stands on it.
+    """
     if node.operator.work in ("train", "record", "store"):
         return "it is a sink of the Step"
     if node.operator.scope == "batch":
         return "batch scope: it needs every row of the Step"
-    if node.operator.work == "forward" and node.params.get("max_lag", 0) == 0:
-        models = _trained_and_read(node, trained)
-        if models:
-            return f"it reads {models[0]!r} at lag 0: the version that the Step starts from"
+    if read and node.operator.work in _PASSES and node.params.get("max_lag", 0) == 0:
+        return f"it reads {read[0]!r} at lag 0: the version that the Step starts from"
     above = [p.node.name for p in node.inputs.values() if of.get(p.node.name) == "step"]
     return f"it reads {above[0]!r}, which is below the cut" if above else ""
 
 
-def _trained_and_read(node: Node, trained: set[str]) -> list[str]:
+def _changing_and_read(node: Node, changing: set[str]) -> list[str]:
     states = (node.states.get(param) for param in node.operator.reads)
-    return [s.name for s in states if isinstance(s, Model) and s.name in trained]
+    return [state.name for state in states if state is not None and state.name in changing]

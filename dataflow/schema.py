@@ -371,6 +371,14 @@ class Weight(Schema):
     weight = column(pa.float32())
 
 
+class RankTerms(Schema):
+    """A row's share of a loss of the order of all rows, and how it changes with the row's score."""
+
+    score = column(pa.float32(), doc="of the row, at which term and slope were computed")
+    term = column(pa.float32(), least=0.0, doc="the row's share of the loss")
+    slope = column(pa.float32(), doc="derivative by the row's score of the sum of all terms")
+
+
 class Keep(Schema):
     """Which rows stay."""
 

@@ -13,22 +13,34 @@ from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
-from dataflow.schema import Prompt, Rollout, TruncatedRollout
+from dataflow.schema import Prompt, Rollout, TruncatedRollout, Weight
 from operators.vllm_needs import VLLM
+
+Inputs = dict[str, Port[Any]]
+"""Of a node, by name."""
+
+WEIGHT = Input(name="weight", schema=Weight, optional=True, columns=())
+"""How much each row is expected to take: the coordinator knows it, and no kernel gets it."""
+
+_PROMPT = Input(name="prompt", schema=Prompt, columns=Prompt.shown)
+
+_KERNELS = {
+    "torch": "operators.kernels.torch.generate:TorchGenerate",
+    "vllm": "operators.kernels.vllm.generate:VllmGenerate",
+}
+
+_KEYED = Needs(params={"sampler": ("keyed",)})
 
 GENERATE = Operator(
     path="operators.generate:GENERATE",
     name="generate",
     work="decode",
     rows=Expand("prompt", "n"),
-    inputs=(Input(name="prompt", schema=Prompt, columns=Prompt.shown),),
+    inputs=(_PROMPT, WEIGHT),
     outputs=(Rollout,),
     reads=("policy",),
-    kernels={
-        "torch": "operators.kernels.torch.generate:TorchGenerate",
-        "vllm": "operators.kernels.vllm.generate:VllmGenerate",
-    },
-    needs={"torch": Needs(params={"sampler": ("keyed",)}), "vllm": VLLM},
+    kernels=_KERNELS,
+    needs={"torch": _KEYED, "vllm": VLLM},
     replayed="operators.kernels.torch.forward:TorchLogprobs",
     limits={
         "n": whole(1, like=8),
@@ -64,6 +76,7 @@ def generate(
     max_lag: int = 0,
     on_update: Literal["interrupt", "drain"] = "interrupt",
     sampler: Literal["keyed", "vllm"] = "keyed",
+    weight: Port[Weight] | None = None,
     name: str = "generate",
 ) -> Port[Rollout]:
     """n answers to each prompt; temperature 0.0 is greedy, top_k 0 and top_p 1.0 truncate nothing.
@@ -81,7 +94,10 @@ def generate(
     may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt running
     rows (their tokens stay, each with its version) or wait for them. sampler: `keyed` draws each
     token by seed, node, row and place, so that all kernels write the same tokens; `vllm` is vLLM's
-    own, with a seed for each row, and takes neither top_k nor top_p.
+    own, with a seed for each row, and takes neither top_k nor top_p. weight: how much each prompt's
+    answers are expected to take, heavier ones first: `weight_of(scores(ranker, tasks))`, a column
+    of the data, or any Weight of the prompt's rows. It changes the order of work and no row;
+    without it, the tokens that are known count.
     """
     params = {
         "n": n,
@@ -98,10 +114,18 @@ def generate(
         "sampler": sampler,
     }
     schema = TruncatedRollout if truncates(temperature, top_p, top_k) else Rollout
-    inputs: dict[str, Port[Any]] = {"prompt": prompt}
+    inputs = weighted_inputs(prompt, weight)
     return Node(
         GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
     ).port()
+
+
+def weighted_inputs(prompt: Port[Prompt], weight: Port[Weight] | None) -> Inputs:
+    """The inputs of a generation: the prompt, and the weight where there is one."""
+    inputs: Inputs = {"prompt": prompt}
+    if weight is not None:
+        inputs["weight"] = weight
+    return inputs
 
 
 def tuple_of_stops(stop: object) -> object:

@@ -15,9 +15,16 @@ from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
 from dataflow.prompt_types import Message
-from dataflow.schema import Episode, Prompt, Segment, TruncatedEpisode, TruncatedSegment
+from dataflow.schema import (
+    Episode,
+    Prompt,
+    Segment,
+    TruncatedEpisode,
+    TruncatedSegment,
+    Weight,
+)
 from operators.environments import as_environment
-from operators.generate import GENERATE, truncates, tuple_of_stops
+from operators.generate import GENERATE, WEIGHT, truncates, tuple_of_stops, weighted_inputs
 
 _SHARED_LIMITS = (
     *("n", "max_tokens", "max_prompt_tokens", "overlong_prompt", "temperature", "top_p", "top_k"),
@@ -67,7 +74,7 @@ INTERACT = Operator(
     name="interact",
     work="decode",
     rows=Expand("prompt", "n", times="segments"),
-    inputs=(_PROMPT,),
+    inputs=(_PROMPT, WEIGHT),
     outputs=(Episode,),
     reads=("policy",),
     kernels=_KERNELS,
@@ -108,6 +115,7 @@ def interact(
     retries: int = 1,
     pace: Literal["rounds", "free"] | None = None,
     on_error: Literal["drop_row", "drop_group", "stop"] = "drop_row",
+    weight: Port[Weight] | None = None,
     name: str = "interact",
 ) -> Port[Episode]:
     """n episodes of each prompt: the model writes a turn, the environment answers, and so on, at
@@ -174,7 +182,7 @@ def interact(
         "on_error": on_error,
     }
     schema = _choose_schema(segments, is_truncated=truncates(temperature, top_p, top_k))
-    inputs: dict[str, Port[Any]] = {"prompt": prompt}
+    inputs = weighted_inputs(prompt, weight)
     return Node(
         INTERACT, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)
     ).port()

@@ -33,6 +33,9 @@ from operators.policy_losses import clipped_weight_loss as clipped_weight_loss
 from operators.policy_losses import decoupled_policy_loss as decoupled_policy_loss
 from operators.policy_losses import policy_gradient_loss as policy_gradient_loss
 from operators.policy_losses import soft_clipped_policy_loss as soft_clipped_policy_loss
+from operators.rank_losses import RANK as RANK
+from operators.rank_losses import rank_loss as rank_loss
+from operators.rank_losses import ranks as ranks
 
 KL = loss_function(
     formulas.kl,

@@ -17,27 +17,35 @@ from dataflow.operator import Input, Nothing, Operator, call_site, declares
 from dataflow.schema import Completion, Reward, Schema
 from operators.optimizers import AdamW
 
+_COLUMNS = (
+    "prompt_ids",
+    "completion_ids",
+    "completion_mask",
+    "sampler_logprobs",
+    "sampler_mass",
+    "version",
+)
+
+_ROWS = Input(name="rows", schema=Completion, columns=_COLUMNS)
+
+_TERMS = Input(name="loss", schema=Schema)
+
+_UPDATES = {
+    "epochs": whole(1, like=1),
+    "minibatches": whole(1, like=1),
+    "start": whole(0, like=0),
+    "every": whole(1, like=4),
+}
+"""How many updates a Step makes, and which Steps make some."""
+
 TRAIN = Operator(
     path="operators.train:TRAIN",
     name="train",
     work="train",
     scope="batch",
     rows=Nothing(),
-    inputs=(
-        Input(
-            name="rows",
-            schema=Completion,
-            columns=(
-                "prompt_ids",
-                "completion_ids",
-                "completion_mask",
-                "sampler_logprobs",
-                "sampler_mass",
-                "version",
-            ),
-        ),
-    ),
-    variadic=Input(name="loss", schema=Schema),
+    inputs=(_ROWS,),
+    variadic=_TERMS,
     writes=("model",),
     kernels={"torch": "operators.kernels.torch.train:TorchTrain"},
     schedulable=("lr",),
@@ -46,14 +54,14 @@ TRAIN = Operator(
         "aggregate": choice("token_mean", "sequence_mean", "sequence_sum", "constant"),
         "masked_rows": choice("skip", "count"),
         "temperature": number(0.0, above=True, like=1.0, optional=True),
-        "epochs": whole(1, like=1),
-        "minibatches": whole(1, like=1),
         "clip_norm": number(0.0, above=True, like=1.0),
-        "start": whole(0, like=0),
+        **_UPDATES,
         "intake": choice("exact", "admission", "drop"),
     },
     fixed={"start": "it says at which Step the first update is made, from the start of the run on"},
 )
+
+_SCORE = Input(name="score", schema=Reward)
 
 EVALUATE = Operator(
     path="operators.train:EVALUATE",
@@ -62,7 +70,7 @@ EVALUATE = Operator(
     scope="batch",
     whole_episodes=True,
     rows=Nothing(),
-    inputs=(Input(name="score", schema=Reward),),
+    inputs=(_SCORE,),
     reads=("model",),
     kernels={"host": "operators.kernels.host:HostEvaluate"},
     limits={"every": whole(1, like=50), "keep_best": whole(0, like=0), "allow_train_data": flag()},
@@ -86,6 +94,7 @@ def train(
     minibatches: int = 1,
     clip_norm: float = 1.0,
     start: int = 0,
+    every: int = 1,
     intake: Literal["exact", "admission", "drop"] = "exact",
     name: str | None = None,
 ) -> Node:
@@ -101,7 +110,8 @@ def train(
     a ratio needs (1 if it was greedy), and 1 for supervised losses. Terms with rows of their own
     (`rows=`) are trained in the same updates, each set of rows divided into as many minibatches, at
     the temperature of these rows. start: Steps before this one consume rows without training.
-    intake: which finished rows are trained first when rows may lag.
+    every: so do all but each `every`-th. intake: which finished rows are trained first when rows
+    may lag.
     """
     if not isinstance(loss, Loss):
         raise _not_a_loss(loss)
@@ -119,6 +129,7 @@ def train(
         "minibatches": minibatches,
         "clip_norm": clip_norm,
         "start": start,
+        "every": every,
         "intake": intake,
     }
     default = f"train_{model.name}" if isinstance(model, Model) else "train"

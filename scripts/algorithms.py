@@ -192,7 +192,7 @@ def costed_graph(name: str) -> Costed:
     grouped = "n" in taken and taken["n"].default > 1
     answers = (ANSWERS if grouped else 1) * (ANSWERS if name in NESTED else 1)
     known: dict[str, Any] = {
-        **dict.fromkeys(("base", "teacher", "setter_base", "solver_base"), "model"),
+        **dict.fromkeys(("base", "teacher", "setter_base", "solver_base", "ranker_base"), "model"),
         "data": f"{DATA.get(name, 'prompts')}.parquet",
         "demos": "demonstrations.parquet",
         "reward_fn": your_reward,

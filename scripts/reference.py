@@ -26,7 +26,7 @@ if str(ROOT) not in sys.path:
 import operators  # noqa: E402
 from dataflow.limits import Limit  # noqa: E402
 from dataflow.loss import LossFunction  # noqa: E402
-from dataflow.model import Model, cosine, linear, warmup  # noqa: E402
+from dataflow.model import Model, Table, cosine, linear, warmup  # noqa: E402
 from dataflow.operator import Operator  # noqa: E402
 from dataflow.operator_functions import function_of  # noqa: E402
 from operators.environment_kinds import (  # noqa: E402
@@ -60,7 +60,7 @@ KINDS = {
     "Sources": ("source", "tokenise"),
     "Models": ("decode", "forward"),
     COLUMNS: ("host", "select"),
-    "Training and evaluation": ("train", "evaluate"),
+    "Training and evaluation": ("train", "evaluate", "record"),
 }
 """Heading -> the kinds of work of its operators."""
 
@@ -82,7 +82,7 @@ ENVIRONMENTS = (
     environments_by,
     isolated,
 )
-VALUES = (Model, linear, cosine, warmup, AdamW, importance, verl_reward)
+VALUES = (Model, Table, linear, cosine, warmup, AdamW, importance, verl_reward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

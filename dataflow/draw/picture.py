@@ -369,7 +369,7 @@ def _describe_state(state: State) -> str:
     if isinstance(state, Buffer):
         return "rows for later draws"
     if not isinstance(state, Model):
-        return f"by {state.key}"
+        return f"{state.statistic.replace('_', ' ')} by row of the data"
     facts = [shorten(state.base)]
     if state.head != "lm":
         facts.append(f"{state.head} head")

@@ -33,6 +33,7 @@ from dataflow.rules.parameters import check_parameter_values
 from dataflow.rules.sampling_temperatures import check_one_sampler
 from dataflow.rules.segments import check_segments
 from dataflow.rules.state import check_states
+from dataflow.rules.tables import check_tables
 from dataflow.rules.training_temperature import check_training_temperature
 from dataflow.rules.versions import check_read_versions
 from dataflow.rules.vocabulary import check_vocabularies
@@ -51,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     check_one_whitening,  # the last of the rules on data edges
     check_training_temperature,  # what training compares with what those edges carry
     check_states,  # who writes and reads, before how old it may be
+    check_tables,  # the same of Tables, and of their rows
     check_read_versions,  # lags, before the loops that they keep alive
     check_one_sampler,  # whose version log-probs have, before their temperature
     check_liveness,  # loops through States
@@ -77,6 +79,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     implausible_values.followers_that_stand_still,
     misspelt_columns.optional_columns,
     unused_settings.unused_lags,
+    unused_settings.held_back_lags,
     unused_settings.unused_intakes,
     unused_settings.unused_ports,
     unused_settings.unused_token_rewards,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dataflow.errors import Fault, nearest
 from dataflow.loss_terms import LossTerm
 from dataflow.node import Node, Port
-from dataflow.operator import list_columns
+from dataflow.operator import DATA_ROW, list_columns
 from dataflow.prompt_types import is_conversations, is_token_ids
 from dataflow.rows import nearest_prompt
 from dataflow.rules.context import Context, Wire, data_name, fault_at, loss_terms, name_node
@@ -32,6 +32,8 @@ _MAKERS = {
     "TopLogprobs": "logprobs(teacher, rollout, top_k=64)",
     "Values": "values(critic, rollout)",
     "Advantage": "group_advantage(rollout, score)",
+    "RankTerms": "ranks(score, mean_over(answer_length(rollout), prompt))",
+    "Weight": "weight_of(score)",
     "Returns": "gae(rollout, score, values)",
     "Keep": "mixed_groups(score)",
 }
@@ -81,7 +83,7 @@ def _describe(schema: type[Schema], label: str) -> str:
 
 def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
     """Columns that a node cannot work without, and that neither the port nor the data has."""
-    required = [name for name in wire.input.ancestors if name != "prompt"]
+    required = [n for n in wire.input.ancestors if n not in ("prompt", DATA_ROW)]
     required += list_columns(wire.node.params, wire.input.required_from)
     domain = context.domains.of(wire.port)
     if not required or domain is None or id(domain.source) not in context.data:
@@ -90,7 +92,9 @@ def _check_dataset(context: Context, wire: Wire) -> Iterator[Fault]:
         return  # what no column has may be an entry: the run knows
     columns = context.data[id(domain.source)]
     other_reader = "a function without it"
-    if "environment" in wire.node.params:
+    if wire.node.operator.work == "record":
+        other_reader = "a column of its rows"
+    elif "environment" in wire.node.params:
         other_reader = "an environment whose reset does without it"
     for name in dict.fromkeys(required):
         if name in columns or name in wire.port.schema.columns:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dataflow.errors import Fault
-from dataflow.model import Model
+from dataflow.model import Model, Table
 from dataflow.node import Node
 from dataflow.regions import leaders
 from dataflow.rules.context import Context, node_models
@@ -63,11 +63,11 @@ def _may_have_cycle(context: Context) -> bool:
 
 
 def token_graph(context: Context) -> MultiDiGraph:
-    """Nodes by name and `Model 'policy'` for each Model; edges carry `tokens`.
+    """Nodes by name and `Model 'policy'` for each Model or Table; edges carry `tokens`.
 
-    A train node fills its Model within the Step, and a follower is filled when its leader is
-    published: no token. A reader may start on the Step's first version, and max_lag Steps ahead of
-    it: 1 + max_lag tokens.
+    A train node fills its Model within the Step, a record node its Table, and a follower is filled
+    when its leader is published: no token. A reader may start on the Step's first version, and
+    max_lag Steps ahead of it: 1 + max_lag tokens.
     """
     import networkx
 
@@ -80,7 +80,7 @@ def token_graph(context: Context) -> MultiDiGraph:
         if isinstance(lag, int):  # parameters.py reports any other
             tokens += lag
         for param, state in node.states.items():
-            if not isinstance(state, Model):
+            if not isinstance(state, Model | Table):
                 continue
             if param in node.operator.writes:
                 graph.add_edge(node.name, _label(state), tokens=0)
@@ -98,6 +98,6 @@ def _names_of_models(node: Node) -> Iterator[str]:
         yield from map(_label, (model, *leaders(model)))
 
 
-def _label(model: Model) -> str:
-    """A Model's name in the graph of tokens, where nodes have names, too."""
-    return f"Model {model.name!r}"
+def _label(state: Model | Table) -> str:
+    """A State's name in the graph of tokens, where nodes have names, too."""
+    return f"{type(state).__name__} {state.name!r}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.errors import Fault, Origin
-from dataflow.model import Model
+from dataflow.model import Model, Table
 from dataflow.node import Node
 from dataflow.rules.context import Context, line_of, loss_terms, name_node, node_models
 from dataflow.schema import Logprobs, Reward, Values
 
-_OF_MODELS = ("decode", "forward", "train", "evaluate")
-"""Kinds of work whose States are Models."""
+OF_MODELS = ("decode", "forward", "train", "evaluate")
+"""Kinds of work whose States are Models; of all others that have one it is a Table."""
 
 
 def check_states(context: Context) -> Iterator[Fault]:
@@ -39,18 +39,24 @@ def _fault(where: str, problem: str, fix: str, origin: Origin | None) -> Fault:
 
 def _check_kinds(node: Node) -> Iterator[Fault]:
     for param, state in node.states.items():
-        if node.operator.work in _OF_MODELS and not isinstance(state, Model):
+        kind, fix = Table, f'Table("{param}")'
+        if node.operator.work in OF_MODELS:
+            kind, fix = Model, f'Model("{param}", base)'
+        if not isinstance(state, kind):
             where = f"{node.operator.name}.{param}"
-            problem = f"expected a Model, found {type(state).__name__} {state.name!r}"
-            yield _fault(where, problem, f'Model("{param}", base)', node.origin)
+            problem = f"expected a {kind.__name__}, found {type(state).__name__} {state.name!r}"
+            yield _fault(where, problem, fix, node.origin)
 
 
 def _several_writers(name: str, writers: tuple[Node, ...]) -> Fault:
     last_origin = writers[-1].origin
     *others, last = (f"{writer.name} ({line_of(writer, last_origin)})" for writer in writers)
     count = "two" if len(writers) == 2 else str(len(writers))
-    where = f"Model {name!r} has {count} writers"
+    kind = type(next(iter(writers[-1].states.values()))).__name__
+    where = f"{kind} {name!r} has {count} writers"
     fix = "add the losses (a + 0.1 * b) or use two Models"
+    if kind == "Table":
+        fix = "concat the rows, or use two Tables"
     return _fault(where, f"{', '.join(others)} and {last}", fix, last_origin)
 
 

@@ -1,9 +1,9 @@
 """Unused: settings that change nothing. The graph is valid all the same.
 
-Owns: lags without a trained Model, intakes where no row lags, ports whose parameter is left out and
-rewards of tokens of which only the sum is read, which are warned of; ports with weight 0, which are
-only noted, as an algorithm may have them for other weights. Does not own: unknown parameters
-(refused at the call), pruning (a pass of the planner).
+Owns: lags without a trained Model or beyond that of rows above, intakes where no row lags, ports
+whose parameter is left out and rewards of tokens of which only the sum is read, which are warned
+of; ports with weight 0, which are only noted, as an algorithm may have them for other weights. Does
+not own: unknown parameters (refused at the call), pruning (a pass of the planner).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from dataflow.errors import GraphWarning
 from dataflow.graph import Graph
-from dataflow.model import Buffer
+from dataflow.model import Buffer, State
 from dataflow.node import Node
+from dataflow.regions import find_written_tables
 from dataflow.rules.context import (
     Context,
     Wire,
@@ -37,6 +38,41 @@ def unused_lags(context: Context) -> Iterator[GraphWarning]:
             yield _changes_nothing(node, "max_lag", f"Model {models[0].name!r} is never trained")
         elif context.regions.of[node.name] == "evaluation":
             yield _changes_nothing(node, "max_lag", "an evaluation reads exactly one version")
+
+
+def held_back_lags(context: Context) -> Iterator[GraphWarning]:
+    """A generation that may lag, on rows of what may lag less: the least lag counts for all."""
+    changing = context.trained | find_written_tables(context.graph)
+    least: dict[int, Node] = {}
+    for node in context.graph.nodes:
+        above = [least[id(parent)] for parent in node.parents if id(parent) in least]
+        lag = node.params.get("max_lag", 0)
+        if node.operator.traits.generates and context.regions.of[node.name] == "stream":
+            for holder in sorted(above, key=_lag_of)[:1]:
+                if _lag_of(holder) < lag:
+                    yield _held_back(node, holder)
+        if any(state.name in changing for state in _list_read_states(node)):
+            above.append(node)
+        if above:
+            least[id(node)] = min(above, key=_lag_of)
+
+
+def _lag_of(node: Node) -> int:
+    return node.params.get("max_lag", 0)
+
+
+def _list_read_states(node: Node) -> list[State]:
+    states = (node.states.get(param) for param in node.operator.reads)
+    return [state for state in states if state is not None]
+
+
+def _held_back(node: Node, holder: Node) -> GraphWarning:
+    lag, less = _lag_of(node), _lag_of(holder)
+    problem = (
+        f"max_lag={lag} counts as {less}: it waits for the rows of {holder.name!r}"
+        f" ({line_of(holder, node.origin)}), which has max_lag={less}"
+    )
+    return warning_at(node, "held_back", problem, f"max_lag={lag} in {holder.name!r}")
 
 
 def unused_intakes(context: Context) -> Iterator[GraphWarning]:

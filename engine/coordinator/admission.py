@@ -22,7 +22,8 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.lost_rows import EmptiedGroup
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING, TAKEN
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.refs import Ref, SourceCut
 
 _ENDLESS = 1 << 62

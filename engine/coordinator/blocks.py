@@ -53,6 +53,8 @@ class Blocks:
     def __init__(self, *, weigh: bool = False) -> None:
         self._weigh = weigh
         self._tokens: dict[int, np.ndarray] = {}
+        self._weights: dict[int, np.ndarray] = {}
+        """Of blocks that say how much a generation of each row is expected to take."""
         self._refs: dict[int, tuple[str, int]] = {}
         self._needed: dict[int, int] = {}
         self._lost: dict[int, str] = {}
@@ -72,6 +74,8 @@ class Blocks:
         self._needed[number] = wanted
         if self._weigh:
             self._tokens[number] = ref.lengths
+        if len(ref.weight):
+            self._weights[number] = ref.weight
         if not wanted:
             self._done.append(number)
         return number
@@ -125,6 +129,7 @@ class Blocks:
             released.setdefault(worker, []).append(block)
         self._lost.pop(number, None)
         self._tokens.pop(number, None)
+        self._weights.pop(number, None)
         if number in self._moved:
             self.let_go(np.unique(self._moved.pop(number)[0]).tolist())
         self.on_gone(number)
@@ -155,6 +160,20 @@ class Blocks:
                 blocks = [self._tokens[number] for number in reading.numbers]
                 np.maximum(tokens, values_at(blocks, reading.block, reading.row), out=tokens)
         return tokens
+
+    def row_tokens(self, numbers: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """int64 [rows]: tokens of these rows of these blocks."""
+        unique, index = _index_numbers(numbers)
+        return values_at([self._tokens[number] for number in unique], index, row)
+
+    def weights(self, block: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """float32: how much each of these rows is expected to take, as its block says; 0 in a block
+        that does not say, as those that a checkpoint brought back.
+        """
+        numbers, index = _index_numbers(block)
+        silent = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.float32)
+        of_blocks = [self._weights.get(number, silent) for number in numbers]
+        return values_at(of_blocks, index, row, np.float32)
 
     def gather(self, reading: Reading) -> Gather:
         """Where these rows lie now, with the blocks numbered from 0. All have to be there."""

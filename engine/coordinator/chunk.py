@@ -32,8 +32,12 @@ class NodeChunk:
     again: bool = False
     """Whether it may be run again."""
     state: Literal["parked", "told", "ended"] = "parked"
+    watermark: int = 0
+    """The least tokens that a row of it has had which had not ended."""
     closed: bool = False
     """Whether it has ended once."""
+    owed: int = 0
+    """Of rows that were bound late: those that have neither come nor been given up."""
     runs: int = 0
     loses_rows: bool = False
     """Whether rows of it were lost alone, in any of its runs."""

@@ -265,6 +265,9 @@ class Coordinator:
                 self._losses.tell_unfetched_again(event, asked)
             case m.Stepped():
                 self._training.end_turn()
+            case m.PartTrained():
+                assert isinstance(asked.task, m.TrainPart)
+                self._training.parts.end_part(asked.task)
             case m.Loaded() | m.Offered():
                 self._take_weights(event, asked)
             case m.Recorded() | m.Evaluated():
@@ -286,11 +289,14 @@ class Coordinator:
             self._course.out += warn_of_small_data(self.plan, event.node, event.rows)
 
     def _take_rows(self, event: m.Produced, asked: Pending | None) -> None:
+        if asked is not None:
+            self._dispatch.late.note_rows(asked, len(event.ref.keys))
         if asked is None or not asked.wanted:  # it was given up: let its rows go
             self._blocks.add(event.ref, 0)
             return
         chunk = asked.chunk
         assert chunk is not None
+        chunk.watermark = max(chunk.watermark, event.watermark)
         number = self._regions[chunk.node.region].take_rows(chunk, event.ref)
         self._dispatch.note_rows(chunk, number, event.ref)
 
@@ -316,6 +322,8 @@ class Coordinator:
             self._course.fail(f"{self.plan.place(event.node)}: {problem} {missing}")
 
     def _drop_row(self, event: m.Tombstoned, asked: Pending | None) -> None:
+        if asked is not None:
+            self._dispatch.late.note_rows(asked, 1)
         if event.row_only and asked is not None and asked.chunk is not None:
             asked.chunk.loses_rows = True
         node = self.plan.node(event.node)

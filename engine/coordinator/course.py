@@ -167,20 +167,33 @@ class Course:
     def _in_gather(self) -> bool:
         if self._stopping or self.is_complete or self._sources.is_drained:
             return self._end()
+        moved = self._work_on_parts()
         # A synchronous Step waits for the end of its chunks, not for their rows alone: what they
         # measured comes after the rows, and once the weights have moved on a chunk whose Worker
         # dies before that could not run again (decision 0024).
         if self._dispatch.has_unended("stream"):
-            return False
+            return moved
         taken = self._sources.take(self.version)
         if self._sources.is_drained:
             return self._end()
         if any(not len(slots) for slots in taken.values()):
-            return False
+            return moved
         self._sources.note_formed()
         self._training.form(self.version + 1, taken)
         self.at = "step"
         return True
+
+    def _work_on_parts(self) -> bool:
+        """Work on the parts of a streamed Step whose other rows are generated; returns whether a
+        part was cut, so that nodes above the cut can run on it.
+        """
+        is_cut = self._sources.cut_parts()
+        parts = self._training.parts
+        for source, slots in self._sources.take_parts():
+            parts.add(self.version + 1, source, slots)
+        self.assign(parts.ready(), self.version + 1)
+        self.out += parts.tell(self._recovery.there)
+        return is_cut
 
     def _in_step(self) -> bool:
         step = self._training

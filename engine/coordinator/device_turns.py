@@ -79,6 +79,8 @@ class DeviceTurns:
         mates = zip(plan.turns, self._shared, strict=True)
         self._devices_of = {name: devices for names, devices in mates for name in names}
         self._in_lock_step = frozenset(n.name for n in plan.nodes if n.ranks > 1)
+        of_partial = (n.name for n in plan.nodes if n.ranks > 1 and n.layout.partial)
+        self._parts_in_lock_step = frozenset(of_partial)
 
     # --- what the core says -----------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class DeviceTurns:
 
     def _turn(self, devices: _SharedDevices, instruction: m.Task) -> _Turn:
         """This Worker's last turn; for a task of several ranks only if that is the last of all."""
-        together = _node_of(instruction) in self._in_lock_step
+        together = self._is_together(instruction)
         # What ranks do together begins when all have their devices: in a turn that others wait
         # behind, two sets of devices could wait for each other.
         turns = list(devices.turns)[-1:] if together else devices.turns
@@ -119,6 +121,17 @@ class DeviceTurns:
         new_turn = _Turn(instruction.worker)
         devices.turns.append(new_turn)
         return new_turn
+
+    def _is_together(self, instruction: m.Task) -> bool:
+        """Whether several ranks do this together, and wait for each other in it."""
+        match instruction:
+            case m.TrainStep() | m.FinishStep():
+                return instruction.node in self._in_lock_step
+            case m.TrainPart():
+                return instruction.node in self._parts_in_lock_step
+            case m.Offer():
+                return instruction.writer in self._in_lock_step
+        return False
 
     # --- what the world says ----------------------------------------------------------------------
 
@@ -192,13 +205,3 @@ class DeviceTurns:
                 if name != devices.holder
             ]
         return lines
-
-
-def _node_of(instruction: m.Task) -> str:
-    """The node that this is for, where it can have several ranks."""
-    match instruction:
-        case m.TrainStep():
-            return instruction.node
-        case m.Offer():
-            return instruction.writer
-    return ""

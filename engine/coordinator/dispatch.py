@@ -7,10 +7,12 @@
                                                                  or given up
     ended        a reader of rows that were lost                 such a reader -> parked
 
+A chunk of rows that are bound late is told as it is made (late_binding.py), and never parked.
+
 Owns: which chunk is next; keeping what a chunk reads until it has ended; and the lineage, by which
 rows that died with a Worker are made again. Does not own: the choice of a replica
-(replica_choice.py), which rows make a chunk (readiness.py, step.py), what becomes of its output
-(run_region.py), nor who is alive (recovery.py).
+(replica_choice.py, late_binding.py), which rows make a chunk (readiness.py, step.py), what becomes
+of its output (run_region.py), nor who is alive (recovery.py).
 
 A chunk runs again whole, with the same keys, where that gives the same rows: above the cut of a
 synchronous source, below the cut, and in an evaluation; if it reads a trained Model, only until the
@@ -30,32 +32,38 @@ from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.chunk_queue import Parked
+from engine.coordinator.late_binding import LateBinding
 from engine.coordinator.replica_choice import Idlest
 from engine.coordinator.tables import codes
 from engine.coordinator.task_ledger import Outstanding, Pending
+from engine.coordinator.unit_pool import UnitPool
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.replica_ranges import elastic_nodes
 from engine.protocol.messages import RunChunk
 from engine.protocol.refs import Ref
 
 _AHEAD = 2
-"""Chunks that a replica of an elastic node has at most: one to run, one so that it need not wait.
-The others are for replicas that join.
+"""Chunks that a replica of an elastic node has at most, where its rows are cut into chunks: one to
+run, one so that it need not wait. The others are for replicas that join.
 """
 
 
 class Dispatch:
-    """Every chunk that was assigned and is not forgotten."""
+    """Every chunk that was assigned and is not forgotten. pools: of nodes that bind late."""
 
-    def __init__(self, plan: Plan, blocks: Blocks, outstanding: Outstanding) -> None:
+    def __init__(
+        self, plan: Plan, blocks: Blocks, outstanding: Outstanding, pools: Iterable[UnitPool]
+    ) -> None:
         self._place = plan.place
         self._blocks = blocks
         self._outstanding = outstanding
         blocks.on_gone = self._gone
         self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
         self._elastic = {n.name for n in elastic_nodes(plan)}
-        self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
-        self._idlest = Idlest(plan.nodes, outstanding.rows)
+        self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.states)}
+        self.late = LateBinding(pools)
+        in_chunks = [n for n in plan.nodes if n.name not in self.late.credits]
+        self._idlest = Idlest(in_chunks, outstanding.rows)
         outstanding.on_chunk.append(self._rows_moved)
         self._parked = Parked()
         self._news = False
@@ -84,19 +92,28 @@ class Dispatch:
     def consider(self, worker: str) -> None:
         """A Worker may be able to run what it could not: it is there, or has its weights."""
         self._idlest.touch(worker)
+        self.late.consider(worker)
 
     def tell(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
         """What can be told now. able: whether a worker can run chunks of a node; whoever it becomes
         true of is considered.
         """
+        tasks = self._tell_parked(able)
+        for chunk, worker in self.late.bind(able, self._may_read):
+            chunk.again = False
+            self._blocks.hold(chunk.holds)
+            tasks.append(self._tell(chunk, worker))
+        return tasks
+
+    def _tell_parked(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
+        tasks: list[RunChunk] = []
         if not self._parked:
-            return []
+            return tasks
         if self._lost or self._suspects:
             return self._tell_readable(able)
         if not (self._news or self._idlest.has_changed):
-            return []
+            return tasks
         self._news = False
-        tasks: list[RunChunk] = []
         full_nodes: set[str] = set()
         while (chunk := self._parked.first(but=full_nodes)) is not None:
             worker = self._idlest_of(chunk.node, able)
@@ -150,6 +167,8 @@ class Dispatch:
             keys=chunk.keys,
             inputs=self._blocks.gathers(chunk.inputs),
             again=chunk.closed,
+            spans=chunk.spans,
+            weights=chunk.weights,
         )
         self._outstanding.ask(task, self._blocks.places(chunk.holds), chunk)
         return task
@@ -159,11 +178,17 @@ class Dispatch:
         missing = self._blocks.missing(numbers)
         for number in missing:
             self._make_again(number)
-        if missing:
-            return False
-        return not self._suspects or not self._blocks.some_at(
-            self._blocks.places(numbers), self._suspects
-        )
+        return not missing and not self._has_suspect(numbers)
+
+    def _has_suspect(self, numbers: Iterable[int]) -> bool:
+        """Whether one of these blocks is at a Worker that may be gone."""
+        suspects = self._suspects
+        return bool(suspects) and self._blocks.some_at(self._blocks.places(numbers), suspects)
+
+    def _may_read(self, numbers: frozenset[int]) -> bool:
+        """Whether these blocks can be read now; what is lost, the region of the rows knows soon."""
+        is_missing = bool(self._lost) and bool(self._blocks.missing(numbers))
+        return not is_missing and not self._has_suspect(numbers)
 
     def _make_again(self, number: int) -> None:
         chunk = self._maker.get(number)
@@ -203,6 +228,7 @@ class Dispatch:
         """A chunk has ended: release what it read. Returns what differs from an earlier run."""
         chunk = asked.chunk
         assert chunk is not None
+        self.late.end(asked)
         difference = self._moves(chunk) if asked.wanted and chunk.runs > 1 else ""
         self._end(chunk)
         return difference
@@ -295,6 +321,7 @@ class Dispatch:
         chunk = asked.chunk
         if chunk is None:
             return []
+        self.late.end(asked)
         self._blocks.let_go(chunk.blocks_remade)
         chunk.blocks_remade.clear()
         if chunk.again and asked.wanted:
@@ -326,6 +353,7 @@ class Dispatch:
         for chunk in self._parked:
             rows = f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows"
             lines.append(f"{rows} waits for {self._what_lacks(chunk)}")
+        lines += self.late.waiting()
         for (node, worker), count in self._outstanding.under_way.items():
             lines.append(f"{node}: chunks under way at {worker}: {count}")
         return lines

@@ -71,7 +71,7 @@ class EvaluationRound:
 
     def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """Close a chunk; returns a row that never came, if any."""
-        return self._prompts[chunk.node.source].close_chunk(chunk.node, chunk.keys)
+        return self._prompts[chunk.node.source].close_chunk(chunk)
 
     def drop(self, node: PlannedNode, event: Tombstoned) -> None:
         """A node's own policy gave a row up: leave its group out of the evaluation."""
@@ -87,7 +87,7 @@ class EvaluationRound:
 
     def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
         """Have other chunks make the rows that a chunk which was given up did not."""
-        return self._prompts[chunk.node.source].unissue(chunk.node, chunk.keys)
+        return self._prompts[chunk.node.source].unissue(chunk)
 
     @property
     def fruitless(self) -> str:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.coordinator.admission import Admission
-from engine.plan.plan import Plan, PlannedSource
+from engine.plan.plan import Plan
+from engine.plan.planned_source import PlannedSource
 
 
 class Livelock:

@@ -46,9 +46,10 @@ class CoordinatorParts:
 def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
     """Make the parts of a run that has not begun."""
     outstanding = Outstanding()
-    blocks = Blocks(weigh=any(node.chunks > 1 for node in plan.nodes))
-    dispatch = Dispatch(plan, blocks, outstanding)
+    streams = any(source.stream != "off" for source in plan.sources)
+    blocks = Blocks(weigh=streams or any(node.chunks > 1 for node in plan.nodes))
     sources = Sources(plan, settings, blocks)
+    dispatch = Dispatch(plan, blocks, outstanding, sources.pools)
     training = Training(plan, blocks, dispatch, outstanding, sources)
     evaluation = Evaluation(plan, blocks, dispatch, outstanding)
     versions = Versions(plan, outstanding)

@@ -13,7 +13,7 @@ leave as soon as its fate is known, then which other chunks it is in would depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.concat_rows import parts_of_concats
 from engine.coordinator.lost_rows import EmptiedGroup
+from engine.coordinator.part_cut import PartCut
 from engine.coordinator.prompts import (
     DROPPED,
     FINISHED,
@@ -34,6 +35,7 @@ from engine.coordinator.prompts import (
     PromptStates,
 )
 from engine.coordinator.readiness import Readiness
+from engine.coordinator.streamed_groups import StreamedGroups, first_generations
 from engine.coordinator.tables import (
     ABSENT,
     PENDING,
@@ -67,8 +69,17 @@ class PromptTable:
         self._tables = {n.name: RowTable(n.rows, FIRST_SLOTS) for n in self.nodes}
         self._slots = FIRST_SLOTS
         self._readiness = Readiness(self.nodes, self.prompts, self._tables, blocks)
+        self.pools = tuple(self._readiness.pools.values())
+        """Of the nodes whose rows are bound late."""
         self._parts = parts_of_concats(self.nodes)
         self._emptied: list[EmptiedGroup] = []
+        self.stream: StreamedGroups | None = None
+        """Of a source whose Steps are streamed."""
+
+    def stream_groups(self, make_cut: Callable[[], PartCut]) -> None:
+        """Work on parts of a Step while others are generated."""
+        tables = [(name, self._tables[name]) for name in first_generations(self.nodes)]
+        self.stream = StreamedGroups(tables, self.prompts, self._readiness, self.blocks, make_cut)
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -120,9 +131,10 @@ class PromptTable:
             self.blocks.mark_unwanted(number)
         return number
 
-    def close_chunk(self, node: PlannedNode, keys: Keys) -> Key | None:
+    def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """A chunk is done: a select's missing rows are absent. Returns any other missing row."""
-        slots, samples = self._locate(keys, node)
+        node = chunk.node
+        slots, samples = self._locate(chunk)
         table = self._tables[node.name]
         missing = table.state.reshape(-1)[table.entries(slots, samples)] == PENDING
         if not any_true(missing):
@@ -143,6 +155,7 @@ class PromptTable:
         self.prompts.failed[slots] = True
         self._tables[node].state[slots] = ABSENT
         self._tables[node].given_up[slots] = True
+        self._readiness.recall(slots)
         self._readiness.give_up(node, slots)
         self._readiness.note_changed(node, slots)
         return bool(first)
@@ -168,9 +181,11 @@ class PromptTable:
         emptied, self._emptied = self._emptied, []
         return emptied
 
-    def _locate(self, keys: Keys, node: PlannedNode) -> tuple[np.ndarray, np.ndarray]:
+    def _locate(self, chunk: NodeChunk) -> tuple[np.ndarray, np.ndarray]:
         """Slots and samples of the output rows of a chunk, as far as their prompts still run."""
-        out = keys.expand(node.rows // node.inner) if node.rows > node.inner else keys
+        node, out = chunk.node, chunk.keys
+        if node.rows > node.inner:
+            out = out.expand_spans(node.rows // node.inner, chunk.spans)
         slots = self.prompts.find(out)
         runs = slots >= 0
         return (slots, out.sample) if all_true(runs) else (slots[runs], out.sample[runs])
@@ -180,6 +195,8 @@ class PromptTable:
         if not self._readiness.has_changes:
             return []
         slots, chunks = self._readiness.pump()
+        if self.stream is not None:
+            self.stream.note_chunks(chunks)
         if len(slots):
             self._settle(slots)
         return chunks
@@ -355,6 +372,7 @@ class PromptTable:
             where, samples = np.nonzero(lost[node.name] & ~is_harmed[:, None])
             if len(where):
                 chunks += self._unmake(node, slots[where], samples)
+        self._readiness.recall(slots)
         self._readiness.changed_all()
         return slots[is_harmed], chunks
 
@@ -363,18 +381,15 @@ class PromptTable:
         self._readiness.unmade()
         self.blocks.drop(table.remake(at, samples))
         self.prompts.run_again(np.unique(at))
-        return self._readiness.reopen(node, at, samples // (node.rows // node.inner))
+        return self._readiness.reopen(node, at, samples)
 
-    def unissue(self, node: PlannedNode, keys: Keys) -> list[NodeChunk]:
+    def unissue(self, chunk: NodeChunk) -> list[NodeChunk]:
         """This chunk came to nothing: another one makes the rows that it did not. Returns the
         source's chunks; `pump` finds the rest.
         """
-        slots = self.prompts.find(keys)
-        at, samples = slots[slots >= 0], keys.sample[slots >= 0]
-        factor = node.rows // node.inner
-        state = self._tables[node.name].state[at].reshape(len(at), node.inner, factor)
-        is_unmade = (state[np.arange(len(at)), samples] == PENDING).any(axis=1)
-        return self._readiness.reopen(node, at[is_unmade], samples[is_unmade])
+        at, rows = self._locate(chunk)
+        is_unmade = self._tables[chunk.node.name].state[at, rows] == PENDING
+        return self._readiness.reopen(chunk.node, at[is_unmade], rows[is_unmade])
 
     # --- checkpoints ------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from engine.protocol.refs import Key, SourceCut
 
 FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
 FIRST_SLOTS = 64
+NO_PART = -1
 
 
 class PromptStates:
@@ -43,6 +44,10 @@ class PromptStates:
         self.order = np.zeros(FIRST_SLOTS, dtype=np.int64)
         """Number of its admission: the age of a prompt among those of one version."""
         self.failed = np.zeros(FIRST_SLOTS, dtype=bool)
+        self.part = np.full(FIRST_SLOTS, NO_PART, dtype=np.int64)
+        """The part of a streamed Step that it is in."""
+        self.in_cut = np.zeros(FIRST_SLOTS, dtype=bool)
+        """Whether it has ended, so that it has a part or is about to get one."""
         self.admissions = 0
         self._by_position: tuple[np.ndarray, np.ndarray] | None = None
         self._slot_of: dict[int, int] = {}
@@ -62,6 +67,8 @@ class PromptStates:
         self.order[slots] = self.admissions + np.arange(len(slots))
         self.cohort[slots] = self.admissions
         self.failed[slots] = False
+        self.part[slots] = NO_PART
+        self.in_cut[slots] = False
         self.admissions += len(slots)
         self.next = max(self.next, max(positions, default=-1) + 1)
         self._by_position = None
@@ -181,5 +188,8 @@ class PromptStates:
 
     def _grow(self, slots: int) -> None:
         self.count[FREE] += slots - len(self.status)
-        for name in ("status", "position", "attempt", "begun", "cohort", "order", "failed"):
+        names = ("status", "position", "attempt", "begun", "cohort", "order", "failed", "in_cut")
+        for name in names:
             setattr(self, name, lengthen(getattr(self, name), slots))
+        no_parts = np.full(slots - len(self.part), NO_PART, dtype=np.int64)
+        self.part = np.concatenate([self.part, no_parts])

@@ -16,6 +16,9 @@ An assignment of a node with ranks goes through these states:
     training    every rank to do its updates        Stepped of the last: the core hears of one
     dropped     every rank to answer all the same   Prepared or FetchFailed of the last
 
+A part of a streamed Step goes through them, too, where ranks compute it together (Layout.partial);
+else each rank sums the gradients of its share by itself, and answers PartTrained.
+
 The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`) have the
 same rows: its first rank fetches them, and broadcasts them to the others after Go.
 
@@ -46,6 +49,11 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.protocol import messages as m
 from engine.protocol.grouping import group_indices, values_at
 from engine.protocol.refs import Gather, OwnRows, Ref
+
+Assigned = m.TrainStep | m.TrainPart
+"""What is told with rows, which are split over ranks."""
+Together = m.TrainStep | m.TrainPart | m.FinishStep
+"""What is told to all ranks of a train node."""
 
 
 class RankGroups:
@@ -80,26 +88,36 @@ class RankGroups:
 
     def _split_instruction(self, instruction: m.Instruction) -> list[m.Instruction]:
         match instruction:
-            case m.TrainStep() if instruction.node in self._groups:
+            case m.TrainStep() | m.TrainPart() if instruction.node in self._groups:
                 return self._split_assignment(instruction)
+            case m.FinishStep() if instruction.node in self._groups:
+                return self._tell_all(instruction, self._groups[instruction.node])
             case m.FetchAhead() if instruction.node in self._groups:
                 return self._split_ahead(instruction)
             case m.Offer() if instruction.writer in self._groups:
-                ranks = self._groups[instruction.writer].workers
-                self._outstanding.ask_all(instruction, ranks)
-                keepers = self._keepers[instruction.writer]
-                return [replace(instruction, worker=r, keeps=r in keepers) for r in ranks]
+                return self._split_offer(instruction)
             case m.Release():
                 for block in instruction.blocks:
                     self._lengths.pop((instruction.worker, block), None)
                 return self._release_unread(instruction)
         return [instruction]
 
-    def _split_assignment(self, message: m.TrainStep) -> list[m.Instruction]:
+    def _tell_all(self, task: m.FinishStep, group: PlannedNode) -> list[m.Instruction]:
+        """What every rank is told alike."""
+        self._outstanding.ask_all(task, group.workers)
+        return [replace(task, worker=rank) for rank in group.workers]
+
+    def _split_offer(self, offer: m.Offer) -> list[m.Instruction]:
+        """Every rank takes part, and some keep the version for readers beside the first one."""
+        ranks, keepers = self._groups[offer.writer].workers, self._keepers[offer.writer]
+        self._outstanding.ask_all(offer, ranks)
+        return [replace(offer, worker=rank, keeps=rank in keepers) for rank in ranks]
+
+    def _split_assignment(self, message: Assigned) -> list[m.Instruction]:
         group = self._groups[message.node]
         self._outstanding.ask_all(message, group.workers)
         rows_by_share = self._shares(message, group)
-        messages: list[m.TrainStep] = []
+        messages: list[Assigned] = []
         for share, ranks in enumerate(group.shares):
             rows = {name: rows_of[share] for name, rows_of in rows_by_share.items()}
             to_first = _share(message, ranks[0], group, rows)
@@ -131,7 +149,7 @@ class RankGroups:
             messages.append(replace(message, worker=ranks[0], keys=keys, inputs=share.inputs))
         return messages
 
-    def _await(self, message: m.TrainStep) -> None:
+    def _await(self, message: Assigned) -> None:
         """A rank may fetch these rows until it has answered."""
         refs: set[tuple[str, int]] = set()
         for gather in _gathers(message.inputs):
@@ -150,7 +168,7 @@ class RankGroups:
                 released.append(block)
         return [replace(message, blocks=tuple(released))] if released else []
 
-    def _shares(self, message: m.TrainStep, group: PlannedNode) -> dict[str, list[np.ndarray]]:
+    def _shares(self, message: Assigned, group: PlannedNode) -> dict[str, list[np.ndarray]]:
         """For each row set, the rows of each share, ascending. Each set is split by itself."""
         keys_of = {ROWS: message.keys}
         keys_of |= {name: own_rows.keys for name, own_rows in message.others.items()}
@@ -202,8 +220,9 @@ class RankGroups:
             case m.Prepared():
                 released = self._end_fetch(event)
                 return [], released + self._begin_if_prepared(asked)
-            case m.Stepped() if event.node in self._groups:
-                return self._pass_last_step(event, asked), []
+            case m.Stepped() | m.PartTrained() if event.node in self._groups:
+                released = self._end_fetch(event) if isinstance(event, m.PartTrained) else []
+                return self._pass_last_step(event, asked), released
             case m.FetchFailed() if asked is not None and self._is_group(asked.task):
                 return self._pass_first_failure(event, asked), self._end_fetch(event)
             case m.Offered() if asked is not None and event.worker != asked.task.worker:
@@ -220,9 +239,11 @@ class RankGroups:
         self._outstanding.give_up(asked)
         return [event] if is_first else []
 
-    def _pass_last_step(self, event: m.Stepped, asked: Pending | None) -> list[m.Event]:
+    def _pass_last_step(
+        self, event: m.Stepped | m.PartTrained, asked: Pending | None
+    ) -> list[m.Event]:
         """Pass on the last rank's Step, as if the first rank said it."""
-        if asked is None or asked.parts:
+        if asked is None or asked.parts or not asked.wanted:
             return []
         return [replace(event, worker=self._groups[event.node].workers[0])]
 
@@ -231,10 +252,10 @@ class RankGroups:
         self._lengths = {ref: tokens for ref, tokens in self._lengths.items() if ref[0] != worker}
         self._free = {ref for ref in self._free if ref[0] != worker}
 
-    def _is_group(self, task: m.Task) -> TypeGuard[m.TrainStep]:
-        return isinstance(task, m.TrainStep) and task.node in self._groups
+    def _is_group(self, task: m.Task) -> TypeGuard[Together]:
+        return isinstance(task, Together) and task.node in self._groups
 
-    def _end_fetch(self, event: m.Prepared | m.FetchFailed) -> list[m.Instruction]:
+    def _end_fetch(self, event: m.Prepared | m.FetchFailed | m.PartTrained) -> list[m.Instruction]:
         """Release the blocks that only this rank kept, as it has fetched or dropped its rows."""
         refs = self._fetching.pop((event.id, event.worker), frozenset())
         self._awaited.subtract(refs)
@@ -250,7 +271,7 @@ class RankGroups:
         if asked is None or not asked.wanted or self._lacks_one(asked):
             return []
         task = asked.task
-        assert isinstance(task, m.TrainStep)
+        assert isinstance(task, Together)
         del self._lacking[task.id]
         self._outstanding.begin(asked)
         return [m.Go(id=task.id, node=task.node, worker=rank) for rank in asked.parts]
@@ -270,9 +291,10 @@ class RankGroups:
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
         lines = []
-        for asked in self._outstanding.of(m.TrainStep):
-            if self._is_group(asked.task):
-                lines.append(f"{asked.task.node}: {_what_ranks_lack(asked)}")
+        for kind in (m.TrainStep, m.TrainPart, m.FinishStep):
+            for asked in self._outstanding.of(kind):
+                if self._is_group(asked.task):
+                    lines.append(f"{asked.task.node}: {_what_ranks_lack(asked)}")
         return lines
 
 
@@ -308,8 +330,8 @@ def _gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> Iterator[Gather]:
 
 
 def _share(
-    message: m.TrainStep, worker: str, group: PlannedNode, rows: Mapping[str, np.ndarray]
-) -> m.TrainStep:
+    message: Assigned, worker: str, group: PlannedNode, rows: Mapping[str, np.ndarray]
+) -> Assigned:
     """What one rank is told: the keys and gathers of its own rows of each set, and where these are
     among how many.
     """
@@ -335,7 +357,7 @@ def _own_rows(keys: Keys, rows: np.ndarray) -> OwnRows:
     return OwnRows(keys=keys.take(rows), mine=rows, total=len(keys))
 
 
-def _to_ranks_of_share(message: m.TrainStep, ranks: tuple[str, ...]) -> list[m.TrainStep]:
+def _to_ranks_of_share(message: Assigned, ranks: tuple[str, ...]) -> list[Assigned]:
     """What the ranks of one share are told: the first fetches, and gives the others its rows.
     message: the first one's, as if it were alone.
     """

@@ -1,24 +1,24 @@
 """Which chunks of a source's nodes can begin.
 
-Owns: what has changed since it was asked last, and which rows were given to a chunk already. Does
-not own: the rows (tables.py), the prompts (prompts.py), nor what becomes of a prompt
-(prompt_table.py).
+Owns: what has changed since it was asked last, and which units were given to a chunk already, or
+to the pool of a node whose rows are bound late. Does not own: the rows (tables.py), the prompts
+(prompts.py), what a unit is (units.py), nor what becomes of a prompt (prompt_table.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from dataflow.arrays import any_true
-from engine.coordinator.blocks import Blocks
+from engine.coordinator.blocks import Blocks, Readings
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.chunk_inputs import held_blocks, table_readings
 from engine.coordinator.concat_rows import joined_state
 from engine.coordinator.lost_rows import lengthen
-from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, PromptStates
+from engine.coordinator.prompts import FIRST_SLOTS, NO_PART, RUNNING, PromptStates
 from engine.coordinator.reduced_rows import reduced_state, uppers
 from engine.coordinator.tables import (
     ABSENT,
@@ -30,6 +30,8 @@ from engine.coordinator.tables import (
     split_by_prompt,
     states_in,
 )
+from engine.coordinator.unit_pool import UnitPool, WaitingUnit
+from engine.coordinator.units import NodeUnits, cut_by_weight, whole_weights
 from engine.plan.plan import PlannedNode
 
 
@@ -49,7 +51,16 @@ class Readiness:
         self._blocks = blocks
         self._gates = {n.name: frozenset(n.gates) for n in nodes}
         self._uppers = uppers(nodes)
-        self._issued = {n.name: np.zeros((FIRST_SLOTS, n.inner), dtype=bool) for n in nodes}
+        self.units = {n.name: NodeUnits(n) for n in nodes}
+        self._issued = {
+            name: np.zeros((FIRST_SLOTS, units.count), dtype=bool)
+            for name, units in self.units.items()
+        }
+        """Units that are in a chunk, or in the pool."""
+        self._weighed_by = _weighed_by(nodes)
+        self.pools = {
+            n.name: UnitPool(n, prompts, partial(self._bind, n)) for n in nodes if n.binds_late
+        }
         self._dirty: set[int] = set()
         """Slots."""
         self._touched: set[str] = set()
@@ -75,6 +86,17 @@ class Readiness:
         self._dirty.update(self._prompts.slots(RUNNING).tolist())
         self._touched.update(n.name for n in self._nodes)
 
+    def note_part(self, slots: np.ndarray, roots: Iterable[str]) -> None:
+        """These prompts are a part of a streamed Step: nodes below the roots can run on them."""
+        self._dirty.update(slots.tolist())
+        self._touched.update(roots)
+
+    def has_unissued(self, name: str) -> bool:
+        """Whether a row of this node may still come and is in no chunk yet."""
+        slots = self._prompts.slots(RUNNING)
+        pending = (self._tables[name].state[slots] == PENDING).any(axis=1)
+        return bool((~self._issued[name][slots[pending]]).any())
+
     def note_settled(self) -> None:
         """Nothing has changed."""
         self._dirty.clear()
@@ -90,18 +112,32 @@ class Readiness:
             self._unmade = True
             self._gates = {n.name: read_by(n) for n in self._nodes}
 
-    def reopen(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> list[NodeChunk]:
-        """Another chunk is to make these rows: returns the source's; `pump` finds the others."""
+    def reopen(self, node: PlannedNode, at: np.ndarray, rows: np.ndarray) -> list[NodeChunk]:
+        """Another chunk is to make these output rows: returns the source's; `pump` finds the
+        others.
+        """
         if node.relation == "source":
             prompts = self._prompts.sort_slots(np.unique(at))
             if not len(prompts):
                 return []
             samples = np.zeros(len(prompts), dtype=np.int64)
             return [NodeChunk(node, self._prompts.keys(prompts, samples), {})]
-        self._issued[node.name][at, samples] = False
+        self._issued[node.name][at, self.units[node.name].of_rows[rows]] = False
         self._dirty.update(at.tolist())
         self._touched.update(node.gates)
         return []
+
+    def recall(self, slots: np.ndarray) -> None:
+        """Rows of these prompts are no longer what they were: take their units back from the pools,
+        to be looked at again.
+        """
+        at = frozenset(slots.tolist())
+        for node in self._nodes:
+            pool = self.pools.get(node.name)
+            for unit in pool.recall(at) if pool is not None else ():
+                self._issued[node.name][unit.slot, unit.unit] = False
+                self._dirty.add(unit.slot)
+                self._touched.update(node.gates)
 
     def forget(self, slots: np.ndarray) -> None:
         """Forget these prompts."""
@@ -146,7 +182,7 @@ class Readiness:
         states = states_in(state)
         if ABSENT in states:
             self._pass_on_absent(node, slots, state)
-        cohorts = node.chunking == "cohort"
+        cohorts = node.chunking != "ready"
         if PENDING in states and (cohorts or node.scope == "group"):
             decided = (state != PENDING).all(axis=1)
             slots, state = slots[decided], state[decided]
@@ -155,25 +191,37 @@ class Readiness:
         if cohorts:
             yield from self._whole_cohorts(node, slots)
             return
-        ready = (state == PRESENT) & ~self._issued[node.name][slots]
+        yield from self._issue_present(node, slots, state)
+
+    def _issue_present(
+        self, node: PlannedNode, slots: np.ndarray, state: np.ndarray
+    ) -> Iterator[NodeChunk]:
+        """Chunks of the units whose input row is there and that are in none."""
+        is_there = self.units[node.name].widen(state == PRESENT)
+        ready = is_there & ~self._issued[node.name][slots]
         if any_true(ready):
             yield from self._issue(node, slots, ready)
 
     def _whole_cohorts(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
-        """The chunks of each cohort of these prompts of which every row is decided."""
-        for number in sorted(set(self._prompts.cohort[slots].tolist())):
+        """The chunks of each cohort of these prompts (of a node that takes parts of a streamed
+        Step, of each part) of which every row is decided.
+        """
+        cohort = self._cohort(node)
+        for number in sorted(set(cohort[slots].tolist()) - {NO_PART}):
             if self._still_waits(node, number):
                 continue
-            of_cohort = (self._prompts.status == RUNNING) & (self._prompts.cohort == number)
+            of_cohort = (self._prompts.status == RUNNING) & (cohort == number)
             mates = self._prompts.sort_slots(of_cohort.nonzero()[0])
             state = self._input_state(node, mates)
             if PENDING in states_in(state):
                 pending = mates[(state == PENDING).any(axis=1)]
                 self._waits[node.name, number] = int(pending[-1])  # as rows come about in order
                 continue
-            ready = (state == PRESENT) & ~self._issued[node.name][mates]
-            if any_true(ready):
-                yield from self._issue(node, mates, ready)
+            yield from self._issue_present(node, mates, state)
+
+    def _cohort(self, node: PlannedNode) -> np.ndarray:
+        """int64 [slots]: the number of the prompts that share a chunk of this node."""
+        return self._prompts.part if node.chunking == "part" else self._prompts.cohort
 
     def _still_waits(self, node: PlannedNode, number: int) -> bool:
         """Whether the prompt that a cohort was seen to wait for is still not decided: all others
@@ -181,7 +229,7 @@ class Readiness:
         """
         slot = self._waits.pop((node.name, number), -1)
         prompts = self._prompts
-        if slot < 0 or prompts.status[slot] != RUNNING or prompts.cohort[slot] != number:
+        if slot < 0 or prompts.status[slot] != RUNNING or self._cohort(node)[slot] != number:
             return False
         waits = PENDING in states_in(self._input_state(node, np.array([slot])))
         if waits:
@@ -199,9 +247,10 @@ class Readiness:
         return input_state(node, self._tables, slots, unmade=unmade, reduced=reduced)
 
     def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
-        gone = (state == ABSENT) & ~self._issued[node.name][slots]
+        units = self.units[node.name]
+        gone = units.widen(state == ABSENT) & ~self._issued[node.name][slots]
         if any_true(gone):
-            where, sample = np.nonzero(np.repeat(gone, node.rows // node.inner, axis=1))
+            where, sample = np.nonzero(gone[:, units.of_rows])
             self._tables[node.name].state[slots[where], sample] = ABSENT
             self._issued[node.name][slots] |= gone
             self._touched.add(node.name)
@@ -209,18 +258,91 @@ class Readiness:
     def _issue(
         self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray
     ) -> Iterator[NodeChunk]:
-        """Chunks of these rows, prompts whole; `slots` are sorted by position, so rows by key."""
-        where, samples = ready.nonzero()
+        """Chunks of these units; `slots` are sorted by position, so rows by key. Where rows are
+        bound late they go into the pool.
+        """
+        where, units = ready.nonzero()
         at = slots[where]
         issued = self._issued[node.name]
-        issued.reshape(-1)[at * issued.shape[1] + samples] = True
-        if node.chunks == 1:
-            yield self._chunk(node, at, samples)
-            return
-        tokens = self._blocks.tokens(self._chunk(node, at, samples).inputs, len(at))
-        for rows in split_by_prompt(self._prompts.position[at], tokens, node.chunks):
-            yield self._chunk(node, at[rows], samples[rows])
+        issued.reshape(-1)[at * issued.shape[1] + units] = True
+        if node.name in self.pools:
+            of_node = self.units[node.name]
+            weights = self._weights(node, at, of_node.inputs_of(units))
+            self.pools[node.name].add(at, units, of_node.sizes_of(units), weights)
+        elif node.name in self._weighed_by or node.tail or self.units[node.name].per_row > 1:
+            yield from self._cut_by_weight(node, at, units)
+        elif node.chunks == 1:
+            yield self._chunk(node, at, units)
+        else:
+            tokens = self._tokens(node, at, units)
+            for rows in split_by_prompt(self._prompts.position[at], tokens, node.chunks):
+                yield self._chunk(node, at[rows], units[rows])
 
-    def _chunk(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> NodeChunk:
-        inputs = table_readings(node, self._tables, self._blocks, at, samples, self._prompts.keys)
-        return NodeChunk(node, self._prompts.keys(at, samples), inputs, held_blocks(inputs))
+    def _cut_by_weight(
+        self, node: PlannedNode, at: np.ndarray, units: np.ndarray
+    ) -> Iterator[NodeChunk]:
+        """Chunks of equal weight: of what the node is told, else of the tokens that are known."""
+        of_node = self.units[node.name]
+        samples = of_node.inputs_of(units)
+        if node.name in self._weighed_by:
+            of_rows = whole_weights(self._weights(node, at, samples))
+        else:
+            of_rows = self._tokens(node, at, units) + 1
+        weights = of_rows * of_node.sizes_of(units)
+        row = self._prompts.position[at] * node.inner + samples
+        for mine in cut_by_weight(weights, row, node.chunks, node.tail):
+            if node.name in self._weighed_by:  # else by key, as in every other chunk
+                mine = mine[np.lexsort((mine, -of_rows[mine]))]
+            yield self._chunk(node, at[mine], units[mine])
+
+    def _tokens(self, node: PlannedNode, at: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """int64: the tokens that are known of each unit's input row."""
+        inputs = self._inputs(node, at, self.units[node.name].inputs_of(units))
+        return self._blocks.tokens(inputs, len(at))
+
+    def _weights(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """float32: how much each of these input rows is expected to take; 0 where nobody says."""
+        if node.name not in self._weighed_by:
+            return np.zeros(len(at), dtype=np.float32)
+        producer, ratio = self._weighed_by[node.name]
+        block, row = self._tables[producer].where(at, samples, ratio)
+        return self._blocks.weights(block, row)
+
+    def _bind(self, node: PlannedNode, waiting: Sequence[WaitingUnit]) -> NodeChunk:
+        """The chunk of some units of the pool: by key, but the heavier first where weights say."""
+        at = np.array([unit.slot for unit in waiting], dtype=np.int64)
+        units = np.array([unit.unit for unit in waiting], dtype=np.int64)
+        lightness = np.array([unit.lightness for unit in waiting])
+        order = np.lexsort((units, self._prompts.position[at], lightness))
+        return self._chunk(node, at[order], units[order])
+
+    def _inputs(self, node: PlannedNode, at: np.ndarray, samples: np.ndarray) -> Readings:
+        return table_readings(node, self._tables, self._blocks, at, samples, self._prompts.keys)
+
+    def _chunk(self, node: PlannedNode, at: np.ndarray, units: np.ndarray) -> NodeChunk:
+        of_node = self.units[node.name]
+        first, spans = of_node.join(at, units)
+        at, samples = at[first], of_node.inputs_of(units[first])
+        inputs = self._inputs(node, at, samples)
+        chunk = NodeChunk(node, self._prompts.keys(at, samples), inputs, held_blocks(inputs))
+        chunk.spans = spans
+        if node.name in self._weighed_by:
+            chunk.weights = self._weights(node, at, samples)
+        return chunk
+
+
+def _weighed_by(nodes: Sequence[PlannedNode]) -> dict[str, tuple[str, int]]:
+    """Generations whose rows have weights: the producer of these, and the generation's input rows
+    for each of its rows.
+    """
+    by_name = {n.name: n for n in nodes}
+    weighed_by: dict[str, tuple[str, int]] = {}
+    for node in nodes:
+        gates = [i.gate for i in node.inputs if i.name == "weight" and not i.fetches]
+        for gate in gates if node.traits.generates else ():
+            producer = by_name[gate]
+            while producer.relation == "subset" and not producer.weight:
+                producer = by_name[producer.inputs[0].gate]  # it moves no rows
+            if producer.weight:
+                weighed_by[node.name] = (producer.name, node.inner // producer.rows)
+    return weighed_by

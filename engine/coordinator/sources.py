@@ -8,6 +8,7 @@ checkpoint, how much was dropped. Does not own: one source's prompts (prompt_tab
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -16,10 +17,12 @@ from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
+from engine.coordinator.part_cut import make_cut
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
 from engine.coordinator.run_settings import Restored, Settings
-from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.plan.plan import Plan, PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import Checkpoint, Task, Tombstoned
 from engine.protocol.refs import Gather, Key, Ref
 from engine.protocol.staleness import lag_metrics
@@ -32,7 +35,7 @@ class Sources:
         self._plan = plan
         self._settings = settings
         self._blocks = blocks
-        trained = (n.name for n in plan.nodes if any(use.trained for use in n.models))
+        trained = (n.name for n in plan.nodes if any(use.trained for use in n.states))
         self._trained = frozenset(trained)
         """Nodes whose rows change with the weights."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
@@ -40,6 +43,8 @@ class Sources:
         self.admissions = {
             s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
         }
+        self.pools = [pool for table in self.tables.values() for pool in table.pools]
+        """Units that wait for a slot of a replica, by node."""
         self._first_dropped = ""
 
     def restore(self, restored: Restored) -> None:
@@ -79,6 +84,21 @@ class Sources:
         """A Step is formed."""
         for admission in self.admissions.values():
             admission.note_formed()
+            if admission.table.stream is not None:
+                admission.table.stream.end_step()
+
+    def cut_parts(self) -> bool:
+        """Cut the parts of streamed Steps that are full; returns whether there are any."""
+        are_cut = [table.stream.cut_parts() for table in self.tables.values() if table.stream]
+        return any(are_cut)
+
+    def take_parts(self) -> list[tuple[str, np.ndarray]]:
+        """Each further part of which every row above the cut is decided: its source and slots."""
+        parts: list[tuple[str, np.ndarray]] = []
+        for name, table in self.tables.items():
+            if table.stream is not None:
+                parts += [(name, slots) for slots in table.stream.take_finished()]
+        return parts
 
     @property
     def is_drained(self) -> bool:
@@ -110,15 +130,23 @@ class Sources:
     def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
         """As in RunRegion."""
         node = chunk.node
-        return self.tables[node.source].add_rows(node.name, ref)
+        table = self.tables[node.source]
+        number = table.add_rows(node.name, ref)
+        if table.stream is not None:
+            table.stream.note_rows(chunk)
+        return number
 
     def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """As in RunRegion."""
-        return self.tables[chunk.node.source].close_chunk(chunk.node, chunk.keys)
+        table = self.tables[chunk.node.source]
+        if table.stream is not None:
+            table.stream.note_end(chunk)
+        return table.close_chunk(chunk)
 
     def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
         source = node.source
+        self._note_loss(source)
         if not self.tables[source].drop(event.node, event.key[0], event.key[2]):
             return ""
         self._note_first(event)
@@ -133,6 +161,7 @@ class Sources:
         now does.
         """
         source = node.source
+        self._note_loss(source)
         what = self.tables[source].lose_row(event.node, event.key, failed=event.failed)
         if what == "group":
             return self.drop_group(node, event)
@@ -143,6 +172,11 @@ class Sources:
         if event.failed:
             return self._why_overspent()
         return self._why_barren(source, event)
+
+    def _note_loss(self, source: str) -> None:
+        stream = self.tables[source].stream
+        if stream is not None:
+            stream.note_loss()
 
     def _note_first(self, event: Tombstoned) -> None:
         first = f"{self._plan.place(event.node)} row {event.key}: {event.error}"
@@ -190,7 +224,7 @@ class Sources:
 
     def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
         """As in RunRegion."""
-        return self.tables[chunk.node.source].unissue(chunk.node, chunk.keys)
+        return self.tables[chunk.node.source].unissue(chunk)
 
     def lose_blocks(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """These blocks are gone. Prompts with lost rows of a trained Model begin again, as its
@@ -247,4 +281,7 @@ def _table(plan: Plan, source: PlannedSource, blocks: Blocks) -> PromptTable:
     for node in plan.nodes:
         if node.region == "step":
             cut += [gate for gate in node.gates if gate in above]
-    return PromptTable(source.name, nodes, cut, blocks)
+    table = PromptTable(source.name, nodes, cut, blocks)
+    if source.stream != "off":
+        table.stream_groups(partial(make_cut, source.stream, source.part_tokens))
+    return table

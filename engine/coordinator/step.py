@@ -6,7 +6,7 @@ not own: what comes before (prompt_table.py) or after (course.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -42,8 +42,8 @@ class StepRun:
         self._prompt_tables = tables
         self._blocks = blocks
         self._table_of = {n.name: table for table in tables.values() for n in table.nodes}
-        self._waiting = {n.name: n for n in nodes if n.work != "train"}
-        self._trains = [n for n in nodes if n.work == "train"]
+        self._waiting = {n.name: n for n in nodes if not n.traits.steps}
+        self._trains = [n for n in nodes if n.traits.steps]
         self._rows: dict[str, StepRows] = {}
         self._parts: dict[str, list[StepRows]] = {}
         self._running: dict[str, int] = {}
@@ -88,6 +88,11 @@ class StepRun:
         inputs, _ = self.inputs(node.inputs, keys)
         tokens = self._blocks.tokens(inputs, len(keys))
         return [keys.take(rows) for rows in split_by_prompt(keys.position, tokens, node.chunks)]
+
+    def adopt(self, names: Iterable[str], parts: Sequence[StepRun]) -> None:
+        """Take over the rows that these nodes below the cut have made of the Step's parts."""
+        for name in names:
+            self._rows[name] = StepRows.merge([part.rows(name) for part in parts])
 
     def next_train(self) -> PlannedNode | None:
         """The train node whose turn it is; None while others run, or when all are trained."""

@@ -173,7 +173,7 @@ def input_state(
     the bytes not, or not ever, where the group was given up meanwhile. reduced: the state of an
     input that is reduced (reduced_rows.py).
     """
-    first, rest = (PENDING, np.maximum) if node.chunking == "cohort" else (ABSENT, np.minimum)
+    first, rest = (PENDING, np.maximum) if node.chunking != "ready" else (ABSENT, np.minimum)
     state: np.ndarray | None = None
     for i in node.inputs:
         if i.fan_in:

@@ -132,7 +132,9 @@ class Outstanding:
         match event:
             case m.Prepared() if asked is not None and asked.wanted:
                 self._set(asked, event.worker, "prepared")
-            case m.Prepared() | m.Stepped() | m.Offered() | m.Loaded() | m.FetchFailed():
+            case m.Prepared() | m.Stepped() | m.PartTrained() | m.Offered() | m.Loaded():
+                self._close_part(asked, event.worker)
+            case m.FetchFailed():
                 self._close_part(asked, event.worker)
             case _ if asked is not None:
                 self._close_part(asked, asked.task.worker)

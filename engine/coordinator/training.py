@@ -3,6 +3,7 @@
     told          waits for                                              ends with
     Record        every row of the Step to be there, its worker          Recorded
     TrainStep     the same, Record to be told, the one before to end     Stepped
+    FinishStep    the same, and all parts to be trained (step_parts.py)  Stepped
 
 Owns: what the recorder and the train nodes are told, again if rows were gone. Does not own: the
 nodes between the cut and them (step.py), nor what follows (course.py).
@@ -27,10 +28,15 @@ from engine.coordinator.run_region import undroppable
 from engine.coordinator.run_warnings import warn_of_empty_step
 from engine.coordinator.sources import Sources
 from engine.coordinator.step import StepRun
+from engine.coordinator.step_parts import StepParts
 from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import OwnRows, Record, Task, Tombstoned, TrainStep, Warn
+from engine.protocol.part_messages import FinishStep, TrainPart
 from engine.protocol.refs import Key, Ref
+
+Update = TrainPart | TrainStep | FinishStep
+"""What changes what a train node has."""
 
 CanBeTold = Callable[[str], bool]
 """Whether a Worker can be told something."""
@@ -53,10 +59,14 @@ class Training:
         self._outstanding = outstanding
         self._prompts = sources.tables
         self._late = sources.late
-        self._nodes = [n for n in plan.nodes if n.region == "step"]
+        self.parts = StepParts(plan, blocks, dispatch, outstanding, sources.tables)
+        of_step = [n for n in plan.nodes if n.region == "step"]
+        self._nodes = [n for n in of_step if n.work == "train" or not n.in_parts]
         self.run: StepRun | None = None
         self._unrecorded = False
         """Whether the recorder is still to be told."""
+        self._has_parts_rows = False
+        """Whether the Step has taken over what was made of its parts."""
         self._moved = False
         """Whether some train node of the Step has done its updates."""
 
@@ -69,6 +79,7 @@ class Training:
         self.run = StepRun(step, self._nodes, self._prompts, taken, self._blocks)
         self._unrecorded = bool(self._plan.recorded)
         self._moved = False
+        self._has_parts_rows = False
 
     def retire(self) -> None:
         """It is over: release its rows."""
@@ -81,23 +92,33 @@ class Training:
         assert self.run is not None
         self.run.release()
         self.run = None
+        self.parts.forget()
 
     # --- telling ----------------------------------------------------------------------------------
 
     def ready(self) -> list[NodeChunk]:
         """Chunks below the cut that can run."""
         assert self.run is not None
-        return self.run.ready()
+        chunks = self.parts.ready()
+        if not self._has_parts_rows and self.parts.is_settled:
+            self.run.adopt(self.parts.makers, self.parts.runs)
+            self._has_parts_rows = True
+        if self._has_parts_rows:
+            chunks += self.run.ready()
+        return chunks
 
-    def tell(self, can_be_told: CanBeTold) -> list[Record | TrainStep | Warn]:
+    def tell(self, can_be_told: CanBeTold) -> list[Record | Update | Warn]:
         """What the recorder and the train node whose turn it is can be told now."""
         assert self.run is not None
-        instructions: list[Record | TrainStep | Warn] = []
-        if not self.run.is_settled:
+        instructions: list[Record | Update | Warn] = []
+        instructions += self.parts.tell(can_be_told)
+        if not (self._has_parts_rows and self.run.is_settled):
             return instructions
         if self._unrecorded:
             instructions += self._tell_recorder(self.run, can_be_told)
-        while not self._unrecorded and not self._outstanding.of(TrainStep):
+        # No update before all gradients are there: until the weights move, lost rows can be made
+        # again.
+        while self._may_update:
             node = self.run.next_train()
             if node is None:
                 break
@@ -109,7 +130,11 @@ class Training:
                 self.run.end_turn()
                 instructions += warnings
                 continue
-            message = self._tell(self.run, node, full_sets)
+            message: Update | None
+            if node.in_parts:
+                message = self._tell_finish(self.run, node)
+            else:
+                message = self._tell(self.run, node, full_sets)
             if message is None:  # rows are being made again: this is asked once more
                 break
             instructions += [*warnings, message]
@@ -162,18 +187,39 @@ class Training:
         self._outstanding.ask(task, self._blocks.places(holds))
         return task
 
+    def _tell_finish(self, run: StepRun, node: PlannedNode) -> FinishStep:
+        self._dispatch.moved_on = True
+        task = FinishStep(
+            id=self._outstanding.new_id(),
+            node=node.name,
+            worker=node.workers[0],
+            step=run.step,
+            parts=self.parts.summed(node.name),
+        )
+        self._outstanding.ask(task)
+        return task
+
+    @property
+    def _may_update(self) -> bool:
+        """Whether the next train node can be told of its updates."""
+        is_training = self._outstanding.of(TrainStep) or self._outstanding.of(FinishStep)
+        return not (self._unrecorded or is_training) and self.parts.are_trained
+
     # --- the verbs of a region --------------------------------------------------------------------
+
+    def _run_of(self, chunk: NodeChunk) -> StepRun:
+        run = self.parts.run_of(chunk) or self.run
+        assert run is not None
+        return run
 
     def take_rows(self, chunk: NodeChunk, ref: Ref) -> int:
         """As in RunRegion."""
-        assert self.run is not None
         fresh = self._dispatch.find_fresh(chunk, ref.keys)
-        return self.run.add_rows(chunk.node.name, ref, fresh)
+        return self._run_of(chunk).add_rows(chunk.node.name, ref, fresh)
 
     def close_chunk(self, chunk: NodeChunk) -> Key | None:
         """As in RunRegion."""
-        assert self.run is not None
-        return self.run.close_chunk(chunk.node)
+        return self._run_of(chunk).close_chunk(chunk.node)
 
     def drop_group(self, node: PlannedNode, event: Tombstoned) -> str:
         """A Step has the groups that it was formed of: any failure ends the run."""
@@ -188,7 +234,9 @@ class Training:
         """The train node did not begin, or the recorder did not end: it is told again."""
         if isinstance(task, Record):
             self._unrecorded = True
-        elif isinstance(task, TrainStep):
+        elif isinstance(task, TrainPart):
+            self.parts.tell_again(task)
+        elif isinstance(task, TrainStep | FinishStep):
             self._dispatch.moved_on = self._moved
 
     def reissue(self, chunk: NodeChunk) -> list[NodeChunk]:
@@ -231,6 +279,7 @@ class Training:
         """As in RunRegion."""
         if self.run is not None:
             self.retire()
+        self.parts.release()
 
     # --- what comes of it -------------------------------------------------------------------------
 
@@ -248,9 +297,10 @@ class Training:
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
+        lines = self.parts.waiting()
         if self.run is None:
-            return []
-        lines = self.run.waiting()
+            return lines
+        lines += self.run.waiting()
         if self._outstanding.of(Record):
             lines.append(f"step {self.run.step}: its samples are not written yet")
         return lines

@@ -50,13 +50,15 @@ class _Weights:
 
 
 class Versions:
-    """The readers of every Model that some train node writes, and of its followers."""
+    """The readers of every Model that some train node writes, of its followers, and of Tables,
+    which are versions like a Model's.
+    """
 
     def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
-        self._models = plan.models
+        self._models = plan.states
         self._nodes = {n.name: n for n in plan.nodes}
-        self._writers = {m.name: m.writer for m in plan.models if m.writer}
+        self._writers = {m.name: m.writer for m in plan.states if m.writer}
         self._readers = _readers(plan)
         self._late = {n.name for n in plan.nodes if n.lag}
         """Readers that may use an older version while they load this one."""
@@ -432,7 +434,7 @@ def _readers(plan: Plan) -> dict[str, list[tuple[str, str]]]:
     """Worker -> (reader, model) of each Model with a writer that is read there."""
     nodes = {n.name: n for n in plan.nodes}
     readers: dict[str, list[tuple[str, str]]] = {}
-    for model in plan.models:
+    for model in plan.states:
         if not model.writer:
             continue
         for reader in model.readers:

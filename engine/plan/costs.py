@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from engine.plan.cluster import Cluster
 from engine.plan.cost import training, transfers
-from engine.plan.cost.decode import DecodeBatch, Decoded, schedule_decode
+from engine.plan.cost.decode import DecodeBatch, Decoded, cache_room, schedule_decode
 from engine.plan.cost.devices import (
     CPU,
     KINDS,
@@ -193,35 +195,54 @@ class PlanCosts:
         """Schedule the generation of one replica's rows, in their order. Raises PlanError for a row
         that its cache cannot hold.
         """
-        planned, model = self._nodes[node], self._require_sizes(node)
-        layout, where = planned.layout, self.place(node)
-        ranks = layout.inner * layout.tensor
-        room = layout.cache_bytes * ranks // max(1, model.cached_bytes)
-        batch = DecodeBatch(
-            prompts=rows.prompts,
-            answers=rows.answers,
-            shared=samples_of(planned),
+        limits = self.decode_limits(node)
+        batch = replace(limits, prompts=rows.prompts, answers=rows.answers)
+        decoded = schedule_decode(self.require_sizes(node), self.place(node), batch)
+        return decoded.times(self.correction(node, rows))
+
+    def decode_limits(self, node: str) -> DecodeBatch:
+        """Make a batch without rows: what limits those that one replica of a generation decodes."""
+        planned = self._nodes[node]
+        layout = planned.layout
+        no_rows = np.zeros(0, np.int64)
+        return DecodeBatch(
+            prompts=no_rows,
+            answers=no_rows,
+            # The others of a prompt's answers may be decoded elsewhere.
+            shared=-(-samples_of(planned) // layout.spread),
             slots=layout.slots,
-            room=room,
+            room=cache_room(self.require_sizes(node), self.place(node), layout.cache_bytes),
             budget=layout.tokens,
-            # operators/kernels/torch/static_keys.py; vLLM's rows read the blocks that they share.
-            copied=where.device.is_gpu and kernel_family(planned) == "torch",
+            copied=self._copies_prompts(planned),
         )
-        return schedule_decode(model, where, batch).times(self._correction(node, rows))
+
+    def _copies_prompts(self, node: PlannedNode) -> bool:
+        """Whether each row reads a copy of its prompt: on a GPU by torch
+        (operators/kernels/torch/static_keys.py); vLLM's rows read the blocks that they share.
+        """
+        return self.place(node.name).device.is_gpu and kernel_family(node) == "torch"
 
     def forward(self, node: str, rows: RowLengths) -> Time:
         """Time of one rank's share of a replica's rows."""
         planned = self._nodes[node]
         ranks = planned.layout.data
         fed = _pack(planned, rows, planned.inner, ranks)
-        time = training.forward_time(self._require_sizes(node), self.place(node), fed)
-        return time.times(self._correction(node, rows, ranks))
+        time = training.forward_time(self.require_sizes(node), self.place(node), fed)
+        return time.times(self.correction(node, rows, ranks))
 
-    def train(self, node: str, sets: Mapping[str, RowLengths], *, share: bool = False) -> Time:
+    def train(
+        self,
+        node: str,
+        sets: Mapping[str, RowLengths],
+        *,
+        share: bool = False,
+        updates: bool = True,
+    ) -> Time:
         """Time of one rank's share of a Step, whose rows are given by row set (`rows` for its own).
-        share: they are those of the rank alone.
+        share: they are those of the rank alone. updates: whether they are followed by the updates;
+        those of a part of a Step are not.
         """
-        planned, model, where = self._nodes[node], self._require_sizes(node), self.place(node)
+        planned, model, where = self._nodes[node], self.require_sizes(node), self.place(node)
         params = self._graph.node(node).params
         epochs = int(params["epochs"])
         ranks = 1 if share else planned.layout.data
@@ -229,20 +250,25 @@ class PlanCosts:
         for name, rows in sets.items():
             inner = max(self._nodes[intake.gate].rows for intake in planned.row_sets[name])
             fed = _pack(planned, rows, inner, ranks)
-            updates = 0  # other row sets are trained in the same updates as the node's own rows
-            if name == ROWS:
-                updates = epochs * int(params["minibatches"])
+            update_count = 0  # other row sets are trained in the same updates as the node's own
+            if name == ROWS and updates:
+                update_count = epochs * int(params["minibatches"])
             time = training.train_time(
                 model,
                 where,
                 fed,
                 epochs=epochs,
-                updates=updates,
+                updates=update_count,
                 recomputed=planned.layout.recompute == "layers",
                 offloaded=planned.layout.offload == "optimizer",
             )
-            whole += time.times(self._correction(node, rows, ranks))
+            whole += time.times(self.correction(node, rows, ranks))
         return whole
+
+    def update(self, node: str) -> Time:
+        """Time of one rank's update of a Step whose gradients are there."""
+        none = np.zeros(0, dtype=np.int64)
+        return self.train(node, {ROWS: RowLengths(none, none)})
 
     def weights(self, model: PlannedModel, worker: str, readers: int = 1, source: str = "") -> Time:
         """Time until a version has come from its writer, or another Worker that has it (source), to
@@ -329,7 +355,7 @@ class PlanCosts:
             bytes_of_a_row[name] = (read_bytes[name] or made_bytes[name]) / rows
         return bytes_of_a_row
 
-    def _require_sizes(self, node: str) -> Sizes:
+    def require_sizes(self, node: str) -> Sizes:
         """Sizes of the Model that a node computes with. Raises PlanError if they are unknown."""
         sizes = self.sizes(node)
         if sizes is None:
@@ -337,7 +363,7 @@ class PlanCosts:
             raise PlanError(f"{node}: {problem}. Fix: a base with a config.json and safetensors.")
         return sizes
 
-    def _correction(self, node: str, rows: RowLengths, divisor: int = 1) -> float:
+    def correction(self, node: str, rows: RowLengths, divisor: int = 1) -> float:
         """The factor on fitted seconds: what a profile measured of rows like a rank's of these over
         what its fit says, times what a run adds.
         """

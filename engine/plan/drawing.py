@@ -96,7 +96,7 @@ def _note_lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield node.name, _describe_node(node)
     for edge in plan.edges:
         yield f"{edge.producer}->{edge.consumer}", f"{shown_bytes(edge.bytes)}, {edge.route}"
-    for model in plan.models:
+    for model in plan.states:
         # Without a writer there are no versions, and no edge that could bring them.
         if model.writer:
             for reader in model.readers:

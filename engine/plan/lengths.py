@@ -63,6 +63,8 @@ class _LengthFinder:
     def _find_lengths(self, node: Node) -> Lengths:
         if node.operator.traits.generates:
             return self._find_rollout(node)
+        if node.operator.tokenises and _reads_prompt_alone(node):
+            return self._find_prompt_row(node)
         if node.operator.tokenises:
             return self._find_demonstration(node)
         if node.operator.work == "source":
@@ -87,6 +89,17 @@ class _LengthFinder:
             return lengths
         return lengths.take_demonstrations(counts, self._context_of(model))
 
+    def _find_prompt_row(self, node: Node) -> Lengths:
+        """Rows that are a prompt and an end token, for the Model that reads them."""
+        lengths = of_rollout(1, None)
+        reader = reader_of(self._graph, node)
+        states = () if reader is None else reader.states.values()
+        model = next((s for s in states if isinstance(s, Model)), None)
+        if model is None:
+            return lengths
+        counts = _count_prompt_tokens(node, model.base, self._domains)
+        return lengths.clip(self._context_of(model)).take_counts(counts, drops=False)
+
     def _find_rollout(self, node: Node) -> Lengths:
         policy = next(s for s in node.states.values() if isinstance(s, Model))
         context = self._context_of(policy)
@@ -109,9 +122,15 @@ class _LengthFinder:
         return shape.context if shape else 0
 
 
-def _count_prompt_tokens(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
-    """Count the prompts of a generation. base: of the Model whose tokenizer they are read by."""
-    prompt = next(iter(generation.inputs.values()))
+def _reads_prompt_alone(node: Node) -> bool:
+    """Whether its token ids are made of prompts, and of no other text of the data."""
+    declared = node.operator.inputs
+    return bool(declared) and not any(each.ancestors_from for each in declared)
+
+
+def _count_prompt_tokens(node: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
+    """Count the prompts that a node reads first. base: of the Model whose tokenizer reads them."""
+    prompt = next(iter(node.inputs.values()))
     for port in row_line(prompt, domains):
         above = port.node
         if above.operator.data_tokens:

@@ -76,6 +76,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """How many of 2..8: balance, as training keeps up with; most, all; fixed, as scale() says."""
     chunks: Mapping[str, int] = field(default_factory=dict)
     """Parts that a node's rows of a Step are cut into (rollout=3); by default, its replicas."""
+    spread: Mapping[str, int] = field(default_factory=dict)
+    """Spans that a prompt's answers are cut into, for replicas (rollout=2); else by price."""
+    tail: Mapping[str, float] = field(default_factory=dict)
+    """Share of the rows of most weight that have chunks apart (rollout=0.2); else by price."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
@@ -88,6 +92,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """What waits on the host between updates (train_policy=optimizer), or none; likewise."""
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
+    stream: Literal["off", "ordered", "arrival"] = "off"
+    """A synchronous Step in parts while it is generated: ordered keeps its bits; arrival, any."""
+    part_tokens: int = 0
+    """Tokens of answers in a part of a streamed Step; 0: as many as make some eight parts."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective", "ipc"] = "auto"
@@ -194,12 +202,16 @@ def make_placing(options: RunOptions) -> Placing:
         replicas=most,
         least=least,
         chunks=options.chunks,
+        spread=options.spread,
+        tail=options.tail,
         ranks=options.ranks,
         tensor=options.tensor,
         shard=options.shard,
         recompute=options.recompute,
         offload=options.offload,
         compiled=options.compiled,
+        stream=options.stream,
+        part_tokens=options.part_tokens,
         turns=options.turns,
         hosts=hosts,
         weights=options.weights,

@@ -14,6 +14,7 @@ from typing import Literal
 
 from dataflow.kernel import Offload, Recompute
 from engine.plan.cluster import Cluster
+from engine.plan.planned_source import Streaming
 
 Spread = Literal["one", "auto", "apart"]
 Weights = Literal["auto", "pull", "collective", "ipc"]
@@ -35,6 +36,9 @@ class Placing:
     least: Mapping[str, int] = field(default_factory=dict)
     """How many of these there are at the beginning."""
     chunks: Mapping[str, int] = field(default_factory=dict)
+    spread: Mapping[str, int] = field(default_factory=dict)
+    """Of generations that are not named, the planner chooses; as of the next."""
+    tail: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
     shard: bool = False
@@ -45,6 +49,9 @@ class Placing:
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of a Worker, by name or by a label (`gpu:H200`); the planner spreads all others."""
+    stream: Streaming = "off"
+    part_tokens: int = 0
+    """Tokens of answers in a part of a streamed Step; 0: the planner chooses."""
     weights: Weights = "auto"
     inproc: bool = False
     """All nodes are on `main`; of the other wishes for places only chunks count (also by replicas).

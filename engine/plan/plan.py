@@ -23,6 +23,8 @@ from dataflow.regions import Region
 from engine.plan.cluster import Cluster
 from engine.plan.estimates import Estimate, PlannedProcess
 from engine.plan.planned_input import PlannedInput, list_fetches
+from engine.plan.planned_phase import PlannedPhase
+from engine.plan.planned_source import PlannedSource
 
 FORMAT = 1
 
@@ -32,7 +34,7 @@ Relation = Literal["source", "same", "expand", "subset", "reduce", "concat", "si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """How a node uses a Model."""
+    """How a node uses a Model, or a Table."""
 
     param: str
     model: str
@@ -74,13 +76,14 @@ class PlannedNode:
     """
     inputs: tuple[PlannedInput, ...] = ()
     models: tuple[ModelUse, ...] = ()
+    tables: tuple[ModelUse, ...] = ()
     kernel: str = ""
     layout: Layout = field(default_factory=Layout)
     workers: tuple[str, ...] = ("main",)
     """The replicas, each with its ranks in order."""
-    chunking: Literal["cohort", "ready"] = "cohort"
-    """Prompts admitted together, so what shares a batch is decided before it starts; or whatever
-    has come, as far as the scope allows.
+    chunking: Literal["cohort", "part", "ready"] = "cohort"
+    """Prompts admitted together, so what shares a batch is decided before it starts; those of a
+    part of a streamed Step; or whatever has come, as far as the scope allows.
     """
     chunks: int = 1
     """Into how many chunks of whole prompts a cohort (below the cut: a Step) is cut, whatever the
@@ -93,8 +96,14 @@ class PlannedNode:
     """The column of its rows by which a generation below weighs them (`generate(weight=...)`), if
     any: it is told with each row, and does not travel to that generation.
     """
+    tail: float = 0.0
+    """Of a generation that is cut into chunks: the share of the heaviest rows that have chunks of
+    their own; 0: none have.
+    """
     max_lag: int = 0
     """As given to the node."""
+    in_parts: bool = False
+    """Whether it works on the parts of a streamed Step, one after another."""
     lag: int = 0
     """How many versions its rows' weights may trail the published ones; 0 except in a stream whose
     source has a lag.
@@ -114,9 +123,21 @@ class PlannedNode:
         return TRAITS[self.work]
 
     @property
+    def states(self) -> tuple[ModelUse, ...]:
+        """Its uses of Models and Tables, all of which have versions."""
+        return (*self.models, *self.tables)
+
+    @property
     def live_rows(self) -> int:
         """The most of its rows for each prompt that are under way at once."""
         return self.rows // self.segments
+
+    @property
+    def binds_late(self) -> bool:
+        """Whether its rows are given to a replica only as the slots there fall free: a generation
+        with lag whose chunks nobody asked for.
+        """
+        return self.chunking == "ready" and self.lag > 0 and self.traits.generates
 
     @property
     def gates(self) -> tuple[str, ...]:
@@ -166,19 +187,6 @@ class PlannedNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedSource:
-    """How a source is admitted."""
-
-    name: str
-    batch: int
-    """Prompts a Step."""
-    max_lag: int = 0
-    intake: Literal["exact", "admission", "drop"] = "exact"
-    cohort: int = 0
-    """Prompts that are admitted at once; 0 for all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEdge:
     """One data edge: its columns, bytes a Step and route."""
 
@@ -197,7 +205,9 @@ class PlannedEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """One Model: who writes it, who reads it and how its versions get there."""
+    """One Model, or a Table, which has no base: who writes it, who reads it and how its versions
+    get there.
+    """
 
     name: str
     base: str
@@ -223,38 +233,13 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedPhase:
-    """A plan's place in a Program: phase `number`, from 1, of `count`. Known once it begins:
-    boundaries, the Step of the run after which each phase before ended; pinned, those of them whose
-    checkpoints have to stay. By directory: starts, the weights that Models begin with; states, of
-    train nodes whose optimizer goes on; left, all that earlier phases changed.
-    """
-
-    program: str
-    number: int
-    count: int
-    title: str
-    carried: Mapping[str, Carried] = field(default_factory=dict)
-    """Models that do not begin with their base, and whose weights they begin with."""
-    boundaries: tuple[int, ...] = ()
-    pinned: tuple[int, ...] = ()
-    starts: Mapping[str, str] = field(default_factory=dict)
-    states: Mapping[str, str] = field(default_factory=dict)
-    left: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def first(self) -> int:
-        """The Steps of the run before this phase."""
-        return self.boundaries[-1] if self.boundaries else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
     """What the passes decide. `nodes` in running order; train nodes in the order of the sinks."""
 
     nodes: tuple[PlannedNode, ...] = ()
     sources: tuple[PlannedSource, ...] = ()
     models: tuple[PlannedModel, ...] = ()
+    tables: tuple[PlannedModel, ...] = ()
     edges: tuple[PlannedEdge, ...] = ()
     recorded: tuple[PlannedInput, ...] = ()
     """Columns that samples and row metrics are made of, taken when a Step has been trained."""
@@ -283,6 +268,11 @@ class Decisions:
     def first(self) -> int:
         """The Steps of the run before this plan's own, which count from 1."""
         return self.phase.first if self.phase else 0
+
+    @property
+    def states(self) -> tuple[PlannedModel, ...]:
+        """The Models and Tables, all of which have versions."""
+        return (*self.models, *self.tables)
 
     @property
     def phase_number(self) -> int:
@@ -398,12 +388,14 @@ class Plan(Decisions, Displayed):
 
     @property
     def stateful(self) -> frozenset[str]:
-        """Workers whose state only a checkpoint restores: trainers, and readers of followers."""
+        """Workers whose state only a checkpoint restores: those of train and record nodes, and of
+        readers of followers.
+        """
         followers = {model.name for model in self.models if model.follows}
         stateful: set[str] = set()
         for node in self.nodes:
             models = {use.model for use in node.models if use.param != "tokenizer"}
-            if node.work == "train" or not followers.isdisjoint(models):
+            if node.traits.steps or not followers.isdisjoint(models):
                 stateful.update(node.workers)
         return frozenset(stateful)
 

@@ -17,7 +17,8 @@ from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
 from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
-from engine.plan.plan import Decisions, Plan, PlannedPhase
+from engine.plan.plan import Decisions, Plan
+from engine.plan.planned_phase import PlannedPhase
 from engine.plan.warnings import WARNINGS
 
 

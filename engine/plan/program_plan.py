@@ -21,7 +21,8 @@ from dataflow.randomness import stream_seed
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.placement import Placing
-from engine.plan.plan import Plan, PlannedPhase
+from engine.plan.plan import Plan
+from engine.plan.planned_phase import PlannedPhase
 from engine.plan.planner import make_plan, workers_of
 
 FORMAT = 1
@@ -179,6 +180,8 @@ class _Wishes:
             replicas=pick(placing.replicas),
             least=pick(placing.least),
             chunks=pick(placing.chunks),
+            spread=pick(placing.spread),
+            tail=pick(placing.tail),
             ranks=pick(placing.ranks),
             tensor=pick(placing.tensor),
             recompute=pick(placing.recompute),

@@ -25,21 +25,23 @@ def group_indices(group: np.ndarray, count: int) -> list[np.ndarray]:
     return [order[bounds[number] : bounds[number + 1]] for number in range(count)]
 
 
-def values_at(blocks: Sequence[np.ndarray], block: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """blocks[block[i]][row[i]] for each i, as int64 [rows].
+def values_at(
+    blocks: Sequence[np.ndarray], block: np.ndarray, row: np.ndarray, dtype: type = np.int64
+) -> np.ndarray:
+    """blocks[block[i]][row[i]] for each i, as `dtype` [rows].
 
     blocks: integers, one array a block. block, row: integers [rows]. The work is linear in rows and
     blocks, but for a sort.
     """
     if not len(row):
-        return np.zeros(0, dtype=np.int64)
+        return np.zeros(0, dtype=dtype)
     if len(blocks) == 1:
-        return blocks[0][row].astype(np.int64)
+        return blocks[0][row].astype(dtype)
     sizes = [len(each) for each in blocks]
     if sum(sizes) <= _SPARSE * len(row):
         starts = np.cumsum([0, *sizes], dtype=np.int64)
-        return np.concatenate(blocks).astype(np.int64)[starts[block] + row]
-    gathered = np.zeros(len(row), dtype=np.int64)
+        return np.concatenate(blocks).astype(dtype)[starts[block] + row]
+    gathered = np.zeros(len(row), dtype=dtype)
     for values, mine in zip(blocks, group_indices(block, len(blocks)), strict=True):
         gathered[mine] = values[row[mine]]
     return gathered

@@ -23,6 +23,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.protocol.fetch_messages import FetchAhead, Fetched
 from engine.protocol.loop_messages import Checkpoint, Finish, Rollback, StepClosed, Warn
+from engine.protocol.part_messages import FinishStep, PartTrained, TrainPart
 from engine.protocol.refs import Gather, Key, OwnRows, Ref
 from engine.protocol.replica_messages import (
     LeaveRequested,
@@ -40,11 +41,14 @@ Inputs = Mapping[str, tuple[Gather, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Produced:
-    """Finished rows of a chunk."""
+    """Finished rows of a chunk. watermark: the tokens that each of its rows has at least that has
+    not ended.
+    """
 
     id: int
     node: str
     ref: Ref
+    watermark: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +239,7 @@ class CheckpointRequested:
     """Someone wants a checkpoint at the end of the Step under way."""
 
 
-TaskEnd = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
+TaskEnd = ChunkDone | Stepped | PartTrained | Evaluated | Recorded | Offered | Loaded | FetchFailed
 """The last answer to a task; of several ranks, each one's last."""
 TaskEvent = Produced | Tombstoned | Reported | Prepared | Fetched | TaskEnd
 FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
@@ -363,7 +367,7 @@ class Load:
     keeps: bool = False
 
 
-Task = RunChunk | TrainStep | Evaluate | Record | Offer | Load
+Task = RunChunk | TrainStep | TrainPart | FinishStep | Evaluate | Record | Offer | Load
 """What a Worker has to answer; id: unique within one attempt at the run."""
 
 # --- instructions: what else a Worker is told -----------------------------------------------------

@@ -22,7 +22,7 @@ import numpy as np
 
 from dataflow.errors import RunError
 from engine.keep.record.stored_assignments import RecordedGather, RecordedTask, TaskId
-from engine.keep.record.stored_rows import recorded_batch
+from engine.keep.record.stored_rows import recorded_batch, was_joined
 from engine.plan.kernel_needs import needs_of
 from engine.plan.plan import PlannedNode
 from engine.protocol.refs import Key
@@ -159,11 +159,11 @@ class _Needs:
     def _find_writers(self, node: str) -> set[str]:
         """The train nodes of the weights that a node computes with."""
         plan = self._run.plan
-        uses = plan.node(node).models
+        uses = plan.node(node).states
         models = {use.model for use in uses if use.trained or use.access == "write"}
         # A follower's weights are made from its leader's.
         models |= {m.follows for m in plan.models if m.name in models and m.follows}
-        return {m.writer for m in plan.models if m.name in models and m.writer}
+        return {m.writer for m in plan.states if m.name in models and m.writer}
 
     def _find_training(self, node: str, step: int) -> list[RecordedTask]:
         """How a node was trained in a Step."""
@@ -183,7 +183,7 @@ class _Needs:
 
     def _find_targets(self, name: str) -> list[RecordedTask]:
         """The tasks of a node in the Step. Raises RunError if there are none."""
-        if self._run.node(name).work == "train":
+        if self._run.node(name).traits.steps:
             return self._find_training(name, self._step)
         tasks = self._run.assignments.of(name)
         targets = [task for task in tasks if self._is_of_step(task)]
@@ -289,7 +289,8 @@ class _Needs:
 
     def _find_token_versions(self, task: RecordedTask) -> tuple[int, ...]:
         """The versions of a chunk's tokens, if they can only be replayed (0034): it took new
-        weights within rows, or its kernel needs a process of its own.
+        weights within rows, or was written with rows of other chunks, or its kernel needs a process
+        of its own.
         """
         plan = self._run.plan
         node = plan.node(task.node)
@@ -310,7 +311,8 @@ class _Needs:
             raise RunError(f"rerun of {self._run.folder}: {problem} to look at. Fix: {fix}.")
         versions = np.unique(rows.ragged("version").values).tolist()
         kept_one_version = versions in ([], [self._find_version(task)])
-        if has_own_process or not kept_one_version:
+        was_alone = not was_joined(table)
+        if has_own_process or not (kept_one_version and was_alone):
             return tuple(versions)
         return ()
 
@@ -330,5 +332,5 @@ class _Needs:
 
 
 def _reads_trained_weights(node: PlannedNode) -> bool:
-    """Whether a node computes with weights that change."""
-    return any(u.trained and u.access == "read" and u.param != "tokenizer" for u in node.models)
+    """Whether a node computes with weights that change, or with a Table."""
+    return any(u.trained and u.access == "read" and u.param != "tokenizer" for u in node.states)

@@ -169,6 +169,8 @@ class Replay:
             step=task.step,
             keys=task.keys,
             inputs=inputs,
+            spans=task.spans,
+            weights=task.weights,
         )
         batches: list[Batch] = []
         for event in self._carry_out(chunk):
@@ -384,9 +386,9 @@ def find_opened_nodes(plan: Plan, needed_run: NeededRun) -> set[str]:
         # Recorded tokens are replayed by a teacher instead of the node's own kernel.
         if not needed.token_versions:
             names.add(node.name)
-        models.update(use.model for use in node.models if use.param != "tokenizer")
+        models.update(use.model for use in node.states if use.param != "tokenizer")
     models |= {m.follows for m in plan.models if m.name in models and m.follows}
-    return names | {m.writer for m in plan.models if m.name in models and m.writer}
+    return names | {m.writer for m in plan.states if m.name in models and m.writer}
 
 
 def _place_on_one_worker(plan: Plan, opened_nodes: set[str]) -> Plan:

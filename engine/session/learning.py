@@ -16,13 +16,14 @@ from engine.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """A Model of a train node. prefix: of the metrics of its optimizer. start: the Step of its
-    first update.
+    """A Model of a train node. prefix: of the metrics of its optimizer. start: no update is made
+    before this Step. every: nor in one whose number this does not divide.
     """
 
     name: str
     prefix: str
     start: int
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,8 @@ def list_trained_models(plan: Plan) -> tuple[TrainedModel, ...]:
         node = plan.program.node(name)
         model = next(state for state in node.states.values() if isinstance(state, Model))
         prefix = label.on("optim/updates").removesuffix("updates")
-        start = node.params.get("start", 0)
-        models.append(TrainedModel(name=model.name, prefix=prefix, start=start))
+        start, every = node.params.get("start", 0), node.params.get("every", 1)
+        models.append(TrainedModel(name=model.name, prefix=prefix, start=start, every=every))
     return tuple(models)
 
 
@@ -82,15 +83,17 @@ def find_standstills(
     Model. A Model of which the metrics do not tell is left out.
 
     last: the run's last Step, if it is known. A Model that begins later stands still on purpose as
-    long as another one learns, and is left out, too.
+    long as another one learns, and is left out, too, as it is between two Steps that train it.
     """
     reporting = [model for model in models if f"{model.prefix}updates" in metrics]
     learning = {model.name for model in reporting if metrics[f"{model.prefix}updates"] > 0}
     standstills: dict[str, Standstill | None] = {}
     for model in reporting:
-        never_begins = last is not None and model.start > last
+        never_begins = last is not None and max(model.start, model.every) > last
         others_learn = bool(learning - {model.name})
-        if step < model.start and others_learn and not never_begins:
+        is_between = step >= model.start and step % model.every > 0
+        waits = step < model.start and others_learn
+        if (is_between or waits) and not never_begins:
             continue
         standstills[model.name] = _find_standstill(model, metrics, step)
     return standstills
@@ -103,6 +106,9 @@ def _find_standstill(
         if step < model.start:
             cause = f"no update was made before Step {model.start} (train(start={model.start}))"
             return Standstill(cause=cause, fix="an earlier start=, or more Steps")
+        if step % model.every:
+            cause = f"no update was made before Step {model.every} (train(every={model.every}))"
+            return Standstill(cause=cause, fix="a smaller every=, or more Steps")
         if metrics.get(f"{model.prefix}skipped"):
             return _MASKED
         return _NO_ROW

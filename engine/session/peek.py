@@ -20,7 +20,8 @@ from engine.channels.inproc import InprocChannel
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.tables import codes
 from engine.plan.kernel_needs import needs_of
-from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import Plan, PlannedModel, PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.events import EventHeard, EventStream, RunEvent
 from engine.protocol.messages import ChunkDone, Produced
 from engine.run.loop.checkpoint_files import NoStore
@@ -84,6 +85,7 @@ def _reduce_plan(plan: Plan, outputs: set[str], *, prompts: int) -> Plan:
         nodes=tuple(nodes),
         sources=tuple(sources),
         models=tuple(models),
+        tables=(),  # each is empty, as at the beginning of a run
         recorded=(),
         turns=(),
         spare=(),

@@ -122,7 +122,7 @@ def describe_run(
         "sources": msgspec.to_builtins(plan.sources),
         "nodes": [describe_node(node, graph) for node in plan.nodes],
         "edges": list(_edges(plan, recorded)),
-        "models": msgspec.to_builtins(plan.models),
+        "models": msgspec.to_builtins([*plan.models, *plan.tables]),
         "workers": list(_workers(plan)),
         "changes": _changes(folder),
         "metrics": index.names,

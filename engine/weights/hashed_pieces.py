@@ -245,6 +245,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1)
+    if not len(flat):  # an empty array's stride may be 0
+        return torch.empty(0, dtype=torch.uint8)
     return flat.view(torch.uint8)
 
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from dataflow.batch import Batch, as_ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.operator import DATA_ROW
 from dataflow.prompt_types import Message, is_json, is_messages, is_token_ids, messages_of
 from dataflow.randomness import stream_seed
 from dataflow.schema import Completion, Prompt, Schema
@@ -121,6 +122,12 @@ class DataCursor:
             self._next = max(self._next, int(chunk.keys.position.max()) + 1)
         return self._data.take(self._order.at(chunk.keys.position))
 
+    def _row_columns(self, chunk: Chunk, names: Iterable[str]) -> dict[str, pa.Array]:
+        """Which rows of the data the chunk's positions stand for, if that is among these names."""
+        if DATA_ROW not in names:
+            return {}
+        return {DATA_ROW: pa.array(self._order.at(chunk.keys.position), pa.int64())}
+
     def _places(self, chunk: Chunk) -> Callable[[int], str]:
         """Where each row of the chunk is in the data, for errors."""
         rows = self._order.at(chunk.keys.position)
@@ -151,7 +158,9 @@ class Prompts(DataCursor):
         rows = open_rows(node.params["data"], node.params.get("split"))
         has_text = "prompt_text" in rows.table.column_names
         self._decodes_text = "prompt_text" in node.returns and not has_text
-        columns_to_read = [name for name in node.returns if name != "prompt_text" or has_text]
+        self._returns = node.returns
+        not_in_data = {DATA_ROW} if has_text else {DATA_ROW, "prompt_text"}
+        columns_to_read = [name for name in node.returns if name not in not_in_data]
         self._begin(rows.select(("prompt", *columns_to_read)), node, session.seed)
         if self._decodes_text:
             self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
@@ -160,6 +169,7 @@ class Prompts(DataCursor):
         """One batch: the rows of the chunk's positions. Another attempt gives the same row."""
         rows = self._take(chunk)
         columns: dict[str, Any] = dict(zip(rows.schema.names, rows.columns, strict=True))
+        columns |= self._row_columns(chunk, self._returns)
         if self._decodes_text:
             prompt_ids = as_ragged(columns["prompt"])
             columns["prompt_text"] = pa.array(self._tokenizer.decode(prompt_ids))
@@ -178,6 +188,7 @@ class Demonstrations(DataCursor):
         """Read data and tokenizer. Raises DataError if either is malformed, or if the first row
         cannot be tokenized.
         """
+        self._returns = node.returns
         self._extra_columns = list_data_columns(node, Completion)
         source = open_demonstrations(
             node.params["data"], node.params.get("split"), self._extra_columns
@@ -211,6 +222,8 @@ class Demonstrations(DataCursor):
         }
         for name in self._extra_columns:
             columns[name] = rows.column(name).take(pa.array(fitting_rows))
+        for name, array in self._row_columns(chunk, self._returns).items():
+            columns[name] = array.take(pa.array(fitting_rows))
         columns["completion"] = texts
         if len(fitting_rows):
             yield Batch.make(chunk.keys.take(fitting_rows), columns, Completion)
@@ -251,7 +264,8 @@ def tokenize_demonstrations(
 
 def list_data_columns(node: KernelNode, produced: type[Schema]) -> tuple[str, ...]:
     """The columns of the data that somebody reads, besides those that the source produces."""
-    return tuple(name for name in node.returns if name not in produced.columns)
+    columns_made = {*produced.columns, DATA_ROW}
+    return tuple(name for name in node.returns if name not in columns_made)
 
 
 def open_rows(dataset: str, split: str | None = None) -> SourceRows:

@@ -1,7 +1,7 @@
 """What every decode loop is asked and what it answers: rows to write, and what has been written.
 
 Owns: the task, the tokens with their numbers, when a row ends. Does not own: any decode loop
-(torch/decode.py, vllm/decode.py), columns (generating.py).
+(torch/decode.py, vllm/decode.py), which rows are in one (task_rows.py), columns (generating.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTask:
-    """What to write: n rows for each prompt, row i for prompt i // n.
+    """What to write: n rows for each prompt, one after another; or so many as `counts` says, int64
+    [prompts]. weights: float32 [prompts], heavier ones' rows first; None: in their order.
 
     seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped:
     given the tails of some rows as int32 ids, tells which of them contain a stop string (None if
@@ -43,6 +44,20 @@ class DecodeTask:
     stopped: Callable[[list[np.ndarray]], np.ndarray] | None = None
     window: int = 0
     sampler: str = "keyed"
+    counts: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    @property
+    def row_counts(self) -> np.ndarray:
+        """How many rows each prompt has: int64 [prompts]."""
+        if self.counts is None:
+            return np.full(len(self.prompts), self.n, np.int64)
+        return self.counts
+
+    @property
+    def row_weights(self) -> np.ndarray | None:
+        """The weight of each row's prompt: float32 [rows]."""
+        return None if self.weights is None else np.repeat(self.weights, self.row_counts)
 
     def find_ended(self, written: Written, rows: np.ndarray) -> np.ndarray:
         """Find which of these rows ended with their last token: bool [rows]. Sets
@@ -89,6 +104,27 @@ class Written:
             limit=np.full(rows, limit, np.int32),
             mass=np.zeros((rows, 0), np.float32) if truncates else None,
         )
+
+    def reserve_rows(self, rows: int) -> None:
+        """Make room for so many rows."""
+        more = rows - len(self.length)
+        if more <= 0:
+            return
+        self.tokens = np.pad(self.tokens, ((0, more), (0, 0)))
+        self.logprobs = np.pad(self.logprobs, ((0, more), (0, 0)))
+        self.versions = np.pad(self.versions, ((0, more), (0, 0)))
+        if self.mass is not None:
+            self.mass = np.pad(self.mass, ((0, more), (0, 0)))
+        self.length = np.pad(self.length, (0, more))
+        self.stop = np.pad(self.stop, (0, more))
+        self.begin = np.pad(self.begin, (0, more))
+        self.limit = np.pad(self.limit, (0, more))
+
+    def clear(self, rows: np.ndarray, limit: int) -> None:
+        """Nothing is written of these rows, which have at most `limit` tokens."""
+        self.length[rows] = self.begin[rows] = 0
+        self.stop[rows] = False
+        self.limit[rows] = limit
 
     def append(
         self,
@@ -151,3 +187,12 @@ class Counts:
     padded: int = 0
     slots: int = 0
     again: int = 0
+
+    def since(self, before: Counts) -> Counts:
+        """What was counted after `before`."""
+        return Counts(
+            rows=self.rows - before.rows,
+            padded=self.padded - before.padded,
+            slots=self.slots - before.slots,
+            again=self.again - before.again,
+        )

@@ -5,27 +5,35 @@ Owns: their names and numbers. Does not own: what is counted (episode_pass.py, t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from dataflow.kernel import Session
 from operators.kernels.decoding import Counts
 from operators.kernels.environments.replies import EnvironmentFault
-from operators.kernels.episode_pass import EpisodeCounts, EpisodePass
-from operators.kernels.episodes import EpisodeRow
-from operators.kernels.turn_loop import TurnLoop
+from operators.kernels.episodes import EpisodeRow, RowOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class _PassCounts:
-    """What a pass and its loop count, without these: they hold keys. lengths: of the rows."""
+class LoopCounts:
+    """What the decode loops of a run have counted. Their slots are shared by all chunks, so each
+    chunk reports what was counted since another did: all is reported once.
+    """
 
-    episodes: EpisodeCounts
-    faults: Mapping[int, EnvironmentFault]
-    decoding: Counts
-    lengths: np.ndarray
+    def __init__(self) -> None:
+        self._loop = Counts()
+        self._reported = Counts()
+        """Of this loop; less than nothing where loops before it have left some."""
+
+    def watch(self, counts: Counts) -> None:
+        """Count what this loop counts from now on; the one before counts no more."""
+        self._reported = self._reported.since(self._loop)
+        self._loop = counts
+
+    def take(self) -> Counts:
+        """What was counted since the last call."""
+        counts = self._loop.since(self._reported)
+        self._reported = replace(self._loop)
+        return counts
 
 
 class EpisodeMetrics:
@@ -34,38 +42,43 @@ class EpisodeMetrics:
     def __init__(self, session: Session, *, has_segments: bool = False) -> None:
         self._session = session
         self._has_segments = has_segments
-        self._passes: list[_PassCounts] = []
         self._attempts = 0
         self._faults: list[EnvironmentFault] = []
-
-    def watch(self, episode_pass: EpisodePass, loop: TurnLoop) -> None:
-        """Count what this pass counts, also what it has not counted yet."""
-        counts = _PassCounts(
-            episode_pass.counts, episode_pass.faults, loop.counts, loop.written.length
-        )
-        self._passes.append(counts)
+        self._tokens = 0
+        self._steps = 0
+        self._step_seconds = 0.0
 
     def count_attempts(self, attempts: int) -> None:
         """Count episodes that are begun."""
         self._attempts += attempts
 
-    def count_faults(self, faults: Iterable[EnvironmentFault]) -> None:
-        """Count episodes that did not begin."""
-        self._faults += faults
+    def count_fault(self, fault: EnvironmentFault) -> None:
+        """Count an episode that came to nothing."""
+        self._faults.append(fault)
 
-    def report(self, rows: Collection[EpisodeRow]) -> None:
-        """Report all of them. rows: all rows of the chunk's episodes that are over."""
+    def count_row(self, outcome: RowOutcome) -> None:
+        """Count what was written and answered in a row, whatever came of it."""
+        self._tokens += outcome.episode.length
+        self._steps += outcome.episode.answers
+        turns = outcome.episode.turns
+        self._step_seconds += sum(turn.environment_seconds for turn in turns)
+        if outcome.fault is not None:
+            self.count_fault(outcome.fault)
+
+    def report(self, rows: Collection[EpisodeRow], decoding: Counts) -> None:
+        """Report all of them. rows: all rows of the chunk's episodes that are over; decoding: the
+        chunk's part of what the loops counted.
+        """
         session = self._session
-        faults = list(self._faults)
-        for counts in self._passes:
-            faults += counts.faults.values()
         if self._attempts:
-            timeouts = sum(fault.kind == "timeout" for fault in faults)
-            errors = len(faults) - timeouts
+            timeouts = sum(fault.kind == "timeout" for fault in self._faults)
+            errors = len(self._faults) - timeouts
             session.metric("env/timeouts", timeouts)
             session.metric("env/errors", errors)
         self._report_rows(rows)
-        self._report_passes()
+        if self._steps:
+            session.metric("env/step/seconds", self._step_seconds / self._steps, self._steps)
+        self._report_decoding(decoding)
 
     def _report_rows(self, rows: Collection[EpisodeRow]) -> None:
         if not rows:
@@ -82,27 +95,18 @@ class EpisodeMetrics:
         overflows = sum(row.episode.overflowed for row in rows)
         metric("episode/overflow", overflows / count, count)
         rewards = [row.total_reward for row in rows if row.is_last]
-        known_rewards = [reward for reward in rewards if reward is not None]
-        if known_rewards:
-            mean = sum(known_rewards) / len(known_rewards)
-            metric("episode/reward", mean, len(known_rewards))
+        _report_mean(self._session, "episode/reward", rewards)
 
-    def _report_passes(self) -> None:
-        counts = [each.episodes for each in self._passes]
-        steps = _total(each.steps for each in counts)
-        if steps:
-            seconds = _total(each.step_seconds for each in counts)
-            self._session.metric("env/step/seconds", seconds / steps, steps)
-        loops = [each.decoding for each in self._passes]
-        slots = _total(each.slots for each in loops)
-        if slots:
-            idle = 1.0 - _total(each.rows for each in loops) / slots
-            self._session.metric("generate/slot_idle", idle, slots)
-        again = _total(each.again for each in loops)
-        tokens = _total(int(each.lengths.sum()) for each in self._passes)
-        if again and tokens:
-            self._session.metric("generate/recomputed", again / tokens, tokens)
+    def _report_decoding(self, counts: Counts) -> None:
+        if counts.slots:
+            idle = 1.0 - counts.rows / counts.slots
+            self._session.metric("generate/slot_idle", idle, counts.slots)
+        if counts.again and self._tokens:
+            again = counts.again / self._tokens
+            self._session.metric("generate/recomputed", again, self._tokens)
 
 
-def _total(numbers: Iterable[float]) -> float:
-    return sum(numbers)
+def _report_mean(session: Session, name: str, numbers: Iterable[float | None]) -> None:
+    known = [number for number in numbers if number is not None]
+    if known:
+        session.metric(name, sum(known) / len(known), len(known))

@@ -1,91 +1,126 @@
 """The beginning of episodes: environments are reset, and first prompts become token ids.
 
-Owns: what an environment's `reset` gets and what its answer makes of a prompt. Does not own: the
-environments (environments/), which prompts are too long (overlong.py).
+Owns: what an environment's `reset` gets, what its answer makes of a prompt, and which prompts fit.
+Does not own: the environments (environments/), which prompts are too long (overlong.py), when an
+episode begins (episode_flow.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dataflow.batch import Batch
+from dataflow.batch import Keys, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Session
-from dataflow.prompt_types import Message, is_messages, is_token_ids, with_json_values
+from dataflow.prompt_types import Message
+from dataflow.randomness import row_seeds
 from operators.kernels.environments.replies import (
     EnvironmentFault,
     EnvironmentPool,
     EnvironmentReply,
 )
-from operators.kernels.episode_pass import NO_ROWS, WAIT
+from operators.kernels.episode_chunk import EpisodeChunk
+from operators.kernels.episode_prompts import PromptRows
 from operators.kernels.episodes import EpisodeStart
+from operators.kernels.overlong import Room
+from operators.kernels.text import require_embedded_ids, to_ragged
 from operators.kernels.turn_rendering import TurnRenderer
 
+_STREAM = "environments"
+"""The random stream of environments' seeds: the same in every node, so that two nodes that read one
+prompt play one task.
+"""
 
-class PromptRows:
-    """A chunk's prompts, as environments and templates read them."""
 
-    def __init__(self, prompts: Batch) -> None:
-        column = prompts.array("prompt")
-        self.has_messages = is_messages(column.type)
-        self.has_ids = is_token_ids(column.type)
-        self._columns: dict[str, list[Any]] = {}
-        for name in prompts.names:
-            self._columns[name] = with_json_values(prompts.array(name))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRoom:
+    """Which first prompts a node takes. node, model: their names; vocabulary: ids that the Model
+    knows; room: the tokens of a prompt; require_fit: raises DataError for prompts, with these keys,
+    that the kernel has no room for.
+    """
 
-    def row(self, index: int) -> dict[str, Any]:
-        """A prompt's columns by name, for `reset`."""
-        return {name: column[index] for name, column in self._columns.items()}
-
-    def begin(self, index: int) -> list[Message]:
-        """A prompt as a conversation: text, and that of token ids, is one user message."""
-        prompt = self._columns["prompt"][index]
-        if self.has_messages:
-            return list(prompt)
-        text = self._columns["prompt_text"][index] if self.has_ids else prompt
-        return [{"role": "user", "content": text}]
-
-    def ids(self, index: int) -> np.ndarray:
-        """A prompt that is token ids."""
-        return np.array(self._columns["prompt"][index], np.int32)
+    node: str
+    model: str
+    vocabulary: int
+    room: Room
+    require_fit: Callable[[Keys, Ragged], None]
 
 
 class EpisodeStarts:
     """Resets environments, and makes first prompts of what they return."""
 
     def __init__(
-        self, node: str, pool: EnvironmentPool, renderer: TurnRenderer, session: Session
+        self, pool: EnvironmentPool, renderer: TurnRenderer, session: Session, room: PromptRoom
     ) -> None:
-        self._node = node
+        self._node = room.node
         self._session = session
         self._pool = pool
         self._renderer = renderer
+        self._room = room
         self._checked_tools: set[str] = set()
 
-    def reset(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        seeds: Sequence[int],
-        first: int,
-        interrupted: Callable[[], bool],
-    ) -> Generator[np.ndarray, None, list[EnvironmentReply]]:
-        """Reset an environment for each row; returns the replies, in order. Yields no rows after an
-        interruption. first: the number of the first episode.
+    def reset(self, chunk: EpisodeChunk, episodes: Sequence[int], first: int) -> None:
+        """Ask an environment for each of these episodes to reset. first: the number of the first
+        of them, by which replies know it; that of the next is one more.
         """
-        for index, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
-            self._pool.reset(first + index, seed, row)
-        replies: dict[int, EnvironmentReply] = {}
-        while len(replies) < len(rows):
-            if interrupted():
-                yield NO_ROWS
-            with self._session.waiting(WAIT):
-                new_replies = self._pool.wait(None)
-            for reply in new_replies:
-                replies[reply.episode - first] = reply
-        return [replies[index] for index in range(len(rows))]
+        seeds = self._make_seeds(chunk.keys_of_rows(episodes, [0] * len(episodes)))
+        for number, (episode, seed) in enumerate(zip(episodes, seeds, strict=True), first):
+            self._pool.reset(number, seed, chunk.prompts.row(chunk.group_of(episode)))
+
+    def _make_seeds(self, keys: Keys) -> list[int]:
+        """A seed for each episode by its source position, below 2^31, as NumPy takes them."""
+        seeds = row_seeds(self._session.seed, _STREAM, Keys.of(keys.position))
+        return (seeds >> np.uint64(33)).tolist()
+
+    def begin(
+        self, chunk: EpisodeChunk, replies: Mapping[int, EnvironmentReply]
+    ) -> tuple[dict[int, EpisodeStart], dict[int, EnvironmentFault]]:
+        """Make the first prompts of episodes whose environments are reset; replies by episode.
+        Returns the starts, and the faults of others. Those that are in neither have a prompt that
+        does not fit: their group is given up, unless the run ends.
+        """
+        episodes = list(replies)
+        groups = [chunk.group_of(episode) for episode in episodes]
+        rendered, faults = self.render(list(replies.values()), chunk.prompts, groups)
+        starts = {episodes[index]: start for index, start in rendered.items()}
+        episode_faults = {episodes[index]: fault for index, fault in faults.items()}
+        return self._fit(chunk, starts), episode_faults
+
+    def _fit(
+        self, chunk: EpisodeChunk, starts: Mapping[int, EpisodeStart]
+    ) -> dict[int, EpisodeStart]:
+        """The starts whose prompts fit, cut where they are to be; of others the group is given up,
+        or the run ends.
+        """
+        if not starts:
+            return {}
+        longest: dict[int, np.ndarray] = {}
+        for episode, start in starts.items():
+            group = chunk.group_of(episode)
+            if len(start.ids) > len(longest.get(group, ())):
+                longest[group] = start.ids
+        groups = np.array(sorted(longest), np.int64)
+        keys = chunk.keys_of_groups(groups)
+        prompts = to_ragged([longest[group].tolist() for group in groups.tolist()])
+        limits = self._room
+        require_embedded_ids(limits.node, limits.model, prompts, keys, limits.vocabulary)
+        fitting, fitted = limits.room.fit(prompts, keys, self._session)
+        limits.require_fit(keys.take(fitting), fitted)
+        fitting_groups = set(groups[fitting].tolist())
+        fitting_starts: dict[int, EpisodeStart] = {}
+        for episode, start in starts.items():
+            if chunk.group_of(episode) in fitting_groups:
+                if limits.room.most is not None:
+                    start.ids = start.ids[-limits.room.most :]
+                fitting_starts[episode] = start
+            else:
+                self._pool.abandon(start.number)
+        chunk.lost_groups |= set(longest) - fitting_groups
+        return fitting_starts
 
     def render(
         self, replies: Sequence[EnvironmentReply], prompts: PromptRows, groups: Sequence[int]

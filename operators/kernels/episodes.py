@@ -15,6 +15,7 @@ import numpy as np
 
 from dataflow.prompt_types import Message
 from operators.kernels.decoding import Written
+from operators.kernels.environments.replies import EnvironmentFault
 
 Finish = Literal["stop", "length", "turns", "timeout", "segment"]
 """Why a row ended; `segment`: its episode goes on in another one."""
@@ -63,11 +64,12 @@ class EpisodeTurn:
 class EpisodeState:
     """One episode under way: the row that it is in, and what is the same in all its rows.
 
-    number: that its environment is asked by. raw: whether its prompt is plain text. messages: the
-    conversation so far; opening: what of it the row's prompt shows, in place of the first
-    `opened_at` messages. tools: what the model may call. limit: the most completion tokens.
-    seconds_left: of its time, which runs from the row's first token on; deadline: of the clock,
-    when it is up; turn_began likewise. overflowed: whether it ended because an answer did not fit.
+    number: that its environment is asked by. row: that it has in the decode loop; -1 before it has
+    one. raw: whether its prompt is plain text. messages: the conversation so far; opening: what of
+    it the row's prompt shows, in place of the first `opened_at` messages. tools: what the model may
+    call. limit: the most completion tokens. seconds_left: of its time, which runs from the row's
+    first token on; deadline: of the clock, when it is up; turn_began likewise. answers: turns of
+    this row that were answered. overflowed: whether it ended because an answer did not fit.
     earlier: its rows before this one, in order.
     """
 
@@ -78,12 +80,14 @@ class EpisodeState:
     opened_at: int
     prompt: np.ndarray
     limit: int
+    row: int = -1
     earlier: Sequence[EpisodeRow] = ()
     seconds_left: float = math.inf
     tools: Sequence[Mapping[str, Any]] = ()
     deadline: float = math.inf
     turn_began: float = 0.0
     turns: list[EpisodeTurn] = field(default_factory=list)
+    answers: int = 0
     finish: Finish | None = None
     overflowed: bool = False
     final_reward: float | None = None
@@ -105,6 +109,11 @@ class EpisodeState:
         return [*self.opening, *self.messages[self.opened_at :]]
 
     @property
+    def length(self) -> int:
+        """Tokens of the row's completion up to the last one that the model wrote."""
+        return self.turns[-1].end if self.turns else 0
+
+    @property
     def written(self) -> int:
         """Tokens that the model wrote."""
         return sum(turn.end - turn.begin for turn in self.turns)
@@ -117,9 +126,9 @@ class EpisodeState:
             rewards.append(self.final_reward)
         return sum(rewards) if rewards else None
 
-    def copy_row(self, written: Written, row: int) -> EpisodeRow:
-        """Copy the tokens of the row of a decode loop, up to the last one that the model wrote."""
-        end = self.turns[-1].end
+    def copy_row(self, written: Written) -> EpisodeRow:
+        """Copy the tokens of its row of a decode loop, up to the last one that the model wrote."""
+        row, end = self.row, self.length
         mass = None
         if written.mass is not None:
             mass = written.mass[row, :end].copy()
@@ -219,3 +228,15 @@ class EpisodeRow:
     def turn_ends(self) -> list[int]:
         """Of each turn, the completion tokens up to its last one."""
         return [turn.end for turn in self.episode.turns]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOutcome:
+    """What came of an episode in one row of a decode loop: either `row`, with which it is over, or
+    what it goes on with in another row, or a fault.
+    """
+
+    episode: EpisodeState
+    row: EpisodeRow | None = None
+    going_on: EpisodeStart | None = None
+    fault: EnvironmentFault | None = None

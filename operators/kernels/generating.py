@@ -1,13 +1,15 @@
 """What all kernels of `generate` share: prompts in, rollouts out.
 
-Owns: the node's parameters, the tokenizer, the columns of Rollout, the recorded version, and in
-which batches rows leave. Does not own: a decode loop, or a module and its weights (torch/, vllm/).
+Owns: the node's parameters, the tokenizer, the columns of Rollout, the recorded version, and the
+chunks that are in a loop. Does not own: in which batches rows leave (leaving_rows.py), a decode
+loop, or a module and its weights (torch/, vllm/).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, Protocol
 
@@ -17,10 +19,11 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.kernel_abilities import Interruptible
+from dataflow.kernel_abilities import Joinable
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.decoding import Counts, DecodeTask, Written
+from operators.kernels.leaving_rows import ChunkRows, LeavingRows
 from operators.kernels.overlong import Room, take_rows
 from operators.kernels.text import load_tokenizer, require_embedded_ids, require_ends, to_ragged
 from operators.kernels.torch.sampling import Sampling
@@ -39,20 +42,39 @@ class Renewable(Protocol):
 
 
 class DecodeLoop(Renewable, Protocol):
-    """Runs one DecodeTask; `write_rows` drives it."""
+    """Runs a DecodeTask, and those that join it; `write_rows` drives it."""
 
     written: Written
     counts: Counts
 
     def write_rows(self, interrupted: Callable[[], bool]) -> Iterator[np.ndarray]:
-        """Write all rows; after each step in which rows ended, yields which ones. interrupted:
-        asked before each step; if true, an empty array is yielded first, and the step is taken
-        afterwards, with the weights that are there by then.
+        """Write all rows that are there; after each step in which rows ended, yields which ones.
+        interrupted: asked before each step; if true, an empty array is yielded first, and the step
+        is taken afterwards, with the weights and rows that are there by then.
         """
         ...
 
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task, alike in all else; returns their numbers, int64 in
+        its order, which may be those of rows that were released.
+        """
+        ...
 
-class Generating(Interruptible):
+    def release(self, rows: np.ndarray) -> None:
+        """What these ended rows wrote has been read."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A `run` under way. reported: the loop's counts at the last report."""
+
+    loop: DecodeLoop
+    leaving: LeavingRows
+    reported: Counts
+
+
+class Generating(Joinable):
     """A kernel of `generate`, but for its decode loop.
 
     Columns: those of Rollout that `node.returns` names (all if it names none), or of
@@ -60,14 +82,15 @@ class Generating(Interruptible):
     when it was drawn. completion_ids include a sampled eos and the token that completed a stop
     string; finish is `stop` for both, `length` if max_tokens came first. The mask is 1 everywhere.
 
-    Rows leave as whole groups: a chunk that fits the slots in one batch at its end, a larger one
-    in batches of at least a quarter of the slots as groups finish. An interruption sends out
-    everything that has finished. Batching changes no row.
+    All rows that a chunk has of a prompt leave together (leaving_rows.py). An interruption sends
+    out everything that has finished. Batching changes no row. Rows of a chunk that joins wait with
+    those that wait already, and enter slots by their weights.
 
-    Metrics: generate/tokens, written tokens per row; generate/slot_waste, the share of rows in
-    decode forwards that wrote nothing (0 where ended rows leave at once; forwards of a power of two
-    of rows have some); generate/slot_idle, the share of slots without a row; generate/recomputed,
-    tokens whose keys were computed again under new weights, per written token.
+    Metrics of a chunk: generate/tokens, written tokens per row. And of what was computed since the
+    chunk that ended before it: generate/slot_waste, the share of rows in decode forwards that wrote
+    nothing (0 where ended rows leave at once; forwards of a power of two of rows have some);
+    generate/slot_idle, the share of slots without a row; generate/recomputed, tokens whose keys
+    were computed again under new weights, per written token.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -95,7 +118,10 @@ class Generating(Interruptible):
         self._sampler = str(params.get("sampler", "keyed"))
         self._version = 0
         self._drains = params.get("on_update") == "drain"
+        # With a lag a chunk may go on for as long as the run; without, all is needed at once.
+        self._flows = bool(params.get("max_lag"))
         self._interruption = Event()
+        self._running: _Running | None = None
         self._start()
         self._tokenizer: Any = load_tokenizer(model.base)
         require_ends(
@@ -121,29 +147,85 @@ class Generating(Interruptible):
         """How many token ids the module knows."""
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.
+        """Yield the rows of every prompt, keyed `chunk.keys.expand_spans(n, chunk.spans)`, and
+        those of chunks that join meanwhile.
 
-        Weights loaded between two batches of a chunk interrupt its rows: they keep their tokens,
-        each with its version, and continue under the new weights; with on_update="drain" this is a
-        KernelError. After `interrupt` a batch leaves before the next decode step, an empty one if
-        no group has finished. Raises DataError for a prompt longer than max_prompt_tokens.
+        Weights loaded between two batches interrupt all rows: they keep their tokens, each with its
+        version, and continue under the new weights; with on_update="drain" this is a KernelError.
+        After `interrupt` a batch leaves before the next decode step, an empty one if no prompt's
+        rows have all finished. Raises DataError for a prompt longer than max_prompt_tokens.
         """
+        encoded = self._encode_rows(chunk)
+        if encoded is None:
+            return
+        task, rows = encoded
+        loop = self._decoder(task)
+        leaving = LeavingRows(
+            self._layout.slots,
+            flows=self._flows,
+            tokens=self._layout.part_tokens,
+            lengths=lambda: loop.written.length,
+        )
+        leaving.add(rows)
+        self._running = _Running(loop=loop, leaving=leaving, reported=Counts())
+        try:
+            while leaving.chunks:  # again where a chunk joined as the last rows left
+                yield from self._write_batches(self._running)
+        finally:
+            self._running = None
+
+    def join(self, chunk: Chunk) -> None:
+        """See Joinable. Raises KernelError where nothing runs."""
+        running = self._running
+        if running is None:
+            raise KernelError(
+                f"{self._node.name}: chunk {chunk.id}: expected a chunk that runs, which it could"
+                " join, found none. Fix: run(chunk)."
+            )
+        encoded = self._encode_rows(chunk)
+        if encoded is not None:
+            task, rows = encoded
+            rows.numbers = running.loop.join(task)
+            running.leaving.add(rows)
+
+    def _encode_rows(self, chunk: Chunk) -> tuple[DecodeTask, ChunkRows] | None:
+        """What to write of a chunk, and its rows, numbered from 0; None if no prompt is left."""
         if not len(chunk.keys):
-            return
+            return None
         fitting_prompts, prompts = self._encode(chunk)
-        keys = chunk.keys.take(fitting_prompts).expand(self._n)
-        if not len(keys):
-            return
-        decoder = self._decoder(self._task(prompts, keys, self._n))
-        finished = decoder.write_rows(self._was_interrupted)
-        rows_left = len(keys)
-        for rows in gather_whole_groups(finished, self._n, len(keys), self._least_rows(len(keys))):
-            rows_left -= len(rows)
-            if not rows_left:  # report before the last rows leave: the Step may end soon after
-                self._report(decoder)
-            yield self._batch(decoder, prompts, keys, rows)
-            if self._version != decoder.version:
-                self._renew(decoder)
+        keys = chunk.keys.take(fitting_prompts)
+        counts = np.full(len(keys), self._n, np.int64)
+        spans, weights = chunk.spans, chunk.weights
+        if spans is not None:
+            spans = spans[fitting_prompts]
+            counts = (spans[:, 1] - spans[:, 0]).astype(np.int64)
+        if weights is not None:
+            weights = weights[fitting_prompts]
+        row_keys = keys.expand_spans(self._n, spans)
+        if not len(row_keys):
+            return None
+        task = self._task(prompts, row_keys, self._n)
+        numbers = np.arange(len(row_keys))
+        rows = ChunkRows(prompts=prompts, counts=counts, keys=row_keys, numbers=numbers)
+        return replace(task, counts=counts, weights=weights), rows
+
+    def _write_batches(self, running: _Running) -> Iterator[Batch]:
+        """Yield all rows of the chunks that are there."""
+        loop, leaving = running.loop, running.leaving
+        for chunk, rows in leaving.gather(loop.write_rows(self._was_interrupted)):
+            numbers = chunk.numbers[rows]
+            chunk.tokens += int(loop.written.length[numbers].sum())
+            if (
+                not chunk.rows_left
+            ):  # report before the last rows leave: the Step may end soon after
+                self._report(chunk, running)
+            if self._layout.part_tokens:
+                self._session.note_least_tokens(leaving.find_least_tokens(chunk))
+            batch = self._batch(loop.written, chunk, rows)
+            loop.release(numbers)
+            yield batch
+            if self._version != loop.version:
+                self._renew(loop)
 
     @property
     def interruptible(self) -> bool:
@@ -151,9 +233,8 @@ class Generating(Interruptible):
         return not self._drains
 
     def interrupt(self) -> None:
-        """Make the current chunk yield before its next decode step; callable from any thread.
-
-        Between two chunks, it makes the next one begin with an empty batch.
+        """Make `run` yield before its next decode step; callable from any thread. Between two runs,
+        it makes the next one begin with an empty batch.
         """
         self._interruption.set()
 
@@ -233,17 +314,21 @@ class Generating(Interruptible):
             return rows
         return max(1, self._layout.slots // 4)
 
-    def _batch(self, decoder: DecodeLoop, prompts: Ragged, keys: Keys, rows: np.ndarray) -> Batch:
+    def _batch(self, written: Written, chunk: ChunkRows, rows: np.ndarray) -> Batch:
         """The requested columns of some finished rows."""
-        written = decoder.written
-        spans = list(zip(rows.tolist(), written.length[rows].tolist(), strict=True))
+        numbers = chunk.numbers[rows]
+        spans = list(zip(numbers.tolist(), written.length[numbers].tolist(), strict=True))
 
         def column(tokens: np.ndarray) -> Ragged:
             return self._pack([tokens[row, :length] for row, length in spans], tokens.dtype)
 
         def row_prompts() -> Ragged:
-            groups = (rows // self._n).tolist()
-            return self._pack([prompts[group] for group in groups], prompts.values.dtype)
+            prompts = chunk.prompt_of_row[rows].tolist()
+            ids = chunk.prompts
+            return self._pack([ids[prompt] for prompt in prompts], ids.values.dtype)
+
+        def finishes() -> pa.Array:
+            return pa.array(np.where(written.stop[numbers], "stop", "length"), pa.utf8())
 
         def texts() -> pa.Array:
             decoded = self._tokenizer.decode(ids) if len(ids) else []
@@ -258,7 +343,9 @@ class Generating(Interruptible):
             "completion": texts,
             "sampler_logprobs": lambda: column(written.logprobs),
             "version": lambda: column(written.versions),
-            "finish": lambda: pa.array(np.where(written.stop[rows], "stop", "length"), pa.utf8()),
+            "finish": lambda: pa.array(
+                np.where(written.stop[numbers], "stop", "length"), pa.utf8()
+            ),
         }
         mass = written.mass
         if mass is not None:
@@ -266,7 +353,7 @@ class Generating(Interruptible):
         names = self._node.returns or tuple(make)
         columns = {name: make[name]() for name in make if name in names}
         schema = Rollout if mass is None else TruncatedRollout
-        return Batch.make(keys.take(rows), columns, schema)
+        return Batch.make(chunk.keys.take(rows), columns, schema)
 
     def _pack(self, rows: list[np.ndarray], dtype: np.dtype) -> Ragged:
         """Pack rows to a list column in the session's memory: each value is copied once."""
@@ -282,21 +369,21 @@ class Generating(Interruptible):
         values.fill(1)
         return values
 
-    def _report(self, decoder: DecodeLoop) -> None:
-        """Report the metrics of a decode loop that has written all its rows."""
-        counts = decoder.counts
-        lengths = decoder.written.length
-        self._session.metric("generate/tokens", float(lengths.mean()), len(lengths))
+    def _report(self, chunk: ChunkRows, running: _Running) -> None:
+        """Report the metrics of a chunk whose rows have all ended, and of what was computed since
+        the last report.
+        """
+        metric, rows = self._session.metric, len(chunk.keys)
+        metric("generate/tokens", chunk.tokens / rows, rows)
+        counts = running.loop.counts.since(running.reported)
+        running.reported = replace(running.loop.counts)
         if counts.rows:
             # A row's first token comes from the prefill, every other one from a decode forward.
             computed = counts.rows + counts.padded
-            wasted = computed - int((lengths - 1).sum())
-            self._session.metric("generate/slot_waste", wasted / computed, computed)
-            idle = 1.0 - counts.rows / counts.slots
-            self._session.metric("generate/slot_idle", idle, counts.slots)
+            metric("generate/slot_waste", counts.padded / computed, computed)
+            metric("generate/slot_idle", 1.0 - counts.rows / counts.slots, counts.slots)
         if counts.again:
-            tokens = lengths.sum()
-            self._session.metric("generate/recomputed", counts.again / tokens, float(tokens))
+            metric("generate/recomputed", counts.again / chunk.tokens, float(chunk.tokens))
 
 
 def gather_whole_groups(

@@ -1,16 +1,16 @@
 """What all kernels of `interact` share: prompts in, episodes out.
 
-Owns: the node's parameters, passes over episodes until all are over, attempts, and in which batches
-rows leave. Does not own: first prompts (episode_starts.py), turns (episode_pass.py), which rows
-there are (episode_chunk.py), columns (episode_columns.py), a decode loop (torch/, vllm/),
-environments' processes (environments/).
+Owns: the node's parameters, chunks that join, batches and metrics of each chunk. Does not own: when
+episodes begin (episode_flow.py), turns (episode_pass.py), which rows there are and leave together
+(episode_chunk.py), columns (episode_columns.py), a decode loop (torch/, vllm/), environments'
+processes (environments/).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,41 +18,22 @@ import numpy as np
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.randomness import row_seeds
 from dataflow.schema import Episode, Segment, TruncatedEpisode, TruncatedSegment
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.environments.opening import open_pool
-from operators.kernels.environments.replies import EnvironmentFault, EnvironmentPool
+from operators.kernels.environments.replies import EnvironmentPool
 from operators.kernels.episode_chunk import EpisodeChunk
 from operators.kernels.episode_columns import EpisodeColumns
-from operators.kernels.episode_metrics import EpisodeMetrics
-from operators.kernels.episode_pass import EpisodePass, EpisodeRules
+from operators.kernels.episode_flow import EpisodeFlow, FlowParts
+from operators.kernels.episode_pass import EpisodeRules
+from operators.kernels.episode_policy import EpisodePolicy
 from operators.kernels.episode_segments import Segments
-from operators.kernels.episode_starts import EpisodeStarts, PromptRows
-from operators.kernels.episodes import EpisodeRow, EpisodeStart, EpisodeState, TokenBudget
-from operators.kernels.generating import Generating, gather_whole_groups
+from operators.kernels.episode_starts import EpisodeStarts, PromptRoom
+from operators.kernels.episodes import TokenBudget
+from operators.kernels.generating import Generating
 from operators.kernels.overlong import Room
-from operators.kernels.text import require_embedded_ids, to_ragged
 from operators.kernels.turn_loop import TurnLoop
 from operators.kernels.turn_rendering import TurnRenderer
-
-_STREAM = "environments"
-"""The random stream of environments' seeds: the same in every node, so that two nodes that read one
-prompt play one task.
-"""
-
-GoingOn = dict[int, EpisodeStart]
-"""By episode of the chunk, what it begins or goes on with."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """Episodes that are not over after a pass: those that go on in another row, and the faults of
-    those that came to nothing.
-    """
-
-    going_on: GoingOn
-    faults: dict[int, EnvironmentFault]
 
 
 class Interacting(Generating):
@@ -88,12 +69,9 @@ class Interacting(Generating):
             rounds=_pace_of(params) == "rounds",
         )
         self._room = self._make_room(budget)
-        self._on_error = str(params.get("on_error", "drop_row"))
-        self._drops_overflow = params.get("overflow") == "drop_group"
-        self._attempts = int(params.get("retries", 1)) + 1
-        self._renderer = TurnRenderer(self._tokenizer, thinking=params.get("thinking", "keep"))
+        renderer = TurnRenderer(self._tokenizer, thinking=params.get("thinking", "keep"))
         self._segments = Segments(
-            renderer=self._renderer,
+            renderer=renderer,
             most=int(params.get("segments", 1)),
             compact=params.get("compact"),
             room=self._room.most,
@@ -101,13 +79,20 @@ class Interacting(Generating):
             least=(budget.turn or 1) if params.get("compact") else 1,
         )
         self._pool: EnvironmentPool = open_pool(params["environment"], node)
-        self._starts = EpisodeStarts(node.name, self._pool, self._renderer, session)
-        self._episode_count = 0
-        self._loop: TurnLoop | None = None
+        self._parts = self._make_parts(renderer)
+        self._next_number = 0
+        """Of the next episode that begins: no two of a kernel have the same."""
+        self._chunks: list[EpisodeChunk] = []
+        self._flow: EpisodeFlow | None = None
 
     @abstractmethod
     def _make_turn_loop(self, task: DecodeTask) -> TurnLoop:
         """A loop of this task, at the version that was loaded last."""
+
+    @property
+    def joinable(self) -> bool:
+        """With pace free: rounds are of one chunk."""
+        return not self._rules.rounds
 
     def interrupt(self) -> None:
         """As Generating.interrupt; also where all rows wait for their environments."""
@@ -116,27 +101,47 @@ class Interacting(Generating):
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield the rows of the n episodes of every prompt, keyed `chunk.keys.expand(n *
-        segments)`; those that are lost, or that an episode did not need, are tombstones. New
-        weights as in Generating.run. Raises KernelError for an environment that fails where
-        on_error is `stop`.
+        segments)`, or of those in the chunk's spans; those that are lost, or that an episode did
+        not need, are tombstones. New weights as in Generating.run. Raises KernelError for an
+        environment that fails where on_error is `stop`, and for spans of parts of episodes.
         """
         if not len(chunk.keys):
             return
-        group_rows = self._n * self._segments.most
-        keys = chunk.keys.expand(group_rows)
-        rows = EpisodeChunk(keys, self._n, self._segments.most, self._session)
-        self._metrics = EpisodeMetrics(self._session, has_segments=self._segments.most > 1)
-        places_left = len(keys)
-        over = self._write_rows(PromptRows(chunk.inputs["prompt"]), rows)
-        least = self._least_rows(len(keys))
-        for places in gather_whole_groups(over, group_rows, len(keys), least):
-            places_left -= len(places)
-            if not places_left:  # report before the last rows leave: the Step may end soon after
-                self._metrics.report(rows.rows)
-            yield self._make_batch(rows, places)
-            if self._loop is not None and self._loop.version != self._version:
-                self._renew(self._loop)
-        rows.clear()
+        flow = self._flow = EpisodeFlow(self._parts, self._next_number)
+        try:
+            self._add(flow, chunk)
+            for is_interrupted in flow.play(self._was_interrupted):
+                yield from self._take_leaving(flow, is_interrupted=is_interrupted)
+        finally:
+            # Also where the run is given up, which leaves environments in the middle.
+            flow.close()
+            self._next_number = flow.next_number
+            self._flow = None
+            self._chunks.clear()
+
+    def join(self, chunk: Chunk) -> None:
+        """Play the episodes of a further chunk as well, as they come near a slot. Raises
+        KernelError where no chunk is played that it could join.
+        """
+        flow = self._flow
+        if flow is None or not self.joinable:
+            raise KernelError(
+                f"{self._node.name}: expected a run with pace='free' for chunk {chunk.id} to join,"
+                " found none. Fix: run it by itself."
+            )
+        self._add(flow, chunk)
+
+    def _add(self, flow: EpisodeFlow, chunk: Chunk) -> None:
+        rows = EpisodeChunk(
+            chunk,
+            n=self._n,
+            segments=self._segments.most,
+            least=self._least_places(chunk),
+            session=self._session,
+        )
+        if not rows.is_over:
+            self._chunks.append(rows)
+            flow.add(rows)
 
     def close_environments(self) -> None:
         """End all environments; a kernel calls it where it closes."""
@@ -145,122 +150,74 @@ class Interacting(Generating):
         if pool is not None:
             pool.close()
 
-    # Passes.
+    # Rows leave.
 
-    def _write_rows(self, prompts: PromptRows, rows: EpisodeChunk) -> Iterator[np.ndarray]:
-        """Run passes until all episodes are over: over those that begin or begin again, and those
-        that go on in another row. Yields all places of episodes that are over, in whichever way,
-        and none at all after an interruption.
+    def _take_leaving(self, flow: EpisodeFlow, *, is_interrupted: bool) -> Iterator[Batch]:
+        """A batch of each chunk of which rows leave now; after an interruption at least one."""
+        batches = 0
+        for chunk in list(self._chunks):
+            places = chunk.pop_places(all_whole=is_interrupted)
+            if not len(places):
+                continue
+            if chunk.is_over:  # report before the last rows leave: the Step may end soon after
+                self._chunks.remove(chunk)
+                chunk.metrics.report(chunk.rows, flow.take_counts())
+            yield self._make_batch(chunk, places)
+            batches += 1
+            self._renew_loop(flow)
+        if is_interrupted and not batches:
+            yield self._make_batch(self._chunks[0], np.zeros(0, np.int64))
+            self._renew_loop(flow)
+
+    def _renew_loop(self, flow: EpisodeFlow) -> None:
+        """Let rows go on under weights that have come meanwhile."""
+        loop = flow.loop
+        if loop is not None and loop.version != self._version:
+            self._renew(loop)
+
+    def _least_places(self, chunk: Chunk) -> int:
+        """How many places leave together at least: as many as make room for rows that wait where
+        each goes on by itself; else all of a chunk that fits the slots, or a quarter of these.
         """
-        attempts = np.zeros(rows.episode_count, np.int64)
-        unbegun = list(range(rows.episode_count))
-        going_on: GoingOn = {}
-        first_number = self._episode_count
-        try:
-            while unbegun or going_on:
-                attempts[unbegun] += 1
-                passed = yield from self._run_episodes(prompts, rows, unbegun, going_on)
-                unbegun = []
-                for episode, fault in sorted(passed.faults.items()):
-                    is_needless = rows.is_lost(episode)
-                    if not is_needless and attempts[episode] < self._attempts:
-                        unbegun.append(episode)
-                        continue
-                    if not is_needless:
-                        self._lose(rows, episode, fault)
-                    yield rows.places([episode])
-                going_on = {}
-                for episode, start in passed.going_on.items():
-                    if rows.is_lost(episode):
-                        yield rows.places([episode])
-                    else:
-                        going_on[episode] = start
-        finally:
-            # Also where the chunk is given up, which leaves environments in the middle.
-            for number in range(first_number, self._episode_count):
-                self._pool.abandon(number)
+        slots = self._layout.slots
+        if self.joinable:
+            return max(1, slots // 8)
+        if len(chunk.keys) * self._n * self._segments.most <= slots:
+            return slots
+        return max(1, slots // 4)
 
-    def _run_episodes(
-        self,
-        prompts: PromptRows,
-        rows: EpisodeChunk,
-        unbegun: Sequence[int],
-        going_on: GoingOn,
-    ) -> Generator[np.ndarray, None, _Passed]:
-        """Begin these episodes and run them, together with those that go on in another row."""
-        first = self._episode_count
-        self._episode_count += len(unbegun)
-        self._metrics.count_attempts(len(unbegun))
-        groups = [rows.group_of(episode) for episode in unbegun]
-        first_keys = rows.keys.take(np.array(unbegun, np.int64) * rows.segments)
-        replies = yield from self._starts.reset(
-            [prompts.row(group) for group in groups],
-            self._environment_seeds(first_keys),
-            first,
-            self._was_interrupted,
+    # What episodes are played with.
+
+    def _make_parts(self, renderer: TurnRenderer) -> FlowParts:
+        params = self._node.params
+        room = PromptRoom(
+            node=self._node.name,
+            model=self._model.name,
+            vocabulary=self.vocabulary,
+            room=self._room,
+            require_fit=self._require_fit,
         )
-        starts, start_faults = self._starts.render(replies, prompts, groups)
-        fitting_starts = self._fit(starts, rows, unbegun)
-        unfit = sorted(starts.keys() - fitting_starts.keys())
-        if unfit:
-            yield rows.places([unbegun[index] for index in unfit])
-        faults = {unbegun[index]: fault for index, fault in start_faults.items()}
-        self._metrics.count_faults(faults.values())
-        all_starts = going_on | {unbegun[index]: each for index, each in fitting_starts.items()}
-        if not all_starts:
-            return _Passed({}, faults)
-        passed = yield from self._run_pass(all_starts, rows, sorted({*unbegun, *going_on}))
-        return _Passed(passed.going_on, faults | passed.faults)
-
-    def _run_pass(
-        self, starts: GoingOn, rows: EpisodeChunk, episodes: Sequence[int]
-    ) -> Generator[np.ndarray, None, _Passed]:
-        """Run those of these episodes that have a start, each in one row."""
-        index_of = {episode: index for index, episode in enumerate(episodes)}
-        states: dict[int, EpisodeState] = {}
-        places = np.array([rows.first_row(episode) for episode in episodes], np.int64)
-        for episode, start in starts.items():
-            state = start.begin(self._rules.budget)
-            states[index_of[episode]] = state
-            places[index_of[episode]] += state.segment
-        loop = self._make_loop(states, rows.keys.take(places))
-        episode_pass = EpisodePass(
-            states, loop, self._pool, self._segments, self._rules, self._session
+        policy = EpisodePolicy(
+            node=self._node.name,
+            attempts=int(params.get("retries", 1)) + 1,
+            on_error=str(params.get("on_error", "drop_row")),
+            drops_overflow=params.get("overflow") == "drop_group",
         )
-        self._metrics.watch(episode_pass, loop)
-        self._loop = loop
-        try:
-            for indices in episode_pass.write_rows(self._was_interrupted):
-                whole = [index for index in indices.tolist() if index in episode_pass.rows]
-                for index in whole:
-                    self._take(rows, episodes[index], episode_pass.rows.pop(index))
-                if whole or not len(indices):
-                    yield rows.places([episodes[index] for index in whole])
-        finally:
-            episode_pass.abandon()
-            loop.close()
-            self._loop = None
-        going_on = {episodes[index]: each for index, each in episode_pass.going_on.items()}
-        faults = {episodes[index]: fault for index, fault in episode_pass.faults.items()}
-        return _Passed(going_on, faults)
+        return FlowParts(
+            starts=EpisodeStarts(self._pool, renderer, self._session, room),
+            pool=self._pool,
+            segments=self._segments,
+            rules=self._rules,
+            policy=policy,
+            session=self._session,
+            slots=self._layout.slots,
+            make_task=self._make_task,
+            make_loop=self._make_turn_loop,
+        )
 
-    def _environment_seeds(self, keys: Keys) -> list[int]:
-        """A seed for each episode by its source position, below 2^31, as NumPy takes them."""
-        seeds = row_seeds(self._session.seed, _STREAM, Keys.of(keys.position))
-        return (seeds >> np.uint64(33)).tolist()
-
-    def _make_loop(self, episodes: Mapping[int, EpisodeState], keys: Keys) -> TurnLoop:
-        """Make a loop with a row for each key; those that do not begin are dropped at once."""
-        count = len(keys)
-        n, prompts = self._n, _share_prompts(episodes, count, self._n)
-        if prompts is None:
-            n, prompts = 1, _share_prompts(episodes, count, 1)
-        assert prompts is not None, "a group of one row has one prompt"
-        loop = self._make_turn_loop(self._task(to_ragged(prompts), keys, n))
-        unbegun = np.setdiff1d(np.arange(count), list(episodes))
-        if len(unbegun):
-            loop.drop(unbegun)
-        return loop
+    def _make_task(self, prompts: Ragged, counts: np.ndarray, keys: Keys) -> DecodeTask:
+        """Write `counts` rows for each prompt, int64 [prompts], with these keys."""
+        return replace(self._task(prompts, keys, 1), counts=counts)
 
     # First prompts.
 
@@ -286,62 +243,6 @@ class Interacting(Generating):
 
     def _require_fit(self, keys: Keys, prompts: Ragged) -> None:
         """Raise DataError for a prompt that the kernel has no room for."""
-
-    def _fit(
-        self, starts: Mapping[int, EpisodeStart], rows: EpisodeChunk, episodes: Sequence[int]
-    ) -> dict[int, EpisodeStart]:
-        """The starts whose prompts fit, cut where they are to be; of others the group is given up,
-        or the run ends. starts: by their index among `episodes`.
-        """
-        longest: dict[int, np.ndarray] = {}
-        for index, start in starts.items():
-            group = rows.group_of(episodes[index])
-            if len(start.ids) > len(longest.get(group, ())):
-                longest[group] = start.ids
-        groups = np.array(sorted(longest), np.int64)
-        group_keys = rows.keys.take(groups * rows.group_rows)
-        prompts = to_ragged([longest[group].tolist() for group in groups.tolist()])
-        node, model = self._node.name, self._model.name
-        require_embedded_ids(node, model, prompts, group_keys, self.vocabulary)
-        fitting, fitted = self._room.fit(prompts, group_keys, self._session)
-        self._require_fit(group_keys.take(fitting), fitted)
-        fitting_groups = set(groups[fitting].tolist())
-        fitting_starts: dict[int, EpisodeStart] = {}
-        for index, start in starts.items():
-            if rows.group_of(episodes[index]) in fitting_groups:
-                if self._room.most is not None:
-                    start.ids = start.ids[-self._room.most :]
-                fitting_starts[index] = start
-            else:
-                self._pool.abandon(start.number)
-        rows.lost_groups |= set(longest) - fitting_groups
-        return fitting_starts
-
-    # What is over.
-
-    def _take(self, rows: EpisodeChunk, episode: int, last: EpisodeRow) -> None:
-        """Keep the rows of an episode until its group leaves."""
-        rows.add(episode, last)
-        if last.episode.overflowed and self._drops_overflow:
-            limit = last.episode.limit
-            message = f"{self._node.name}: an answer did not fit the {limit} tokens of its row"
-            rows.lose_group(episode, message, failed=False)
-
-    def _lose(self, rows: EpisodeChunk, episode: int, fault: EnvironmentFault) -> None:
-        """An episode came to nothing in every attempt."""
-        detail = f"\n{fault.detail}" if fault.detail else ""
-        attempts = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
-        message = (
-            f"{self._node.name}: episode {rows.key_of(episode)}: expected its environment to"
-            f" answer, found that it {fault.text} ({attempts}). Fix: the environment, or"
-            f" on_error='drop_row' to go on without such episodes.{detail}"
-        )
-        if self._on_error == "stop":
-            raise KernelError(message)
-        if self._on_error == "drop_row":
-            rows.lose(episode, message)
-        else:
-            rows.lose_group(episode, message, failed=True)
 
     def _make_batch(self, rows: EpisodeChunk, places: np.ndarray) -> Batch:
         """The requested columns of those of these places that are whole rows, of groups that are
@@ -370,21 +271,3 @@ def _pace_of(params: Mapping[str, Any]) -> str:
 def _least(*limits: int | None) -> int | None:
     stated = [limit for limit in limits if limit is not None]
     return min(stated, default=None)
-
-
-def _share_prompts(
-    episodes: Mapping[int, EpisodeState], rows: int, n: int
-) -> list[list[int]] | None:
-    """The prompt of each n rows; None where those of a group differ. A group none of whose rows
-    begins has a token that nobody reads.
-    """
-    if rows % n:
-        return None
-    prompts: list[list[int]] = []
-    for begin in range(0, rows, n):
-        its_rows = [row for row in range(begin, begin + n) if row in episodes]
-        in_group = [episodes[row].prompt.tolist() for row in its_rows]
-        if any(ids != in_group[0] for ids in in_group):
-            return None
-        prompts.append(in_group[0] if in_group else [0])
-    return prompts

@@ -49,6 +49,7 @@ class Preferences(DataCursor):
         """Read data and tokenizer. Raises DataError if either is malformed, or if the first pair
         cannot be tokenized.
         """
+        self._returns = node.returns
         self._extra_columns = list_data_columns(node, _Pair)
         source = open_preferences(node.params["data"], also=self._extra_columns)
         self._begin(source, node, session.seed)
@@ -86,6 +87,8 @@ class Preferences(DataCursor):
         }
         for name in self._extra_columns:
             columns[name] = source_rows.column(name).take(pa.array(rows // 2))
+        for name, array in self._row_columns(chunk, self._returns).items():
+            columns[name] = array.take(pa.array(rows // 2))
         if len(rows):
             yield Batch.make(keys.take(rows), columns, _Pair)
 

@@ -36,6 +36,11 @@ def gather(
     return rows.to(device=device, dtype=dtype, non_blocking=True)
 
 
+def widen(tensor: Tensor) -> Tensor:
+    """As float32; float64 stays what it is."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def to_index_tensor(values: np.ndarray, device: torch.device) -> Tensor:
     """An int64 index array that the caller made, as a tensor on the device."""
     array = np.ascontiguousarray(values, dtype=np.int64)

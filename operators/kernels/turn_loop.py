@@ -3,7 +3,7 @@
 Owns: the protocol. Does not own: any loop (torch/, vllm/), what comes between two turns
 (interacting.py).
 
-    waiting   admitted when a slot is free       after `extend`, or not begun yet
+    waiting   admitted when a slot is free       after `extend` or `join`, or not begun yet
     live      writes a token with each step
     parked    its turn ended; holds its keys     until `extend` or `drop`
 """
@@ -15,16 +15,16 @@ from typing import Protocol
 
 import numpy as np
 
-from operators.kernels.decoding import Counts, Written
+from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.generating import Renewable
 
 
 class TurnLoop(Renewable, Protocol):
     """A decode loop of a DecodeTask whose rows are written in several turns.
 
-    written: of each row the tokens of its completion so
-    far, its own and those that it was given; `written.limit` int32 [rows] is the length at which
-    its turn ends in any case.
+    written: of each row the tokens of its completion so far, its own and those that it was given;
+    `written.limit` int32 [rows] is the length at which its turn ends in any case, the task's
+    max_tokens until the row is extended; the caller may lower it before the row begins.
     """
 
     written: Written
@@ -50,7 +50,15 @@ class TurnLoop(Renewable, Protocol):
         ...
 
     def drop(self, rows: np.ndarray) -> None:
-        """Forget parked rows: nothing more is written, and their keys are freed."""
+        """Forget parked rows: nothing more is written, their keys are freed, and their numbers may
+        be given to rows that join.
+        """
+        ...
+
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task, which is but for its rows as the first; returns their
+        numbers, int64 in the order of the task. They wait behind those that wait.
+        """
         ...
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NOT_ON_COLUMNS = {
     "prompts", "demonstrations", "preferences", "generate", "logprobs", "values", "scores",
     "reward", "step_reward", "mean_over", "concat", "select", "answers", "continued",
-    "interact", "transitions",
+    "interact", "transitions", "data_weight", "prompt_rows", "lookup",
 }  # fmt: skip
 """Operators with kernels of their own, which have tests of their own."""
 

@@ -19,7 +19,7 @@ from tests.kit.run_graphs import vowels, vowels_of_steps
 
 NAMES = tuple(shipped_graphs())
 
-MODELS = ("base", "setter_base", "solver_base")
+MODELS = ("base", "setter_base", "solver_base", "ranker_base")
 """Parameters that are a model directory."""
 
 DATA = {"sft": "demos", "dpo": "pairs"}
@@ -40,6 +40,7 @@ NUMBERS: dict[str, Any] = {
     "top_k": 8,
     "lr": 1e-3,
     "critic_lr": 1e-2,
+    "ranker_lr": 1e-2,
 }
 
 OF_EPISODES = {"max_tokens": 16}

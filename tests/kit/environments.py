@@ -99,6 +99,26 @@ class Talker(VowelTurns):
         return {"turns": 2.0, "length": 3.0}.get(reason, 0.0)
 
 
+class Awaited(Talker):
+    """For the prompt `hello`, writes a file with its last call; for others its reset waits for that
+    file.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def reset(self, prompt: str) -> None:  # type: ignore[override]
+        super().reset()
+        self._is_first = prompt == "hello"
+        while not self._is_first and not os.path.exists(self._file):
+            threading.Event().wait(0.01)
+
+    def finish(self, reason: str) -> float:
+        if self._is_first:
+            os.close(os.open(self._file, os.O_CREAT))
+        return 1.0
+
+
 def first_and_last(messages: Sequence[Message]) -> list[Message]:
     """For `compact`: what the user asked, and what was answered last."""
     return [messages[0], messages[-1]]

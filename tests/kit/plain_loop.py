@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from dataflow.batch import Batch
-from operators.kernels.torch import train as train_kernel
+from operators.kernels.torch import loss_backward
 from operators.kernels.torch.optimizer import Optimizer
 from operators.kernels.torch.train import TorchTrain
 from tests.kit.rows import padded_logits
@@ -49,7 +49,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
     steps: list[TrainedStep] = []
     read: set[int] = set()
     step, optimize = TorchTrain.step, Optimizer.step
-    reduce_term = train_kernel.reduce_term
+    reduce_term = loss_backward.reduce_term
 
     def note_step(self: Any, assignment: Any) -> Any:
         steps.append(TrainedStep(self._name, assignment.inputs))
@@ -69,7 +69,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
         optimize(self, lr, norm)
 
     monkeypatch.setattr(TorchTrain, "step", note_step)
-    monkeypatch.setattr(train_kernel, "reduce_term", note_terms)
+    monkeypatch.setattr(loss_backward, "reduce_term", note_terms)
     monkeypatch.setattr(Optimizer, "step", note_update)
     return steps
 

@@ -7,8 +7,8 @@ compared row by row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,7 @@ Weights = dict[str, torch.Tensor]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnScript:
     """turns: the most turns of a row; a third of the rows ends sooner. longest: tokens of an
-    answer; delay: steps until it comes at most. unwanted: rows that are dropped at the first step
-    at which they have not begun, from the third on. renewals: steps before which weights come.
+    answer; delay: steps until it comes at most. renewals: steps before which weights come.
     """
 
     seed: int = 0
@@ -38,7 +37,6 @@ class TurnScript:
     first: int = 5
     longest: int = 9
     delay: int = 3
-    unwanted: tuple[int, ...] = ()
     renewals: tuple[int, ...] = ()
 
     def draw_for(self, row: int, turn: int) -> np.random.Generator:
@@ -47,12 +45,46 @@ class TurnScript:
 
 @dataclass(slots=True)
 class Episodes:
-    """What a run of a script left. given bool [rows, room]: tokens that the rows were given."""
+    """What a run of a script left. written: of each row, in the order in which they came to the
+    loop; given bool [rows, room]: tokens that the rows were given.
+    """
 
     written: Written
     given: np.ndarray
     turns: np.ndarray
     ended: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def none(*, truncates: bool) -> Episodes:
+        written = Written.empty(0, limit=1, truncates=truncates)
+        return Episodes(written, np.zeros((0, 0), bool), np.zeros(0, np.int64))
+
+    def add(self, rows: int) -> np.ndarray:
+        """So many rows come; their places."""
+        places = np.arange(rows) + len(self.turns)
+        self.turns = np.pad(self.turns, (0, rows))
+        self.given = np.pad(self.given, ((0, rows), (0, 0)))
+        self.written.reserve_rows(len(self.turns))
+        return places
+
+    def note_given(self, place: int, begin: int, end: int) -> None:
+        more_room = max(0, end - self.given.shape[1])
+        self.given = np.pad(self.given, ((0, 0), (0, more_room)))
+        self.given[place, begin:end] = True
+
+    def copy(self, place: int, written: Written, row: int) -> None:
+        """Copy what a row has written, before another one has its number."""
+        end = int(written.length[row])
+        mass = None if written.mass is None else written.mass[row]
+        for at in range(end):
+            its_mass = None if mass is None else mass[at : at + 1]
+            self.written.append(
+                np.array([place]),
+                written.tokens[row, at : at + 1],
+                written.logprobs[row, at : at + 1],
+                its_mass,
+                written.versions[row, at : at + 1],
+            )
 
     def list_completions(self) -> list[list[int]]:
         lengths = self.written.length
@@ -89,65 +121,98 @@ def make_versions(module: nn.Module, count: int) -> list[Weights]:
 
 
 def run_script(
-    loop: TurnLoop, script: TurnScript, module: nn.Module, versions: Sequence[Weights]
+    loop: TurnLoop,
+    script: TurnScript,
+    module: nn.Module,
+    versions: Sequence[Weights],
+    joining: Mapping[int, DecodeTask] | None = None,
 ) -> Episodes:
-    """Write all rows by the script; version v of the weights comes with renewal v."""
-    rows = len(loop.written.length)
-    loop.written.limit[:] = [_draw_limit(script, row) for row in range(rows)]
-    episodes = Episodes(loop.written, np.zeros((rows, 0), bool), np.zeros(rows, np.int64))
-    due: dict[int, int] = {}  # row -> the step at which it is answered
+    """Write all rows by the script; version v of the weights comes with renewal v. joining: by the
+    step before which they come, tasks that join.
+    """
+    waiting = dict(joining or {})
+    running = _ScriptRun(loop, script)
+    running.add(np.arange(len(loop.written.length)))
     step = 0
-    while due or not loop.is_idle:
+    while running.goes_on or waiting:
         if step in script.renewals:
             version = 1 + script.renewals.index(step)
             set_weights(module, versions[version])
             loop.renew(version)
-        if step == 3:
-            unwanted = np.array(script.unwanted, np.int64)
-            loop.drop(unwanted[loop.written.length[unwanted] == 0])
-        answered = sorted(row for row, at in due.items() if at <= step)
-        _answer(loop, script, episodes, np.array(answered, np.int64))
-        for row in answered:
-            del due[row]
-        for row in loop.step().tolist():
-            episodes.ended.append(row)
-            episodes.turns[row] += 1
-            delay = script.draw_for(row, int(episodes.turns[row])).integers(0, script.delay + 1)
-            due[row] = step + 1 + int(delay)
+        if step in waiting:
+            running.add(loop.join(waiting.pop(step)))
+        running.step(step)
         step += 1
-    return episodes
+    return running.episodes
 
 
-def _draw_limit(script: TurnScript, row: int) -> int:
-    return int(script.draw_for(row, 0).integers(1, script.first + 1))
+class _ScriptRun:
+    """Rows under way: of each number of the loop which row it is, and when it is answered."""
+
+    def __init__(self, loop: TurnLoop, script: TurnScript) -> None:
+        self.episodes = Episodes.none(truncates=loop.written.mass is not None)
+        self._loop, self._script = loop, script
+        self._place: dict[int, int] = {}
+        self._due: dict[int, int] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self._place)
+
+    def add(self, rows: np.ndarray) -> None:
+        places = self.episodes.add(len(rows)).tolist()
+        for row, place in zip(rows.tolist(), places, strict=True):
+            assert row not in self._place, "a number of a row that has not left"
+            self._place[row] = place
+            limit = self._script.draw_for(place, 0).integers(1, self._script.first + 1)
+            self._loop.written.limit[row] = limit
+
+    def step(self, step: int) -> None:
+        """Answer the rows that are due, and write a token."""
+        answered = sorted(row for row, at in self._due.items() if at <= step)
+        for row in answered:
+            del self._due[row]
+        self._answer(answered)
+        for row in self._loop.step().tolist():
+            place = self._place[row]
+            self.episodes.ended.append(place)
+            self.episodes.turns[place] += 1
+            draw = self._script.draw_for(place, int(self.episodes.turns[place]))
+            self._due[row] = step + 1 + int(draw.integers(0, self._script.delay + 1))
+
+    def _answer(self, rows: Sequence[int]) -> None:
+        """Extend these rows, but for those that end here."""
+        loop, script, episodes = self._loop, self._script, self.episodes
+        extended: list[int] = []
+        answers: list[np.ndarray] = []
+        limits: list[int] = []
+        for row in rows:
+            place = self._place[row]
+            turn = int(episodes.turns[place])
+            draw = script.draw_for(place, turn)
+            if draw.random() < 0.1 or turn >= script.turns:
+                self._end(row)
+                continue
+            length, more = draw.integers(1, script.longest + 1), draw.integers(1, script.first + 1)
+            begin = int(loop.written.length[row])
+            extended.append(row)
+            answers.append(draw.integers(7, 95, length).astype(np.int32))
+            limits.append(int(begin + length + more))
+            episodes.note_given(place, begin, int(begin + length))
+        if extended:
+            loop.extend(np.array(extended, np.int64), answers, np.array(limits, np.int32))
+
+    def _end(self, row: int) -> None:
+        self.episodes.copy(self._place.pop(row), self._loop.written, row)
+        self._loop.drop(np.array([row]))
 
 
-def _answer(loop: TurnLoop, script: TurnScript, episodes: Episodes, rows: np.ndarray) -> None:
-    """Extend these rows, but for those that end here."""
-    answers: list[np.ndarray] = []
-    limits: list[int] = []
-    goes_on: list[bool] = []
-    for row in rows.tolist():
-        turn = int(episodes.turns[row])
-        draw = script.draw_for(row, turn)
-        ends = draw.random() < 0.1 or turn >= script.turns
-        goes_on.append(not ends)
-        if ends:
-            continue
-        length, more = draw.integers(1, script.longest + 1), draw.integers(1, script.first + 1)
-        answers.append(draw.integers(7, 95, length).astype(np.int32))
-        limits.append(int(loop.written.length[row] + length + more))
-    extended = rows[np.array(goes_on, bool)]
-    if len(extended) < len(rows):
-        loop.drop(rows[~np.array(goes_on, bool)])
-    if not len(extended):
-        return
-    begins = loop.written.length[extended]
-    loop.extend(extended, answers, np.array(limits, np.int32))
-    more_room = loop.written.tokens.shape[1] - episodes.given.shape[1]
-    episodes.given = np.pad(episodes.given, ((0, 0), (0, more_room)))
-    for row, begin in zip(extended.tolist(), begins.tolist(), strict=True):
-        episodes.given[row, begin : loop.written.length[row]] = True
+def merge_tasks(tasks: Sequence[DecodeTask]) -> DecodeTask:
+    """All of their rows in one."""
+    prompts = [task.prompts[index].tolist() for task in tasks for index in range(len(task.prompts))]
+    counts = np.concatenate([task.row_counts for task in tasks])
+    seeds = np.concatenate([task.seeds for task in tasks])
+    return replace(tasks[0], prompts=ragged(prompts), counts=counts, seeds=seeds)
 
 
 def require_trained_logprobs(
@@ -159,7 +224,7 @@ def require_trained_logprobs(
     written = episodes.written
     rows = np.flatnonzero(written.length).tolist()
     completions = ragged([written.tokens[row, : written.length[row]].tolist() for row in rows])
-    prompts = ragged([task.prompts[row // task.n].tolist() for row in rows])
+    prompts = ragged([_prompt_of(task, row).tolist() for row in rows])
     packed = pack(prompts, completions, np.arange(len(rows)))
     temperature = task.how.temperature or 1.0
     ids = torch.from_numpy(completions.values.astype(np.int64)[packed.tokens])
@@ -196,13 +261,18 @@ def require_plain_tokens(
             if not its.any():
                 continue
             tokens = written.tokens[row, :length].astype(np.int64)
-            prompt = task.prompts[row // task.n].astype(np.int64)
+            prompt = _prompt_of(task, row).astype(np.int64)
             ids = torch.from_numpy(np.concatenate([prompt, tokens]))
             with torch.no_grad():
                 logits = reference(ids[None]).logits[0, len(prompt) - 1 : -1]
             draws = uniform(np.repeat(task.seeds[row : row + 1], length), np.arange(length))
             _require_drawn(logits[its], tokens[its], draws[its], task.how)
     set_weights(reference, versions[0])
+
+
+def _prompt_of(task: DecodeTask, row: int) -> np.ndarray:
+    prompts = np.repeat(np.arange(len(task.prompts)), task.row_counts)
+    return task.prompts[prompts[row]]
 
 
 def _require_drawn(

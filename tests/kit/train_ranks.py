@@ -27,6 +27,7 @@ from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows, rollout, token_column
+from tests.kit.step_parts import cut_step
 from tests.kit.training import (
     CLIPPED,
     OWN,
@@ -70,7 +71,8 @@ PICKY = loss_of(loss_function(_picky, name="picky"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A train node; owners: the share that has each prompt of a Step, in the order of positions;
-    own: the same of the rows that a supervised term has of its own, if there are any.
+    own: the same of the rows that a supervised term has of its own, if there are any. parts: the
+    part of a Step in which each prompt comes to ranks; at once if there are none.
     """
 
     loss: Loss
@@ -80,6 +82,7 @@ class Case:
     params: Mapping[str, Any] = field(default_factory=dict)
     chunk: int = 0
     own: Sequence[int] = ()
+    parts: Sequence[int] = ()
 
     def assignment(self, step: int) -> Assignment:
         """The whole Step, as one rank has it."""
@@ -106,7 +109,7 @@ def part(given: Assignment, case: Case, share: int) -> Assignment:
     mine = _rows_of(given.keys, case.owners, share)
     inputs = {name: batch.take(mine) for name, batch in given.inputs.items() if name != OWN}
     others = {}
-    if case.own:
+    if OWN in given.inputs:
         demos = given.inputs[OWN]
         theirs = _rows_of(demos.keys, case.own, share)
         inputs[OWN] = demos.take(theirs)
@@ -120,6 +123,24 @@ def part(given: Assignment, case: Case, share: int) -> Assignment:
 def _rows_of(keys: Keys, owners: Sequence[int], share: int) -> np.ndarray:
     groups = np.unique(keys.position, return_inverse=True)[1]
     return np.flatnonzero(np.asarray(owners)[groups] == share)
+
+
+def owners_of(case: Case, index: int) -> Case:
+    """The case as of one part: the owners of its prompts alone."""
+
+    def pick(owners: Sequence[int]) -> Sequence[int]:
+        return [owner for owner, each in zip(owners, case.parts, strict=False) if each == index]
+
+    return replace(case, owners=pick(case.owners), own=pick(case.own))
+
+
+def train_in_parts(case: Case, kernel: TorchTrain, step: int, share: int) -> dict[str, float]:
+    """The metrics of a Step that comes part by part; a nap in between."""
+    for index, each in enumerate(cut_step(case.assignment(step), case.parts)):
+        kernel.train_part(part(each, owners_of(case, index), share))
+        kernel.sleep()
+        kernel.wake()
+    return dict(kernel.finish_parts(step))
 
 
 def _mute_prompt(step: int) -> Batch:
@@ -162,6 +183,20 @@ CASES: dict[str, Case] = {
 }
 FITTED = {"recompute": "layers", "offload": "optimizer"}
 """A layout that changes no bit."""
+CASES |= {
+    "in parts": replace(
+        CASES["grpo"], params={}, owners=(0, 1, 2, 1, 1, 0), parts=(2, 0, 1, 0, 1, 2)
+    ),
+    "a part on one rank": replace(CASES["grpo"], params={}, parts=(0, 1, 0, 2, 1, 0)),
+    "values in parts": replace(CASES["value"], parts=(0, 1, 1, 0, 0, 1)),
+    "groups in parts": replace(CASES["group"], params={}, parts=(0, 1, 2, 3, 4, 5)),
+    "two sets in parts": replace(
+        CASES["two sets"],
+        params={**TWO_SETS["params"], "minibatches": 1},
+        parts=(0, 1, 2, 1, 0, 1),
+    ),
+}
+CASES["fitted in parts"] = replace(CASES["in parts"], params=FITTED)
 CASES["fitted"] = replace(CASES["grpo"], params={**CASES["grpo"].params, **FITTED})
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
 NARROW = Case(loss=SUPERVISED, owners=(1, 1, 0, 1, 0, 0), params={"dtype": "bfloat16", "lr": 1e-5})
@@ -212,6 +247,8 @@ def train(
     case: Case, kernel: TorchTrain, steps: Sequence[int], share: int | None = None
 ) -> list[dict[str, float]]:
     """Metrics of some Steps; share: whose rows of them, of all if None."""
+    if case.parts and share is not None:
+        return [train_in_parts(case, kernel, step, share) for step in steps]
     given = [case.assignment(step) for step in steps]
     return [dict(kernel.step(g if share is None else part(g, case, share))) for g in given]
 
@@ -230,10 +267,10 @@ def train_with_a_nap(case: Case, kernel: TorchTrain, share: int | None = None) -
     return {"metrics": metrics, "weights": weights_of(kernel), "looked": looked}
 
 
-def error_of(kernel: TorchTrain, given: Assignment) -> str:
-    """The error with which a Step ends."""
+def error_of(train_rows: Callable[[Assignment], object], given: Assignment) -> str:
+    """The error with which a Step, or a part of one, ends."""
     try:
-        kernel.step(given)
+        train_rows(given)
     except (DataflowError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -267,12 +304,20 @@ _BY_ROWS = (
     *("grpo", "value", "group", "one prompt", "no row", "mute", "chunked"),
     *("two sets", "no row of a set"),
 )
+_IN_PARTS = (
+    *("in parts", "a part on one rank", "values in parts", "groups in parts"),
+    *("two sets in parts", "fitted in parts"),
+)
+_SPLIT_IN_PARTS = ("in parts", "groups in parts", "two sets in parts", "fitted in parts")
+_BY_MATRICES = ("grpo", "fitted", "value", "group", "chunked", "qwen3")
 WORLDS = {
-    "whole": World(cases=_BY_ROWS),
-    "split": World(shard=True, cases=(*_BY_ROWS, "fitted")),
-    "1 x 2": World(tensor=2, cases=("grpo", "fitted", "value", "group", "chunked", "qwen3")),
-    "2 x 2": World(size=4, tensor=2, cases=("value", "two sets")),
+    "whole": World(cases=(*_BY_ROWS, "in parts", "two sets in parts")),
+    "split": World(shard=True, cases=(*_BY_ROWS, "fitted", *_SPLIT_IN_PARTS)),
+    "1 x 2": World(tensor=2, cases=(*_BY_MATRICES, "in parts", "groups in parts")),
+    "2 x 2": World(size=4, tensor=2, cases=("value", "two sets", "two sets in parts")),
 }
+THREE = World(size=3, cases=_IN_PARTS)
+"""Which only trains in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,11 +398,16 @@ class Rank:
         without_last = replace(case, owners=(*case.owners[:5], 9))
         uneven = without_last if self.rank == self.world.size - 1 else case
         errors = {
-            name: error_of(kernel, part(changed(whole, row, value), case, self.share))
+            name: error_of(kernel.step, part(changed(whole, row, value), case, self.share))
             for name, value in (("loss", np.inf), ("gradient", 5.0), ("raised", 3.0))
         }
-        errors["column"] = error_of(kernel, misplaced(part(whole, case, self.share), self.rank))
-        errors["uneven"] = error_of(kernel, part(whole, uneven, self.share))
+        errors["part"] = error_of(
+            kernel.train_part, part(changed(whole, row, np.inf), case, self.share)
+        )
+        errors["column"] = error_of(
+            kernel.step, misplaced(part(whole, case, self.share), self.rank)
+        )
+        errors["uneven"] = error_of(kernel.step, part(whole, uneven, self.share))
         metrics = train(case, kernel, FIRST, self.share)
         return {"errors": errors, "metrics": metrics, "weights": weights_of(kernel)}
 
@@ -385,4 +435,13 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
             results["limits"] = rank.limits()
         else:
             results["gradients"] = rank.gradients()
+        torch.save(results, folder / f"rank {number}.pt")
+
+
+def main_of_three(number: int, folder: Path, bases: Mapping[str, str]) -> None:
+    """The same of what three ranks do."""
+    with gloo_world(folder / "store", number, THREE.size):
+        parallel.BUCKET = 1000
+        rank = Rank(rank=number, world=THREE, folder=folder, bases=bases)
+        results = {name: rank.case(CASES[name]) for name in THREE.cases}
         torch.save(results, folder / f"rank {number}.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.set_expressions import edited
 from engine.api import plan
-from tests.kit import algorithms, plain_algorithms, runs
+from tests.kit import algorithms, plain_algorithms, plain_formulas, plain_rankers, runs
 from tests.kit import plain_loop as loop
-from tests.kit.plain_algorithms import PlainRun
+from tests.kit.plain_formulas import PlainRun
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
@@ -26,13 +27,13 @@ pytestmark = pytest.mark.timeout(180)
 
 SHAPES = (
     *("best_of_n", "dapo", "dpo", "dual_generator"),
-    *("ppo", "self_play_two_models", "sft_and_rl"),
+    *("grpo_by_length", "grpo_ranked", "ppo", "self_play_two_models", "sft_and_rl"),
 )
 """Between them they have every kind of node and whatever one reads of another (`shape_of`), with
 one and two sources, generations and trained Models, and with prompts that are replaced.
 """
 
-FIRST = ("grpo", "ppo", "online_dpo")
+FIRST = ("grpo", "ppo", "online_dpo", "grpo_ranked")
 """Graphs that `make test` runs too."""
 
 
@@ -57,6 +58,12 @@ def model_of(node: Node) -> Model:
     return model
 
 
+def find_loop(name: str) -> Callable[[PlainRun, loop.TrainedStep], plain_formulas.UpdateLoss]:
+    """The plain loop of a shipped graph."""
+    module = plain_rankers if hasattr(plain_rankers, name) else plain_algorithms
+    return getattr(module, name)
+
+
 def plain_run_of(name: str, graph: Graph, base: str) -> PlainRun:
     """A learner for each trained Model, and the graph function's arguments."""
     function = inspect.signature(algorithms.function_of(name)).parameters
@@ -65,7 +72,7 @@ def plain_run_of(name: str, graph: Graph, base: str) -> PlainRun:
     for node in trains(graph):
         model = model_of(node)
         scalar = model.head == "scalar"
-        learners[model.name] = plain_algorithms.learner_of(base, node.params["lr"], scalar=scalar)
+        learners[model.name] = plain_formulas.learner_of(base, node.params["lr"], scalar=scalar)
     return PlainRun(base=base, learners=learners, numbers=numbers)
 
 
@@ -93,19 +100,19 @@ def test_each_is_the_algorithm_of_a_plain_loop(
     assert [step.node for step in steps] == list(models) * 3
     for step in steps:
         learner = world.learners[models[step.node]]
-        require_updates(learner, step, getattr(plain_algorithms, name)(world, step))
+        require_updates(learner, step, find_loop(name)(world, step))
     for model, learner in world.learners.items():
         assert moved_apart(learner, Path(result.trained[model])) < 1e-3
 
 
 def require_updates(
-    learner: loop.Learner, step: loop.TrainedStep, loss: plain_algorithms.UpdateLoss
+    learner: loop.Learner, step: loop.TrainedStep, loss: plain_formulas.UpdateLoss
 ) -> None:
     """Our gradients are those of this loss; the learner makes the updates, too."""
     groups = loop.groups(step.rows)
     for update in step.updates:
         chosen = sorted(row for rows in groups if update.rows & set(rows) for row in rows)
-        gradient = plain_algorithms.gradients(learner.module, loss(chosen))
+        gradient = plain_formulas.gradients(learner.module, loss(chosen))
         assert difference(update.gradient, gradient) < 1e-5
         torch.nn.utils.clip_grad_norm_(learner.module.parameters(), 1.0)
         learner.adam.step()

@@ -16,9 +16,10 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from dataflow.batch import Batch, Keys, Ragged
+from dataflow.errors import RunError
 from dataflow.graph import Graph
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
-from dataflow.kernel_abilities import Interruptible, Sleeper
+from dataflow.kernel_abilities import Interruptible, Joinable, PartTrainer, Sleeper
 from dataflow.schema import Rollout
 from engine.api import plan
 from engine.channels.contract import BlockRequest, Channel, PeerLost, Requests
@@ -28,6 +29,7 @@ from engine.channels.tensors.row_broadcast import RowBroadcast, join
 from engine.plan.options import RunOptions
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
+from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.worker import Worker
 from tests.kit.run_graphs import evaluated, rolled_out, small
 
@@ -37,7 +39,7 @@ SOON = 20.0
 OFFERED = m.Offered(id=1, worker="train", block=0, digest="")
 
 
-class Scripted(Interruptible, Sleeper):
+class Scripted(Interruptible, PartTrainer, Sleeper):
     """Answers everything, and records it in `asked`."""
 
     rows = 10
@@ -69,6 +71,16 @@ class Scripted(Interruptible, Sleeper):
         self.session.metric("train/of_the_session", 1.0)
         return {"train/of_the_step": 1.0}
 
+    def train_part(self, assignment: Assignment) -> None:
+        self.asked.append(assignment.keys.position.tolist())
+
+    def finish_parts(self, step: int) -> Mapping[str, float]:
+        self.asked.append("finish")
+        return {"train/of_the_step": float(step)}
+
+    def forget_parts(self) -> None:
+        self.asked.append("forget")
+
     def pieces(self) -> Iterator[Piece]:
         import torch
 
@@ -84,6 +96,19 @@ class Scripted(Interruptible, Sleeper):
 
     def close(self) -> None:
         pass
+
+
+class Joining(Scripted, Joinable):
+    """Takes further chunks, and runs them one after another."""
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        self.waiting = [chunk]
+        while self.waiting:
+            yield from super().run(self.waiting.pop(0))
+
+    def join(self, chunk: Chunk) -> None:
+        self.asked.append(("join", chunk.id))
+        self.waiting.append(chunk)
 
 
 class PeersAreGone(InprocChannel):
@@ -113,11 +138,12 @@ def opened(
     name: str,
     channel: Channel | None = None,
     cast: RowBroadcast | None = None,
+    kernel: type[Scripted] = Scripted,
     **options: Any,
 ) -> tuple[Worker, Any]:
     """The Worker of this name, and its kernels by node."""
     planned = plan(graph, RunOptions(threads=1, **options))
-    nodes = tuple(replace(n, kernel=f"{__name__}:Scripted") for n in planned.nodes)
+    nodes = tuple(replace(n, kernel=f"{__name__}:{kernel.__name__}") for n in planned.nodes)
     channel = InprocChannel() if channel is None else channel
     worker = Worker(name, replace(planned, nodes=nodes), channel=channel, cast=cast)
     list(worker.open())
@@ -251,6 +277,32 @@ def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(
     events = worker.execute(chunk())
     next(events)
     assert not worker.delivery.interrupt_with(publish(OFFERED))
+
+
+@pytest.mark.parametrize("on_update", ["interrupt", "drain"])
+def test_no_chunk_joins_rows_that_are_drained_while_weights_wait(
+    tiny_folder: Path, on_update: str
+) -> None:
+    channel = InprocChannel()
+    rollout = rolled_out(tiny_folder, 4, max_lag=1, on_update=on_update)[1]
+    graph = small(tiny_folder).replace(rollout=rollout)
+    worker, kernels = opened(graph, "gen", channel, pin=PIN, kernel=Joining)
+    writer, _ = opened(graph, "train", channel, pin=PIN)
+    workers = InprocWorkers(worker)
+    second, third = (replace(chunk(), id=id, keys=Keys.of([id])) for id in (8, 9))
+    for each in (chunk(), second, publish(offered(writer, 3)), third):
+        workers.tell(each)
+    ends: list[m.Event] = []
+    while (event := workers.next()) is not None:
+        if isinstance(event, m.ChunkDone | m.Loaded):
+            ends.append(event)
+    asked = [each for each in kernels["rollout"].asked if each != "interrupt"]
+    loaded = (3, ["a", "b"])
+    if on_update == "interrupt":
+        assert asked == [("join", 8), loaded, ("join", 9)]
+    else:
+        assert asked == [("join", 8), loaded]
+        assert kinds(ends) == [m.ChunkDone, m.ChunkDone, m.Loaded, m.ChunkDone]
 
 
 def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny_folder: Path) -> None:
@@ -396,3 +448,99 @@ def test_a_worker_gives_its_devices_back_and_takes_them_up(tiny_folder: Path) ->
     assert list(worker.execute(m.Sleep(worker="gen"))) == [m.Slept(worker="gen")]
     assert list(worker.execute(m.Wake(worker="gen"))) == [m.Woken(worker="gen")]
     assert kernels["rollout"].asked == ["sleep", "wake"]
+
+
+# --- Steps that are trained part by part ----------------------------------------------------------
+
+
+def train_part(worker: Worker, part: int, task: int, step: int = 2) -> m.TrainPart:
+    """Two rows of this part."""
+    keys = Keys.of([2 * part, 2 * part + 1])
+    return m.TrainPart(
+        id=task, node="train_policy", worker=worker.name, step=step, part=part, keys=keys, inputs={}
+    )
+
+
+def finish(worker: Worker, parts: int, task: int) -> m.FinishStep:
+    return m.FinishStep(id=task, node="train_policy", worker=worker.name, step=2, parts=parts)
+
+
+def usual_answer(worker: Worker, task: int) -> dict[str, Any]:
+    return {"id": task, "node": "train_policy", "worker": worker.name}
+
+
+def test_parts_are_trained_in_their_order_and_the_first_begins_anew(tiny_folder: Path) -> None:
+    worker, kernels = opened(small(tiny_folder), "main")
+    for task, part in enumerate([0, 1, 0, 1, 2]):
+        trained_part = m.PartTrained(step=2, **usual_answer(worker, task))
+        assert list(worker.execute(train_part(worker, part, task))) == [trained_part]
+    assert not {"train/of_the_step"} & {name for name, _, _ in worker.reports()}
+    stepped = m.Stepped(step=2, **usual_answer(worker, 9))
+    assert list(worker.execute(finish(worker, 3, 9))) == [stepped]
+    again = ["forget", [0, 1], [2, 3]]
+    assert kernels["train_policy"].asked == [*again, *again, [4, 5], "finish"]
+    reported = {name: value for name, value, _ in worker.reports()}
+    assert reported["train/of_the_step"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "wrong", "found"),
+    [
+        ([0], ("part", 2), "expected 2 parts of step 2 .*found 1 of step 2"),
+        ([0, 1], ("part", 1), "expected 1 parts of step 2 .*found 2 of step 2"),
+        ([0, 1], ("finish", 3), "expected 3 parts of step 2 .*found 2 of step 2"),
+        ([], ("finish", 1), "expected 1 parts of step 2 .*found 0 of step 2"),
+        ([0], ("other step", 1), "expected 1 parts of step 3 .*found 1 of step 2"),
+    ],
+    ids=str,
+)
+def test_a_part_that_is_left_out_is_an_error(
+    tiny_folder: Path, parts: list[int], wrong: tuple[str, int], found: str
+) -> None:
+    worker, kernels = opened(small(tiny_folder), "main")
+    for part in parts:
+        list(worker.execute(train_part(worker, part, part)))
+    before = len(kernels["train_policy"].asked)
+    kind, number = wrong
+    message = finish(worker, number, 9)
+    if kind != "finish":
+        message = train_part(worker, number, 9, step=2 if kind == "part" else 3)
+    with pytest.raises(RunError, match=found):
+        list(worker.execute(message))
+    assert len(kernels["train_policy"].asked) == before
+
+
+def test_a_step_at_once_ends_what_came_in_parts(tiny_folder: Path) -> None:
+    worker, _ = opened(small(tiny_folder), "main")
+    list(worker.execute(train_part(worker, 0, 1)))
+    whole = m.TrainStep(step=2, keys=Keys.of([0]), inputs={}, **usual_answer(worker, 2))
+    list(worker.execute(whole))
+    with pytest.raises(RunError, match="found 0 of step 2"):
+        list(worker.execute(train_part(worker, 1, 3)))
+
+
+@pytest.mark.parametrize("split", ["rows", "weights", "matrices"])
+def test_ranks_wait_for_each_other_where_they_compute_together(
+    tiny_folder: Path, split: str
+) -> None:
+    """With whole weights only at the end of a Step."""
+    options: dict[str, Any] = {"ranks": {"train_policy": 2}}
+    if split == "matrices":
+        options = {"tensor": {"train_policy": 2}}
+    worker, kernels = opened(small(tiny_folder), "main-1", **options)
+    if split == "weights":
+        node = worker.kernels.nodes["train_policy"]
+        layout = replace(node.layout, shard=True)
+        worker.kernels.nodes["train_policy"] = replace(node, layout=layout)
+    asked = kernels["train_policy"].asked
+    prepared = m.Prepared(**usual_answer(worker, 1))
+    trained_part = m.PartTrained(step=2, **usual_answer(worker, 1))
+    answers = list(worker.execute(train_part(worker, 0, 1)))
+    if split != "rows":
+        assert (answers, asked) == ([prepared], [])
+        answers = list(worker.execute(m.Go(**usual_answer(worker, 1))))
+    assert (answers, asked) == ([trained_part], ["forget", [0, 1]])
+    assert list(worker.execute(finish(worker, 1, 2))) == [m.Prepared(**usual_answer(worker, 2))]
+    stepped = m.Stepped(step=2, **usual_answer(worker, 2))
+    assert list(worker.execute(m.Go(**usual_answer(worker, 2)))) == [stepped]
+    assert asked[-1] == "finish"

@@ -4,7 +4,8 @@
     up            numbers that wait for all of their rows     beside    concats of generations
     own           a node that trains rows of two sources      elastic   replicas join and leave
     resumed       killed, and resumed from a checkpoint
-    lossy         rows are lost alone
+    lossy         rows are lost alone                       table     a Table beside the Models
+    streamed      Steps are trained in parts while they are generated
     slow          the coordinator takes together what waits
 
 Owns: what a kind is. Does not own: cases (plans.py, elastic.py), what has to hold (proof.py), which
@@ -23,6 +24,8 @@ from tests.schedules.elastic import elastic_case
 from tests.schedules.plans import ScheduleCase, drawn_case, lossy
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past
+from tests.schedules.streamed import streamed_case
+from tests.schedules.tables import with_table
 from tests.schedules.weather import begun, ended, prove, prove_undisturbed, require_same_steps
 
 _TOGETHER = (2, 5, 30, 1000)
@@ -58,6 +61,11 @@ def _own(seed: int) -> None:
 def lossy_case(seed: int) -> ScheduleCase:
     """A case of any of the shapes above, with rows that are lost alone."""
     return lossy(drawn_case(seed, up=seed % 4 == 1, beside=seed % 5 == 2, own=seed % 7 == 3))
+
+
+def table_case(seed: int) -> ScheduleCase:
+    """A case of any of the shapes above, with a Table."""
+    return with_table(drawn_case(seed, up=seed % 4 == 1, beside=seed % 5 == 2, own=seed % 7 == 3))
 
 
 def _elastic(seed: int) -> None:
@@ -107,6 +115,10 @@ KINDS: dict[str, Callable[[int], object]] = {
     "own resumed": lambda seed: _killed_and_resumed(drawn_case(seed, own=True)),
     "lossy": lambda seed: _with_deaths_in_odd_seeds(lossy_case(seed)),
     "lossy resumed": lambda seed: _killed_and_resumed(lossy_case(seed)),
+    "streamed": lambda seed: _with_deaths_in_odd_seeds(streamed_case(seed)),
+    "streamed resumed": lambda seed: _killed_and_resumed(streamed_case(seed, "ordered")),
+    "table": lambda seed: _with_deaths_in_odd_seeds(table_case(seed)),
+    "table resumed": lambda seed: _killed_and_resumed(table_case(seed)),
     "slow": lambda seed: prove_undisturbed(slow_case(seed)),
     "slow deaths": lambda seed: prove(slow_case(seed)),
     "slow elastic": _slow_elastic,

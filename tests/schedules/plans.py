@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from dataflow.kernel import Layout
 from engine.coordinator.coordinator import Settings
 from engine.plan.passes.shape import set_lags
-from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
+from engine.plan.planned_source import PlannedSource
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from tests.schedules.draft import POLICY, TARGET, NodeRows, PlanDraft
 
@@ -32,8 +33,9 @@ class ScheduleCase:
     @property
     def whole_cohorts(self) -> bool:
         """Whether its chunks follow from its rows alone."""
-        cohorts = all(n.chunking == "cohort" for n in self.plan.nodes)
-        return cohorts and len(self.plan.sources) == 1
+        cohorts = all(n.chunking != "ready" for n in self.plan.nodes)
+        as_they_come = any(source.stream == "arrival" for source in self.plan.sources)
+        return cohorts and len(self.plan.sources) == 1 and not as_they_come
 
     def timing(self, seed: int) -> Durations:
         """How long things take in one run of the case."""

@@ -11,7 +11,8 @@ from itertools import pairwise
 from math import inf
 
 from dataflow.batch import Keys
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import (
     Checkpoint,
     Checkpointed,
@@ -233,7 +234,7 @@ class Proof(RunRecord):
         )
         wanted = Counter(
             (model.name, reader, worker, version)
-            for model in self.plan.models
+            for model in self.plan.states
             if model.follows
             for reader in model.readers
             for worker in self.plan.node(reader).workers

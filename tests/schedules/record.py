@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import RunChunk, StepClosed, TrainStep
 from engine.run.simulated_workers.simulation import Simulation
 from engine.run.simulated_workers.store import SimulatedCheckpoint
@@ -72,7 +73,7 @@ class RunRecord:
 
     @cached_property
     def trains(self) -> list[PlannedNode]:
-        return [n for n in self.plan.nodes if n.work == "train"]
+        return [n for n in self.plan.nodes if n.traits.steps]
 
     @cached_property
     def sets(self) -> list[PlannedNode]:

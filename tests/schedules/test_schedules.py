@@ -12,7 +12,8 @@ import pytest
 
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.plan.passes.shape import set_lags
-from engine.plan.plan import ModelUse, PlannedModel, PlannedSource
+from engine.plan.plan import ModelUse, PlannedModel
+from engine.plan.planned_source import PlannedSource
 from engine.protocol import messages as m
 from engine.run.simulated_workers.behaviour import Outcomes
 from tests.kit.plans import plan_of, planned_node

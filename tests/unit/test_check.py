@@ -50,6 +50,7 @@ from tests.wrong_graphs import (
     off_policy,
     rows,
     states,
+    tables,
     temperatures,
     token_prompts,
     wires,
@@ -74,6 +75,7 @@ def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
 
 MODULES = (
     wires, states, numbers, kept, rows, temperatures, held_out, calls, concats, token_prompts,
+    tables,
 )  # fmt: skip
 WRONG = [f for module in MODULES for f in graphs_of(module)]
 

@@ -18,7 +18,8 @@ from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
 from engine.coordinator.tables import StepRows, split_by_prompt
-from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.plan.plan import Plan, PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol import messages as m
 from engine.protocol.refs import SourceCut
 from engine.protocol.staleness import NO_VERSION

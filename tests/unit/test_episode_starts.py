@@ -9,7 +9,9 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys
 from dataflow.schema import MESSAGE, Prompt
 from operators.kernels.environments.replies import EnvironmentReply
-from operators.kernels.episode_starts import EpisodeStarts, PromptRows
+from operators.kernels.episode_prompts import PromptRows
+from operators.kernels.episode_starts import EpisodeStarts, PromptRoom
+from operators.kernels.overlong import Room
 from operators.kernels.turn_rendering import TurnRenderer
 from tests.kit.chat_templates import family_tokenizer
 from tests.kit.environment_pools import opened_here
@@ -19,6 +21,15 @@ from tests.kit.kernels import FakeSession
 def tool(name: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+ROOM = PromptRoom(
+    node="node",
+    model="policy",
+    vocabulary=1 << 20,
+    room=Room(node="node", most=None, why="", policy="error"),
+    require_fit=lambda keys, prompts: None,
+)
 
 
 def test_rows_of_one_prompt_are_shown_their_own_tools_and_texts() -> None:
@@ -33,7 +44,7 @@ def test_rows_of_one_prompt_are_shown_their_own_tools_and_texts() -> None:
         reply = EnvironmentReply(episode=number, call="reset", tools=tools, text=text)
         replies.append(reply)
     with opened_here() as pool:
-        starts_of_node = EpisodeStarts("node", pool, TurnRenderer(tokenizer), FakeSession())
+        starts_of_node = EpisodeStarts(pool, TurnRenderer(tokenizer), FakeSession(), ROOM)
         starts, faults = starts_of_node.render(replies, prompts, [0, 0, 0])
     assert not faults
     shown = [tokenizer.inner.decode(starts[number].ids.tolist()) for number in range(3)]

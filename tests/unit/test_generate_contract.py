@@ -9,6 +9,7 @@ import pytest
 from dataflow.kernel import Layout
 from operators.kernels.torch.generate import TorchGenerate
 from tests.kit.generate_suite import *  # noqa: F403
+from tests.kit.joined_rows import *  # noqa: F403
 from tests.kit.kernels import open_kernel
 from tests.kit.models import save_tiny
 

@@ -14,6 +14,7 @@ from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.static_memory import StaticMemory
 from tests.kit.generate_suite import *  # noqa: F403
 from tests.kit.generate_suite import MIXED, generated
+from tests.kit.joined_rows import *  # noqa: F403
 from tests.kit.kernels import open_kernel
 from tests.kit.models import save_tiny
 

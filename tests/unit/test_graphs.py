@@ -116,8 +116,10 @@ def test_groups_of_equal_rewards_can_be_dropped(name: str, folder: Path) -> None
 
 
 def test_they_can_be_where_equal_rewards_make_every_advantage_0(folder: Path) -> None:
-    """A baseline over the group, no penalty in the reward, no mean over the Step after it."""
-    other = {"kl_in_reward", "whiten", "select", "baseline_advantage"}
+    """A baseline over the group, no penalty in the reward, no mean over the Step after it, and
+    nobody else who learns from the groups.
+    """
+    other = {"kl_in_reward", "whiten", "select", "baseline_advantage", "ranks"}
     for name in REWARDED:
         operators = {node.operator.name for node in algorithms.small(name, folder).nodes}
         alone = "group_advantage" in operators and not operators & other

@@ -108,3 +108,13 @@ def test_the_models_of_a_plan_have_the_names_of_their_metrics() -> None:
 
 def test_metrics_that_do_not_tell_count_for_nothing() -> None:
     assert find_standstills((policy(),), {"loss/x": 0.0}, 3, None) == {}
+
+
+def test_between_two_steps_that_train_it_a_model_stands_still_on_purpose() -> None:
+    model = TrainedModel(name="ranker", prefix="optim/", start=0, every=4)
+    assert find_standstills((model,), NO_UPDATE, step=3, last=100) == {}
+    assert find_standstills((model,), MOVED, step=4, last=100) == {"ranker": None}
+    assert find_standstills((model,), NO_UPDATE, step=4, last=100)["ranker"] is not None
+    (standstill,) = find_standstills((model,), NO_UPDATE, step=3, last=3).values()
+    assert standstill is not None
+    assert standstill.cause == "no update was made before Step 4 (train(every=4))"

@@ -16,7 +16,8 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.coordinator import Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import RUNNING
-from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
+from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.plan.planner import make_plan
 from engine.protocol.messages import Finish
 from engine.protocol.refs import SourceCut

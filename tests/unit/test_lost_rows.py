@@ -17,7 +17,8 @@ from engine.coordinator.coordinator import Settings
 from engine.coordinator.lost_rows import LostRows
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED
-from engine.plan.plan import ModelUse, Plan, PlannedNode, PlannedSource
+from engine.plan.plan import ModelUse, Plan, PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.protocol import messages as m
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from engine.run.simulated_workers.simulation import Simulation

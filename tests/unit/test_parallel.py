@@ -136,6 +136,20 @@ def test_the_ranks_give_the_weights_and_metrics_of_one(
 
 
 @pytest.mark.long
+def test_three_ranks_that_train_in_parts_give_the_weights_and_metrics_of_one(
+    alone: Callable[[str], dict[str, Any]], tmp_path: Path, all_bases: dict[str, str]
+) -> None:
+    as_ranks(tr.THREE.size, tr.main_of_three, tmp_path, all_bases, limit=LIMIT)
+    for path in sorted(tmp_path.glob("rank *.pt")):
+        rank = torch.load(path, weights_only=True)
+        for name in tr.THREE.cases:
+            wanted = alone(name)
+            assert distance(rank[name]["weights"], wanted["weights"]) < 1e-6
+            for found, metrics in zip(rank[name]["metrics"], wanted["metrics"], strict=True):
+                assert_metrics_alike(found, metrics, 1e-4)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("world", in_worlds(("split", "1 x 2")))
 def test_layers_computed_again_and_state_on_the_host_change_no_bit(ranks: Reports) -> None:
     first = ranks[0]  # which alone is given whole weights
@@ -238,6 +252,9 @@ def test_what_fails_on_one_share_fails_on_all_by_name(world: str, ranks: Reports
     assert "expected a gradient norm that is finite" in first["gradient"]
     for name in ("loss", "gradient", "uneven"):
         assert {other[name] for other in others} == {first[name]}
+    # Ranks with whole weights compute a part each by itself.
+    parts = {error["part"] for error in errors}
+    assert parts == {first["loss"]} | ({"nothing"} if world == "whole" else set())
     for error in errors:
         assert error["raised"].endswith("Error: an advantage of 3")
         assert "picky.advantage.advantage: row " in error["column"], "it failed on others"

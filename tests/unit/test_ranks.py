@@ -304,3 +304,19 @@ def test_lengths_are_forgotten_with_their_blocks(how: str) -> None:
     else:
         groups.answers(m.WorkerLost(worker="gen", epoch=0, error="killed"))
     assert not groups._lengths
+
+
+def test_a_part_is_owed_until_each_rank_has_said_that_it_is_trained() -> None:
+    outstanding = Outstanding()
+    part = m.TrainPart(
+        id=3, node="learn", worker="t0", step=1, part=0, keys=Keys.of(range(2)), inputs={}
+    )
+    outstanding.ask(part)
+    outstanding.ask_all(part, ("t0", "t1"))
+    for worker in ("t1", "t0"):
+        assert outstanding.tasks(m.TrainPart) == [part]
+        assert outstanding.owes(worker)
+        answer = m.PartTrained(id=3, node="learn", step=1, worker=worker)
+        assert outstanding.note_answer(answer) is not None
+        assert not outstanding.owes(worker)
+    assert outstanding.tasks(m.TrainPart) == []

@@ -20,7 +20,7 @@ from dataflow.errors import DataError, Fault, GraphError, PlanError, RunError
 from dataflow.schema import Advantage
 from engine.cli import main
 from engine.keep.checkpoint.store import CheckpointStore
-from engine.keep.record.assignments import Assignments, step_file
+from engine.keep.record.assignments import LATER, Assignments, step_file
 from engine.keep.record.place import (
     RecordPlace,
     begin_life,
@@ -32,7 +32,13 @@ from engine.keep.record.place import (
 )
 from engine.keep.record.recorder import RowRecorder
 from engine.keep.record.stored_assignments import TaskHistory
-from engine.keep.record.stored_rows import StoredRows, cut_after, read_file, recorded_batch
+from engine.keep.record.stored_rows import (
+    StoredRows,
+    cut_after,
+    read_file,
+    recorded_batch,
+    was_joined,
+)
 from engine.protocol import messages as m
 from engine.protocol.events import EventHeard, InstructionTold, WritingBegan
 from engine.protocol.refs import Gather, Ref
@@ -147,6 +153,38 @@ def test_what_was_told_comes_back_with_the_keys_of_gathered_rows(place: RecordPl
     assert record.makers("made", (5, 0, 0), 0) == record.tasks[:1]
     assert record.step_of("made", (5, 0, 0), record.tasks[0]) == 1
     assert record.step_of("made", (7, 0, 0), record.tasks[0]) == 0
+
+
+def test_spans_and_weights_come_back_and_older_files_have_none(place: RecordPlace) -> None:
+    spans, weights = np.array([[0, 2], [3, 4]], np.int32), np.array([0.5, 2.0], np.float32)
+    told = replace(chunk(0, 4, 5), spans=spans, weights=weights)
+    recorded(place, told, made(0, ref(0, 4, 5)), chunk(1, 6), made(1, ref(1, 6)), closed(1))
+    first, second = told_in(place).tasks
+    assert first.spans is not None
+    assert first.weights is not None
+    assert (first.spans.tolist(), first.weights.tolist()) == (spans.tolist(), weights.tolist())
+    assert (second.spans, second.weights) == (None, None)
+    path = step_file(place.folder, 1)
+    pq.write_table(pq.read_table(path).drop_columns(list(LATER)), path)
+    assert [(task.spans, task.weights) for task in told_in(place).tasks] == [(None, None)] * 2
+
+
+def test_chunks_that_are_made_together_are_recorded_each_by_itself(place: RecordPlace) -> None:
+    recorder = RowRecorder(place, "w", PLAN)
+    one, other = chunk(0, 4, 5), chunk(1, 6)
+    for each, position in ((one, 4), (other, 6), (one, 5)):
+        columns = {"advantage": Ragged(np.ones(1, np.float32), np.array([0, 1]))}
+        recorder.add(each, Batch.make(Keys.of([position]), columns, Advantage), 3)
+    recorder.end(other)
+    recorder.flush()
+    recorder.end(one, joined=True)
+    recorder.close()
+    recorded(place, one, other, made(0, ref(0, 4, 5)), made(1, ref(1, 6)), closed(1))
+    tasks = told_in(place)
+    rows = StoredRows(place.folder, tasks)
+    tables = [rows.of_task("made", task) for task in tasks.tasks]
+    assert [len(table) for table in tables if table is not None] == [2, 1]
+    assert [was_joined(table) for table in tables if table is not None] == [True, False]
 
 
 def test_a_share_of_a_step_comes_back(place: RecordPlace) -> None:

@@ -9,7 +9,8 @@ import pytest
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.coordinator.recovery import DEATHS
 from engine.coordinator.replicas import Moves, Replicas
-from engine.plan.plan import Plan, PlannedSource
+from engine.plan.plan import Plan
+from engine.plan.planned_source import PlannedSource
 from engine.protocol import messages as m
 from tests.kit.plans import plan_of, planned_node, ref
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.coordinator.coordinator import Settings
 from engine.coordinator.replica_scaling import PATIENCE, BalanceRule
-from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource
+from engine.plan.plan import ModelUse, Plan, PlannedModel
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import StepClosed
 from engine.run.simulated_workers.behaviour import Durations
 from tests.kit.plans import plan_of, planned_node

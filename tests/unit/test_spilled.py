@@ -10,7 +10,7 @@ from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.recovery import Recovery
-from engine.plan.plan import PlannedSource
+from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import From, Spilled, WorkerLost
 from engine.run.control.control import WorkerUpdate
 from engine.run.control.control_socket import ControlSocket

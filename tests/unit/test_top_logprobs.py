@@ -27,8 +27,7 @@ from operators.advantage import kl_in_reward, returns
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
-from operators.kernels.torch import heads
-from operators.kernels.torch import train as train_kernel
+from operators.kernels.torch import heads, loss_backward
 from operators.kernels.torch.forward import TorchLogprobs
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
@@ -164,8 +163,8 @@ def tops(rows: Batch, k: int, seed: int) -> Batch:
 def test_each_term_sees_its_own_ids_of_one_forward_with_gradient(
     base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = Mock(wraps=train_kernel.predictions)
-    monkeypatch.setattr(train_kernel, "predictions", forward)
+    forward = Mock(wraps=loss_backward.predictions)
+    monkeypatch.setattr(loss_backward, "predictions", forward)
     rows, seen = random_rows(3, 3), []
     kernel = opened(base, two_terms(seen), temperature=0.7, lr=1e-30, clip_norm=1e9)
     step = assignment(rows, one__teacher=tops(rows, 5, 1), two__teacher=tops(rows, 2, 2))

@@ -13,79 +13,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from transformers import PreTrainedModel
 
 from dataflow.errors import KernelError
 from dataflow.model import Model
-from operators.kernels.decoding import DecodeTask
-from operators.kernels.torch import decode_pass, prompt_feeding, shared_step, static_turns
-from operators.kernels.torch import static_step as static_steps
+from operators.kernels.torch import prompt_feeding
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.sampling import Sampling
 from operators.kernels.torch.static_memory import StaticMemory
 from operators.kernels.torch.turns import TurnDecoder
 from tests.kit.architectures import tiny
 from tests.kit.decode_tasks import CUT, PLAIN, make_task, random_prompts
-from tests.kit.rows import plain
 from tests.kit.scripted_turns import (
     Episodes,
     TurnScript,
-    Weights,
     make_versions,
-    require_plain_tokens,
-    require_trained_logprobs,
     run_script,
-    set_weights,
 )
+from tests.kit.turn_loops import STEPS, TinyModel, endless_task, step_until_parked
+from tests.kit.turn_loops import few_sizes as few_sizes
+from tests.kit.turn_loops import model as model
 from tests.kit.turns import example_count
 
 KINDS = ["gemma2", "gemma3", "gpt2", "gpt_oss", "mistral-window", "opt", "qwen3_moe"]
 """Architectures with each way of attention, positions and experts."""
-
-STEPS = pytest.mark.parametrize("static", [False, True], ids=["shared keys", "static keys"])
-
-
-class TinyModel:
-    """A module as ours and as transformers runs it, and three versions of its weights."""
-
-    def __init__(self, folder: str) -> None:
-        self.module: PreTrainedModel = load_model(Model("policy", folder), "cpu")
-        self.reference: nn.Module = plain(folder)
-        self.versions: list[Weights] = make_versions(self.module, 3)
-
-    def make_loop(self, task: DecodeTask, static: bool) -> TurnDecoder:
-        set_weights(self.module, self.versions[0])
-        return TurnDecoder(self.module, task, static=StaticMemory(self.module) if static else None)
-
-    def run(self, task: DecodeTask, script: TurnScript, static: bool) -> Episodes:
-        loop = self.make_loop(task, static)
-        return run_script(loop, script, self.module, self.versions)
-
-    def require_contract(self, task: DecodeTask, episodes: Episodes) -> None:
-        require_trained_logprobs(self.module, self.versions, task, episodes)
-        require_plain_tokens(self.reference, self.versions, task, episodes)
-
-
-@pytest.fixture(scope="module")
-def model(base: str) -> TinyModel:
-    return TinyModel(base)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_sizes() -> Any:
-    """Rows and keys of the step at fixed places in such small sizes that they grow, and parts of
-    rows that share a product as small as can be.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(static_steps, "FEWEST_ROWS", 1)
-        patch.setattr(static_steps, "FEWEST_KEYS", 4)
-        patch.setattr(static_turns, "FEWEST_KEYS", 4)
-        # Rows are cut wherever they are unlike, and several threads read the keys of a few.
-        patch.setattr(shared_step, "PART_READS", 0)
-        patch.setattr(prompt_feeding, "PASS_TOKENS", 0)
-        patch.setattr(decode_pass, "THREAD_READS", 256)
-        yield
 
 
 @STEPS
@@ -104,7 +54,6 @@ def few_sizes() -> Any:
         turns=st.integers(1, 4),
         longest=st.sampled_from([1, 9, 25]),
         delay=st.integers(0, 6),
-        unwanted=st.sets(st.integers(0, 3), max_size=3).map(tuple),
         renewals=st.sets(st.integers(1, 25), max_size=2).map(tuple),
     ),
 )
@@ -123,8 +72,6 @@ def test_rows_are_those_of_one_forward_over_each_whole_row(
     prompts = random_prompts(lengths, shared)
     task = make_task(prompts, n=n, slots=slots, how=how, budget=budget)
     task = replace(task, parked=parked)
-    rows = len(lengths) * n
-    script = replace(script, unwanted=tuple(row for row in script.unwanted if row < rows))
     episodes = model.run(task, script, static)
     model.require_contract(task, episodes)
     model.run(task, script, static).require_same_bits(episodes)
@@ -187,7 +134,7 @@ def test_parked_keys_stay_within_their_bound_and_what_is_evicted_is_counted(
         most = note_most_parked(loop)
         run_script(loop, script, model.module, model.versions)
         keys: Any = loop._step._parked  # type: ignore[attr-defined]
-        assert (keys.tokens, keys._rows, keys._lengths, keys._prompts) == (0, {}, {}, {})
+        assert (keys.tokens, keys._rows, keys._prompts) == (0, {}, {})
         assert 0 < most[0] <= (parked or 10_000) or parked == 1
         again.append(loop.counts.again)
     assert again == sorted(set(again)), "the less room, the more is computed again"
@@ -226,20 +173,6 @@ def test_what_is_computed_again_is_what_had_been_computed(model: TinyModel, stat
             loop.extend(np.array([0]), [np.array([7], np.int32)], np.array([11], np.int32))
             step_until_parked(loop)
             assert loop.counts.again == 6 + 8
-
-
-def endless_task(lengths: list[int], **how: Any) -> DecodeTask:
-    """Rows that end at their limit alone."""
-    task = make_task(random_prompts(lengths, 0), **how)
-    return replace(task, ends=np.zeros(0, np.int64), stopped=None)
-
-
-def step_until_parked(loop: TurnDecoder) -> list[int]:
-    """Step until no row is live; returns those whose turn ended, in this order."""
-    ended: list[int] = []
-    while not loop.is_idle:
-        ended += loop.step().tolist()
-    return ended
 
 
 @STEPS
@@ -325,28 +258,16 @@ def test_rows_go_on_in_the_order_of_calls_and_before_others_begin(
     assert loop.step().tolist() == []
 
 
-@STEPS
-def test_prompts_of_which_all_rows_are_dropped_are_never_fed(
-    model: TinyModel, static: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = endless_task([3, 5, 7, 9], n=2, slots=3, max_tokens=2)
-    loop = model.make_loop(task, static)
-    loop.step()
-    passes = note_passes(monkeypatch)
-    loop.drop(np.array([3, 4, 5, 7]))
-    assert step_until_parked(loop) == [0, 1, 2, 6]
-    assert passes == [4 if static else 3, 9, 1]
-    assert loop.written.length.tolist() == [2, 2, 2, 0, 0, 0, 2, 0]
-
-
 def test_rows_that_are_not_parked_are_refused(model: TinyModel) -> None:
     loop = model.make_loop(endless_task([3, 3, 3], slots=2, max_tokens=2), static=False)
     loop.step()
     rows, token, limit = np.array([0]), [np.array([7], np.int32)], np.array([9], np.int32)
     with pytest.raises(KernelError, match=r"row 0: expected a parked row to extend, .* live"):
         loop.extend(rows, token, limit)
-    with pytest.raises(KernelError, match="row 1: expected a row to drop that is not live"):
-        loop.drop(np.array([2, 1]))
+    with pytest.raises(KernelError, match=r"row 1: expected a parked row to drop, found .* live"):
+        loop.drop(np.array([1]))
+    with pytest.raises(KernelError, match=r"row 2: expected a parked row to drop, .* unbegun"):
+        loop.drop(np.array([2]))
     loop.step()
     for ids, its_limit in (([np.zeros(0, np.int32)], limit), (token, limit - 6)):
         with pytest.raises(KernelError, match="row 0: expected at least one token to extend it by"):

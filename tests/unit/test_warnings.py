@@ -40,9 +40,9 @@ from tests.kit.simulations import simulation
 from tests.right_graphs import RIGHT, offline_dpo
 from tests.unit.test_check import graphs_of, headers
 from tests.unit.test_coordinator import PLAN
-from tests.wrong_graphs import data_names, doubtful, implausible, off_policy
+from tests.wrong_graphs import data_names, doubtful, doubtful_tables, implausible, off_policy
 
-MODULES = (doubtful, data_names, off_policy, implausible)
+MODULES = (doubtful, doubtful_tables, data_names, off_policy, implausible)
 DOUBTFUL = [make for module in MODULES for make in graphs_of(module)]
 SUM = {"prompt": "2+2", "answer": "4"}
 

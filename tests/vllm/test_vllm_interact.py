@@ -15,6 +15,7 @@ from operators.kernels.vllm.interact import VllmInteract
 from tests.kit.environments import Chatter, Hooked, first_and_last
 from tests.kit.generate_suite import MIXED, logprobs_under, tokens_of, weights_of
 from tests.kit.interact_kernels import open_interact, run_episodes
+from tests.kit.joined_runs import numbered_chunks, require_rows_alone, run_joined
 from tests.kit.kernels import FakeSession, prompt_chunk
 from tests.vllm.conftest import LAYOUT
 
@@ -115,3 +116,16 @@ def test_new_weights_come_between_turns_and_within_them(
     is_written = batch.ragged("completion_mask").values == 1
     sampled = batch.ragged("sampler_logprobs").values
     np.testing.assert_allclose(sampled[is_written], expected[is_written], atol=tolerance)
+
+
+@pytest.mark.parametrize("how", [{}, SEGMENTS], ids=["rows", "segments"])
+def test_episodes_that_join_are_those_of_their_chunk_alone(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    kernel = open_one(Hooked, pace="free", **how)
+    chunks = numbered_chunks([MIXED[:2], MIXED[2:], ["b", "hello"]])
+    monkeypatch.setattr(Hooked, "hook", kernel.interrupt)
+    joined = run_joined(kernel, chunks, lambda number: number % 3 == 0)
+    monkeypatch.setattr(Hooked, "hook", None)
+    assert kernel._engine.idle
+    require_rows_alone(joined, kernel, chunks)

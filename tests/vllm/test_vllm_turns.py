@@ -21,6 +21,8 @@ from tests.kit.decode_tasks import CUT, PLAIN, make_task, random_prompts
 from tests.kit.generate_suite import weights_of
 from tests.kit.rows import padded_logprobs, plain
 from tests.kit.turn_schedules import (
+    TURN,
+    answer_of,
     answer_rows,
     batch_of,
     completions_of,
@@ -211,15 +213,31 @@ def test_dropped_rows_write_nothing_more(begin: Begin) -> None:
     rows = np.array(step_until_ended(loop))
     lengths = loop.written.length[rows]
     loop.drop(rows)
-    loop.drop(np.array([7, 8]))
     ended = write_round(loop)
-    assert set(ended) == set(range(7)) - set(rows)
-    assert (loop.written.length[[7, 8]] == 0).all()
+    assert set(ended) == set(range(9)) - set(rows)
     assert (loop.written.length[rows] == lengths).all()
-    with pytest.raises(KernelError, match="row 8 of a task: expected a parked row"):
-        answer_rows(loop, np.array([8]), 0)
-    with pytest.raises(KernelError, match="row 7 of a task: expected a row to drop"):
-        loop.drop(np.array([7]))
+    with pytest.raises(KernelError, match=f"row {rows[0]} of a task: expected a parked row to ext"):
+        answer_rows(loop, rows[:1], 0)
+    with pytest.raises(KernelError, match="of a task: expected a parked row to drop"):
+        loop.drop(rows)
+
+
+def test_rows_that_join_are_those_of_a_plain_loop(begin: Begin, base: str) -> None:
+    """Those of another task come in the middle of a turn, and go by the numbers of dropped ones."""
+    loop = begin(TASK)
+    other = replace(TASK, prompts=random_prompts([9, 30, 12], shared=17), n=1, seeds=TASK.seeds[:3])
+    rows = np.array(step_until_ended(loop))
+    loop.drop(rows)
+    joined = loop.join(other)
+    assert set(joined[: len(rows)]) == set(rows)
+    write_round(loop)
+    answers = [answer_of(place, 0) for place in range(3)]
+    limits = loop.written.length[joined] + [len(ids) for ids in answers] + TURN
+    loop.extend(joined, answers, limits)
+    write_round(loop)
+    completions = completions_of(loop.written)
+    plainly = write_plainly(plain(base), other, 2)
+    assert [completions[row] for row in joined.tolist()] == plainly
 
 
 def test_the_sampler_of_vllm_draws_each_turn_anew(

@@ -95,6 +95,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     nodes: list[PlanNode] = []
     edges: list[PlanEdge] = []
     models: list[PlanModel] = []
+    tables: list[PlanModel] = []
     sources: list[PlanSource] = []
     hosts: dict[str, str] = {}
     devices: dict[str, list[int]] = {}

@@ -6,7 +6,8 @@ Owns: the form of these files, and writing them as the run goes on. Does not own
 A line of a file is one of:
 
     event       name        of                   has
-    chunk       -           RunChunk             node, worker, step, keys
+    chunk       -           RunChunk             node, worker, step, keys; begin, end: its spans,
+                                                 and weights, where it has them
     train       -           TrainStep            the same; of a rank's own rows, mine, total:
                                                  where they are among how many of the Step
     evaluate    -           Evaluate             the same; step: the version
@@ -47,7 +48,10 @@ SCHEMA = pa.schema([
     ("position", _POSITIONS), ("sample", _SAMPLES), ("attempt", _SAMPLES), ("mine", _SAMPLES),
     ("total", pa.int64()),
     ("of_position", _POSITIONS), ("of_sample", _SAMPLES), ("of_attempt", _SAMPLES),
+    ("begin", _SAMPLES), ("end", _SAMPLES), ("weights", pa.list_(pa.float32())),
 ])  # fmt: skip
+LATER = ("begin", "end", "weights")
+"""Columns that files of earlier versions do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,6 +72,9 @@ class AssignmentLine:
     mine: np.ndarray | None = None
     total: int | None = None
     owners: Keys | None = None
+    begin: np.ndarray | None = None
+    end: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
 
 def step_file(recorded: Path, step: int) -> Path:
@@ -170,6 +177,11 @@ class Assignments:
         mine: np.ndarray | None = None,
         total: int | None = None,
     ) -> None:
+        begin = end = weights = None
+        if isinstance(task, m.RunChunk):
+            weights = task.weights
+            if task.spans is not None:
+                begin, end = task.spans.T
         self._lines.append(
             AssignmentLine(
                 life=self._life,
@@ -182,6 +194,9 @@ class Assignments:
                 keys=task.keys,
                 mine=mine,
                 total=total,
+                begin=begin,
+                end=end,
+                weights=weights,
             )
         )
 
@@ -274,7 +289,9 @@ def assignment_table(lines: Sequence[AssignmentLine]) -> pa.Table:
         if not pa.types.is_list(kind)
     }
     columns["columns"] = pa.array([line.columns for line in lines], pa.list_(pa.utf8()))
-    columns["mine"] = _lists([line.mine for line in lines], np.int32)
+    for name in ("mine", "begin", "end"):
+        columns[name] = _lists([getattr(line, name) for line in lines], np.int32)
+    columns["weights"] = _lists([line.weights for line in lines], np.float32)
     for prefix, keys in (("", [x.keys for x in lines]), ("of_", [x.owners for x in lines])):
         for part, kind in (("position", np.int64), ("sample", np.int32), ("attempt", np.int32)):
             columns[prefix + part] = _lists(

@@ -10,6 +10,7 @@ that end while one is written go into the next one together.
     made.life  made.chunk  made.worker       which chunk, where
     made.step      the Step that the chunk was told for; null above the cut, where none is
     made.version   of the trained weights that the chunk began with; null without any
+    made.joined    whether rows of other chunks were written with it; older files lack it
     ...            the node's own columns; those on a device as ordinary ones
 """
 
@@ -31,8 +32,9 @@ from engine.keep.record.place import RecordPlace, node_folder, row_file
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import RunChunk
 
-MADE = ("made.life", "made.chunk", "made.worker", "made.step", "made.version")
-_TYPES = (pa.int32(), pa.int64(), pa.utf8(), pa.int64(), pa.int32())
+JOINED = "made.joined"
+MADE = ("made.life", "made.chunk", "made.worker", "made.step", "made.version", JOINED)
+_TYPES = (pa.int32(), pa.int64(), pa.utf8(), pa.int64(), pa.int32(), pa.bool_())
 ROOM = 256 << 20
 """Bytes of ended chunks that may wait for the disk; with more, the Worker waits."""
 LARGEST = 64 << 20
@@ -63,7 +65,8 @@ class RowRecorder:
             folder = node_folder(place.folder, name)
             with writing("the folder of recorded rows", folder):
                 folder.mkdir(parents=True, exist_ok=True)
-        self._rows: list[pa.RecordBatch] = []
+        self._rows: dict[int, list[pa.RecordBatch]] = {}
+        """Of each chunk that has not ended."""
         self._lock = threading.Lock()
         self._ended: list[EndedChunk] = []
         self._waiting = 0
@@ -75,7 +78,8 @@ class RowRecorder:
         """
         node = self._nodes.get(chunk.node)
         if node is not None:
-            self._rows.append(self._row_group(node, chunk, batch, version))
+            rows = self._rows.setdefault(chunk.id, [])
+            rows.append(self._row_group(node, chunk, batch, version))
 
     def _row_group(
         self, node: PlannedNode, chunk: RunChunk, batch: Batch, version: int | None
@@ -85,7 +89,7 @@ class RowRecorder:
             step = self._first + chunk.step
         else:
             step = None
-        origins = (self._place.life, chunk.id, self._worker, step, version)
+        origins = (self._place.life, chunk.id, self._worker, step, version, False)
         keyed = batch.on_host().with_keys()
         made_columns = [
             pa.repeat(pa.scalar(origin, kind), len(batch))
@@ -96,11 +100,15 @@ class RowRecorder:
         arrays = [*keyed.columns[:at], *made_columns, *keyed.columns[at:]]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def end(self, chunk: RunChunk) -> None:
-        """The chunk has ended: begin to write its rows. A chunk that does not end is not kept."""
-        rows, self._rows = tuple(self._rows), []
+    def end(self, chunk: RunChunk, *, joined: bool = False) -> None:
+        """The chunk has ended: begin to write its rows. A chunk that does not end is not kept.
+        joined: whether rows of other chunks were written with it.
+        """
+        rows = tuple(self._rows.pop(chunk.id, ()))
         if not rows:
             return
+        if joined:
+            rows = _note_joined(rows)
         ended = EndedChunk(node=chunk.node, id=chunk.id, rows=rows)
         with self._lock:
             self._ended.append(ended)
@@ -110,8 +118,8 @@ class RowRecorder:
             self._job.begin(self._write_ended)
 
     def drop(self) -> None:
-        """Forget the rows of a chunk that did not end."""
-        self._rows = []
+        """Forget the rows of chunks that did not end."""
+        self._rows.clear()
 
     def flush(self) -> None:
         """Wait until all ended chunks are on the disk; from any thread."""
@@ -142,6 +150,17 @@ class RowRecorder:
             self._ended = [c for c in self._ended if c not in file_chunks]
             self._waiting -= size
             return file_chunks
+
+
+def _note_joined(row_groups: tuple[pa.RecordBatch, ...]) -> tuple[pa.RecordBatch, ...]:
+    """The same rows, of a chunk that was joined."""
+    noted: list[pa.RecordBatch] = []
+    for rows in row_groups:
+        at = rows.schema.get_field_index(JOINED)
+        field = rows.schema.field(at)
+        joined = pa.repeat(pa.scalar(True), len(rows))
+        noted.append(rows.set_column(at, field, joined))
+    return tuple(noted)
 
 
 def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -19,7 +20,7 @@ from dataflow.batch import Keys
 from dataflow.errors import DataError
 from dataflow.kernel import AssignedRows
 from dataflow.loss_terms import ROWS
-from engine.keep.record.assignments import SCHEMA
+from engine.keep.record.assignments import LATER, SCHEMA
 from engine.keep.record.place import ASSIGNMENTS
 from engine.plan.plan import Decisions
 from engine.protocol.refs import Key
@@ -50,7 +51,8 @@ class RecordedTask:
 
     kind: chunk, train, evaluate. step: of the run that it was told for; 0 above the cut. closed:
     the Step at whose end it was written. rows: of each row set, what this Worker had; a chunk has
-    one. made: keys of a chunk's rows that came. digest: of the weights after it.
+    one. made: keys of a chunk's rows that came. digest: of the weights after it. spans, weights: of
+    a chunk, as in `dataflow.kernel.Chunk`.
     """
 
     kind: str
@@ -66,6 +68,8 @@ class RecordedTask:
     made: list[Keys] = field(default_factory=list)
     digest: str = ""
     done: bool = False
+    spans: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
     @property
     def name(self) -> TaskId:
@@ -181,6 +185,7 @@ def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; lists as arrays, or None. Raises DataError."""
     try:
         table = pq.ParquetFile(path).read()
+        table = _add_later_columns(table)
         if table.schema.names != SCHEMA.names or table.schema.types != SCHEMA.types:
             raise pa.ArrowInvalid(f"columns {', '.join(table.schema.names)}")
     except (pa.ArrowException, OSError) as error:
@@ -189,6 +194,18 @@ def read_assignment_lines(path: Path) -> list[dict[str, Any]]:
     columns = {name: _values(table.column(name).combine_chunks()) for name in table.schema.names}
     names = list(columns)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _add_later_columns(table: pa.Table) -> pa.Table:
+    """A table of an earlier version, with nulls for what was not recorded then."""
+    earlier_names = [name for name in SCHEMA.names if name not in LATER]
+    if table.schema.names != earlier_names:
+        return table
+    for name in LATER:
+        field = SCHEMA.field(name)
+        nulls = pa.nulls(len(table), field.type)
+        table = table.append_column(field, nulls)
+    return table
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -235,7 +252,15 @@ def _task(line: Mapping[str, Any], closed: int) -> RecordedTask:
         closed=closed,
         again=line["again"],
         rows={ROWS: _read_assigned(line)},
+        spans=_read_spans(line),
+        weights=line["weights"],
     )
+
+
+def _read_spans(line: Mapping[str, Any]) -> np.ndarray | None:
+    if line["begin"] is None:
+        return None
+    return np.stack([line["begin"], line["end"]], axis=1)
 
 
 def _add_told(task: RecordedTask, line: Mapping[str, Any], row_sets: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ from dataflow.batch import KEYS, Batch, Keys
 from dataflow.errors import DataError
 from dataflow.storage import replacing, writing
 from engine.keep.record.place import RowFile, nodes_in, row_files
-from engine.keep.record.recorder import own_columns, write_recorded_rows
+from engine.keep.record.recorder import JOINED, own_columns, write_recorded_rows
 from engine.keep.record.stored_assignments import (
     RecordedTask,
     TaskHistory,
@@ -139,6 +139,13 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
 def keys_of(table: pa.Table) -> Keys:
     """The keys of recorded rows."""
     return Keys(*(table.column(name).to_numpy() for name in KEYS))
+
+
+def was_joined(table: pa.Table) -> bool:
+    """Whether the chunk that made these rows was written with rows of others."""
+    if JOINED not in table.schema.names:
+        return False
+    return any(table.column(JOINED).to_pylist())
 
 
 def recorded_batch(table: pa.Table) -> Batch:

@@ -117,7 +117,7 @@ class Arrows:
 
     def _note_step(self, span: SpanOf) -> None:
         told_task = self._find(span)
-        if told_task is not None and isinstance(told_task.task, m.TrainStep):
+        if told_task is not None and isinstance(told_task.task, m.TrainStep | m.FinishStep):
             steps = self._steps.setdefault(told_task.task.node, {})
             steps[told_task.task.step] = span
             if len(steps) > _VERSIONS:
@@ -149,9 +149,12 @@ class Arrows:
                     "given": len(task.keys),
                     "positions": _positions(task.keys),
                 }
-            case m.TrainStep():
+            case m.TrainStep() | m.TrainPart():
+                part = {"part": task.part} if isinstance(task, m.TrainPart) else {}
                 step, rows = self._first + task.step, len(task.keys)
-                return {"step": step, "rows": rows, "positions": _positions(task.keys)}
+                return {"step": step, **part, "rows": rows, "positions": _positions(task.keys)}
+            case m.FinishStep():
+                return {"step": self._first + task.step, "parts": task.parts}
             case m.Evaluate():
                 return {"version": task.version, "rows": len(task.keys)}
             case m.Record():
@@ -166,7 +169,7 @@ class Arrows:
         match told_task.task:
             case m.Offer() | m.Load() as task:
                 yield from self._draw_weights(span, task)
-            case m.RunChunk() | m.TrainStep() | m.Evaluate() as task:
+            case m.RunChunk() | m.TrainStep() | m.TrainPart() | m.Evaluate() as task:
                 if not told_task.pointed:
                     told_task.pointed = True
                     makers = (self._makers.get(block) for block in _blocks(task))
@@ -220,7 +223,7 @@ class Arrows:
             self._told.pop(event.id, None)
 
 
-def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate) -> Iterable[tuple[str, int]]:
+def _blocks(task: m.RunChunk | m.TrainStep | m.TrainPart | m.Evaluate) -> Iterable[tuple[str, int]]:
     """(worker, block) of all that it reads, each once, in order."""
     gathers = chain.from_iterable(task.inputs.values())
     return dict.fromkeys(chain.from_iterable(gather.refs for gather in gathers))

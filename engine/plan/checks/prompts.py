@@ -60,12 +60,15 @@ def check_constant(draft: Draft) -> Iterator[str]:
 
 
 def check_chunks(draft: Draft) -> Iterator[str]:
-    """A chunk has at least one prompt of its cohort; below the cut, of its Step."""
+    """A chunk has at least one prompt of its cohort; below the cut, of its Step. Of a prompt whose
+    answers are spread it may have one span.
+    """
     prompts = {source.name: source.cohort or source.batch for source in draft.sources}
     for node in draft.nodes:
-        most = prompts.get(node.source, node.chunks)
+        most = prompts.get(node.source, node.chunks) * node.layout.spread
         if not 1 <= node.chunks <= most:
-            problem = f"{node.name}: {node.chunks} chunks of {most} prompts"
+            units = "prompts" if node.layout.spread == 1 else "spans of prompts"
+            problem = f"{node.name}: {node.chunks} chunks of {most} {units}"
             nearest = min(max(node.chunks, 1), most)
             fix = f"chunks: {node.name}={nearest}, or a larger batch"
             yield add_fix(problem, fix)

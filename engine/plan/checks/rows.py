@@ -16,11 +16,11 @@ from engine.plan.refusals import add_fix
 
 
 def check_kernels(draft: Draft) -> Iterator[str]:
-    """Each node has a kernel, each use of a Model a module."""
+    """Each node has a kernel, each use of a State a module."""
     for node in draft.nodes:
         if not node.kernel:
             yield add_fix(f"{node.name} has none", "the pass choose_kernels comes before this one")
-        for use in node.models:
+        for use in node.states:
             if not use.module:
                 problem = f"{node.name} has no module for {use.model!r}"
                 yield add_fix(problem, "the pass place comes before this one")

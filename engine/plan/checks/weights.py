@@ -16,9 +16,9 @@ def check_aliases(draft: Draft) -> Iterator[str]:
     """Only the writer's Workers share its module, unsharded, and above the cut only at lag 0."""
     writers: dict[str, PlannedNode] = {}
     for node in draft.nodes:
-        writers |= {use.module: node for use in node.models if use.access == "write"}
+        writers |= {use.module: node for use in node.states if use.access == "write"}
     for node in draft.nodes:
-        for use in node.models:
+        for use in node.states:
             why = _why_not_shared(node, use, writers)
             if why:
                 problem = f"{node.name} shares the weights of {use.model!r} {why}"

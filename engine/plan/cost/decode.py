@@ -1,25 +1,26 @@
 """When each row of a batch is decoded: rows in slots, one token each a pass, within a cache.
 
-Owns: the schedule of continuous batching, by which estimates and simulated kernels take their
-times. Does not own: seconds of a pass (model_passes.py), lengths (distribution.py).
+Owns: the passes of a batch and their seconds, by which estimates and simulated kernels take their
+times. Does not own: which rows are decoded in which pass (decode_slots.py), seconds of a pass
+(model_passes.py), lengths (distribution.py).
 
-A row begins as soon as a slot is free and the cache has room for its prompt; its prompt is fed
-first (prefill), which holds up all others. All rows then get one token a pass. A full cache sends
-the row that began last back, to begin again with what it has. Time passes from one end of a row to
-the next: between them the number of rows is constant, and the cached tokens grow by one a row and
-pass, so the pass in the middle stands for all.
+The prompts of rows that begin are fed first (prefill), which holds up all others. All rows then get
+one token a pass. Time passes from one end of a row to the next: between them the number of rows is
+constant, and the cached tokens grow by one a row and pass, so the pass in the middle stands for
+all.
 """
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dataflow.errors import PlanError
+from engine.plan.cost.decode_slots import BegunRows, DecodeSlots, SlotLimits
 from engine.plan.cost.devices import Place
-from engine.plan.cost.model_passes import Passes, Sizes, Time
+from engine.plan.cost.model_passes import Passes, PassParts, Sizes, Time
 
 _STRETCH = 1024
 """Passes that one pass stands for at most: beyond that compute may take over from memory."""
@@ -41,6 +42,11 @@ class DecodeBatch:
     room: int = 0
     budget: int = 16384
     copied: bool = False
+
+    @property
+    def limits(self) -> SlotLimits:
+        """Its slots and cache."""
+        return SlotLimits(slots=self.slots, room=self.room, shared=self.shared, copied=self.copied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +79,8 @@ def schedule_decode(model: Sizes, where: Place, batch: DecodeBatch) -> Decoded:
     """Schedule one replica's rows, in the order of their coming. Raises PlanError for a row that
     the cache cannot hold alone.
     """
-    _require_room(batch)
-    return _Schedule(model, where, batch).run()
+    require_room(batch)
+    return time_passes(model, where, list_passes(batch))
 
 
 def cache_capacity(model: Sizes, where: Place, memory: int) -> int:
@@ -84,7 +90,14 @@ def cache_capacity(model: Sizes, where: Place, memory: int) -> int:
     return max(1, int(memory * where.tensor // max(1, model.cached_bytes)))
 
 
-def _require_room(batch: DecodeBatch) -> None:
+def cache_room(model: Sizes, where: Place, memory: int) -> int:
+    """Tokens that a batch's cache of so many bytes of each rank holds; 0, for no limit, where its
+    size is not fixed.
+    """
+    return cache_capacity(model, where, memory) if memory else 0
+
+
+def require_room(batch: DecodeBatch) -> None:
     """Raise PlanError for a row that the cache cannot hold alone. Alone it has its whole prompt in
     the cache, whoever shares it later.
     """
@@ -95,143 +108,138 @@ def _require_room(batch: DecodeBatch) -> None:
         raise PlanError(f"generate: {problem}. Fix: more tensor ranks, or shorter rows.")
 
 
-class _Schedule:
-    """One batch under way. A row's place in the cache counts from its begin to its end."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassList:
+    """The passes of a batch in their order, which no device changes: parts of equal ones, prefills
+    and others. By row, int64 [rows]: how many parts there were before it began, and at its end.
+    """
 
-    def __init__(self, model: Sizes, where: Place, batch: DecodeBatch) -> None:
-        self._passes = Passes(model, where, "decode")
-        self._prefill = Passes(model, where, "prefill")
-        self._batch = batch
-        rows = len(batch.answers)
-        # Lists of Python ints: the schedule reads single elements, which NumPy boxes each time.
-        self._prompts: list[int] = batch.prompts.tolist()
-        self._remaining: list[int] = batch.answers.tolist()
-        self._written = [0] * rows
-        self._prompt_share = 1.0 / batch.shared
-        self._copied_share = 1.0 - self._prompt_share if batch.copied else 0.0
-        self._copied = 0.0
-        """Tokens of active rows' prompts that are read besides those cached."""
-        self._begins = [-1.0] * rows  # below 0: it has not begun
-        self._ends = [0.0] * rows
-        self._queue = list(range(rows - 1, -1, -1))  # the next row is at its end
-        self._begin_pass: dict[int, int] = {}
-        """Active row -> the pass before which it began."""
-        self._last_passes: list[tuple[int, int]] = []
-        """(the pass after which it has all its tokens, row), a heap. Rows that were sent back are
-        still in it, under the pass that would have been their last.
-        """
-        self._begin_order: list[int] = []
-        """Rows in the order of their begin; those that have ended are still in it."""
-        self._now, self._pass, self._cached = 0.0, 0, 0.0
-        self._compute = self._memory = self._link = self._latency = 0.0
-        self._sent_back, self._busiest = 0, 0.0
+    prefill: PassParts
+    decode: PassParts
+    is_prefill: np.ndarray
+    """bool [parts]: which of all parts, in their order, are prefills."""
+    begins: np.ndarray
+    ends: np.ndarray
+    passes: int
+    sent_back: int
+    busiest: float
 
-    def run(self) -> Decoded:
-        while self._queue or self._begin_pass:
-            self._admit()
-            self._advance()
-        return Decoded(
-            begins=np.array(self._begins, dtype=np.float64),
-            ends=np.array(self._ends, dtype=np.float64),
-            time=Time(
-                seconds=self._now,
-                compute=self._compute,
-                memory=self._memory,
-                link=self._link,
-                latency=self._latency,
-            ),
-            passes=self._pass,
-            sent_back=self._sent_back,
-            busiest=self._busiest,
+
+def list_passes(batch: DecodeBatch) -> PassList:
+    """List the passes in which a batch is decoded, in the order of its rows' coming."""
+    slots, listing = DecodeSlots(batch.limits), _PassListing(batch.budget)
+    slots.add(batch.prompts, batch.answers)
+    rows = len(batch.answers)
+    begins, ends = [-1] * rows, [0] * rows  # below 0: it has not begun
+    while slots.is_busy:
+        begun = slots.admit()
+        part = len(listing.is_prefill)
+        for row in begun.rows:
+            if begins[row] < 0:
+                begins[row] = part
+        listing.add_prefill(begun)
+        passes = slots.count_passes()
+        if not passes:
+            continue
+        listing.add_passes(slots, passes)
+        part = len(listing.is_prefill)
+        for row in slots.run(passes):
+            ends[row] = part
+    return PassList(
+        prefill=listing.prefill.as_parts(predicted=False),
+        decode=listing.decode.as_parts(predicted=True),
+        is_prefill=np.array(listing.is_prefill, dtype=bool),
+        begins=np.array(begins, dtype=np.int64),
+        ends=np.array(ends, dtype=np.int64),
+        passes=slots.passes,
+        sent_back=slots.sent_back,
+        busiest=slots.busiest,
+    )
+
+
+def time_passes(model: Sizes, where: Place, listed: PassList) -> Decoded:
+    """Time listed passes on a place, one part after another."""
+    decode, prefill = Passes(model, where, "decode"), Passes(model, where, "prefill")
+    seconds = np.empty(len(listed.is_prefill) + 1)
+    seconds[0] = 0.0
+    parts = seconds[1:]
+    parts[listed.is_prefill] = prefill.seconds_of_each(listed.prefill) * listed.prefill.count
+    parts[~listed.is_prefill] = decode.seconds_of_each(listed.decode) * listed.decode.count
+    clock = np.cumsum(seconds)
+    time = decode.total(listed.decode) + prefill.total(listed.prefill)
+    return Decoded(
+        begins=clock[listed.begins],
+        ends=clock[listed.ends],
+        time=replace(time, seconds=float(clock[-1])),
+        passes=listed.passes,
+        sent_back=listed.sent_back,
+        busiest=listed.busiest,
+    )
+
+
+def split_passes(passes: int) -> Iterator[int]:
+    """Split passes of the same rows into parts, for each of which its middle one stands."""
+    while passes:
+        count = min(passes, _STRETCH)
+        yield count
+        passes -= count
+
+
+def divide_prefill(fed: float, budget: int) -> int:
+    """Passes of one prefill: as many as its tokens need."""
+    return max(1, -(-int(fed) // budget))
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Parts of equal passes, column by column."""
+
+    count: list[int] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    keys: list[float] = field(default_factory=list)
+    cached: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def as_parts(self, *, predicted: bool) -> PassParts:
+        return PassParts(
+            count=np.array(self.count, dtype=np.float64),
+            tokens=np.array(self.tokens, dtype=np.float64),
+            keys=np.array(self.keys, dtype=np.float64),
+            cached=np.array(self.cached, dtype=np.float64),
+            rows=np.array(self.rows, dtype=np.float64),
+            predicted=predicted,
         )
 
-    def _admit(self) -> None:
-        """Begin rows while there is a slot and room for their prompts."""
-        capacity, slots = self._batch.room, self._batch.slots
-        fed = keys = 0.0
-        while self._queue and len(self._begin_pass) < slots:
-            row = self._queue[-1]
-            cached = self._cached_at_begin(row)
-            # A token of each row's next pass has to find room, too.
-            needed = self._cached + cached + len(self._begin_pass) + 1
-            if capacity and self._begin_pass and needed > capacity:
-                break
-            self._queue.pop()
-            self._begin_pass[row] = self._pass
-            heapq.heappush(self._last_passes, (self._pass + self._remaining[row], row))
-            self._begin_order.append(row)
-            self._cached += cached
-            self._copied += self._copied_share * self._prompts[row]
-            if self._begins[row] < 0:
-                self._begins[row] = self._now
-            prompt, written = self._prompts[row], self._written[row]
-            fed += cached  # a shared prompt is fed once, too
-            keys += self._prompt_share * prompt * prompt / 2.0 + written * (prompt + written / 2.0)
-        if fed:
-            count = max(1, -(-int(fed) // self._batch.budget))
-            one_prefill = self._prefill.at(fed / count, keys / count, predicted=0.0)
-            self._spend(one_prefill, count)
 
-    def _cached_at_begin(self, row: int) -> float:
-        """Tokens of the cache that a row takes as it begins: its share of the prompt, and what it
-        had written before it was sent back.
-        """
-        return self._prompts[row] * self._prompt_share + self._written[row]
+class _PassListing:
+    """The list of passes, as it grows."""
 
-    def _advance(self) -> None:
-        """Run passes until a row ends, the cache is full, or one pass no longer stands for them."""
-        rows = len(self._begin_pass)
-        passes = min(self._first_end() - self._pass, _STRETCH)
-        if self._batch.room:
-            free = int((self._batch.room - self._cached) // rows)
-            if free < 1 and rows > 1:
-                self._send_back()
-                return
-            passes = min(passes, max(free, 1))
-        middle = self._cached + rows * (passes - 1) / 2.0
-        one_pass = self._passes.at(rows, middle + rows, cached=middle + self._copied, rows=rows)
-        self._spend(one_pass, passes)
-        self._pass += passes
-        self._cached += rows * passes
-        self._busiest = max(self._busiest, self._cached)
-        while self._begin_pass and self._first_end() <= self._pass:
-            _, row = heapq.heappop(self._last_passes)
-            self._ends[row] = self._now
-            self._leave(row)
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self.prefill, self.decode = _Columns(), _Columns()
+        self.is_prefill: list[bool] = []
 
-    def _first_end(self) -> int:
-        """The pass after which the next row has all its tokens."""
-        while True:
-            last_pass, row = self._last_passes[0]
-            begin_pass = self._begin_pass.get(row)
-            if begin_pass is not None and begin_pass + self._remaining[row] == last_pass:
-                return last_pass
-            heapq.heappop(self._last_passes)  # of a row that was sent back meanwhile
+    def add_prefill(self, begun: BegunRows) -> None:
+        if not begun.fed:
+            return
+        count = divide_prefill(begun.fed, self._budget)
+        columns = self.prefill
+        columns.count.append(count)
+        columns.tokens.append(begun.fed / count)
+        columns.keys.append(begun.keys / count)
+        columns.cached.append(0.0)
+        columns.rows.append(0)
+        self.is_prefill.append(True)
 
-    def _leave(self, row: int) -> int:
-        """Take a row out of its slot; return its tokens since it began."""
-        tokens = self._pass - self._begin_pass.pop(row)
-        self._cached -= self._cached_at_begin(row) + tokens
-        self._copied -= self._copied_share * self._prompts[row]
-        return tokens
-
-    def _send_back(self) -> None:
-        """Send the row that began last back to the queue: it begins again, and is fed its prompt
-        and what it has written.
-        """
-        while self._begin_order[-1] not in self._begin_pass:
-            self._begin_order.pop()
-        row = self._begin_order.pop()
-        tokens = self._leave(row)
-        self._written[row] += tokens
-        self._remaining[row] -= tokens
-        self._queue.append(row)
-        self._sent_back += 1
-
-    def _spend(self, one: Time, count: int) -> None:
-        """Add the time of so many passes, one after another."""
-        self._now += one.seconds * count
-        self._compute += one.compute * count
-        self._memory += one.memory * count
-        self._link += one.link * count
-        self._latency += one.latency * count
+    def add_passes(self, slots: DecodeSlots, passes: int) -> None:
+        """Add passes of all rows in slots, before they are run."""
+        rows, cached, columns = slots.active, slots.cached, self.decode
+        for count in split_passes(passes):
+            middle = cached + rows * (count - 1) / 2.0
+            columns.count.append(count)
+            columns.tokens.append(rows)
+            columns.keys.append(middle + rows)
+            columns.cached.append(middle + slots.copied)
+            columns.rows.append(rows)
+            self.is_prefill.append(False)
+            cached += rows * count

@@ -17,6 +17,13 @@ POINTS = 1024
 """Equally likely lengths by which a continuous distribution is represented."""
 
 
+_ASSUMED_MEDIAN, _ASSUMED_SIGMA = 0.15, 0.9
+"""Of answers of which nothing is known but the longest: their median, as a share of that, and the
+width of their logarithm. Those of `lognormal:3000,0.9,20000`, the order in which lengths of
+reasoning Models have been reported (AReaL, arXiv:2505.24298; StreamRL, arXiv:2504.15930).
+"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthDistribution:
     """So many equally likely lengths, ascending; int64, at least one, none below 1."""
@@ -79,6 +86,11 @@ def lognormal(median: float, sigma: float, longest: int) -> LengthDistribution:
         logarithms = [log_median] * POINTS
     tokens = np.clip(np.rint(np.exp(logarithms)), 1, longest)
     return LengthDistribution(np.sort(tokens).astype(np.int64))
+
+
+def assumed_answers(longest: int) -> LengthDistribution:
+    """Assume how long answers are of which only the longest is known. A guess."""
+    return lognormal(max(1.0, _ASSUMED_MEDIAN * longest), _ASSUMED_SIGMA, longest)
 
 
 def of_lengths(lengths: np.ndarray) -> LengthDistribution:

@@ -16,7 +16,10 @@ Tensor ranks divide operations, weights and cache; context ranks divide the toke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
+
+import numpy as np
 
 from engine.plan.cost.devices import Kind, Place
 from engine.plan.cost.memory import WIDTHS
@@ -112,6 +115,28 @@ class Time:
         return max(parts, key=parts.__getitem__)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PassParts:
+    """Many passes in parts of equal ones, float64 [parts]: how many passes each is, and what one of
+    them has, as `Passes.at` says it. predicted: whether the tokens that are fed get logits.
+    """
+
+    count: np.ndarray
+    tokens: np.ndarray
+    keys: np.ndarray
+    cached: np.ndarray
+    rows: np.ndarray
+    predicted: bool = True
+
+    @cached_property
+    def sums(self) -> tuple[float, float, float, float, float]:
+        """Passes, and tokens, keys, cached tokens and rows of all of them together."""
+        count = self.count
+        parts = (self.tokens, self.keys, self.cached, self.rows)
+        tokens, keys, cached, rows = (float(count @ part) for part in parts)
+        return float(count.sum()), tokens, keys, cached, rows
+
+
 def operations(model: Sizes, tokens: float, keys: float, predicted: float) -> float:
     """Count 2 a parameter and token, and two products of attention, 4 * layers * width a token and
     key (Kaplan et al., arXiv:2001.08361, section 2.1). keys: of all tokens together.
@@ -169,10 +194,7 @@ class Passes:
         """
         if predicted is None:
             predicted = tokens
-        compute = self._token * tokens + self._predicted * predicted + self._key * keys
-        memory = self._weights + self._cached * cached
-        link = self._link * tokens
-        latency = self._latency + self._row * rows
+        compute, memory, link, latency = self._parts(tokens, keys, cached, predicted, rows)
         return Time(
             seconds=max(compute, memory) + link + latency,
             compute=compute,
@@ -180,3 +202,46 @@ class Passes:
             link=link,
             latency=latency,
         )
+
+    def seconds_at(
+        self, tokens: float, keys: float, cached: float, predicted: float, rows: float
+    ) -> float:
+        """Seconds of one pass, as of `at`, for those who need no parts of them."""
+        compute, memory, link, latency = self._parts(tokens, keys, cached, predicted, rows)
+        return max(compute, memory) + link + latency
+
+    def _parts(
+        self, tokens: float, keys: float, cached: float, predicted: float, rows: float
+    ) -> tuple[float, float, float, float]:
+        """Seconds of compute, memory, link and latency."""
+        compute = self._token * tokens + self._predicted * predicted + self._key * keys
+        memory = self._weights + self._cached * cached
+        return compute, memory, self._link * tokens, self._latency + self._row * rows
+
+    def seconds_of_each(self, parts: PassParts) -> np.ndarray:
+        """float64 [parts]: seconds of one pass of each part."""
+        slowest = np.maximum(*self._overlapping(parts))
+        return slowest + self._link * parts.tokens + (self._latency + self._row * parts.rows)
+
+    def total(self, parts: PassParts) -> Time:
+        """All passes of all parts."""
+        compute, memory = self._overlapping(parts)
+        count, tokens, keys, cached, rows = parts.sums
+        link = self._link * tokens
+        latency = self._latency * count + self._row * rows
+        return Time(
+            seconds=float(parts.count @ np.maximum(compute, memory)) + link + latency,
+            compute=self._fed_token(parts) * tokens + self._key * keys,
+            memory=self._weights * count + self._cached * cached,
+            link=link,
+            latency=latency,
+        )
+
+    def _overlapping(self, parts: PassParts) -> tuple[np.ndarray, np.ndarray]:
+        """float64 [parts]: seconds of compute and of memory of one pass of each part."""
+        compute = self._fed_token(parts) * parts.tokens + self._key * parts.keys
+        return compute, self._weights + self._cached * parts.cached
+
+    def _fed_token(self, parts: PassParts) -> float:
+        """Seconds of compute of a token that is fed."""
+        return self._token + self._predicted if parts.predicted else self._token

@@ -1,6 +1,6 @@
 """Edges of an explained plan: which columns move, and how weights get to their readers.
 
-Owns: lines for each edge and each Model. Does not own: routes, which passes/estimate.py
+Owns: lines for each edge, each Model and each Table. Does not own: routes, which passes/estimate.py
 and passes/modules.py decide.
 """
 
@@ -51,17 +51,22 @@ def _format_traffic(edge: PlannedEdge) -> list[str]:
 
 
 def weight_lines(plan: Plan) -> Iterator[Line]:
-    """Each Model, and how its versions get from the writer to each reader."""
-    width = widest(m.name for m in plan.models)
-    for model in plan.models:
-        size = "parameters unknown"
-        if model.parameters is not None:
-            size = count(model.parameters, "parameter")
-        dtype = model.dtype or "the dtype of its base"
-        text = f"{size} in {dtype}, from {model.base}"
-        yield from name_line(model.name, width, text, tail="")
+    """Each Model and Table, and how its versions get from the writer to each reader."""
+    width = widest(m.name for m in plan.states)
+    for model in plan.states:
+        yield from name_line(model.name, width, _describe_state(model), tail="")
         for line in _versions(plan, model):
             yield from wrap_line(line, indent=width + 2, after=2)
+
+
+def _describe_state(model: PlannedModel) -> str:
+    if not model.base:
+        return "a Table, 24 bytes for each row of the data that was visited"
+    size = "parameters unknown"
+    if model.parameters is not None:
+        size = count(model.parameters, "parameter")
+    dtype = model.dtype or "the dtype of its base"
+    return f"{size} in {dtype}, from {model.base}"
 
 
 _ROUTES = {

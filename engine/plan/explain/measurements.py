@@ -191,7 +191,7 @@ def _edges(plan: Plan, run: MeasuredRun) -> Iterator[Line]:
 
 def _weights(plan: Plan, run: MeasuredRun) -> Iterator[Line]:
     rows: list[_Row] = []
-    for model in plan.models:
+    for model in plan.states:
         for reader in model.readers:
             for worker in plan.node(reader).workers:
                 load = run.weights.get(f"{model.name}->{reader}@{worker}")

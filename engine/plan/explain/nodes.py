@@ -175,8 +175,7 @@ def _chunking(node: PlannedNode) -> Iterator[str]:
 
 def _layout(node: PlannedNode) -> Iterator[str]:
     """Replicas, ranks, refilling, and what spares memory or time, where there is any."""
-    if node.layout.replicas > 1:
-        yield f"{node.layout.replicas} replicas"
+    yield from _dispatch(node)
     if node.ranks > 1:
         ranks = f"{node.ranks} ranks"
         if node.layout.tensor > 1:
@@ -194,6 +193,16 @@ def _layout(node: PlannedNode) -> Iterator[str]:
         yield "compiled: layers"
     if node.refill:
         yield f"refilled in at most {count(node.max_attempts, 'attempt')}"
+
+
+def _dispatch(node: PlannedNode) -> Iterator[str]:
+    """Replicas, and which answers go to one, if not whole prompts in their order."""
+    if node.layout.replicas > 1:
+        yield f"{node.layout.replicas} replicas"
+    if node.layout.spread > 1:
+        yield f"a prompt's answers in {node.layout.spread} spans"
+    if node.tail:
+        yield f"the {node.tail:.0%} of most weight apart"
 
 
 def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:

@@ -17,7 +17,8 @@ from engine.plan.cluster import Cluster
 from engine.plan.explain import memory
 from engine.plan.explain.layout import count, duration, lay_out, wrap_line
 from engine.plan.explain.planned_graph import planned_graph
-from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.plan.plan import Plan, PlannedNode
+from engine.plan.planned_source import PlannedSource
 from engine.plan.warnings import step_seconds
 
 

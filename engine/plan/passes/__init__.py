@@ -12,6 +12,7 @@ from engine.plan.passes.batching import batch_rows
 from engine.plan.passes.compiled import choose_compiled
 from engine.plan.passes.cores import share_cores
 from engine.plan.passes.correct import correct_peaks
+from engine.plan.passes.dispatch import choose_dispatch
 from engine.plan.passes.engines import size_engines
 from engine.plan.passes.estimate import estimate_costs
 from engine.plan.passes.kernels import choose_kernels
@@ -25,6 +26,7 @@ from engine.plan.passes.prune import prune_graph
 from engine.plan.passes.resolve import resolve_parameters
 from engine.plan.passes.route_fit import fit_routes
 from engine.plan.passes.shape import shape_nodes
+from engine.plan.passes.streaming import stream_steps
 from engine.plan.passes.verify import verify_plan
 
 PASSES: tuple[Callable[[Draft], Draft], ...] = (
@@ -45,6 +47,8 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     choose_compiled,
     # After place_nodes: what streams depends on who works beside whom.
     batch_rows,
+    # After batch_rows: it changes what it says of chunks.
+    stream_steps,
     # After place_nodes: Workers that compute at the same time share the host's.
     share_cores,
     # After place_nodes: nodes share a module within a Worker only.
@@ -54,6 +58,9 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     size_engines,
     # After size_engines: an engine keeps such keys in its cache. Before estimate_costs: they count.
     state_parked,
+    # After size_engines: a cache limits what is decoded at once. Before estimate_costs: a prompt
+    # that several replicas have counts for each.
+    choose_dispatch,
     # After every decision: memory is counted for each Worker, modules once.
     estimate_costs,
     # After estimate_costs: by the peaks that a profile measured.

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from engine.plan.draft import Draft
 from engine.plan.passes.place import find_ancestors
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_source import PlannedSource
 
 
 def batch_rows(draft: Draft) -> Draft:

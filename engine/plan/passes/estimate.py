@@ -18,6 +18,7 @@ from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype
 from dataflow.node import Node
+from dataflow.operator import DATA_ROW
 from dataflow.schema import Schema
 from engine.plan.cost import memory
 from engine.plan.cost.attention import PACKED_WORK, planned_attention
@@ -25,8 +26,7 @@ from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
-from engine.plan.cost.static_decode import static_decode_parts
-from engine.plan.cost.training_memory import offload_parts, recompute_parts
+from engine.plan.cost.running_parts import RunningKernel, divide_among_ranks, running_parts
 from engine.plan.draft import Draft
 from engine.plan.episodes import PARKED_PART
 from engine.plan.estimates import Estimate
@@ -36,7 +36,7 @@ from engine.plan.passes.project import fetched_columns
 from engine.plan.passes.seconds import add_seconds
 from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
-from engine.plan.profiled_passes import kernel_family
+from engine.plan.profiled_passes import kernel_family, kind_of_pass
 
 Columns = tuple[str, ...]
 
@@ -79,10 +79,6 @@ class _Use:
     model: Model
     cost: ModelCost
     dtype: ComputedDtype
-
-
-_SHARDED = ("weights", "gradients", "optimizer", "offloaded")
-"""Parts that ranks divide among them with shard."""
 
 
 class _Cost:
@@ -157,11 +153,7 @@ class _Cost:
             parts["weights"] = weights
             parts |= self._engine_parts(planned, weights)
         parts |= self._running_parts(planned, use)
-        if planned.layout.shard:
-            for part in _SHARDED:
-                if part in parts:
-                    parts[part] = -(-parts[part] // planned.layout.data)
-        return parts
+        return divide_among_ranks(parts, planned.layout)
 
     def _engine_parts(self, planned: PlannedNode, weights: int) -> dict[str, int]:
         """Bytes of a kernel's own processes and cache; its ranks read shared weights."""
@@ -172,22 +164,19 @@ class _Cost:
         return _without_zeros({"engine": engine, "cache": planned.layout.cache_bytes * ranks})
 
     def _running_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        if planned.work == "train":
-            return self._training_parts(planned, use)
-        shape = use.cost.shape
-        if shape is None:
-            return {}
-        work = self._work_of(planned)
-        if not planned.traits.generates:
-            return memory.forward_parts(shape, work, use.dtype, use.model.head)
-        if self._has_static_keys(planned):
-            parts = static_decode_parts(shape, work, use.dtype)
-        else:
-            parts = memory.decode_parts(shape, work, use.dtype)
-        if planned.layout.cache_bytes:
-            parts.pop("kv_cache", None)  # held always, by the engine
-        elif planned.layout.parked:
-            parts[PARKED_PART] = planned.layout.parked * memory.token_keys(shape, use.dtype)
+        shape, layout = use.cost.shape, planned.layout
+        kernel = RunningKernel(
+            kind=kind_of_pass(planned),
+            layout=layout,
+            dtype=use.dtype,
+            head=use.model.head,
+            is_on_gpu=self._draft.is_on_gpus(planned),
+            has_static_keys=self._has_static_keys(planned),
+        )
+        works = tuple(self.work_by_row_set(planned).values())
+        parts = running_parts(use.cost.parameters or 0, shape, works, kernel)
+        if shape is not None and layout.parked and not layout.cache_bytes:
+            parts[PARKED_PART] = layout.parked * memory.token_keys(shape, use.dtype)
         return parts
 
     def _has_static_keys(self, planned: PlannedNode) -> bool:
@@ -195,22 +184,6 @@ class _Cost:
         (operators/kernels/torch/static_rule.py) need less.
         """
         return self._draft.is_on_gpus(planned) and kernel_family(planned) == "torch"
-
-    def _training_parts(self, train: PlannedNode, use: _Use) -> dict[str, int]:
-        weights = use.cost.parameters or 0
-        shape = use.cost.shape
-        parts: dict[str, int] = {}
-        for work in self._work_of_sets(train):
-            row_set = memory.train_parts(weights, shape, work, use.dtype, use.model.head)
-            if train.layout.recompute == "layers" and shape is not None:
-                row_set = recompute_parts(row_set, shape, work, use.dtype)
-            # A micro-batch has rows of one set: the largest counts.
-            for part, size in row_set.items():
-                parts[part] = max(size, parts.get(part, 0))
-        if train.layout.offload == "optimizer" and self._draft.is_on_gpus(train):
-            ranks = train.layout.data if train.layout.shard else 1
-            parts = offload_parts(parts, weights // ranks, shape, use.dtype)
-        return parts
 
     def _waiting_bytes(self, planned: PlannedNode, columns: Sequence[str]) -> int:
         """Bytes of these columns, held until their Step is trained; in a stream, all admitted."""
@@ -240,8 +213,10 @@ class _Cost:
         source = self._sources.get(planned.source)
         # An evaluation has as many rows as its data; assumed is only that they fill the slots.
         batch = layout.slots if source is None else source.batch
-        prompts = -(-batch // (layout.replicas * layout.data))
+        # A prompt whose answers are spread is there for each of their spans.
+        prompts = -(-batch * layout.spread // (layout.replicas * layout.data))
         rows_of_prompt = planned.rows if planned.traits.generates else planned.inner
+        rows_of_prompt = -(-rows_of_prompt // layout.spread)
         return Work(
             lengths=self._lengths[planned.name],
             prompts=prompts,
@@ -324,6 +299,8 @@ class _Cost:
             dataset = self._draft.dataset.get(node.name, {})
             others = {n: data_bytes(n, t, lengths) for n, t in dataset.items() if n not in sizes}
             sizes = others | sizes
+            if DATA_ROW in self._planned[node.name].returns:
+                sizes[DATA_ROW] = 8
         if node.operator.parts:
             sizes[node.operator.parts] = 4 * len(node.params["fns"])
         return sizes

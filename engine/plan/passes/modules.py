@@ -24,7 +24,7 @@ def share_modules(draft: Draft) -> Draft:
     """Share modules wherever that is safe: with the writer, by nodes that take turns with it."""
     writers: dict[str, PlannedNode] = {}
     for node in draft.nodes:
-        writers |= {use.model: node for use in node.models if use.access == "write"}
+        writers |= {use.model: node for use in node.states if use.access == "write"}
     rules = _Rules(
         models={model.name: model for model in draft.graph_models},
         carried=draft.phase.carried if draft.phase else {},
@@ -34,9 +34,11 @@ def share_modules(draft: Draft) -> Draft:
     nodes: list[PlannedNode] = []
     for node in draft.nodes:
         tokenizers = _find_tokenizer(draft.graph.node(node.name), draft)
-        nodes.append(rules.name_modules(node, (*node.models, *tokenizers)))
+        named = rules.name_modules(node, (*node.models, *tokenizers))
+        nodes.append(_name_tables(named, writers))
     models = tuple(rules.plan_models(nodes))
-    shared_draft = replace(draft, nodes=tuple(nodes), models=models)
+    tables = tuple(_plan_tables(nodes, writers))
+    shared_draft = replace(draft, nodes=tuple(nodes), models=models, tables=tables)
     # A follower's route is its leader's, which is looked up among all Models.
     routed_models = (replace(model, route=_choose_route(model, shared_draft)) for model in models)
     return replace(shared_draft, models=tuple(routed_models))
@@ -115,9 +117,7 @@ class _Rules:
             return use.model if is_follower else self._name_frozen(model)
         if node.name == writer.name or use.param == "tokenizer":
             return use.model
-        if writer.layout.partial or not set(node.workers) <= set(writer.workers):
-            return f"{use.model} copy"
-        return f"{use.model}@{node.name}" if node.lag else use.model
+        return _name_reading(node, use, writer)
 
     def _name_frozen(self, model: Model) -> str:
         """The name of what stays as it is: that of all Models with these weights."""
@@ -153,6 +153,42 @@ class _Rules:
                 rate=model.rate,
                 every=model.every,
             )
+
+
+def _name_reading(node: PlannedNode, use: ModelUse, writer: PlannedNode) -> str:
+    """The module of a reader of what another node writes: the writer's own, if it is safe."""
+    if writer.layout.partial or not set(node.workers) <= set(writer.workers):
+        return f"{use.model} copy"
+    return f"{use.model}@{node.name}" if node.lag else use.model
+
+
+def _name_tables(node: PlannedNode, writers: Mapping[str, PlannedNode]) -> PlannedNode:
+    """The node with the name of the statistics that it has of each Table."""
+    uses: list[ModelUse] = []
+    for use in node.tables:
+        writer = writers[use.model]
+        is_writer = node.name == writer.name
+        module = use.model if is_writer else _name_reading(node, use, writer)
+        uses.append(replace(use, module=module))
+    return replace(node, tables=tuple(uses))
+
+
+def _plan_tables(
+    nodes: Sequence[PlannedNode], writers: Mapping[str, PlannedNode]
+) -> Iterator[PlannedModel]:
+    """Each Table, with its readers and those of them that are aliases. Its versions are pulled."""
+    readings: dict[str, dict[str, ModelUse]] = defaultdict(dict)
+    for node in nodes:
+        for use in node.tables:
+            readers = readings[use.model]
+            if use.access == "read":
+                readers[node.name] = use
+    for name, readers in readings.items():
+        aliases = tuple(node for node, use in readers.items() if use.module == name)
+        writer = writers[name].name
+        yield PlannedModel(
+            name=name, base="", writer=writer, readers=tuple(readers), aliases=aliases
+        )
 
 
 def _find_unshared_kernel(node: PlannedNode, draft: Draft) -> str:

@@ -268,7 +268,7 @@ def _share_workers(draft: Draft, group: Sequence[str], workers: Workers) -> dict
 
 def _choose_recorder(nodes: Sequence[PlannedNode]) -> str:
     """A Worker that neither generates nor trains, best a source's; else the first trainer's."""
-    trains = [n for n in nodes if n.work == "train"]
+    trains = [n for n in nodes if n.traits.steps]
     # There writing delays nobody, and the Worker's death loses no state.
     free = sorted(_find_free_nodes(nodes), key=lambda n: n.work != "source")
     return next(iter([*free, *trains, nodes[0]])).workers[0]
@@ -278,7 +278,7 @@ def _find_free_nodes(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
     """Nodes of columns in Workers that neither generate nor train."""
     busy_workers: set[str] = set()
     for node in nodes:
-        if node.traits.generates or node.work == "train":
+        if node.traits.generates or node.traits.steps:
             busy_workers.update(node.workers)
     columns = (n for n in nodes if n.region != "evaluation" and not n.traits.computes)
     return [node for node in columns if node.workers[0] not in busy_workers]

@@ -18,6 +18,8 @@ from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import find_tensor_problems
 from engine.plan.placement import Compiled, Placing
 from engine.plan.plan import PlannedNode
+from engine.plan.planned_source import Streaming
+from engine.plan.profiled_passes import samples_of
 from engine.plan.refusals import add_fix
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -37,8 +39,8 @@ def why_one_replica(draft: Draft, node: PlannedNode) -> str:
     """Why a node cannot have replicas; empty if it can."""
     if node.work == "source":
         return "a source, which has a place in its data"
-    if node.work == "train":
-        return "a train node"
+    if node.traits.steps:
+        return f"a {node.work} node"
     if node.scope == "batch":
         return "of batch scope: it sees all rows of the Step at once"
     followers: set[str] = set()
@@ -59,6 +61,8 @@ def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
         "together": chain(*placing.together),
         "replicas": placing.replicas,
         "chunks": placing.chunks,
+        "spread": placing.spread,
+        "tail": placing.tail,
         "ranks": placing.ranks,
         "tensor": placing.tensor,
         "recompute": placing.recompute,
@@ -117,6 +121,7 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
         for name, count in counts.items():
             if name in nodes:
                 yield from find_problems(draft, nodes[name], count)
+    yield from _find_dispatch_problems(draft)
     for name, workers in placing.pin.items():
         if name in nodes:
             yield from _find_pin_problems(draft, nodes[name], workers)
@@ -162,6 +167,35 @@ def _find_chunk_problems(_: Draft, node: PlannedNode, count: int) -> Iterator[st
         yield add_fix(f"chunks: {node.name}={count}{why}", f"{node.name}=1")
 
 
+def _find_dispatch_problems(draft: Draft) -> Iterator[str]:
+    """Wishes for how answers go to replicas, of nodes that make none or have no weights."""
+    nodes = {node.name: node for node in draft.nodes}
+    for name, count in draft.placing.spread.items():
+        if name not in nodes:
+            continue
+        node, wish = nodes[name], f"spread: {name}={count}"
+        samples = samples_of(node)
+        if not node.traits.generates:
+            yield add_fix(f"{wish}, but only generations have answers", "leave it out")
+        elif not 1 <= count <= samples:
+            problem = f"{wish}, and a prompt has {samples} answers"
+            yield add_fix(problem, f"{name}={min(max(count, 1), samples)}")
+    for name, share in draft.placing.tail.items():
+        if name not in nodes:
+            continue
+        wish = f"tail: {name}={share:g}"
+        if not 0 <= share < 1:
+            yield add_fix(f"{wish}, expected a share from 0 to below 1", f"{name}=0.2")
+        elif share and not has_weights(nodes[name]):
+            fix = "generate(..., weight=port), or leave it out"
+            yield add_fix(f"{wish}, but nobody says how much its rows take", fix)
+
+
+def has_weights(node: PlannedNode) -> bool:
+    """Whether a generation is told how much each of its rows is expected to take."""
+    return node.traits.generates and any(each.name == "weight" for each in node.inputs)
+
+
 def _find_training_problems(draft: Draft) -> Iterator[str]:
     """Wishes for the memory of what does not train, and words that stand for no wish, as they may
     come from Python.
@@ -171,10 +205,15 @@ def _find_training_problems(draft: Draft) -> Iterator[str]:
         ("recompute", draft.placing.recompute, get_args(Recompute)),
         ("offload", draft.placing.offload, get_args(Offload)),
     )
-    compiled, words = draft.placing.compiled, get_args(Compiled)
-    if compiled not in words:
-        problem = f"compiled: expected {', '.join(words[:-1])} or {words[-1]}, found {compiled!r}"
-        yield add_fix(problem, nearest_or_all(compiled, words))
+    placing = draft.placing
+    of_words = {"compiled": (placing.compiled, Compiled), "stream": (placing.stream, Streaming)}
+    for option, (word, kind) in of_words.items():
+        words = get_args(kind)
+        if word not in words:
+            problem = f"{option}: expected {', '.join(words[:-1])} or {words[-1]}, found {word!r}"
+            yield add_fix(problem, nearest_or_all(word, words))
+    if placing.part_tokens < 0:
+        yield f"part_tokens: expected 0 or more, found {placing.part_tokens}. Fix: 0"
     for option, choices, words in wishes:
         for name, choice in choices.items():
             wish = f"{option}: {name}={choice}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
-from dataflow.operator import EVERY_COLUMN, Input, list_columns
+from dataflow.operator import DATA_ROW, EVERY_COLUMN, Input, list_columns
 from dataflow.prompt_types import is_token_ids
 from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical_port
 from dataflow.schema import (
@@ -27,12 +27,15 @@ from dataflow.schema import (
     TokenReward,
 )
 from engine.plan.draft import Draft
+from engine.plan.passes.shape import WEIGHT
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput, list_fetches
 
 
 def project_columns(draft: Draft) -> Draft:
-    """Set the fetches of each input, the columns each node returns, and what a Step records."""
+    """Set the fetches of each input, the columns each node returns, and what a Step records; and
+    which nodes tell the weights of their rows, which is no column that travels.
+    """
     finder = _Finder(draft)
     recorded = tuple(finder.record_rows(draft.nodes))
     handed_on = _find_handed_on(draft, finder, recorded)
@@ -43,10 +46,15 @@ def project_columns(draft: Draft) -> Draft:
         inputs_by_node[node.name] = inputs
         readings += inputs
     columns_read = fetched_columns([*readings, *recorded])
+    weighing = _find_weighing(draft.nodes)
     nodes: list[PlannedNode] = []
     for node in draft.nodes:
         returns = tuple(columns_read.get(node.name, ()))
-        nodes.append(replace(node, inputs=inputs_by_node[node.name], returns=returns))
+        weight = ""
+        if node.name in weighing:
+            weight = WEIGHT
+        inputs = inputs_by_node[node.name]
+        nodes.append(replace(node, inputs=inputs, returns=returns, weight=weight))
     return replace(draft, nodes=tuple(nodes), recorded=recorded)
 
 
@@ -59,6 +67,15 @@ def fetched_columns(inputs: Iterable[PlannedInput]) -> dict[str, Names]:
     for fetch in list_fetches(inputs):
         columns.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
     return columns
+
+
+def _find_weighing(nodes: Iterable[PlannedNode]) -> set[str]:
+    """The nodes that weigh the rows of a generation."""
+    weighing: set[str] = set()
+    for node in nodes:
+        if node.traits.generates:
+            weighing.update(i.gate for i in node.inputs if i.name == WEIGHT)
+    return weighing
 
 
 def _find_handed_on(
@@ -135,7 +152,7 @@ class _Finder:
             yield PlannedInput(
                 name=planned.name,
                 gate=rows.node.name,
-                fetches=(*fetches, *self._fetch_numbers(node)),
+                fetches=(*fetches, *self._fetch_numbers(node), *self._fetch_weight(rows, planned)),
             )
 
     def _rollout_columns(self, schema: type[Schema]) -> tuple[str, ...]:
@@ -163,6 +180,12 @@ class _Finder:
         old = _find_argument(train, "old", Logprobs)
         if old is not None and self._draft.placing.samples == "full":
             yield Fetch(producer=physical_port(old).node.name, columns=Logprobs.inside)
+
+    def _fetch_weight(self, rows: Port[Any], train: PlannedNode) -> Iterator[Fetch]:
+        """What its rows were expected to take, where the one generation that wrote them knew."""
+        makers = generations(rows)
+        if len(makers) == 1 and WEIGHT in makers[0].inputs:
+            yield from self._make_fetches(makers[0].inputs[WEIGHT], [WEIGHT], train.inner)
 
     def _rewards_of(self, train: Node) -> list[Node]:
         """The nodes that make rewards of its rows, in running order."""
@@ -253,6 +276,8 @@ class _Finder:
         domain = self._domains.of(port)
         if domain is None:
             return None
+        if column == DATA_ROW:
+            return domain.source
         source_columns = (*self._dataset_columns(port), *domain.source.schemas[0].columns)
         return domain.source if column in source_columns else None
 

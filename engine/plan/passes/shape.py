@@ -7,20 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS, Loss
-from dataflow.model import Model
-from dataflow.node import Node
+from dataflow.model import Model, Table
+from dataflow.node import Node, Port
 from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subset
 from dataflow.regions import find_trained_models, regions
-from dataflow.rows import Domain, Domains
+from dataflow.rows import Domain, Domains, physical_port
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedNode, PlannedSource, Relation
+from engine.plan.plan import ModelUse, PlannedNode, Relation
 from engine.plan.planned_input import PlannedInput
+from engine.plan.planned_source import PlannedSource
 from engine.plan.refusals import add_fix
+
+WEIGHT = "weight"
+"""The input of a generation, and the column of what makes it, that weighs its rows."""
 
 MOST_ROWS = 1 << 26
 """The most rows of a Step. Estimates take some bytes for each."""
@@ -107,11 +111,12 @@ class _Shaper:
             inner=inner,
             inputs=tuple(_plan_inputs(node, widths, set_widths, row_sets)),
             models=tuple(self._find_uses(node)),
+            tables=tuple(_find_table_uses(node)),
             tokens=next((schema.tokens for schema in node.schemas if schema.tokens), ""),
             max_lag=int(node.params.get("max_lag", 0)),
             refill=bool(node.params.get("refill", False)),
             max_attempts=int(node.params.get("max_attempts", 10)),
-            every=int(node.params.get("every", 0)),
+            every=_count_steps_between(node),
             segments=_count_segments(node),
         )
 
@@ -155,6 +160,20 @@ class _Shaper:
                 )
 
 
+def _count_steps_between(node: Node) -> int:
+    """Steps between two rounds of an evaluation; a train node consumes rows in each Step."""
+    if node.operator.work != "evaluate":
+        return 0
+    return int(node.params["every"])
+
+
+def _find_table_uses(node: Node) -> Iterator[ModelUse]:
+    for param, state in node.states.items():
+        if isinstance(state, Table):
+            access = "write" if param in node.operator.writes else "read"
+            yield ModelUse(param=param, model=state.name, access=access, trained=True)
+
+
 def _count_segments(node: Node) -> int:
     rows = node.operator.rows
     if isinstance(rows, Expand) and rows.times:
@@ -184,7 +203,8 @@ def _plan_inputs(
     for key, port in node.inputs.items():
         gate_width = widths[key]
         inner = set_widths[row_sets[key]]
-        planned_input = PlannedInput(name=key, gate=port.node.name, row_set=row_sets[key])
+        gate = _find_gate(node, key, port)
+        planned_input = PlannedInput(name=key, gate=gate.name, row_set=row_sets[key])
         if isinstance(rows, Concat):
             yield replace(planned_input, offset=offset, width=gate_width)
             offset += gate_width
@@ -194,10 +214,21 @@ def _plan_inputs(
             yield replace(planned_input, ratio=max(1, inner // gate_width))
 
 
+def _find_gate(node: Node, key: str, port: Port[Any]) -> Node:
+    """The node whose rows an input waits for."""
+    if key == WEIGHT and node.operator.traits.generates:
+        # What made the rows told their weights; a selection of them, which the prompt went
+        # through as well, has none to tell.
+        return physical_port(port).node
+    return port.node
+
+
 def _least_lag(nodes: Iterable[PlannedNode]) -> int:
-    """The least lag that the readers of trained Models allow, of nodes of one source."""
+    """The least lag that the readers of trained Models and of Tables allow, of nodes of one
+    source.
+    """
     lags: list[int] = []
     for node in nodes:
-        if node.region == "stream" and any(use.trained for use in node.models):
+        if node.region == "stream" and any(use.trained for use in node.states):
             lags.append(node.max_lag)
     return min(lags, default=0)

@@ -302,11 +302,18 @@ def _make_forward(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
     return call
 
 
+def _find_trained_step(node: KernelNode) -> int:
+    """The first Step in which the node makes updates."""
+    every = int(node.params.get("every", 1))
+    start = max(1, int(node.params.get("start", 0)))
+    return -(-start // every) * every
+
+
 def _make_training(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
     """Train the node's own rows; not those that terms of its loss have besides."""
     inputs = draw_inputs(cell, node, kernel.vocabulary)
     rows = inputs["rows"]
-    step = max(1, int(node.params.get("start", 0)))
+    step = _find_trained_step(node)
     assignment = Assignment(sequence=1, step=step, keys=rows.keys, inputs=inputs)
 
     def call() -> _Lengths:

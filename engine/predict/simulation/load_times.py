@@ -11,8 +11,9 @@ from collections.abc import Set
 
 from engine.coordinator.weight_tree import FAN_OUT
 from engine.plan.costs import PlanCosts
-from engine.plan.plan import Plan, PlannedModel
+from engine.plan.plan import Plan
 from engine.predict.simulation.routes import Ways
+from engine.predict.simulation.worker_sets import list_fetching_workers
 from engine.protocol import messages as m
 
 
@@ -21,7 +22,7 @@ class LoadTimes:
 
     def __init__(self, plan: Plan, costs: PlanCosts, ways: Ways) -> None:
         self._plan, self._costs, self._ways = plan, costs, ways
-        self._fetching = {model.name: _fetching_workers(plan, model) for model in plan.models}
+        self._fetching = {model.name: list_fetching_workers(plan, model) for model in plan.models}
         self._models = {model.name: model for model in plan.models}
         self._hosts: dict[tuple[str, frozenset[str]], Counter[str]] = {}
         """(Model, Workers that are away) -> how many fetch it on each host."""
@@ -32,8 +33,8 @@ class LoadTimes:
         """Seconds until one reader has a version, while as many as are there fetch it; from a
         source on another host no more than a tree allows. away: Workers that are not there.
         """
-        if load.alias or load.leader:
-            return 0.0
+        if load.alias or load.leader or load.model not in self._models:
+            return 0.0  # at once, or a Table, which is small
         readers = self._count_readers(load, away)
         source, reader = load.source, load.worker
         kinds = self._ways.kind(source), self._ways.kind(reader)
@@ -54,13 +55,3 @@ class LoadTimes:
         if source_host == self._plan.host_of(load.worker):
             return max(1, hosts[source_host])
         return min(max(1, len(hosts.keys() - {source_host})), FAN_OUT)
-
-
-def _fetching_workers(plan: Plan, model: PlannedModel) -> frozenset[str]:
-    """Workers that fetch each version of a Model; the writer's first rank offers it."""
-    workers: set[str] = set()
-    for reader in model.copying_readers:
-        workers.update(plan.node(reader).workers)
-    if model.writer:
-        workers.discard(plan.node(model.writer).workers[0])
-    return frozenset(workers)

@@ -24,13 +24,16 @@ from dataflow.node import Node
 from dataflow.schema import TokenPrompt
 from engine.plan.cost.memory import HOST_PARTS, SHARED_PARTS, lasting
 from engine.plan.costs import PlanCosts
+from engine.plan.joining_decode import PricedDecode
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.plan.row_lengths import RowLengths
 from engine.predict.simulation.lengths import DrawnLengths
 from engine.predict.simulation.load_times import LoadTimes
 from engine.predict.simulation.missing_times import require_known_times
+from engine.predict.simulation.priced_decode import begin_decode
 from engine.predict.simulation.routes import Ways
+from engine.predict.simulation.worker_sets import runs_beside_others
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.protocol.staleness import NO_VERSION
@@ -73,7 +76,7 @@ class PricedTimes:
         self._seconds, self._cpu = seconds, cpu
         self._nodes = {node.name: node for node in plan.nodes}
         self._ways = Ways(plan, costs)
-        self._runs_beside = {node.name: _runs_beside(plan, node) for node in plan.nodes}
+        self._runs_beside = {node.name: runs_beside_others(plan, node) for node in plan.nodes}
         self._workers = {node.name: frozenset(node.workers) for node in plan.nodes}
         self._loads = LoadTimes(plan, costs, self._ways)
         self._makes_prompts = {node.name for node in plan.program.nodes if _makes_prompts(node)}
@@ -137,6 +140,10 @@ class PricedTimes:
             return begins, ends
         seconds = self._costs.forward(node.name, lengths).seconds * slower
         return np.zeros(len(lengths)), np.full(len(lengths), seconds)
+
+    def decode_run(self, node: PlannedNode) -> PricedDecode:
+        """Begin the decoding of one replica's rows, into which those of further chunks may come."""
+        return begin_decode(self._costs, node, lambda: self._slowdown(node))
 
     def _slowdown(self, node: PlannedNode) -> float:
         """How much longer a kernel takes while others compute on its host."""
@@ -204,27 +211,38 @@ class PricedTimes:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def train(self, message: m.TrainStep) -> float:
-        """Seconds of one rank, by its own share of the rows."""
+    def train(self, message: m.TrainStep | m.TrainPart) -> float:
+        """Seconds of one rank, by its own share of the rows; of a part without
+        an update; none of a record node."""
         node = self._nodes[message.node]
+        if not node.traits.computes:
+            return 0.0
         # Tensor ranks have the rows that one of them fetches and broadcasts.
         row_sets = self._shares[message.id, message.giver or message.worker]
         row_sets = {name: rows for name, rows in row_sets.items() if len(rows)}
         if not row_sets:
             return 0.0
         is_share = message.mine is not None
-        seconds = self._costs.train(node.name, row_sets, share=is_share).seconds
-        return seconds * self._slowdown(node)
+        is_part = isinstance(message, m.TrainPart)
+        time = self._costs.train(node.name, row_sets, share=is_share, updates=not is_part)
+        return time.seconds * self._slowdown(node)
 
-    def prepare(self, message: m.TrainStep) -> float:
+    def finish(self, message: m.FinishStep) -> float:
+        """Seconds of one rank's update."""
+        node = self._nodes[message.node]
+        return self._costs.update(node.name).seconds * self._slowdown(node)
+
+    def prepare(self, message: m.TrainStep | m.TrainPart | m.FinishStep) -> float:
         """Nothing beside the fetch."""
         return 0.0
 
-    def _note_assignment(self, message: m.TrainStep) -> None:
+    def _note_assignment(self, message: m.TrainStep | m.TrainPart) -> None:
         """Remember a rank's rows until it trains them; count them for the Step."""
+        if not self._nodes[message.node].traits.computes:
+            return
         if message.giver not in ("", message.worker):
             return
-        self._forget_shares(message.id - len(self._nodes))
+        self._forget_shares(message.id - _REMEMBERED)
         row_sets = self._row_sets(message)
         self._shares[message.id, message.worker] = row_sets
         trained = self.trained.setdefault((message.step, message.node), TrainedRows())
@@ -241,7 +259,7 @@ class PricedTimes:
             if key[0] < first:
                 del self._shares[key]
 
-    def _row_sets(self, message: m.TrainStep) -> dict[str, RowLengths]:
+    def _row_sets(self, message: m.TrainStep | m.TrainPart) -> dict[str, RowLengths]:
         """How long the rows of an assignment are, by set."""
         row_sets: dict[str, RowLengths] = {}
         for name, inputs in self._nodes[message.node].row_sets.items():
@@ -266,7 +284,7 @@ class PricedTimes:
         """Seconds until the rows of a message that other Workers keep are there, but for those
         `here`.
         """
-        if isinstance(message, m.TrainStep):
+        if isinstance(message, m.TrainStep | m.TrainPart):
             self._note_assignment(message)
         reader = message.worker
         seconds = delay = 0.0
@@ -346,7 +364,7 @@ class PricedTimes:
         inputs: Iterable[PlannedInput],
         gathers: Mapping[str, tuple[Gather, ...]],
         rows: int,
-        message: m.RunChunk | m.TrainStep,
+        message: m.RunChunk | m.TrainStep | m.TrainPart,
     ) -> RowLengths:
         """How long rows are whose columns come by these gathers: the most that one of them says."""
         prompts, answers = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
@@ -414,17 +432,3 @@ def _row_bytes(plan: Plan) -> dict[tuple[str, str], float]:
         rows = batches.get(producer.source, 1) * producer.rows
         sizes[edge.producer, edge.consumer] = edge.bytes / max(1, rows)
     return sizes
-
-
-def _runs_beside(plan: Plan, node: PlannedNode) -> bool:
-    """Whether Workers of other nodes compute while this one does."""
-    computing: set[str] = set()
-    for each in plan.nodes:
-        if each.traits.computes:
-            computing.update(each.workers)
-    return _runs_ahead(plan) and computing != set(node.workers)
-
-
-def _runs_ahead(plan: Plan) -> bool:
-    """Whether one node works for a Step while another does for the next."""
-    return any(source.max_lag for source in plan.sources)

@@ -4,7 +4,7 @@ Owns: the codec of events, instructions, requests and control messages. Does not
 (control.py, engine/run/control/host_messages.py), framing (control_socket.py).
 
     message   [name of its class, {field: value}]
-              [name of its class, bytes], of a TrainStep for one of several ranks: these, deflated
+              [name of its class, bytes], of rows to train on one of several ranks: these, deflated
     array     [dtype, bytes]; one dimension, of the dtypes below
 """
 
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from dataflow.errors import RunError
-from engine.protocol.messages import Event, From, ToWorker, TrainStep, WorkerLost
+from engine.protocol.messages import Event, From, ToWorker, TrainPart, TrainStep, WorkerLost
 from engine.protocol.workers import Ask
 from engine.run.control import control
 from engine.run.control import host_messages as hm
@@ -49,6 +49,8 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     hm.HostUpdate: ("events", (From, WorkerLost)),
 }
 """Messages with a field that holds a message of several classes, or a tuple: field, classes."""
+_DEFLATED = (TrainStep, TrainPart)
+"""Messages with the keys of rows, of which each of perhaps a thousand ranks gets one."""
 _INFLATED = 1 << 28
 """Bytes that deflated ones may become: 256 MiB, millions of rows. More are sent as they are."""
 _WRONG = (
@@ -65,7 +67,7 @@ def encode_message(message: Any) -> bytes:
         problem = f"expected one of {', '.join(_CLASSES)}, found a {name}"
         raise RunError(f"control message: {problem}. Fix: put it in wire.py.")
     try:
-        if isinstance(message, TrainStep) and message.mine is not None:
+        if isinstance(message, _DEFLATED) and message.mine is not None:
             return _ENCODER.encode((name, _deflate(_ENCODER.encode(message))))
         return _ENCODER.encode((name, _plain(message)))
     except (TypeError, ValueError, OverflowError) as error:
@@ -90,7 +92,7 @@ def _decode(encoded: Any, among: Sequence[type] | None) -> Any:
     kind = _CLASSES.get(name)
     if kind is None or (among is not None and kind not in among):
         raise ValueError(f"the class {name[:60]!r}")
-    return _decoder(kind)(_inflate(body) if kind is TrainStep else body)
+    return _decoder(kind)(_inflate(body) if kind in _DEFLATED else body)
 
 
 def _deflate(body: bytes) -> bytes | msgspec.Raw:

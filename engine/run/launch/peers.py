@@ -26,7 +26,9 @@ Send = Callable[[ChildProcess, Connect, tuple[int, ...]], None]
 def sources(message: m.ToWorker | Ask) -> frozenset[str]:
     """The Workers that keep the rows or weights of this message."""
     match message:
-        case m.RunChunk() | m.TrainStep() | m.Evaluate() | m.Record() | m.FetchAhead():
+        case m.RunChunk() | m.FetchAhead() | m.TrainStep() | m.TrainPart():
+            return _keepers(chain.from_iterable(message.inputs.values()))
+        case m.Evaluate() | m.Record():
             return _keepers(chain.from_iterable(message.inputs.values()))
         case Save():
             return _keepers(gather for _, gather in message.rows.values())

@@ -383,6 +383,8 @@ def _address(child: ChildProcess) -> control.PeerAddress:
 
 def _describe_instruction(instruction: m.ToWorker) -> str:
     """Name its node, else its class, to say what a Worker that hangs was doing."""
-    if isinstance(instruction, m.RunChunk | m.TrainStep | m.Go | m.Evaluate):
+    if isinstance(
+        instruction, m.RunChunk | m.TrainStep | m.TrainPart | m.FinishStep | m.Go | m.Evaluate
+    ):
         return instruction.node
     return type(instruction).__name__

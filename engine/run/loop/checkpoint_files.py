@@ -4,6 +4,7 @@ Owns: who is asked for which state, and reading it back in whatever places a pla
 a checkpoint's commit (engine/keep/checkpoint), a kernel's files, when one is made (coordinator).
 
     step_N/<train node>/            model and optimizer of a train node; all its ranks take part
+    step_N/<record node>/           a Table
     step_N/followers/<model>/       weights of a follower, from the first of its readers
     step_N/rows/<node>.arrow        finished untrained rows
 """
@@ -226,11 +227,11 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
 
 
 def _paths(plan: Plan, *, write: bool) -> dict[str, dict[str, str]]:
-    """Worker -> node -> path in a checkpoint. All ranks of a train node write and read; a follower
-    is written by one of its readers and read into all of its modules.
+    """Worker -> node -> path in a checkpoint. All ranks of a train node write and read, and a
+    record node; a follower is written by one of its readers and read into all of its modules.
     """
     paths: dict[str, dict[str, str]] = defaultdict(dict)
-    for node in (node for node in plan.nodes if node.work == "train"):
+    for node in (node for node in plan.nodes if node.traits.steps):
         for worker in node.workers:
             paths[worker][node.name] = node.name
     for model in (model for model in plan.models if model.follows):

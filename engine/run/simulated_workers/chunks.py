@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from dataflow.batch import Keys
 from engine.coordinator.tables import codes
 from engine.plan.plan import PlannedNode
 from engine.protocol.messages import Produced, RunChunk, Tombstoned
 from engine.protocol.staleness import NO_VERSION, ages
 from engine.run.simulated_workers.history import ModelRead
+from engine.run.simulated_workers.outbox import count_tokens
 from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 
 
@@ -41,6 +41,87 @@ class _KernelRun:
         self._gone[rows] = True
         if len(rows) or not len(batch):
             self._produce(rows)
+
+
+class ChunkRows:
+    """The rows that a chunk makes, some failing, and how they are handed over. lengths: tokens of
+    each, where they are known.
+    """
+
+    def __init__(self, worker: RunningWorker, world: SharedWorld, chunk: RunChunk) -> None:
+        self._worker, self._world = worker, world
+        self.chunk = chunk
+        name, outcomes = chunk.node, world.outcomes
+        self.node = node = world.nodes[name]
+        keys = chunk.keys
+        if node.relation in ("expand", "source"):
+            keys = keys.expand_spans(node.rows // node.inner, chunk.spans)
+        self.keys = keys
+        self.lengths = world.kernels.lengths(chunk, node)
+        failed = outcomes.draw_failed_rows(name, keys) | _without_any(node, chunk)
+        lost = outcomes.draw_lost_rows(name, keys) & ~failed
+        empty = outcomes.find_empty_places(name, keys) & ~(failed | lost)
+        self._failed, self._lost, self._empty = failed, lost, empty
+        self._wanted = ~(failed | lost | empty)
+        if node.relation == "subset":
+            self._wanted &= outcomes.draw_kept_rows(name, keys)
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows; 0 where nobody knows them."""
+        if self.lengths is None:
+            return 0
+        return int(self.lengths.prompts.sum() + self.lengths.answers.sum())
+
+    def find_watermark(self, written: np.ndarray, has_left: np.ndarray) -> int:
+        """The least tokens of a row that has not left, of which a share is written, 0 to 1."""
+        if not self.node.traits.generates or has_left.all():
+            return 0
+        tokens = count_tokens(self.keys, self.lengths)
+        prompts = 0 if self.lengths is None else self.lengths.prompts
+        # One that has ended and not left counts as if its last token were still to come.
+        answers = tokens - prompts
+        ended = np.minimum((answers * written).astype(np.int64), answers - 1)
+        return max(0, int((prompts + ended)[~has_left].min()))
+
+    def produce(
+        self,
+        batch: np.ndarray,
+        version_of: Callable[[int], int],
+        span: int | None = None,
+        watermark: int = 0,
+    ) -> None:
+        """Hand over some of its rows. version_of: the version that a row began with."""
+        worker, world, keys = self._worker, self._world, self.keys
+        good = batch[self._wanted[batch]]
+        versions = [version_of(row) for row in good.tolist()]
+        if self.node.traits.generates:  # its first version counts as 0
+            versions = [max(version, 0) for version in versions]
+        aged = ages(world.plan, self.node.name, np.array(versions, np.int32))
+        sizes = None if self.lengths is None else self.lengths.take(good)
+        ref = world.outbox.keep(worker.name, self.node, keys.take(good), aged, sizes)
+        produced = Produced(id=self.chunk.id, node=self.node.name, ref=ref, watermark=watermark)
+        worker.say(produced, span)
+        for rows in batch[self._failed[batch]].tolist():
+            self._give_up(rows, span, row_only=False)
+        for rows in batch[self._lost[batch]].tolist():
+            self._give_up(rows, span, row_only=True)
+        for rows in batch[self._empty[batch]].tolist():
+            self._give_up(rows, span, row_only=True, is_failure=False)
+
+    def _give_up(
+        self, row: int, span: int | None, *, row_only: bool, is_failure: bool = True
+    ) -> None:
+        (key,) = self.keys.take(np.array([row])).rows()
+        tombstone = Tombstoned(
+            id=self.chunk.id,
+            node=self.chunk.node,
+            key=key,
+            error="simulated",
+            failed=is_failure,
+            row_only=row_only,
+        )
+        self._worker.say(tombstone, span)
 
 
 class ChunkRuns:
@@ -68,32 +149,21 @@ class ChunkRuns:
         """Produce a chunk's rows in batches as they finish, some failing; then call `end`. Returns
         how long that takes, its rows, and their tokens where they are known.
         """
-        world, worker, name = self._world, self._worker, chunk.node
-        node, begun, keys = world.nodes[name], world.clock.now, chunk.keys
-        if node.relation in ("expand", "source"):
-            keys = keys.expand(node.rows // node.inner)
-        lengths = world.kernels.lengths(chunk, node)
-        starts, ends = world.kernels.rows(node, len(keys), lengths)
-        failed = world.outcomes.draw_failed_rows(name, keys) | _without_any(node, chunk)
-        lost = world.outcomes.draw_lost_rows(name, keys) & ~failed
-        empty = world.outcomes.find_empty_places(name, keys) & ~(failed | lost)
-        wanted = ~(failed | lost | empty)
-        if node.relation == "subset":
-            wanted &= world.outcomes.draw_kept_rows(name, keys)
+        world, worker, begun = self._world, self._worker, self._world.clock.now
+        rows = ChunkRows(worker, world, chunk)
+        node = rows.node
+        starts, ends = world.kernels.rows(node, len(rows.keys), rows.lengths)
+
+        has_left = np.zeros(len(rows.keys), dtype=bool)
+
+        def version_of(row: int) -> int:
+            return self.version_at(node.name, float(begun + starts[row]))
 
         def produce(batch: np.ndarray) -> None:
-            good = batch[wanted[batch]]
-            versions = [self._version(name, float(begun + starts[row])) for row in good]
-            if node.traits.generates:  # its first version counts as 0
-                versions = [max(version, 0) for version in versions]
-            aged = ages(world.plan, name, np.array(versions, np.int32))
-            sizes = None if lengths is None else lengths.take(good)
-            ref = world.outbox.keep(worker.name, name, keys.take(good), aged, sizes)
-            worker.say(Produced(id=chunk.id, node=name, ref=ref))
-            self._say_given_up(chunk, keys.take(batch[failed[batch]]), row_only=False)
-            self._say_given_up(chunk, keys.take(batch[lost[batch]]), row_only=True)
-            needless = keys.take(batch[empty[batch]])
-            self._say_given_up(chunk, needless, row_only=True, is_failure=False)
+            has_left[batch] = True
+            seconds = self._world.clock.now - begun
+            written = np.clip((seconds - starts) / np.maximum(ends - starts, 1e-9), 0.0, 1.0)
+            rows.produce(batch, version_of, watermark=rows.find_watermark(written, has_left))
 
         batches = list(world.kernels.batches(node, ends))
         seconds = max(ends.tolist(), default=0.0)
@@ -107,24 +177,7 @@ class ChunkRuns:
             world.cores.run(worker, node, seconds, produce_all)
         else:
             self._run_kernel(node, batches, ends, produce, end)
-        tokens = 0
-        if lengths is not None:
-            tokens = int(lengths.prompts.sum() + lengths.answers.sum())
-        return seconds, len(keys), tokens
-
-    def _say_given_up(
-        self, chunk: RunChunk, rows: Keys, *, row_only: bool, is_failure: bool = True
-    ) -> None:
-        for key in rows.rows():
-            tombstone = Tombstoned(
-                id=chunk.id,
-                node=chunk.node,
-                key=key,
-                error="simulated",
-                failed=is_failure,
-                row_only=row_only,
-            )
-            self._worker.say(tombstone)
+        return seconds, len(rows.keys), rows.tokens
 
     def _run_kernel(
         self,
@@ -138,7 +191,7 @@ class ChunkRuns:
 
         def end_kernel() -> None:
             del self._running[node.name]
-            self._world.cores.end(self._worker.name)
+            self._world.cores.end(self._worker.name, node)
             end()
 
         chunk = _KernelRun(node, self._world.clock.now, ends, produce)
@@ -152,12 +205,13 @@ class ChunkRuns:
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""
         name, step, region = chunk.node, chunk.step, self._world.nodes[chunk.node].region
-        first, last = self._version(name, begun), self._version(name, self._world.clock.now)
+        now = self._world.clock.now
+        first, last = self.version_at(name, begun), self.version_at(name, now)
         if first != NO_VERSION:
             read = ModelRead(node=name, region=region, step=step, first=first, last=last)
             self._world.history.note_read(read)
 
-    def _version(self, node: str, start: float) -> int:
+    def version_at(self, node: str, start: float) -> int:
         """The version that a row begun at `start` is made with, or NO_VERSION."""
         loads = self._loads.get(node, ())
         return max((version for when, version in loads if when <= start), default=NO_VERSION)

@@ -57,7 +57,7 @@ class SimulatedCores:
     def __init__(self, plan: Plan, clock: VirtualClock, times: KernelTimes) -> None:
         self._plan, self._clock, self._times = plan, clock, times
         self._kernels: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        """Host -> Worker -> threads of the kernel that it runs now."""
+        """Host -> Worker/node -> threads of each kernel that runs now."""
         self._functions: defaultdict[str, dict[str, _Function]] = defaultdict(dict)
         """Host -> Worker -> the function that it runs now."""
 
@@ -65,14 +65,24 @@ class SimulatedCores:
         """A Worker begins to run a kernel."""
         if threads := self._times.threads(node):
             host = self._plan.host_of(worker)
-            self._kernels[host][worker] = threads
+            self._kernels[host][f"{worker}/{node.name}"] = threads
             self._settle(host)
 
-    def end(self, worker: str) -> None:
-        """It has ended, or the Worker is gone with what it ran."""
+    def end(self, worker: str, node: PlannedNode) -> None:
+        """It has ended."""
         host = self._plan.host_of(worker)
-        ended = self._kernels[host].pop(worker, None), self._functions[host].pop(worker, None)
-        if any(each is not None for each in ended):
+        if self._kernels[host].pop(f"{worker}/{node.name}", None) is not None:
+            self._settle(host)
+
+    def lose(self, worker: str) -> None:
+        """A Worker is gone, with all that it ran."""
+        for node in self._plan.nodes_on(worker):
+            self.end(worker, node)
+        self._end_function_of(worker)
+
+    def _end_function_of(self, worker: str) -> None:
+        host = self._plan.host_of(worker)
+        if self._functions[host].pop(worker, None) is not None:
             self._settle(host)
 
     def run(
@@ -112,5 +122,5 @@ class SimulatedCores:
     def _end_function(self, function: _Function, plan: int) -> None:
         if function.plans != plan:
             return
-        self.end(function.worker.name)
+        self._end_function_of(function.worker.name)
         function.then()

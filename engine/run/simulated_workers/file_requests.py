@@ -44,7 +44,9 @@ class FileRequests:
                 self._answer_after(self._world.kernels.files(), asked, None, done)
             case KeepRows(file=file):
                 rows = self._world.disk[file]
-                ref = self._world.outbox.keep(self._worker.name, file.stem, *rows)
+                ref = self._world.outbox.keep(
+                    self._worker.name, self._world.nodes[file.stem], *rows
+                )
                 self._answer_after(0.0, asked, ref, done)
 
     def _save(self, asked: FileRequest, left: tuple[str, ...], done: Done) -> None:

@@ -16,12 +16,16 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.plan.plan import Plan
-from engine.protocol.messages import Go, OwnRows, TrainStep
+from engine.protocol.messages import FinishStep, Go, OwnRows, TrainPart, TrainStep
 
 Versions = dict[str, np.ndarray]
 """Producer -> the version of each row."""
 Work = tuple[str, str, int]
 """(train, offer or save; node; number)."""
+
+
+Assigned = TrainStep | TrainPart
+Together = TrainStep | TrainPart | FinishStep
 
 
 class SimulatedRanks:
@@ -31,23 +35,23 @@ class SimulatedRanks:
         self._ranks = {n.name: n.workers for n in plan.nodes}
         self._shares = {n.name: n.shares for n in plan.nodes}
         self._wanted: dict[tuple[str, str], int] = {}
-        self._waiting: dict[tuple[str, str], TrainStep] = {}
-        self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
+        self._waiting: dict[tuple[str, str], Together] = {}
+        self._ended: dict[tuple[str, int, int], list[tuple[Assigned, Versions]]] = {}
         self._meetings: dict[Work, list[dict[str, Callable[[], None]]]] = {}
         """The ranks that have come to each collective, and how each goes on."""
 
-    def note_assignment(self, message: TrainStep) -> None:
+    def note_assignment(self, message: Together) -> None:
         """Note a rank's assignment, which replaces the one that it was prepared for."""
         self._wanted[message.node, message.worker] = message.id
         self._waiting.pop((message.node, message.worker), None)
 
-    def note_prepared(self, message: TrainStep) -> None:
+    def note_prepared(self, message: Together) -> None:
         """Note that the rank has its rows; its Worker does other things until it may begin."""
         at = message.node, message.worker
         if self._wanted.get(at) == message.id:
             self._waiting[at] = message
 
-    def begin(self, go: Go) -> TrainStep:
+    def begin(self, go: Go) -> Together:
         """The assignment that a rank begins. Raises RunError if it is not prepared for it."""
         prepared = self._waiting.pop((go.node, go.worker), None)
         if prepared is None or prepared.id != go.id:
@@ -55,17 +59,18 @@ class SimulatedRanks:
         return prepared
 
     def take_updates(
-        self, message: TrainStep, versions: Versions
-    ) -> tuple[TrainStep, Versions] | None:
+        self, message: Assigned, versions: Versions
+    ) -> tuple[Assigned, Versions] | None:
         """Take a rank's updates. After the last, returns the assignment as if one rank had all
         rows. Raises RunError if a row was in no share or in two, or a share's ranks had different
         rows.
         """
-        parts = self._ended.setdefault((message.node, message.id), [])
+        what = _what_ranks_share(message)
+        parts = self._ended.setdefault(what, [])
         parts.append((message, versions))
         if len(parts) < len(self._ranks[message.node]):
             return None
-        del self._ended[message.node, message.id]
+        del self._ended[what]
         parts = self._once(message.node, parts)
         messages = [part for part, _ in parts]
         others: dict[str, OwnRows] = {}
@@ -88,8 +93,8 @@ class SimulatedRanks:
         return whole, all_versions
 
     def _once(
-        self, node: str, parts: list[tuple[TrainStep, Versions]]
-    ) -> list[tuple[TrainStep, Versions]]:
+        self, node: str, parts: list[tuple[Assigned, Versions]]
+    ) -> list[tuple[Assigned, Versions]]:
         """One rank of each share. Raises RunError if another rank of it had different rows."""
         by_rank = {m.worker: (m, versions) for m, versions in parts}
         shares = self._shares[node]
@@ -148,7 +153,7 @@ class Devices:
         self._awake.discard(worker)
 
 
-def _together(what: str, shares: Sequence[TrainStep | OwnRows]) -> Keys:
+def _together(what: str, shares: Sequence[Assigned | OwnRows]) -> Keys:
     """The keys of a row set, in its order. Raises RunError unless each of its rows is one of the
     shares'.
     """
@@ -160,10 +165,17 @@ def _together(what: str, shares: Sequence[TrainStep | OwnRows]) -> Keys:
     return Keys.concat([share.keys for share in shares]).take(order)
 
 
-def _require_same_rows(rank: TrainStep, first: TrainStep) -> None:
+def _require_same_rows(rank: Assigned, first: Assigned) -> None:
     assert rank.mine is not None
     assert first.mine is not None
     same = np.array_equal(rank.mine, first.mine) and rank.keys.rows() == first.keys.rows()
     if rank.giver != first.worker or not same:
         had = f"{rank.worker} had the rows {rank.mine} of {rank.giver}"
         raise RunError(f"{rank.node}: {had}, not {first.worker}'s {first.mine}")
+
+
+def _what_ranks_share(message: Assigned) -> tuple[str, int, int]:
+    """What all ranks do together: a part may be told again, by another number."""
+    if isinstance(message, TrainPart):
+        return message.node, message.step, message.part
+    return message.node, message.step, -message.id - 1

@@ -23,8 +23,33 @@ from engine.run.simulated_workers.behaviour import Durations
 Times = tuple[np.ndarray, np.ndarray]
 """Seconds from a chunk's start to the start and the end of each row, float64 [rows]."""
 
-Rows = m.RunChunk | m.TrainStep | m.Evaluate | m.Record
+Rows = m.RunChunk | m.TrainStep | m.TrainPart | m.Evaluate | m.Record
 """Messages that name rows of other Workers."""
+
+
+class DecodeRun(Protocol):
+    """Rows that one replica decodes, and takes further ones into while it goes on: from the first
+    row that came to an idle replica until none is left. Rows are numbered as they are added, the
+    places of an episode that stay empty too; `now` never goes back.
+    """
+
+    def add(self, rows: RowLengths, now: float, weights: np.ndarray | None = None) -> None:
+        """Take in rows, each to begin in a free slot. weights: float32 [rows], how much each is
+        expected to take: the heavier ones of those that wait begin first.
+        """
+        ...
+
+    def next_end(self) -> float | None:
+        """When the next row ends if none is added; None where no row is left."""
+        ...
+
+    def advance(self, now: float) -> np.ndarray:
+        """Go on until then: the numbers of the rows that have ended since this was asked before."""
+        ...
+
+    def begun(self, row: int) -> float:
+        """When a row began that has ended."""
+        ...
 
 
 class KernelTimes(Protocol):
@@ -36,6 +61,10 @@ class KernelTimes(Protocol):
 
     def rows(self, node: PlannedNode, rows: int, lengths: RowLengths | None) -> Times:
         """Of the rows of a chunk."""
+        ...
+
+    def decode_run(self, node: PlannedNode) -> DecodeRun:
+        """A replica begins to decode rows of a node that binds late (`PlannedNode.binds_late`)."""
         ...
 
     def threads(self, node: PlannedNode) -> int:
@@ -68,11 +97,15 @@ class KernelTimes(Protocol):
         """
         ...
 
-    def train(self, message: m.TrainStep) -> float:
-        """A Step's updates, of one rank."""
+    def train(self, message: m.TrainStep | m.TrainPart) -> float:
+        """A Step's updates, or the gradients of a part, of one rank."""
         ...
 
-    def prepare(self, message: m.TrainStep) -> float:
+    def finish(self, message: m.FinishStep) -> float:
+        """The update of a Step whose parts are summed, of one rank."""
+        ...
+
+    def prepare(self, message: m.TrainStep | m.TrainPart | m.FinishStep) -> float:
         """Until a rank that has its rows may begin."""
         ...
 
@@ -109,6 +142,41 @@ class KernelTimes(Protocol):
         ...
 
 
+class RandomDecode:
+    """See DecodeRun: each row takes a time of its own."""
+
+    def __init__(self, node: PlannedNode, durations: Durations, draw: Random) -> None:
+        self._node, self._durations, self._draw = node, durations, draw
+        self._free = [0.0] * durations.slots
+        self._begins: list[float] = []
+        self._under_way: list[tuple[float, int]] = []
+        """(end, row), a heap."""
+
+    def add(self, rows: RowLengths, now: float, weights: np.ndarray | None = None) -> None:
+        """See DecodeRun; the heavier ones come first."""
+        for _ in range(len(rows)):
+            begin = max(now, heapq.heappop(self._free))
+            end = begin + self._durations.of_row(self._node.name, self._draw)
+            heapq.heappush(self._free, end)
+            heapq.heappush(self._under_way, (end, len(self._begins)))
+            self._begins.append(begin)
+
+    def next_end(self) -> float | None:
+        """See DecodeRun."""
+        return self._under_way[0][0] if self._under_way else None
+
+    def advance(self, now: float) -> np.ndarray:
+        """See DecodeRun."""
+        ended: list[int] = []
+        while self._under_way and self._under_way[0][0] <= now:
+            ended.append(heapq.heappop(self._under_way)[1])
+        return np.array(ended, dtype=np.int64)
+
+    def begun(self, row: int) -> float:
+        """See DecodeRun."""
+        return self._begins[row]
+
+
 class RandomTimes:
     """Times from a generator of their own, about those of `durations`; rows come in random batches,
     at times after an empty one.
@@ -131,6 +199,10 @@ class RandomTimes:
             ends[row] = starts[row] + durations.of_row(node.name, self._draw)
             heapq.heappush(free, float(ends[row]))
         return starts, ends
+
+    def decode_run(self, node: PlannedNode) -> RandomDecode:
+        """Each row in the slot that is free first."""
+        return RandomDecode(node, self._durations, self._draw)
 
     def threads(self, node: PlannedNode) -> int:
         """No core counts."""
@@ -165,11 +237,16 @@ class RandomTimes:
         """At once, but for what faults.py adds."""
         return 0.0
 
-    def train(self, message: m.TrainStep) -> float:
-        """About `durations.train`."""
-        return self._vary(self._durations.train)
+    def train(self, message: m.TrainStep | m.TrainPart) -> float:
+        """About `durations.train`; of a part a quarter."""
+        share = 0.25 if isinstance(message, m.TrainPart) else 1.0
+        return self._vary(share * self._durations.train)
 
-    def prepare(self, message: m.TrainStep) -> float:
+    def finish(self, message: m.FinishStep) -> float:
+        """About `durations.load`."""
+        return self._vary(self._durations.load)
+
+    def prepare(self, message: m.TrainStep | m.TrainPart | m.FinishStep) -> float:
         """About `durations.load`."""
         return self._vary(self._durations.load)
 

@@ -14,6 +14,7 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.concat_rows import shift_samples
+from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.plan.row_lengths import RowLengths
 from engine.protocol.refs import Gather, Ref
@@ -42,23 +43,30 @@ class SimulatedOutboxes:
     def keep(
         self,
         worker: str,
-        node: str,
+        node: PlannedNode,
         keys: Keys,
         version: np.ndarray,
         sizes: RowLengths | None = None,
     ) -> Ref:
         """Keep rows; version int32 [rows]."""
         self._made += 1
-        self.blocks[worker, self._made] = SimulatedBlock(node, keys, version, sizes)
-        if sizes is not None:
-            lengths = sizes.prompts + sizes.answers
-        else:
-            lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but the same for a row
+        self.blocks[worker, self._made] = SimulatedBlock(node.name, keys, version, sizes)
+        lengths = count_tokens(keys, sizes)
         draw = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
         # It stands for a row's content: the same for the same draws and weights.
         block, digest = self._made, (draw * 1019 + version).astype(np.uint64)
+        weight = np.zeros(0, dtype=np.float32)
+        if node.weight:
+            # Any, but the same for a row of a prompt; some are equal.
+            weight = ((keys.position * 13 + keys.sample * 7) % 23 - 3).astype(np.float32)
         return Ref(
-            worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
+            worker=worker,
+            block=block,
+            keys=keys,
+            lengths=lengths,
+            version=version,
+            digest=digest,
+            weight=weight,
         )
 
     def lose(self, worker: str) -> None:
@@ -165,3 +173,10 @@ class SimulatedOutboxes:
         if block is None:
             raise RunError(f"{what} names block {number} of {worker}, which is gone")
         return block
+
+
+def count_tokens(keys: Keys, sizes: RowLengths | None) -> np.ndarray:
+    """int64 [rows]: tokens of each row; where nobody says, any, but the same for a row."""
+    if sizes is not None:
+        return sizes.prompts + sizes.answers
+    return 1 + (keys.position * 31 + keys.sample) % 17

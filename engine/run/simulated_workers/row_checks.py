@@ -16,11 +16,11 @@ from engine.run.simulated_workers.world import SharedWorld
 def require_rows(world: SharedWorld, worker: str, message: Rows) -> None:
     """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
     match message:
-        case m.TrainStep() if message.giver not in ("", worker):
+        case m.TrainStep() | m.TrainPart() if message.giver not in ("", worker):
             if any(message.inputs.values()):
                 problem = f"{worker} is to fetch what {message.giver} gives it"
                 raise RunError(f"{message.node}: {problem}")
-        case m.TrainStep():
+        case m.TrainStep() | m.TrainPart():
             _require_sets(world, message)
         case m.Record():
             for recorded in world.plan.recorded:
@@ -39,9 +39,9 @@ def require_rows_ahead(world: SharedWorld, message: m.FetchAhead) -> None:
             world.outbox.check(message.keys[name], message.inputs, known)
 
 
-def _require_sets(world: SharedWorld, message: m.TrainStep) -> None:
+def _require_sets(world: SharedWorld, message: m.TrainStep | m.TrainPart) -> None:
     """The rows of each set; one without a row in the Step has no inputs."""
-    sets: dict[str, m.TrainStep | m.OwnRows] = {ROWS: message, **message.others}
+    sets: dict[str, m.TrainStep | m.TrainPart | m.OwnRows] = {ROWS: message, **message.others}
     for name, inputs in world.nodes[message.node].row_sets.items():
         rows = sets.get(name)
         if rows is not None and (rows.total or len(rows.keys)):

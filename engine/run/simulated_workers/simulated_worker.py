@@ -18,35 +18,24 @@ own: when it dies and which messages arrive (workers.py), times (kernel_times.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 
 from dataflow.errors import RunError
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
-from engine.run.simulated_workers.chunks import ChunkRuns
+from engine.run.simulated_workers.chunks import ChunkRows, ChunkRuns
+from engine.run.simulated_workers.decode_lane import DecodeLane
 from engine.run.simulated_workers.fetched_ahead import FetchedAhead
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
-from engine.run.simulated_workers.groups import Work
+from engine.run.simulated_workers.groups import Together, Work
 from engine.run.simulated_workers.kernel_times import Rows
 from engine.run.simulated_workers.row_checks import require_rows
 from engine.run.simulated_workers.spans import NOBODY
+from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting
+from engine.run.simulated_workers.train_runs import TrainRuns
 from engine.run.simulated_workers.world import SharedWorld
-
-Done = Callable[[], None]
-Task = Callable[[Done], None]
-"""Begins something, and calls its argument once that has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A task in the queue. chunk: requests overtake it; asked: it is a request."""
-
-    task: Task
-    chunk: bool = False
-    asked: bool = False
 
 
 class SimulatedWorker:
@@ -65,12 +54,14 @@ class SimulatedWorker:
         self._chunks = ChunkRuns(self, world)
         self._files = FileRequests(self, world)
         self._ahead = FetchedAhead(world)
+        self._training = TrainRuns(self, world, self._check)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
-        self._queue: deque[Waiting] = deque()
-        self._first: deque[Task] = deque()
+        self._queue = TaskQueue()
         self._busy = False
+        self._lanes: dict[str, DecodeLane] = {}
+        """Node -> what it decodes; other chunks and requests are carried out meanwhile."""
         self._loaded_at = 0.0
         self._span = NOBODY
         """What it does now."""
@@ -81,7 +72,7 @@ class SimulatedWorker:
         self._world.outbox.lose(self.name)
         self._world.groups.forget(self.name)
         self._world.devices.sleep(self.name)
-        self._world.cores.end(self.name)
+        self._world.cores.lose(self.name)
 
     def stop(self, seconds: float) -> None:
         """Do nothing for a time, then go on as if nothing had happened; the longest time counts."""
@@ -122,9 +113,10 @@ class SimulatedWorker:
         """Take up an instruction or a request."""
         match message:
             case FileRequest():
-                self._pass(partial(self._files.do, message))
+                self._queue.add_request(partial(self._files.do, message))
+                self._next()
             case m.Offer():
-                self._enqueue(partial(self._offer, message))
+                self._enqueue(Waiting(partial(self._offer, message)))
             case m.Load():
                 self._load(message)
             case m.Wake():
@@ -137,7 +129,9 @@ class SimulatedWorker:
                 self._ahead.begin(message)
             case m.Go():
                 prepared = self._world.groups.begin(message)
-                self._enqueue(partial(self._go, message, prepared), first=True)
+                self._enqueue_first(partial(self._go, message, prepared))
+            case m.FinishStep():
+                self._enqueue(Waiting(self._begin_training(message)))
             case _:
                 self._take_rows(message)
 
@@ -146,43 +140,39 @@ class SimulatedWorker:
         match message:
             case m.RunChunk():
                 task: Task = partial(self._run_chunk, message)
-            case m.TrainStep() if message.mine is not None:
-                self._world.devices.check(self.name)
-                self._world.groups.note_assignment(message)
-                task = partial(self._prepare, message)
+            case m.TrainPart():
+                self._enqueue(Waiting(partial(self._take_part, message)))
+                return
             case m.TrainStep():
-                task = partial(self._train, message)
+                task = self._begin_training(message)
             case m.Evaluate(id=number, node=node, version=version):
                 answer = m.Evaluated(id=number, node=node, version=version)
                 task = partial(self._read_and_answer, message, answer)
             case m.Record(id=number):
                 answer = m.Recorded(id=number)
                 task = partial(self._read_and_answer, message, answer)
+        task = partial(self._fetch, message, task)
         chunk = isinstance(message, m.RunChunk)
-        self._enqueue(partial(self._fetch, message, task), chunk=chunk)
+        joins = isinstance(message, m.RunChunk) and self._world.nodes[message.node].binds_late
+        self._enqueue(Waiting(task, chunk=chunk, joins=joins))
 
-    def _enqueue(self, task: Task, *, first: bool = False, chunk: bool = False) -> None:
-        """Queue a task. first: before all that are not first."""
+    def _enqueue(self, waiting: Waiting) -> None:
         self._world.devices.check(self.name)
-        if first:
-            self._first.append(task)
-        else:
-            self._queue.append(Waiting(task, chunk=chunk))
+        self._queue.add(waiting)
         self._next()
 
-    def _pass(self, task: Task) -> None:
-        """Queue a request: before the chunks at the end of the queue, after all else."""
-        place = len(self._queue)
-        while place and self._queue[place - 1].chunk:
-            place -= 1
-        self._queue.insert(place, Waiting(task, asked=True))
+    def _enqueue_first(self, task: Task) -> None:
+        self._world.devices.check(self.name)
+        self._queue.add_first(task)
         self._next()
 
     def _next(self) -> None:
         """Begin the next task, when idle."""
-        if not self._busy and (self._first or self._queue):
+        if self._busy:
+            return
+        task = self._queue.take(decoding=bool(self._lanes))
+        if task is not None:
             self._busy = True
-            task = self._first.popleft() if self._first else self._queue.popleft().task
             self.after(0.0, partial(task, self._idle))
 
     def _idle(self) -> None:
@@ -201,7 +191,7 @@ class SimulatedWorker:
         if span == self._span:
             self._span = NOBODY
 
-    def _note_compute(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+    def note_compute(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
         """Note that what it does now keeps its device busy for so long."""
         if self._world.log is not None and self._span != NOBODY:
             self._world.log.note_compute(self._span, seconds, rows, tokens)
@@ -217,6 +207,8 @@ class SimulatedWorker:
             if self._world.log is not None:
                 self._world.log.note_fetch(self._span)
             if peer := self._world.outbox.absent(gathers(message.inputs)):
+                if isinstance(message, m.TrainPart):
+                    self._training.parts.note_lost(message, peer)
                 self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
                 done()
             else:
@@ -228,59 +220,66 @@ class SimulatedWorker:
         self.after(max(seconds, self._world.fetching(message, here)), end)
 
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
+        if self._world.nodes[chunk.node].binds_late:
+            self._join(chunk)
+            self._span = NOBODY  # that goes on in the lane
+            done()
+            return
         begun = self._world.clock.now
 
         def end() -> None:
             self._check(chunk)
-            self._note_compute(self._world.clock.now - begun, rows, tokens)
+            self.note_compute(self._world.clock.now - begun, rows, tokens)
             self._chunks.note_read(chunk, begun)
             self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
             done()
 
         seconds, rows, tokens = self._chunks.run(chunk, end)
-        self._note_compute(seconds, rows, tokens)
+        self.note_compute(seconds, rows, tokens)
 
-    def _go(self, go: m.Go, prepared: m.TrainStep, done: Done) -> None:
+    def _join(self, chunk: m.RunChunk) -> None:
+        """Take the rows of a chunk into what is decoded of its node, if anything is."""
+        rows = ChunkRows(self, self._world, chunk)
+        lane = self._lanes.get(chunk.node)
+        if lane is None:
+            over = partial(self._end_lane, chunk.node)
+            lane = DecodeLane(self, self._world, self._chunks, rows.node, over)
+            self._lanes[chunk.node] = lane
+        span = self._span
+
+        def end(seconds: float) -> None:
+            self._check(chunk)
+            if self._world.log is not None:
+                self._world.log.note_compute(span, seconds, len(rows.keys), rows.tokens)
+            self.say(m.ChunkDone(id=chunk.id, node=chunk.node), span)
+            self._end_span(span)
+
+        lane.join(rows, span, end)
+
+    def _end_lane(self, node: str) -> None:
+        del self._lanes[node]
+        self._next()
+
+    def _begin_training(self, message: Together) -> Task:
+        """What a train node does first of what it is told, once it has its rows."""
+        if not self._training.is_prepared_first(message):
+            return partial(self._training.train, message)
+        self._world.devices.check(self.name)
+        self._world.groups.note_assignment(message)
+        return partial(self._training.prepare, message)
+
+    def _take_part(self, message: m.TrainPart, done: Done) -> None:
+        """A part comes after those before it, and is summed once."""
+        place = self._training.parts.place(message)
+        if place:
+            self._training.answer_part(message, place, done)
+        else:
+            self._fetch(message, self._begin_training(message), done)
+
+    def _go(self, go: m.Go, prepared: Together, done: Done) -> None:
         """A rank begins what it is prepared for."""
         self._span = self._begin_span("train", prepared.node, prepared.step, go)
-        self._train(prepared, done)
-
-    def _train(self, message: m.TrainStep, done: Done) -> None:
-        def end() -> None:
-            self._world.cores.end(self.name)
-            self._check(message)
-            if self._world.proving:
-                self._note_trained(message)
-            number, node, step = message.id, message.node, message.step
-            self.say(m.Stepped(id=number, node=node, step=step, worker=self.name))
-            done()
-
-        def begin() -> None:
-            self._world.cores.begin(self.name, self._world.nodes[message.node])
-            self.after(seconds, end)
-
-        seconds = self._times.train(message)
-        self._note_compute(seconds, len(message.keys))
-        self._meet(("train", message.node, message.id), begin)
-
-    def _note_trained(self, message: m.TrainStep) -> None:
-        outbox, groups = self._world.outbox, self._world.groups
-        versions = {g.producer: outbox.versions(g) for g in gathers(message.inputs)}
-        whole = (
-            (message, versions) if message.mine is None else groups.take_updates(message, versions)
-        )
-        if whole is not None:
-            self._world.history.note_trained(*whole)
-
-    def _prepare(self, message: m.TrainStep, done: Done) -> None:
-        """Prepare a rank: it has its rows, and may begin when the others have theirs."""
-
-        def end() -> None:
-            self._world.groups.note_prepared(message)
-            self.say(m.Prepared(id=message.id, node=message.node, worker=self.name))
-            done()
-
-        self.after(self._times.prepare(message), end)
+        self._training.train(prepared, done)
 
     def _read_and_answer(
         self, message: m.Evaluate | m.Record, answer: m.Evaluated | m.Recorded, done: Done
@@ -307,9 +306,9 @@ class SimulatedWorker:
 
     def with_all(self, what: Work, seconds: float, end: Done) -> None:
         """Take a time, then call `end`; a node with ranks starts when all have come to this."""
-        self._meet(what, partial(self.after, seconds, end))
+        self.meet(what, partial(self.after, seconds, end))
 
-    def _meet(self, what: Work, begin: Done) -> None:
+    def meet(self, what: Work, begin: Done) -> None:
         """Begin; a node with ranks when all have come to this."""
         if self._world.nodes[what[1]].ranks > 1:
             self._world.groups.meet(what, self.name, begin)
@@ -324,7 +323,7 @@ class SimulatedWorker:
         seconds, now = self._times.load(message), self._world.clock.now
         interrupts = self._times.interrupts(message.reader)
         if not interrupts and message.source in ("", self.name):
-            self._enqueue(partial(self._load_here, message, seconds), first=True)
+            self._enqueue_first(partial(self._load_here, message, seconds))
             return
         self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
         span = self._begin_span("load", message.reader, message.version, message)
@@ -338,7 +337,7 @@ class SimulatedWorker:
             if interrupts:
                 finish(ended)
             else:
-                self._enqueue(partial(_end_both, finish, ended), first=True)
+                self._enqueue_first(partial(_end_both, finish, ended))
 
         self.after(self._loaded_at - now, come)
 
@@ -392,9 +391,9 @@ class SimulatedWorker:
             self.say(m.Slept(worker=self.name), span)
 
         self._world.groups.give_up(self.name)
-        if self._first or not all(each.asked for each in self._queue):
+        if self._queue.has_work:
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
-        self._enqueue(sleep)
+        self._enqueue(Waiting(sleep))
 
 
 def _describe_message(message: Rows) -> tuple[str, str, int]:
@@ -404,6 +403,8 @@ def _describe_message(message: Rows) -> tuple[str, str, int]:
             return "chunk", node, step
         case m.TrainStep(node=node, step=step, mine=mine):
             return ("train" if mine is None else "prepare"), node, step
+        case m.TrainPart(node=node, step=step):
+            return "train", node, step
         case m.Evaluate(node=node, version=version):
             return "evaluate", node, version
         case m.Record(step=step):

@@ -19,6 +19,7 @@ from engine.run.simulated_workers.groups import Devices, SimulatedRanks, Work
 from engine.run.simulated_workers.history import Notes
 from engine.run.simulated_workers.kernel_times import KernelTimes, Rows
 from engine.run.simulated_workers.outbox import SimulatedOutboxes
+from engine.run.simulated_workers.parts import TrainedParts
 from engine.run.simulated_workers.spans import SpanLog
 from engine.run.simulated_workers.store import SavedRows
 
@@ -55,6 +56,7 @@ class SharedWorld(Protocol):
     log: SpanLog | None
     outbox: SimulatedOutboxes
     groups: SimulatedRanks
+    trained_parts: TrainedParts
     devices: Devices
     proving: bool
     over: bool

@@ -81,6 +81,11 @@ class DeviceColumns:
         for block in blocks:
             self._store.release(block)
 
+    def has_columns_of(self, inputs: Mapping[str, Sequence[Gather]]) -> bool:
+        """Whether some of what these inputs take may be on devices."""
+        gathers = chain.from_iterable(inputs.values())
+        return any(gather.producer in self._declared for gather in gathers)
+
     def restore_batch(self, node: str, batch: Batch) -> Batch:
         """Put device columns of a file's rows on this Worker's device. Raises CheckpointError."""
         records, tensors = batch.records, {}

@@ -4,15 +4,15 @@ Owns: the order of what it was told. Does not own: the Worker's kernels (worker.
 decision.
 
 Instructions are carried out in the order in which they were given, one when the loop asks for the
-next event; the kernel goes on when the event before has been heard. Nothing is under way while the
-loop decides.
+next event, but for those that join a run (chunk_runs.py); the kernel goes on when the event before
+has been heard. Nothing is under way while the loop decides.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.protocol.messages import Event, Release, ToWorker, WorkerOpened
@@ -39,6 +39,7 @@ class InprocWorkers:
         self._memory = PeakReports(worker.name)
         self._memory_due = 0.0
         worker.timing.span = lambda span: self._spans.append(span)
+        worker.runs.take_next = self._take_within
 
     def open(self) -> Iterator[Event]:
         """Open its kernels. Raises what a kernel refuses its node with."""
@@ -63,6 +64,12 @@ class InprocWorkers:
             if event is not None:
                 return event
             self._under_way = None
+        return None
+
+    def _take_within(self, passes: Callable[[ToWorker], bool]) -> ToWorker | None:
+        """What the run under way carries out next."""
+        if self._told and passes(self._told[0]):
+            return self._told.popleft()
         return None
 
     @property

@@ -17,7 +17,7 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.kernel import KernelNode
 from dataflow.kernel_abilities import Sleeper
-from dataflow.model import Model
+from dataflow.model import Model, Table
 from engine.channels.contract import Channel
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import SourceOpened
@@ -43,11 +43,13 @@ def kernel_node(
         columns_read[each.name] = tuple(columns)
     states = (s for s in program.states if isinstance(s, Model))
     models = {s.name: replace(s, base=(starts or {}).get(s.name, s.base)) for s in states}
+    tables = {s.name: s for s in program.states if isinstance(s, Table)}
     return KernelNode(
         name=planned.name,
         operator=planned.operator,
         scope=planned.scope,
         models={use.param: models[use.model] for use in planned.models},
+        tables={use.param: tables[use.model] for use in planned.tables},
         params=node.params,
         reads=columns_read,
         returns=planned.returns,
@@ -122,7 +124,7 @@ class OpenKernels:
     def _session(self, node: PlannedNode) -> NodeSession:
         group = self._group if node.ranks > 1 else None
         ranks = SessionRanks(rank=self.rank(node.name), world=node.ranks, group=group)
-        names = {use.model: use.module for use in node.models}
+        names = {use.model: use.module for use in node.states}
         memory = self._channel.allocate
         waits = self._waits.of_node(node.name, counted=ranks.rank == 0)
         return NodeSession(node.name, self._plan.seed, self._modules, names, ranks, memory, waits)

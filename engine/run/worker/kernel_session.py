@@ -75,6 +75,7 @@ class NodeSession:
         self._reports: list[Report] = []
         self._tombstones: list[Tombstone] = []
         self._elsewhere = ProcessorTime()
+        self._least_tokens = 0
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """uint64 [rows], keyed by seed, node and row."""
@@ -89,6 +90,15 @@ class NodeSession:
         if self._waits is None:
             return nullcontext()
         return self._waits.waiting(reason)
+
+    def note_least_tokens(self, count: int) -> None:
+        """Kept until the next batch is told."""
+        self._least_tokens = count
+
+    def take_least_tokens(self) -> int:
+        """What was noted since the last call; 0 if nothing was."""
+        count, self._least_tokens = self._least_tokens, 0
+        return count
 
     def flight(self, count: int) -> None:
         """Noted until there is another count."""

@@ -1,6 +1,7 @@
 """Metrics of the rows of a Step.
 
-Owns: the row metrics (docs/metrics.md) of each train node. Does not own: metrics of kernels.
+Owns: the row metrics (docs/metrics.md) of each train node. Does not own: metrics of kernels, and
+of weights (weight_metrics.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataflow.batch import Batch
 from dataflow.schema import Reward
 from engine.plan.planned_input import Fetch, PlannedInput
 from engine.protocol.reports import Report
+from engine.run.worker.weight_metrics import weight_metrics
 
 
 def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
@@ -67,6 +69,7 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
         yield "completion/length/min", float(lengths.min()), 1.0
     if "finish" in rows.names:
         yield "completion/truncated", float((rows.flat("finish") == "length").mean()), len(rows)
+    yield from weight_metrics(rows)
 
 
 def sum_by_episode(rewards: Batch, segment: np.ndarray) -> Batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from dataflow.arrays import any_true
 from dataflow.batch import Batch, Keys
+from dataflow.errors import KernelError
 from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.keep.checkpoint.cut import read_waiting_rows
@@ -61,19 +63,26 @@ class WorkerRows:
     def keep(self, node: str, batch: Batch) -> Ref:
         """Put rows that a node made into the outbox. What is on a device stays there."""
         self.device.require(node, batch)
-        tokens = self._plan.node(node).tokens
+        planned = self._plan.node(node)
         lengths = np.zeros(len(batch), np.int64)
-        if tokens in batch.names:
-            lengths = batch.lengths(tokens)
+        if planned.tokens in batch.names:
+            lengths = batch.lengths(planned.tokens)
         digest = np.zeros(0, dtype=np.uint64)
         if self._with_digests:
             digest = row_digests(batch)
+        weight = _read_weights(node, planned.weight, batch)
         version = ages(self._plan, node, _oldest(batch))
         worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)
         if batch.device:
             self.device.keep(block, batch)
         return Ref(
-            worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
+            worker=worker,
+            block=block,
+            keys=keys,
+            lengths=lengths,
+            version=version,
+            digest=digest,
+            weight=weight,
         )
 
     def keep_file(self, file: Path) -> Ref:
@@ -90,16 +99,28 @@ class WorkerRows:
     def assemble_inputs(self, keys: Keys, inputs: Inputs, reader: str = "") -> dict[str, Batch]:
         """Fetch the batch of each input. reader: the node that takes them. Raises PeerLost."""
 
-        def count(gather: Gather, rows: pa.RecordBatch) -> None:
-            self._counts.count_row_bytes(gather.producer, reader, rows.nbytes)
-
         if not reader:
             return assemble(keys, inputs, self._channel, self.device)
         start = time.monotonic()
-        batches = assemble(keys, inputs, AheadPull(self.ahead, reader), self.device, count)
+        pull, count = AheadPull(self.ahead, reader), partial(self._count, reader)
+        batches = assemble(keys, inputs, pull, self.device, count)
         if self._timing is not None and self._reads_others(inputs):
             self._timing.note_fetch(reader, start, time.monotonic())
         return batches
+
+    def assemble_beside(self, keys: Keys, inputs: Inputs, reader: str) -> dict[str, Batch]:
+        """Fetch them on a thread beside the kernels, none of which waits meanwhile. Raises
+        PeerLost.
+        """
+        start = time.monotonic()
+        batches = assemble(keys, inputs, self._channel, self.device, partial(self._count, reader))
+        if self._timing is not None and self._reads_others(inputs):
+            lane, name, what = "fetches inputs", f"fetch for {reader}", f"{len(keys)} rows"
+            self._timing.tell_fetch_beside(lane, name, start, time.monotonic(), what)
+        return batches
+
+    def _count(self, reader: str, gather: Gather, rows: pa.RecordBatch) -> None:
+        self._counts.count_row_bytes(gather.producer, reader, rows.nbytes)
 
     def _reads_others(self, inputs: Inputs) -> bool:
         """Whether another Worker keeps some of these rows."""
@@ -117,6 +138,24 @@ class WorkerRows:
         for block in blocks:
             self._channel.release(block)
         self.device.release(blocks)
+
+
+def _read_weights(node: str, column: str, batch: Batch) -> np.ndarray:
+    """float32 [rows]: how much a generation of each row is expected to take; none without a column.
+
+    Raises KernelError for a weight that is no finite number.
+    """
+    if not column:
+        return np.zeros(0, dtype=np.float32)
+    weights = batch.array(column).to_numpy(zero_copy_only=False).astype(np.float32)
+    is_finite = np.isfinite(weights)
+    if not is_finite.all():
+        row = int(np.argmin(is_finite))
+        raise KernelError(
+            f"{node}: row {batch.keys.rows()[row]}: expected a finite weight, found"
+            f" {weights[row]}. Fix: a number for every row, such as 0 where nothing is known."
+        )
+    return weights
 
 
 def _oldest(batch: Batch) -> np.ndarray:

@@ -179,8 +179,12 @@ class During:
         self._makes = True
         return self
 
-    def note_rows(self, ref: Ref | None) -> None:
-        """Tell the span, with the rows that came of it, if any."""
+    def note_rows(self, ref: Ref | None, task: int | None = None) -> None:
+        """Tell the span, with the rows that came of it, if any. task: whose they are, where that is
+        another one than was expected.
+        """
+        if task is not None:
+            self._task = task
         if ref is None:
             self._tell(-1, 0, 0)
         else:

@@ -1,10 +1,12 @@
 """Train and evaluate nodes: the rows of one Step, or of one evaluation, for a kernel's `step`.
 
-    TrainStep   prepares where there are several ranks, else trains
-    Go          trains, once every rank is prepared; ranks with equal rows get them from the first
+    TrainStep    prepares where there are several ranks, else trains
+    TrainPart    prepares where ranks have a part of the weights each, else adds up gradients
+    FinishStep   prepares where there are several ranks, else makes the update of the sums
+    Go           begins, once every rank is prepared; ranks with equal rows get them from the first
 
-Owns: prepared Steps, the metrics of Steps and their labels. Does not own: fetching (rows.py), the
-order of ranks (the coordinator), the training itself (kernels).
+Owns: prepared Steps, the order of parts, the metrics of Steps and their labels. Does not own:
+fetching (rows.py), the order of ranks (the coordinator), the training itself (kernels).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataflow.errors import RunError
 from dataflow.kernel import AssignedRows, Assignment
 from dataflow.loss_terms import ROWS
 from engine.channels.contract import PeerLost
-from engine.plan.metric_labels import metric_labels
+from engine.plan.metric_labels import Label, metric_labels
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import Report
@@ -29,6 +31,13 @@ from engine.weights.hashed_pieces import weights_digest
 
 if TYPE_CHECKING:
     from engine.channels.tensors.row_broadcast import RowBroadcast
+
+
+Rows = m.TrainStep | m.TrainPart
+"""What has rows to train on."""
+Told = Rows | m.FinishStep
+Done = m.Stepped | m.PartTrained
+Answer = Done | m.Prepared
 
 
 class WorkerTraining:
@@ -52,17 +61,29 @@ class WorkerTraining:
         self._broadcast = broadcast
         self._digests = digests
         self._labels = metric_labels(plan)
-        self._prepared: dict[str, tuple[m.TrainStep, Assignment]] = {}
+        self._prepared: dict[str, tuple[Told, Assignment | None]] = {}
+        self._parts: dict[str, tuple[int, int]] = {}
+        """Of each train node: the Step whose parts come, and how many have come."""
+        self._lost_peers: dict[str, str] = {}
+        """Of each train node: the Worker whose loss keeps the next part from being fetched."""
         self._reports: list[Report] = []
 
-    def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
-        """Train; with several ranks only fetch the rows that no other rank gives, before Go."""
+    def train(self, message: Rows) -> Answer:
+        """Train; where ranks compute together only fetch the rows that no other rank gives, before
+        Go.
+        """
         self._prepared.pop(message.node, None)
+        if isinstance(message, m.TrainPart) and self._has_part(message):
+            return self._part_trained(message)
         row_sets = {ROWS: _assigned_rows(message)}
         row_sets |= {name: _assigned_rows(rows) for name, rows in message.others.items()}
         inputs: dict[str, Batch] = {}
         if message.giver in ("", self._worker):
-            inputs = self._fetch_row_sets(message, row_sets)
+            try:
+                inputs = self._fetch_row_sets(message, row_sets)
+            except PeerLost as lost:
+                self._lost_peers[message.node] = lost.peer
+                raise
         self._rows.ahead.end_step(message.node, message.step)
         assignment = Assignment(
             sequence=message.id,
@@ -73,13 +94,37 @@ class WorkerTraining:
             total=row_sets[ROWS].total,
             others={name: rows for name, rows in row_sets.items() if name != ROWS},
         )
-        if self._kernels.nodes[message.node].ranks == 1:
-            return self._run_step(message, assignment)
+        return self._begin(message, assignment)
+
+    def _has_part(self, message: m.TrainPart) -> bool:
+        """Whether a part has been added up: it is told again where another rank could not fetch its
+        rows. Raises PeerLost for one whose turn has not come, as those before it are told again.
+        """
+        step, count = self._parts.get(message.node, (message.step, 0))
+        if step != message.step:
+            count = 0
+        if message.part > count and message.node in self._lost_peers:
+            peer = self._lost_peers[message.node]
+            raise PeerLost(peer, f"part {count} of step {step} comes first")
+        return message.part < count
+
+    def finish(self, message: m.FinishStep) -> Answer:
+        """Make the update of a Step whose parts have come; of several ranks after Go."""
+        self._prepared.pop(message.node, None)
+        return self._begin(message, None)
+
+    def _begin(self, message: Told, assignment: Assignment | None) -> Answer:
+        """Compute, unless the ranks do it together, after Go."""
+        node = self._kernels.nodes[message.node]
+        # Ranks with whole weights add up the gradients of a part each by itself.
+        is_alone = isinstance(message, m.TrainPart) and not node.layout.partial
+        if node.ranks == 1 or is_alone:
+            return self._compute(message, assignment)
         self._prepared[message.node] = message, assignment
         return m.Prepared(id=message.id, node=message.node, worker=self._worker)
 
     def _fetch_row_sets(
-        self, message: m.TrainStep, rows_by_set: Mapping[str, AssignedRows]
+        self, message: Rows, rows_by_set: Mapping[str, AssignedRows]
     ) -> dict[str, Batch]:
         """Fetch the rows of each set, in the order of the inputs."""
         row_sets, aligned = self._row_sets(message.node), self._kernels.aligned[message.node]
@@ -95,10 +140,10 @@ class WorkerTraining:
         """The row set of each input."""
         return {i.name: i.row_set for i in self._kernels.nodes[node].inputs}
 
-    def go(self, message: m.Go) -> m.Stepped:
+    def go(self, message: m.Go) -> Done:
         """Train what was prepared."""
         prepared, assignment = self._prepared.pop(message.node)
-        return self._run_step(prepared, self._share_rows(prepared, assignment))
+        return self._compute(prepared, assignment)
 
     def forget_prepared(self) -> None:
         """Drop all prepared Steps."""
@@ -129,7 +174,7 @@ class WorkerTraining:
             reports.append(("edge/broadcast/bytes", float(came), 1.0))
         return reports
 
-    def _share_rows(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
+    def _share_rows(self, message: Rows, assignment: Assignment) -> Assignment:
         """Give the assignment its rows; the first rank that has them gives them to the others."""
         if not message.giver:
             return assignment
@@ -152,18 +197,82 @@ class WorkerTraining:
             inputs[name] = Batch(its_keys, records, self._rows.device.move_to_device(values))
         return replace(assignment, inputs=inputs)
 
-    def _run_step(self, message: m.TrainStep, assignment: Assignment) -> m.Stepped:
+    def _compute(self, message: Told, assignment: Assignment | None) -> Done:
+        """Do all of a Step, a part of it, or its end."""
+        if isinstance(message, m.FinishStep):
+            return self._finish_parts(message)
+        assert assignment is not None
+        assignment = self._share_rows(message, assignment)
+        if isinstance(message, m.TrainPart):
+            return self._train_part(message, assignment)
         node = message.node
-        what = f"step {assignment.step}, {_count(assignment)} rows"
+        self._parts.pop(node, None)
+        count = _count(assignment)
+        what = f"step {message.step}, {count} rows"
         with self._kernels.during(node, node, what, task=message.id):
-            metrics: Mapping[str, float] = self._kernels[node].step(assignment)
+            kernel = self._kernels[node]
+            metrics: Mapping[str, float] = kernel.step(assignment)
+        return self._end_step(message, metrics)
+
+    def _train_part(self, message: m.TrainPart, assignment: Assignment) -> m.PartTrained:
+        """Add up the gradients of a part; the first one begins anew."""
+        node = message.node
+        kernel = self._kernels[node]
+        if message.part == 0:
+            kernel.forget_parts()
+            self._parts[node] = message.step, 0
+        self._require_parts(message, message.part)
+        count = _count(assignment)
+        what = f"step {message.step}, part {message.part}, {count} rows"
+        with self._kernels.during(node, node, what, task=message.id):
+            kernel.train_part(assignment)
+        self._parts[node] = message.step, message.part + 1
+        self._lost_peers.pop(node, None)
+        return self._part_trained(message)
+
+    def _part_trained(self, message: m.TrainPart) -> m.PartTrained:
+        return m.PartTrained(
+            id=message.id, node=message.node, step=message.step, worker=self._worker
+        )
+
+    def _finish_parts(self, message: m.FinishStep) -> m.Stepped:
+        node = message.node
+        self._require_parts(message, message.parts)
+        kernel = self._kernels[node]
+        what = f"step {message.step}, end of {message.parts} parts"
+        with self._kernels.during(node, node, what, task=message.id):
+            metrics = kernel.finish_parts(message.step)
+        self._parts.pop(node, None)
+        return self._end_step(message, metrics)
+
+    def _require_parts(self, message: m.TrainPart | m.FinishStep, parts: int) -> None:
+        """Raise RunError if not exactly so many parts of the Step have come: sums in another order
+        have other bits.
+        """
+        none = message.step, 0
+        step, count = self._parts.get(message.node, none)
+        if step == message.step and count == parts:
+            return
+        place = self._plan.place(message.node)
+        raise RunError(
+            f"{place}: expected {parts} parts of step {message.step} before message {message.id},"
+            f" found {count} of step {step}. Fix: part 0 first, then each in its order, on every"
+            " rank."
+        )
+
+    def _end_step(
+        self, message: m.TrainStep | m.FinishStep, metrics: Mapping[str, float]
+    ) -> m.Stepped:
+        """Report the metrics of a Step that is done."""
+        node = message.node
         if self._kernels.rank(node) == 0:
-            label = self._labels[node]
+            # The metrics of a record node name its Table.
+            label = self._labels.get(node, Label())
             self._reports += [(label.on(name), number, 1.0) for name, number in metrics.items()]
         return m.Stepped(
             id=message.id,
             node=node,
-            step=assignment.step,
+            step=message.step,
             worker=self._worker,
             digest=self._digest(node),
         )
@@ -180,7 +289,7 @@ class WorkerTraining:
         return ""
 
 
-def _assigned_rows(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
+def _assigned_rows(rows: Rows | m.OwnRows) -> AssignedRows:
     """Which rows of a set this rank has."""
     return AssignedRows(keys=rows.keys, mine=rows.mine, total=rows.total)
 

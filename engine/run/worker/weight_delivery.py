@@ -88,7 +88,7 @@ class Delivery:
 
     def version_of(self, node: PlannedNode) -> int | None:
         """The version of the trained weights that a node computes with; None without any."""
-        versions = (self._given.get(use.module) for use in node.models if use.trained)
+        versions = (self._given.get(use.module) for use in node.states if use.trained)
         return next((version for version in versions if version is not None), None)
 
     def reports(self) -> list[Report]:
@@ -264,6 +264,11 @@ class Delivery:
         with self._lock:
             self._open_to = node.name if takes else ""
 
+    def takes_weights(self, node: str) -> bool:
+        """Whether the running chunk is one of this node, and takes new weights."""
+        with self._lock:
+            return bool(node) and node == self._open_to
+
     def interrupt_with(self, message: m.Load) -> bool:
         """From any thread: let the running chunk load this version and go on; False if none can."""
         with self._lock:
@@ -287,7 +292,7 @@ class Delivery:
 
 def module_of(plan: Plan, load: m.Load) -> str:
     """The module that a reader loads into."""
-    uses = plan.node(load.reader).models
+    uses = plan.node(load.reader).states
     return next(u.module for u in uses if u.model == load.model and u.param != "tokenizer")
 
 

@@ -1,16 +1,18 @@
 """A Worker: one process with one or more kernels, which it runs one after another.
 
     executes          waits for                    unblocked by                      in
-    RunChunk          its rows                     the channels of their Workers     worker.py
+    RunChunk          its rows                     the channels of their Workers     chunk_runs.py
     Record            its rows                     the same                          worker.py
     Evaluate          its rows                     the same                          training.py
     TrainStep         its rows; with ranks, Go     the same; the coordinator         training.py
+    TrainPart         the same                     the same                          training.py
+    FinishStep        with ranks, Go               the coordinator                   training.py
     Go                the ranks with equal rows    the first of them, which gives    training.py
     Offer, Load       weights                      see weight_delivery.py
     Save, Restore     rows to be saved             the channels of their Workers     worker_files.py
 
-Owns: carrying out instructions in order. Does not own: any decision (coordinator), its channel (the
-caller's), messages between processes (engine/run/launch).
+Owns: carrying out instructions in order. Does not own: how chunks run (chunk_runs.py), any decision
+(coordinator), its channel (the caller's), messages between processes (engine/run/launch).
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dataflow.kernel import Chunk
 from engine.channels.contract import Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.tensors.shared_memories import SharedMemories
@@ -27,6 +28,7 @@ from engine.keep.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import Report
+from engine.run.worker.chunk_runs import KernelRuns
 from engine.run.worker.counters import FlowCounts
 from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.newest_rows import NewestRows
@@ -69,7 +71,6 @@ class Worker:
         self.counts = FlowCounts(name)
         self.timing.peak = self.counts.peak
         self.rows = WorkerRows(name, plan, channel, pairs, self.counts, self.timing)
-        self._newest = newest
         self.waits = OutsideWaits(self.timing)
         self.kernels = OpenKernels(
             plan, self.timing, channel, self.waits, group=group, inproc=inproc
@@ -82,6 +83,9 @@ class Worker:
         self.recorder = recorder
         self.delivery = Delivery(
             plan, self.kernels.by_node, channel, self.timing, pairs, memories, self.counts
+        )
+        self.runs = KernelRuns(
+            name, self.kernels, self.rows, self.delivery, self._carry_out, recorder, newest
         )
         self._training = WorkerTraining(
             name, plan, self.kernels, self.rows, cast, digests=recorder is not None
@@ -102,6 +106,7 @@ class Worker:
         try:
             self.kernels.close()
         finally:
+            self.runs.close()
             if self.recorder is not None:
                 self.recorder.close()
 
@@ -130,9 +135,11 @@ class Worker:
     def _carry_out(self, instruction: m.ToWorker) -> Iterable[m.Event]:
         match instruction:
             case m.RunChunk():
-                return self._run_chunk(instruction)
-            case m.TrainStep():
+                return self.runs.run(instruction)
+            case m.TrainStep() | m.TrainPart():
                 return (self._training.train(instruction),)
+            case m.FinishStep():
+                return (self._training.finish(instruction),)
             case m.Go():
                 return (self._training.go(instruction),)
             case m.Evaluate():
@@ -144,80 +151,22 @@ class Worker:
                 return self.delivery.offer(instruction, first=first)
             case m.Load():
                 return self.delivery.bring(instruction)
-            case m.Release():
-                self.release(instruction.blocks)
-                return ()
-            case m.FetchAhead():
-                self.rows.ahead.begin(instruction)
+            case m.Release() | m.FetchAhead():
+                self._carry_out_at_once(instruction)
                 return ()
             case _:
                 return (self._turn(instruction),)
+
+    def _carry_out_at_once(self, instruction: m.Release | m.FetchAhead) -> None:
+        if isinstance(instruction, m.Release):
+            self.release(instruction.blocks)
+        else:
+            self.rows.ahead.begin(instruction)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Forget blocks; from any thread."""
         self.rows.release(blocks)
         self.delivery.release(blocks)
-
-    def _run_chunk(self, chunk: m.RunChunk) -> Iterator[m.Event]:
-        inputs = self.rows.assemble_inputs(chunk.keys, chunk.inputs, chunk.node)
-        aligned = self.kernels.aligned[chunk.node]
-        aligned.require_inputs(chunk.keys, inputs)
-        self.delivery.begins(self.kernels.nodes[chunk.node])
-        version = self.delivery.version_of(self.kernels.nodes[chunk.node])
-        described = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
-        rows = self.kernels[chunk.node].run(described)
-        what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
-        while True:
-            during = self.kernels.during(chunk.node, chunk.node, what, task=chunk.id)
-            with during.making():
-                batch = next(rows, None)
-            if batch is None or not len(batch):  # one without rows only lets new weights in
-                during.note_rows(None)
-            else:
-                aligned.require_made(chunk.keys, batch, inputs)
-                ref = self.rows.keep(chunk.node, batch)
-                during.note_rows(ref)
-                if self.recorder is not None:
-                    self.recorder.add(chunk, batch, version)
-                if self._newest is not None:
-                    self._newest.offer(chunk.node, batch)
-                yield from self._report_metrics(chunk)
-                yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
-            if batch is None:
-                break
-            # At once: the other rows of a group need not wait for the end of the chunk.
-            yield from self._report_tombstones(chunk)
-            yield from self.delivery.meanwhile()
-        yield from self._report_metrics(chunk)
-        yield from self._report_tombstones(chunk)
-        if self.recorder is not None:
-            self.recorder.end(chunk)
-        yield m.ChunkDone(id=chunk.id, node=chunk.node)
-        yield from self.delivery.ends()
-
-    def _report_tombstones(self, chunk: m.RunChunk) -> Iterator[m.Tombstoned]:
-        """Report the rows that were given up since the last call."""
-        for row in self.kernels.sessions[chunk.node].tombstones():
-            yield m.Tombstoned(
-                id=chunk.id,
-                node=chunk.node,
-                key=row.key,
-                error=row.error,
-                failed=row.failed,
-                row_only=row.row_only,
-            )
-
-    def _report_metrics(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
-        """Report the chunk's metrics since the last call, unless it is a rerun."""
-        reports = self.kernels.sessions[chunk.node].reports()
-        if self.kernels.nodes[chunk.node].region == "evaluation":
-            # Else they would be averaged with those of other nodes under the same names.
-            reports = [
-                (f"evaluation/{chunk.node}/{name}", number, count)
-                for name, number, count in reports
-            ]
-        if reports and not chunk.again:
-            yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(reports))
 
     def _record(self, message: m.Record) -> m.Recorded:
         """Metrics of a Step's rows, and samples of them if they are due."""

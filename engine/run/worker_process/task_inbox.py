@@ -9,6 +9,7 @@ new weights and generation does not hold up a checkpoint. A Release never comes 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from engine.protocol.messages import Go, Load, Offer, RunChunk, ToWorker
 from engine.run.control.control import Request
@@ -42,13 +43,15 @@ class Inbox:
                 self._begun = self._items.pop(0)
             return self._begun
 
-    def within(self) -> Request | None:
-        """The next item, if it is a request and a chunk runs; ranks do all else in one order."""
+    def within(self, passes: Callable[[ToWorker], bool] = lambda _: False) -> Item | None:
+        """The next item, if a chunk runs and it is a request, or an instruction that passes; ranks
+        do all else in one order.
+        """
         with self._changed:
             if not isinstance(self._begun, RunChunk) or not self._items:
                 return None
             first = self._items[0]
-            if not isinstance(first, Request):
+            if not isinstance(first, Request) and not passes(first):
                 return None
             del self._items[0]
             return first

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -151,12 +151,17 @@ class WorkerProcess:
                 self._accept(instruction)
             case control.Request() as request:
                 self._inbox.put(request)
+                if self._worker is not None:
+                    self._worker.runs.interrupt()
             case control.Connect() as connect:
                 self._channel.connect(connect, frame.descriptors)
             case control.PeerAddresses() as where:
                 self._channel.write(where)
             case control.Forget():
-                fetches = self._worker.delivery.forget() if self._worker is not None else 0
+                fetches = 0
+                if self._worker is not None:
+                    fetches = self._worker.delivery.forget()
+                    self._worker.runs.forget()
                 self._updates.count_ended(self._inbox.forget() + fetches)
             case control.Quit():
                 if self._busy:  # the result is not wanted, and nothing of it is durable
@@ -171,7 +176,9 @@ class WorkerProcess:
         end(0)
 
     def _accept(self, instruction: m.ToWorker) -> None:
-        """Release at once, and begin what is fetched beside the kernels."""
+        """Release at once, and begin what is fetched beside the kernels. All else comes in turn, or
+        within a run that lets it.
+        """
         match instruction:
             case m.Release():
                 self._worker.release(instruction.blocks)
@@ -184,17 +191,22 @@ class WorkerProcess:
                 if not delivery.fetch_beside(instruction, self._take_weights, self._tell):
                     self._take_weights(instruction)
             case _:
-                self._inbox.put(instruction)
+                self._worker.runs.fetch_ahead(instruction)
+                self._put(instruction)
 
     def _take_weights(self, load: m.Load) -> None:
-        """Let a running chunk load it, unless earlier ones wait; else before the next chunk. From
-        any thread.
+        """Let a running chunk load it, unless earlier ones wait; else before the next chunk, or
+        within a run that lets it. From any thread.
         """
         if not self._inbox.has_weights() and self._worker.delivery.interrupt_with(load):
             self._updates.count_ended()
             self._updates.flush_ended()
         else:
-            self._inbox.put(load)
+            self._put(load)
+
+    def _put(self, instruction: m.ToWorker) -> None:
+        self._inbox.put(instruction)
+        self._worker.runs.announce(instruction)
 
     def _tell(self, event: m.Event) -> None:
         self._updates.event(event)
@@ -253,6 +265,7 @@ class WorkerProcess:
             newest=None if opened.folder is None else NewestRows(opened.folder),
         )
         self._worker.timing.span = self._updates.span
+        self._worker.runs.take_next = self._take_within
         for event in self._worker.open():
             self._updates.event(event)
         # A run may end before the next heartbeat.
@@ -267,7 +280,7 @@ class WorkerProcess:
             self._updates.event(event)
             if not isinstance(event, _WAITS_FOR_MORE):
                 self._flush()
-            while (request := self._inbox.within()) is not None:
+            while isinstance(request := self._inbox.within(), control.Request):
                 self._reply(request)
         self._updates.count_ended()
         self._flush()
@@ -275,6 +288,16 @@ class WorkerProcess:
             for event in self._worker.delivery.settle():
                 self._updates.event(event)
                 self._flush()
+
+    def _take_within(self, passes: Callable[[m.ToWorker], bool]) -> m.ToWorker | None:
+        """What a run that goes on carries out next, once requests are answered."""
+        while isinstance(item := self._inbox.within(passes), control.Request):
+            self._reply(item)
+        if item is not None:
+            self._updates.count_ended()  # the run itself has not ended
+        elif self._updates.has_events:  # which would wait for the run's next rows
+            self._flush()
+        return item
 
     def _reply(self, request: control.Request) -> None:
         self._flush()

@@ -72,6 +72,12 @@ class Updates:
         with self._lock:
             self._ended += count
 
+    @property
+    def has_events(self) -> bool:
+        """Whether events wait for the next flush."""
+        with self._lock:
+            return bool(self._events)
+
     def flush_ended(self) -> None:
         """Flush if instructions have ended since the last flush."""
         with self._lock:

@@ -88,6 +88,21 @@ class Cache:
     prompts: dict[int, Level] = field(default_factory=dict)
     own: dict[int, Level] = field(default_factory=dict)
 
+    def shorten_prefix(self, prefix: int) -> None:
+        """Let only so many tokens be shared: what others there were goes to each prompt."""
+        for layer, level in self.prefixes.items():
+            groups = len(self.prompts[layer].keys)
+            tail_keys = level.keys[:, :, prefix:].expand(groups, -1, -1, -1)
+            tail_values = level.values[:, :, prefix:].expand(groups, -1, -1, -1)
+            prompts = self.prompts[layer]
+            prompts.keys = torch.cat([tail_keys, prompts.keys], 2)
+            prompts.values = torch.cat([tail_values, prompts.values], 2)
+            level.keys = level.keys[:, :, :prefix].contiguous()
+            level.values = level.values[:, :, :prefix].contiguous()
+        if not prefix:
+            self.prefixes.clear()
+        self.prefix = prefix
+
     def level(self, levels: dict[int, Level], layer: int, keys: Tensor, values: Tensor) -> Level:
         """Find a layer's level, created at first use; keys and values [tokens, K, D] give its
         shape.

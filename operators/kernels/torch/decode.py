@@ -1,13 +1,13 @@
 """The decode loop: rows enter slots, each step writes one token per row, finished rows leave at
 once.
 
-Owns: which rows wait, what has been written, and when a row ends. Does not own: where a live row's
-keys are and how its next token is drawn (decode_step.py and its implementations), columns
-(generate.py).
+Owns: when waiting rows enter, what has been written, and when a row ends. Does not own: in which
+order they enter (row_queue.py), where a live row's keys are and how its next token is drawn
+(decode_step.py and its implementations), columns (generate.py).
 
-Rows wait in order. Slots are refilled when an eighth of them is free (a prefill of one prompt
-costs nearly as much as one of several). A row's tokens depend on its prompt, its random stream and
-the weights; on the rows next to it only through the rounding of batched products.
+Slots are refilled when an eighth of them is free (a prefill of one prompt costs nearly as much as
+one of several). A row's tokens depend on its prompt, its random stream and the weights; on the rows
+next to it only through the rounding of batched products.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from operators.kernels.decoding import Counts, DecodeTask, Written
+from operators.kernels.row_queue import RowQueue
 from operators.kernels.torch.decode_step import DecodeStep, StepTokens
 from operators.kernels.torch.shared_step import SharedStep
 from operators.kernels.torch.static_memory import StaticMemory
@@ -33,7 +34,7 @@ class RowWriter:
     _step: DecodeStep
 
     def __init__(self, task: DecodeTask, version: int) -> None:
-        rows = len(task.prompts) * task.n
+        rows = int(task.row_counts.sum())
         self.task, self.version = task, version
         self.written = Written.empty(rows, limit=task.max_tokens, truncates=task.how.truncates)
         self.counts = Counts()
@@ -47,6 +48,17 @@ class RowWriter:
         """
         self.version = version
         self.counts.again += self._step.renew()
+
+    @torch.inference_mode()
+    def _join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task; returns their numbers, int64 in its order."""
+        rows = self._step.join(task)
+        self._slots = self._step.slots
+        return rows
+
+    def release(self, rows: np.ndarray) -> None:
+        """These rows have ended, and left: their numbers are free for others."""
+        self._step.release(rows)
 
     def _count_enough(self, waiting: int) -> int:
         """How many slots are free before so many waiting rows enter them: an eighth of all, for a
@@ -75,26 +87,39 @@ class Decoder(RowWriter):
         static: StaticMemory | None = None,
     ) -> None:
         super().__init__(task, version)
-        self._waiting = 0  # the first row that has not been admitted
+        self._queue = RowQueue()
         if static is None:
             self._step = SharedStep(module, task, self.written, self.counts)
         else:
             self._step = StaticStep(module, task, self.written, self.counts, static)
+        self._wait(np.arange(len(self.written.length)), task)
+
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task between two steps; returns their numbers, int64 in its
+        order. All but its rows is as in the first task.
+        """
+        rows = self._join(task)
+        self._wait(rows, task)
+        return rows
+
+    def _wait(self, rows: np.ndarray, task: DecodeTask) -> None:
+        prompt_of_row = np.repeat(np.arange(len(task.prompts)), task.row_counts)
+        self._queue.add(rows, prompt_of_row, task.row_weights)
 
     def write_rows(self, interrupted: Callable[[], bool] | None = None) -> Iterator[np.ndarray]:
-        """Write all rows; after each step in which rows ended, yields which ones.
+        """Write all rows that wait or are live; after each step in which rows ended, yields which
+        ones.
 
         interrupted: asked before each step; if true, an empty array is yielded first, and the step
-        is taken afterwards, with the weights that are there by then.
+        is taken afterwards, with the weights and the rows that are there by then.
         """
-        rows = len(self.written.length)
-        while self._waiting < rows or len(self._step.rows):
+        while self._queue.count or len(self._step.rows):
             if interrupted is not None and interrupted():
                 yield np.zeros(0, np.int64)
             free = self._slots - len(self._step.rows)
-            waiting = rows - self._waiting
+            waiting = self._queue.count
             if waiting and free >= self._count_enough(waiting):
-                drawn = self._admit(min(free, waiting))
+                drawn = self._admit(free)
             else:
                 drawn = self._advance()
             ended_rows = self._record(drawn)
@@ -104,9 +129,7 @@ class Decoder(RowWriter):
     @torch.inference_mode()
     def _admit(self, count: int) -> StepTokens:
         """Prefill the next rows' prompts, and draw their first tokens."""
-        rows = np.arange(self._waiting, self._waiting + count)
-        self._waiting += count
-        return self._step.admit(rows)
+        return self._step.admit(self._queue.take(count))
 
     @torch.inference_mode()
     def _advance(self) -> StepTokens:

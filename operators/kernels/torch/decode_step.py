@@ -20,6 +20,8 @@ from typing import Protocol
 
 import numpy as np
 
+from operators.kernels.decoding import DecodeTask
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
@@ -36,14 +38,29 @@ class StepTokens:
 class DecodeStep(Protocol):
     """Keeps the keys of live rows and draws their tokens; the loop records these.
 
-    rows: int64 [live], the rows in slots. They are read and dropped in this order.
+    rows: int64 [live], the rows in slots. They are read and dropped in this order. slots: how many
+    rows may be live.
     """
+
+    slots: int
 
     @property
     def rows(self) -> np.ndarray: ...
 
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task, which do not begin yet. Returns their numbers, int64
+        in the task's order: those of rows that were released, and new ones.
+        """
+        ...
+
+    def release(self, rows: np.ndarray) -> None:
+        """What these dropped rows wrote has been read: their numbers are free."""
+        ...
+
     def admit(self, rows: np.ndarray) -> StepTokens:
-        """Give the next rows slots, feed their prompts, and draw the first token of each."""
+        """Give the next rows slots, feed their prompts, and draw the first token of each. Those of
+        a prompt are side by side, and come before all others where some of them have begun.
+        """
         ...
 
     def advance(self) -> StepTokens:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from operators.kernels.tensors import to_index_tensor
+from operators.kernels.tensors import to_index_tensor, widen
 from operators.kernels.torch.attention import AttentionPass, compute_hidden, forward
 from operators.kernels.torch.packed_pass import PackedPass
 from operators.kernels.torch.packing import Packed
@@ -114,10 +114,10 @@ class _Reading:
     def scale(self, logits: Tensor) -> Tensor:
         """Divide logits by the temperature, as float32."""
         if isinstance(self.temperature, Tensor):
-            return logits.float() / self.temperature[:, None]
+            return widen(logits) / self.temperature[:, None]
         if self.temperature == 1.0:
-            return logits.float()
-        return logits.float() / self.temperature
+            return widen(logits)
+        return widen(logits) / self.temperature
 
 
 def _find_distinct(
@@ -248,4 +248,4 @@ def _read_scalar_head(
     all_states = compute_hidden(module, *_make_inputs(packed, device))
     states = all_states.index_select(0, to_index_tensor(fed_tokens, device))
     head = scalar_head(module)
-    return head(states).float().squeeze(-1)
+    return widen(head(states)).squeeze(-1)

@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dataflow.errors import CheckpointError, KernelError
 from dataflow.storage import writing
+from operators.kernels.tensors import widen
 from operators.kernels.torch.adam_bucket import AdamBucket, Master
 from operators.kernels.torch.offload import (
     BUCKET,
@@ -118,9 +119,9 @@ class Optimizer:
 
     def _make_master(self, weight: nn.Parameter, offload: bool) -> Master:
         """Make the tensor that AdamW updates: the weight itself, or a float32 one for it."""
-        is_copy = weight.dtype != torch.float32
+        is_copy = torch.finfo(weight.dtype).bits < 32
         if self._slices is not None:
-            parameter = nn.Parameter(self._slices.part(weight).float())
+            parameter = nn.Parameter(widen(self._slices.part(weight)))
         elif is_copy:
             parameter = nn.Parameter(weight.detach().float())
         else:
@@ -145,7 +146,7 @@ class Optimizer:
             if grad is None:
                 continue
             # Micro-batches are added up in float32: bfloat16 would lose what is small.
-            wide = grad.float()
+            wide = widen(grad)
             master.grad = wide if master.grad is None else master.grad.add_(wide)
             weight.grad = None
 

@@ -102,9 +102,15 @@ class Ranks:
         # Each of the tensor ranks of a share has added the same numbers.
         return np.stack(sums) // self.tensor
 
-    def together(self, parts: Sequence[T] = (), idle: Callable[[], None] | None = None) -> Turns[T]:
+    def together(
+        self,
+        parts: Sequence[T] = (),
+        idle: Callable[[], None] | None = None,
+        *,
+        meets: bool = True,
+    ) -> Turns[T]:
         """A block that may fail on one rank alone: see Turns."""
-        return Turns(self, parts, idle)
+        return Turns(self, parts, idle, meets=meets)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over data-parallel ranks; None if no rank has one."""
@@ -230,11 +236,19 @@ class Turns(Generic[T]):
 
     If the block fails on one rank, it fails on all. idle: what a rank does while others still have
     micro-batches; given if a micro-batch is a collective of all ranks (split weights). With tensor
-    ranks, a micro-batch is a collective of the ranks with the same rows, which fail alike.
+    ranks, a micro-batch is a collective of the ranks with the same rows, which fail alike. Without
+    `meets` this rank is alone in the block, and no micro-batch of it may be a collective.
     """
 
-    def __init__(self, ranks: Ranks, parts: Sequence[T], idle: Callable[[], None] | None) -> None:
-        self._ranks, self._parts = ranks, parts
+    def __init__(
+        self,
+        ranks: Ranks,
+        parts: Sequence[T],
+        idle: Callable[[], None] | None,
+        *,
+        meets: bool = True,
+    ) -> None:
+        self._ranks, self._parts, self._meets = ranks, parts, meets
         self._idle = idle if ranks.world > 1 else None
         self._collective = self._idle is not None or ranks.tensor > 1
         self._most, self._begun, self._inside = len(parts), 0, False
@@ -265,7 +279,9 @@ class Turns(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._ranks.world == 1 or not (error is None or isinstance(error, Exception)):
+        if self._ranks.world == 1 or not self._meets:
+            return
+        if not (error is None or isinstance(error, Exception)):
             return
         if self._collective and self._inside:
             return  # Inside a forward or backward ranks cannot agree: the engine ends the others.

@@ -11,7 +11,7 @@ of them.
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
 from operators.kernels.torch.cache import Level
 
@@ -19,34 +19,56 @@ LayerKeys = dict[int, Level]
 """By layer, the keys and values of one row or prompt."""
 
 
-class ParkedKeys:
-    """The keys of parked rows, oldest first. most: the tokens that they may be; 0: any number.
-    prompts: int64 [prompts], tokens that a row needs of its prompt besides its own, counted once
-    for all rows of the prompt, n each. tokens: how many there are.
+@dataclass(frozen=True, slots=True)
+class _ParkedRow:
+    """Keys of a row: of so many tokens, behind those of this prompt."""
+
+    keys: LayerKeys
+    length: int
+    prompt: int
+
+
+@dataclass(slots=True)
+class _ParkedPrompt:
+    """What parked rows need of their prompt: how many rows, and of how many tokens. keys: None
+    while they are where those of live rows are.
     """
 
-    def __init__(self, most: int, prompts: np.ndarray, n: int) -> None:
-        self.tokens = 0
-        self._most, self._prompt_tokens, self._n = most, prompts, n
-        self._rows: dict[int, LayerKeys] = {}
-        self._lengths: dict[int, int] = {}
-        self._members = np.zeros(len(prompts), np.int64)
-        self._prompts: dict[int, LayerKeys] = {}
+    length: int
+    rows: int = 0
+    keys: LayerKeys | None = None
 
-    def park(self, row: int, keys: LayerKeys, length: int) -> None:
-        """Keep a row's keys, of so many tokens, and make room for them."""
-        prompt = row // self._n
-        self._rows[row], self._lengths[row] = keys, length
-        self._members[prompt] += 1
+
+class ParkedKeys:
+    """The keys of parked rows, oldest first. most: the tokens that they may be; 0: any number.
+    tokens: how many there are.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.tokens = 0
+        self._most = most
+        self._rows: dict[int, _ParkedRow] = {}
+        self._prompts: dict[int, _ParkedPrompt] = {}
+
+    def park(
+        self, row: int, keys: LayerKeys, length: int, *, prompt: int, prompt_length: int = 0
+    ) -> None:
+        """Keep a row's keys, of so many tokens, and make room for them. prompt_length: tokens that
+        the row needs of its prompt besides its own, counted once for all rows of the prompt.
+        """
+        self._rows[row] = _ParkedRow(keys, length, prompt)
         self.tokens += length
-        if self._members[prompt] == 1:
-            self.tokens += int(self._prompt_tokens[prompt])
+        if prompt not in self._prompts:
+            self._prompts[prompt] = _ParkedPrompt(prompt_length)
+            self.tokens += prompt_length
+        self._prompts[prompt].rows += 1
         while self._most and self.tokens > self._most:
             self.pop(next(iter(self._rows)))
 
     def get_length(self, row: int) -> int:
         """How many tokens of this row have keys here; 0 if none."""
-        return self._lengths.get(row, 0)
+        parked = self._rows.get(row)
+        return 0 if parked is None else parked.length
 
     def holds(self, row: int) -> bool:
         """Whether this row's keys are here, be they of no token."""
@@ -54,33 +76,40 @@ class ParkedKeys:
 
     def pop(self, row: int) -> LayerKeys:
         """Remove a row's keys; returns them, of no layer if there are none."""
-        keys = self._rows.pop(row, None)
-        if keys is None:
+        parked = self._rows.pop(row, None)
+        if parked is None:
             return {}
-        prompt = row // self._n
-        self.tokens -= self._lengths.pop(row)
-        self._members[prompt] -= 1
-        if self._members[prompt] == 0:
-            self.tokens -= int(self._prompt_tokens[prompt])
-            self._prompts.pop(prompt, None)
-        return keys
+        self.tokens -= parked.length
+        prompt = self._prompts[parked.prompt]
+        prompt.rows -= 1
+        if not prompt.rows:
+            self.tokens -= prompt.length
+            del self._prompts[parked.prompt]
+        return parked.keys
 
     def clear(self) -> None:
         """Remove all keys: they are of weights that are no longer there."""
         self._rows.clear()
-        self._lengths.clear()
         self._prompts.clear()
-        self._members[:] = 0
         self.tokens = 0
+
+    def clear_prompts(self) -> None:
+        """Remove the keys of prompts: those of all rows' own stay."""
+        for prompt in self._prompts.values():
+            prompt.keys = None
 
     def needs_prompt(self, prompt: int) -> bool:
         """Whether a row here is useless without the keys of this prompt."""
-        return bool(self._members[prompt])
+        return prompt in self._prompts
 
     def park_prompt(self, prompt: int, keys: LayerKeys) -> None:
         """Keep the keys of a prompt for as long as a row here needs them."""
-        self._prompts[prompt] = keys
+        self._prompts[prompt].keys = keys
 
     def pop_prompt(self, prompt: int) -> LayerKeys | None:
         """Remove a prompt's keys; returns them, None if they are not here."""
-        return self._prompts.pop(prompt, None)
+        parked = self._prompts.get(prompt)
+        if parked is None:
+            return None
+        keys, parked.keys = parked.keys, None
+        return keys

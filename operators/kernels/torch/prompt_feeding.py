@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from dataflow.batch import Ragged
 from operators.kernels.decoding import DecodeTask
+from operators.kernels.task_rows import TaskRows
 from operators.kernels.torch.alike_lengths import cut_alike
 from operators.kernels.torch.attention import AttentionPass, compute_hidden, forward
 from operators.kernels.torch.cache import Cache, Common, Prefill
@@ -49,15 +50,14 @@ class RowPart:
 
 
 class Feeder:
-    """Feeds the tokens of one DecodeTask to a module. lengths int64 [prompts]: of the prompts;
-    prefix: how many tokens all of them share.
+    """Feeds the tokens of a decode loop's rows to a module. prefix: how many tokens all of their
+    prompts share.
     """
 
-    def __init__(self, module: PreTrainedModel, task: DecodeTask) -> None:
+    def __init__(self, module: PreTrainedModel, task: DecodeTask, rows: TaskRows) -> None:
         self.module, self.device = module, module.device
-        self.lengths = task.prompts.lengths
-        self.prefix = common_prefix(task.prompts)
-        self._prompts = task.prompts
+        self._rows = rows
+        self._set_prefix(task.prompts[0], common_prefix(task.prompts))
         self._budget = task.budget
         self._products = fast_products(module)
 
@@ -66,14 +66,14 @@ class Feeder:
         ... Returns the logits [prompts, vocabulary] after them. The cache's prefix is that of the
         task.
         """
-        ids, prefix = self._prompts, cache.prefix
+        prefix = cache.prefix
+        ids = [self._rows.prompt(prompt) for prompt in prompts.tolist()]
         if prefix and not cache.prefixes:
             common = Common(cache=cache, longest=prefix)
             self.fill(ids[0][:prefix], np.arange(prefix), common)
-        lengths = self.lengths[prompts] - prefix
+        lengths = self._rows.lengths[prompts] - prefix
         segment, within = lay_out_segments(lengths)
-        starts = ids.offsets[prompts] + prefix
-        tokens = ids.values[starts[segment] + within]
+        tokens = np.concatenate([prompt_ids[prefix:] for prompt_ids in ids])
         width = int(lengths.max())
         place = None
         if (lengths != width).any():
@@ -82,9 +82,40 @@ class Feeder:
         last_tokens = self.to_device(np.cumsum(lengths) - 1)
         return self.compute_logits(tokens, prefix + within, prefill, keep=last_tokens)
 
+    def shorten_prefix(self, prompts: np.ndarray) -> bool:
+        """Shorten `prefix` to what these prompts share too. Returns whether it is shorter now."""
+        shared = self._count_shared(self._prefix_ids, prompts, self.prefix)
+        is_shorter = shared < self.prefix
+        self._set_prefix(self._prefix_ids, shared)
+        return is_shorter
+
+    def find_prefix(self, prompts: np.ndarray) -> None:
+        """Set `prefix` to what these prompts share, all that will be fed from now on."""
+        first = self._rows.prompt(int(prompts[0]))
+        shared = 0
+        if len(prompts) > 1:
+            shared = self._count_shared(first, prompts, len(first) - 1)
+        self._set_prefix(first, shared)
+
+    def _set_prefix(self, ids: np.ndarray, length: int) -> None:
+        self.prefix, self._prefix_ids = length, ids[:length]
+
+    def _count_shared(self, ids: np.ndarray, prompts: np.ndarray, most: int) -> int:
+        """Count the tokens, at most so many, that these ids and all of these prompts begin with,
+        leaving each prompt one; 0 if too few to matter.
+        """
+        length = most
+        for prompt in prompts.tolist():
+            others = self._rows.prompt(prompt)
+            length = min(length, len(others) - 1)
+            differs = ids[:length] != others[:length]
+            if differs.any():
+                length = int(differs.argmax())
+        return length if length >= LEAST_PREFIX else 0
+
     def split_prompts(self, prompts: np.ndarray) -> list[np.ndarray]:
         """Split prompts, in order, into parts that are fed at once."""
-        return self.split(prompts, self.lengths[prompts])
+        return self.split(prompts, self._rows.lengths[prompts])
 
     def split(self, indices: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
         """Split indices, in order, into parts whose padded size fits the budget; at least one in

@@ -20,9 +20,40 @@ from torch import Tensor
 
 from dataflow.errors import KernelError
 from dataflow.loss import LossScope, Now, Terms
+from dataflow.training_parts import Divisor
+from operators.kernels.tensors import widen
 
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum", "constant")
 MASKED_ROWS = ("skip", "count")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCounts:
+    """What the sums of an update's rows of one set are divided by.
+
+    tokens: trained ones. rows, groups: those with one, or all of them (masked_rows="count").
+    """
+
+    tokens: int = 0
+    rows: int = 0
+    groups: int = 0
+
+    def __add__(self, other: UpdateCounts) -> UpdateCounts:
+        return UpdateCounts(
+            tokens=self.tokens + other.tokens,
+            rows=self.rows + other.rows,
+            groups=self.groups + other.groups,
+        )
+
+    def of(self, divisor: Divisor) -> int:
+        """The count by this name; at least 1."""
+        if divisor == "constant":
+            return 1  # each row's weight has it
+        counts = {"tokens": self.tokens, "rows": self.rows, "groups": self.groups}
+        return max(1, counts[divisor])
+
+
+UNDIVIDED = UpdateCounts(tokens=1, rows=1, groups=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,26 +91,49 @@ def count_weights(
     rows: the indices of the update's. masked_rows: `skip` or `count` rows without a trained token.
     constant: the divisor of aggregate="constant".
     """
-    live = np.zeros(len(trained), dtype=bool)
-    live[rows] = trained[rows] > 0
-    total = int(trained[live].sum())
-    counted = live
-    if masked_rows == "count":
-        counted = np.isin(np.arange(len(trained)), rows)
-    row_weights = live / max(1, int(counted.sum()))
+    is_chosen = np.isin(np.arange(len(trained)), rows)
+    counts = count_update(trained, groups, is_chosen, masked_rows)
+    return weigh_rows(trained, is_chosen, counts, aggregate=aggregate, constant=constant)
+
+
+def count_update(
+    trained: np.ndarray, groups: np.ndarray, is_chosen: np.ndarray, masked_rows: str
+) -> UpdateCounts:
+    """Count the chosen rows' tokens, rows and groups. is_chosen: bool [rows]; the rest as in
+    `count_weights`.
+    """
+    live = is_chosen & (trained > 0)
+    counted = is_chosen if masked_rows == "count" else live
+    return UpdateCounts(
+        tokens=int(trained[live].sum()),
+        rows=int(counted.sum()),
+        groups=len(np.unique(groups[counted])),
+    )
+
+
+def weigh_rows(
+    trained: np.ndarray,
+    is_chosen: np.ndarray,
+    counts: UpdateCounts,
+    *,
+    aggregate: str,
+    constant: float = 1.0,
+) -> Weights:
+    """Weigh each row, divided by these counts; UNDIVIDED: by what the row itself knows alone."""
+    live = is_chosen & (trained > 0)
+    row_weights = live / counts.of("rows")
     token_weights = {
-        "token_mean": live / max(1, total),
+        "token_mean": live / counts.of("tokens"),
         "sequence_mean": row_weights / np.maximum(1, trained),
         "sequence_sum": row_weights,
         "constant": live / constant,
     }
-    counted_groups = len(np.unique(groups[counted]))
     return Weights(
         token=token_weights[aggregate],
         row=row_weights,
-        group=1.0 / max(1, counted_groups),
+        group=1.0 / counts.of("groups"),
         live=live,
-        tokens=total,
+        tokens=int(trained[live].sum()),
     )
 
 
@@ -98,23 +152,25 @@ def reduce_term(
             f"loss {name}: expected Terms.loss of shape [{length}], one number a {scope}, found "
             f"{list(terms.loss.shape)}. Fix: return unreduced terms, or declare another scope."
         )
-    weight = _spread_weights(scope, now, weights, rows)
+    loss = widen(terms.loss)
+    weight = _spread_weights(scope, now, weights, rows, loss.dtype)
     # Filled, not multiplied: the loss at a token that does not count may be infinite.
-    loss = terms.loss.float().masked_fill(weight == 0, 0.0)
-    return (loss * weight).sum()
+    return (loss.masked_fill(weight == 0, 0.0) * weight).sum()
 
 
-def _spread_weights(scope: LossScope, now: Now, weights: Weights, rows: np.ndarray) -> Tensor:
-    """Lay the weights out as the scope's numbers: float32 [tokens], [rows] or [groups]."""
+def _spread_weights(
+    scope: LossScope, now: Now, weights: Weights, rows: np.ndarray, dtype: torch.dtype
+) -> Tensor:
+    """Lay the weights out as the scope's numbers: [tokens], [rows] or [groups]."""
     step_weights = weights.token if scope == "token" else weights.row
-    row_weights = step_weights[rows].astype(np.float32)
-    by_row = torch.from_numpy(row_weights).to(now.mask.device)
+    row_weights = torch.from_numpy(step_weights[rows])
+    by_row = row_weights.to(dtype).to(now.mask.device)
     if scope == "token":
         return now.mask * by_row[now.row]
     if scope == "sequence":
         return by_row
     # A group counts if one of its rows does.
-    return (now.group_sum(by_row) > 0).float() * weights.group
+    return (now.group_sum(by_row) > 0).to(dtype) * weights.group
 
 
 def find_bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:

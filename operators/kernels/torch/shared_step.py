@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from dataflow.randomness import uniform
 from operators.kernels.decoding import Counts, DecodeTask, Written
+from operators.kernels.task_rows import TaskRows
 from operators.kernels.torch.again_pass import Again
 from operators.kernels.torch.alike_lengths import cut_alike
 from operators.kernels.torch.cache import Cache, Level
@@ -53,12 +54,13 @@ class SharedStep:
     ) -> None:
         self._module, self._task = module, task
         self._written, self._counts = written, counts
-        self._feeder = Feeder(module, task)
-        self._slots = min(task.slots, len(task.prompts) * task.n)
-        self._lengths = self._feeder.lengths
+        self._rows = TaskRows(task)
+        self._feeder = Feeder(module, task, self._rows)
+        self.slots = min(task.slots, len(self._rows))
         self._cache = Cache(prefix=self._feeder.prefix)
-        # [rows]: which are still to be admitted, in order.
-        self._unbegun = np.ones(len(task.prompts) * task.n, bool)
+        self._has_joined = False
+        # [rows]: which are still to be admitted.
+        self._unbegun = np.ones(len(self._rows), bool)
         self._row = np.zeros(0, np.int64)  # [live]: the row in each slot
         # [groups]: the prompt in each group of the cache; [prompts]: the group of each, or -1.
         self._prompt = np.zeros(0, np.int64)
@@ -76,10 +78,35 @@ class SharedStep:
         """The row in each slot."""
         return self._row
 
+    @property
+    def _lengths(self) -> np.ndarray:
+        """int64 [prompts]: their tokens."""
+        return self._rows.lengths
+
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """See DecodeStep. What all prompts share is what the new ones share too."""
+        rows = self._rows.join(task, self._group >= 0)
+        self._written.reserve_rows(len(self._rows))
+        self._written.clear(rows, task.max_tokens)
+        more = len(self._rows) - len(self._unbegun)
+        self._unbegun = np.pad(self._unbegun, (0, more))
+        self._unbegun[rows] = True
+        more_prompts = len(self._lengths) - len(self._group)
+        self._group = np.pad(self._group, (0, more_prompts), constant_values=-1)
+        prompts, _ = self._rows.order_prompts(rows)
+        if self._feeder.shorten_prefix(prompts):
+            self._cache.shorten_prefix(self._feeder.prefix)
+        self.slots = min(task.slots, max(self.slots, self._rows.count()))
+        self._has_joined = True
+        return rows
+
+    def release(self, rows: np.ndarray) -> None:
+        """See DecodeStep. A prompt's number stays while its keys are in the cache."""
+        self._rows.release(rows)
+
     def admit(self, rows: np.ndarray) -> StepTokens:
         """Prefill the prompts that are not in the cache yet, and draw first tokens."""
-        n = self._task.n
-        prompts = np.unique(rows // n)
+        prompts, prompt_of_row = self._rows.order_prompts(rows)
         fresh, by_prompt = prompts, list[Tensor]()
         if self._open_logits is not None and prompts[0] == self._open_prompt:
             fresh = prompts[1:]  # some rows of the first prompt were admitted before
@@ -91,13 +118,12 @@ class SharedStep:
         self._open_logits = logits[-1:]
         self._close_prompt()
         self._row, self._layout = np.concatenate([self._row, rows]), None
-        prompt_of_row = np.searchsorted(prompts, rows // n)  # among those of `logits`
         return self._draw(rows, logits[self._to(prompt_of_row)])
 
     def _close_prompt(self) -> None:
         """Forget the open prompt if all of its rows have begun."""
-        n, prompt = self._task.n, self._open_prompt
-        if prompt is None or self._unbegun[prompt * n : (prompt + 1) * n].any():
+        prompt = self._open_prompt
+        if prompt is None or self._unbegun[self._rows.prompt_of_row == prompt].any():
             return
         self._open_prompt, self._open_logits = None, None
 
@@ -108,9 +134,9 @@ class SharedStep:
         with use_threads(min(self._threads, worthwhile)):
             last = self._written.length[rows].astype(np.int64) - 1
             ids = self._written.tokens[rows, last]
-            positions = self._lengths[rows // self._task.n] + last
+            positions = self._lengths[self._rows.prompt_of_row[rows]] + last
             self._counts.rows += len(rows)
-            self._counts.slots += self._slots
+            self._counts.slots += self.slots
             return self._draw(
                 rows, self._feeder.compute_logits(ids, positions, self._make_pass(last))
             )
@@ -127,7 +153,11 @@ class SharedStep:
         """Compute the keys of the prompts again, then those of what the rows have written."""
         # _prefill appends to self._prompt again, so the prompts keep their groups.
         prompts, self._prompt = self._prompt, np.zeros(0, np.int64)
-        self._cache = Cache(prefix=self._cache.prefix)
+        to_feed = np.union1d(prompts, self._rows.list_prompts())
+        if self._has_joined and len(to_feed):
+            # Prompts that had not the same beginning may have left.
+            self._feeder.find_prefix(to_feed)
+        self._cache = Cache(prefix=self._feeder.prefix)
         logits = [self._prefill(part) for part in self._feeder.split_prompts(prompts)]
         if self._open_prompt is not None:
             group = int(self._group[self._open_prompt])
@@ -152,7 +182,7 @@ class SharedStep:
         width, first = int(lengths.max()), int(slots[0])
         segment, within = lay_out_segments(lengths)
         index = begins[segment] + within
-        prompts = rows // self._task.n
+        prompts = self._rows.prompt_of_row[rows]
         prompt_lengths = self._lengths[prompts]
         again = Again(
             cache=self._cache,
@@ -228,13 +258,13 @@ class SharedStep:
             parts=parts,
             most=self._task.max_tokens,
             prompt_bias=prompt_bias,
-            rest=self._lengths[self._row // self._task.n] - self._cache.prefix,
+            rest=self._lengths[self._rows.prompt_of_row[self._row]] - self._cache.prefix,
             threads=self._threads,
         )
 
     def _arrange(self, last: np.ndarray) -> _Layout:
         """Find how the live rows lie in the cache; last int64 [rows]: see `_make_pass`."""
-        group = self._group[self._row // self._task.n]
+        group = self._group[self._rows.prompt_of_row[self._row]]
         order = np.argsort(group, kind="stable")
         counts = np.bincount(group, minlength=len(self._prompt))
         _, within = lay_out_segments(counts)
@@ -261,7 +291,7 @@ class SharedStep:
 
     def _draw(self, rows: np.ndarray, logits: Tensor) -> StepTokens:
         """Draw one token per row from logits [rows, vocabulary]."""
-        draws = uniform(self._task.seeds[rows], self._written.length[rows])
+        draws = uniform(self._rows.seeds[rows], self._written.length[rows])
         drawn = sample(logits, torch.from_numpy(draws).to(logits.device), self._task.how)
         # Waits for the device: whether a row ended decides what is fed next.
         tokens, logprobs = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
@@ -270,7 +300,7 @@ class SharedStep:
 
     def _drop_groups(self) -> None:
         """Once a quarter of the cache's prompts have no live or waiting rows, drop those."""
-        groups = self._group[self._row // self._task.n]
+        groups = self._group[self._rows.prompt_of_row[self._row]]
         used = np.bincount(groups, minlength=len(self._prompt)) > 0
         if self._open_prompt is not None:
             used[self._group[self._open_prompt]] = True

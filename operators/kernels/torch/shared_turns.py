@@ -30,9 +30,20 @@ class SharedTurns(SharedStep):
         self, module: PreTrainedModel, task: DecodeTask, written: Written, counts: Counts
     ) -> None:
         super().__init__(module, task, written, counts)
-        self._parked = ParkedKeys(task.parked, self._lengths - self._cache.prefix, task.n)
+        self._parked = ParkedKeys(task.parked)
         # [rows]: of how many tokens a parked row had keys when it was parked.
         self._computed = np.zeros(len(self._unbegun), np.int64)
+
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """See DecodeStep."""
+        prefix = self._cache.prefix
+        rows = super().join(task)
+        self._computed = np.pad(self._computed, (0, len(self._unbegun) - len(self._computed)))
+        self._computed[rows] = 0
+        if self._cache.prefix < prefix:
+            # Those of parked prompts begin behind what all shared.
+            self._parked.clear_prompts()
+        return rows
 
     def park(self, rows: np.ndarray) -> None:
         """Copy the keys of these rows out of the cache."""
@@ -44,7 +55,9 @@ class SharedTurns(SharedStep):
             if length:  # a row that was fed nothing has no place in the cache yet
                 for layer, level in self._cache.own.items():
                     keys[layer] = level.copy_out(slot, length)
-            self._parked.park(row, keys, length)
+            prompt = int(self._rows.prompt_of_row[row])
+            rest = int(self._lengths[prompt]) - self._cache.prefix
+            self._parked.park(row, keys, length, prompt=prompt, prompt_length=rest)
         self.drop(rows)
 
     def go_on(self, rows: np.ndarray) -> StepTokens:
@@ -55,7 +68,7 @@ class SharedTurns(SharedStep):
         # what they read in each step.
         order = np.lexsort((ends, np.frexp(ends - fed)[1]))
         rows, fed, ends = rows[order], fed[order], ends[order]
-        self._bring_prompts(np.unique(rows // self._task.n))
+        self._bring_prompts(np.unique(self._rows.prompt_of_row[rows]))
         first = len(self._row)
         self._row, self._layout = np.concatenate([self._row, rows]), None
         for level in self._cache.own.values():
@@ -68,8 +81,6 @@ class SharedTurns(SharedStep):
 
     def forget(self, rows: np.ndarray) -> None:
         """Free these rows' keys, and those of prompts of which no row is left."""
-        self._unbegun[rows] = False
-        self._close_prompt()
         for row in rows.tolist():
             self._parked.pop(row)
         self._drop_groups()
@@ -83,7 +94,7 @@ class SharedTurns(SharedStep):
         """Feed tokens begins .. ends - 1 of the rows in slots first, first + 1, ... Returns the
         logits [rows, vocabulary] after them.
         """
-        prompts = self._lengths[self._row[first:] // self._task.n]
+        prompts = self._lengths[self._rows.prompt_of_row[self._row[first:]]]
         logits: list[Tensor] = []
         for part in self._feeder.split_rows(begins, ends, prompts):
             laid_out = self._lay_out_own(first + part.rows, part.begins, part.ends)

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from dataflow.errors import KernelError
 from dataflow.randomness import uniform
 from operators.kernels.decoding import Counts, DecodeTask, Written
+from operators.kernels.task_rows import TaskRows
 from operators.kernels.torch.cache import Cache, Level
 from operators.kernels.torch.decode_step import StepTokens
 from operators.kernels.torch.device_sampling import (
@@ -87,65 +88,96 @@ class StaticStep:
         memory: StaticMemory,
     ) -> None:
         self._task, self._written, self._counts, self._memory = task, written, counts, memory
-        self._feeder = Feeder(module, task)
-        self._lengths = self._feeder.lengths
-        self._slots = min(task.slots, len(task.prompts) * task.n)
-        # [rows]: which are still to be admitted, in order.
-        self._unbegun = np.ones(len(task.prompts) * task.n, bool)
+        self._rows = TaskRows(task)
+        self._feeder = Feeder(module, task, self._rows)
+        self.slots = min(task.slots, len(self._rows))
+        # [rows]: which are still to be admitted.
+        self._unbegun = np.ones(len(self._rows), bool)
+        self._has_joined = False
         self._open_prompt: _OpenPrompt | None = None
         self._prefixes: dict[int, Level] = {}
         self._row = np.zeros(0, np.int64)  # [live]
         self._slot = np.zeros(0, np.int64)  # [live]: of each such row
-        capacity = round_up(self._slots, FEWEST_ROWS)
+        capacity = round_up(self.slots, FEWEST_ROWS)
         # [slots]: where the token is that the next step feeds.
         self._position = np.zeros(capacity, np.int64)
         # [slots]: whether the device has another row there than the host, or knows less of it.
         self._stale = np.ones(capacity, bool)
         self._ahead: _LaunchedStep | None = None
-        longest_prompt = int(self._lengths.max()) + 1
-        memory.open(capacity, round_up_keys(longest_prompt, FEWEST_KEYS))
+        memory.open(capacity, self._count_prompt_keys())
+
+    def _count_prompt_keys(self) -> int:
+        """Keys for which a slot has room from the start: those of a prompt and of one token."""
+        return round_up_keys(int(self._lengths.max()) + 1, FEWEST_KEYS)
 
     @property
     def rows(self) -> np.ndarray:
         """The live rows, in the order of their admission."""
         return self._row
 
+    @property
+    def _lengths(self) -> np.ndarray:
+        """int64 [prompts]: their tokens."""
+        return self._rows.lengths
+
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """See DecodeStep. What all prompts share is what the new ones share too."""
+        held = np.zeros(len(self._lengths), bool)
+        rows = self._rows.join(task, held)
+        self._written.reserve_rows(len(self._rows))
+        self._written.clear(rows, task.max_tokens)
+        self._unbegun = np.pad(self._unbegun, (0, len(self._rows) - len(self._unbegun)))
+        self._unbegun[rows] = True
+        prompts, _ = self._rows.order_prompts(rows)
+        if self._feeder.shorten_prefix(prompts):
+            self._prefixes = {}
+        self._has_joined = True
+        self.slots = min(task.slots, max(self.slots, self._rows.count()))
+        more_slots = round_up(self.slots, FEWEST_ROWS) - len(self._stale)
+        if more_slots > 0:
+            self._position = np.pad(self._position, (0, more_slots))
+            self._stale = np.pad(self._stale, (0, more_slots), constant_values=True)
+        self._memory.reserve(len(self._stale), self._count_prompt_keys())
+        return rows
+
+    def release(self, rows: np.ndarray) -> None:
+        """See DecodeStep."""
+        self._rows.release(rows)
+
     # Prompts.
 
     def admit(self, rows: np.ndarray) -> StepTokens:
         """Prefill prompts, copy each to the slots of its rows, and draw first tokens."""
-        n = self._task.n
         slots = self._take_slots(rows)
         self._unbegun[rows] = False
-        prompts = np.unique(rows // n)
+        prompts, prompt_of_row = self._rows.order_prompts(rows)
         fresh, by_prompt = prompts, list[Tensor]()
         opened = self._open_prompt
         if opened is not None and prompts[0] == opened.prompt:
             fresh = prompts[1:]
-            its_slots = slots[rows // n == opened.prompt]
+            its_slots = slots[prompt_of_row == 0]
             groups = self._feeder.to_device(np.zeros(len(its_slots), np.int64))
             self._memory.keys.store_prompts(opened.cache, groups, self._feeder.to_device(its_slots))
             by_prompt.append(opened.logits)
         by_prompt += self._prefill(fresh, rows, slots)
         self._close_prompt()
-        prompt_of_row = self._feeder.to_device(np.searchsorted(prompts, rows // n))
-        return self._draw_first(rows, torch.cat(by_prompt)[prompt_of_row])
+        logits = torch.cat(by_prompt)[self._feeder.to_device(prompt_of_row)]
+        return self._draw_first(rows, logits)
 
     def _take_slots(self, rows: np.ndarray) -> np.ndarray:
         """Give each row a free slot; returns these, int64 [rows]."""
-        free_slots = np.setdiff1d(np.arange(self._slots), self._slot)
+        free_slots = np.setdiff1d(np.arange(self.slots), self._slot)
         slots = free_slots[: len(rows)]
         self._row = np.concatenate([self._row, rows])
         self._slot = np.concatenate([self._slot, slots])
         self._stale[slots] = True
-        prompts = rows // self._task.n
+        prompts = self._rows.prompt_of_row[rows]
         self._position[slots] = self._lengths[prompts] + self._written.length[rows]
         return slots
 
     def _is_open(self, prompt: int) -> bool:
         """Whether rows of this prompt, which is being fed, have not begun."""
-        n = self._task.n
-        return bool(self._unbegun[prompt * n : (prompt + 1) * n].any())
+        return bool(self._unbegun[self._rows.prompt_of_row == prompt].any())
 
     def _close_prompt(self) -> None:
         """Forget the open prompt if all of its rows have begun."""
@@ -154,17 +186,18 @@ class StaticStep:
             self._open_prompt = None
 
     def _prefill(self, prompts: np.ndarray, rows: np.ndarray, slots: np.ndarray) -> list[Tensor]:
-        """Feed prompts, int64 [prompts] ascending, whose keys go to the slots of those of these
+        """Feed prompts, int64 [prompts], whose keys go to the slots of those of these
         rows that have them. Returns the logits after them, in parts.
         """
         logits: list[Tensor] = []
-        prompt_of_row = rows // self._task.n
+        prompt_of_row = self._rows.prompt_of_row[rows]
         for part in self._feeder.split_prompts(prompts):
             cache = Cache(prefix=self._feeder.prefix, prefixes=self._prefixes)
             part_logits = self._feeder.prefill(cache, part, 0)
             logits.append(part_logits)
             in_part = np.isin(prompt_of_row, part)
-            groups = np.searchsorted(part, prompt_of_row[in_part])
+            order = np.argsort(part)
+            groups = order[np.searchsorted(part, prompt_of_row[in_part], sorter=order)]
             self._memory.keys.store_prompts(
                 cache, self._feeder.to_device(groups), self._feeder.to_device(slots[in_part])
             )
@@ -178,7 +211,7 @@ class StaticStep:
 
     def _draw_first(self, rows: np.ndarray, logits: Tensor) -> StepTokens:
         """Draw from logits [rows, vocabulary], in one copy as each step."""
-        draws = uniform(self._task.seeds[rows], self._written.length[rows])
+        draws = uniform(self._rows.seeds[rows], self._written.length[rows])
         packed = torch.zeros(NUMBERS * len(rows), dtype=torch.int32, device=logits.device)
         draw_packed(
             logits,
@@ -202,12 +235,12 @@ class StaticStep:
         live = np.isin(launched.rows, self._row)
         self._counts.rows += int(live.sum())
         self._counts.padded += launched.width - int(live.sum())
-        self._counts.slots += self._slots
+        self._counts.slots += self.slots
         return self._unpack(numbers[:, launched.slots[live]], launched.rows[live])
 
     def _goes_on(self) -> bool:
         """Whether a live row has room for one more token than have been started."""
-        prompts = self._lengths[self._row // self._task.n]
+        prompts = self._lengths[self._rows.prompt_of_row[self._row]]
         next_index = self._position[self._slot] - prompts + 1
         return bool((next_index < self._written.limit[self._row]).any())
 
@@ -259,13 +292,13 @@ class StaticStep:
         live = rows >= 0
         live_rows = rows[live]
         lengths = self._written.length[live_rows].astype(np.int64)
-        positions = self._lengths[live_rows // self._task.n] + lengths - 1
+        positions = self._lengths[self._rows.prompt_of_row[live_rows]] + lengths - 1
         self._position[slots[live]] = positions
         changes = np.zeros((LIVE + 2, len(slots)), np.int64)
         changes[ID, live] = self._written.tokens[live_rows, lengths - 1]
         changes[POSITION, live] = positions
         changes[INDEX, live] = lengths
-        changes[SEED, live] = self._task.seeds[live_rows].view(np.int64)
+        changes[SEED, live] = self._rows.seeds[live_rows].view(np.int64)
         changes[LIVE] = live
         changes[-1] = slots
         uploaded = self._copy_to_device(changes)
@@ -333,15 +366,19 @@ class StaticStep:
 
     def renew(self) -> int:
         """Compute the keys of the prompts again, then those of what the rows have written."""
-        prompts = self._row // self._task.n
+        prompts = np.unique(self._rows.prompt_of_row[self._row])
         if self._open_prompt is not None:
-            prompts = np.append(prompts, self._open_prompt.prompt)
+            opened = self._open_prompt.prompt
+            prompts = np.append(prompts[prompts != opened], opened)
+        waiting = self._rows.list_prompts()
+        if self._has_joined and len(waiting):
+            # Prompts that had not the same beginning may have left.
+            self._feeder.find_prefix(waiting)
         self._ahead, self._open_prompt, self._prefixes = None, None, {}
-        prompts = np.unique(prompts)
         self._prefill(prompts, self._row, self._slot)
         # The last token of each row is fed by the next step.
         written = self._written.length[self._row].astype(np.int64) - 1
-        contexts = self._lengths[self._row // self._task.n] + written
+        contexts = self._lengths[self._rows.prompt_of_row[self._row]] + written
         # Copying a row's keys costs far less than feeding its tokens.
         cost = np.maximum(written, contexts // 4)
         for part in self._feeder.split(np.arange(len(written)), cost):
@@ -358,7 +395,8 @@ class StaticStep:
         are in these slots: their ids and positions, int64 [tokens], and the pass over them.
         """
         to_device, lengths = self._feeder.to_device, ends - begins
-        prompts, width = self._lengths[rows // self._task.n], int(lengths.max())
+        prompts = self._lengths[self._rows.prompt_of_row[rows]]
+        width = int(lengths.max())
         segment, within = lay_out_segments(lengths)
         index = begins[segment] + within
         positions = prompts[segment] + index

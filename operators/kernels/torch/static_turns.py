@@ -36,23 +36,32 @@ class StaticTurns(StaticStep):
         memory: StaticMemory,
     ) -> None:
         super().__init__(module, task, written, counts, memory)
-        self._parked = ParkedKeys(task.parked, np.zeros_like(self._lengths), task.n)
+        self._parked = ParkedKeys(task.parked)
         # [rows]: of how many tokens of its completion a parked row had keys when it was parked.
         self._computed = np.zeros(len(self._unbegun), np.int64)
+
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """See DecodeStep."""
+        rows = super().join(task)
+        self._computed = np.pad(self._computed, (0, len(self._unbegun) - len(self._computed)))
+        self._computed[rows] = 0
+        return rows
 
     def park(self, rows: np.ndarray) -> None:
         """Copy the keys of these rows out of their slots."""
         parked = np.isin(self._row, rows)
         for row, slot in zip(self._row[parked].tolist(), self._slot[parked].tolist(), strict=True):
             written = int(self._written.length[row]) - 1
-            length = int(self._lengths[row // self._task.n]) + written
+            prompt = int(self._rows.prompt_of_row[row])
+            length = int(self._lengths[prompt]) + written
             self._computed[row] = written
-            self._parked.park(row, self._memory.keys.copy_out(slot, length), length)
+            keys = self._memory.keys.copy_out(slot, length)
+            self._parked.park(row, keys, length, prompt=prompt)
         self.drop(rows)
 
     def go_on(self, rows: np.ndarray) -> StepTokens:
         """Copy the keys of these rows into slots, and feed what has none in few passes."""
-        prompts = self._lengths[rows // self._task.n]
+        prompts = self._lengths[self._rows.prompt_of_row[rows]]
         ends = self._written.length[rows].astype(np.int64)
         fed = np.array([self._parked.get_length(row) for row in rows.tolist()], np.int64)
         fed = np.maximum(fed - prompts, 0)
@@ -62,7 +71,7 @@ class StaticTurns(StaticStep):
         self._memory.reserve(keys.slots, round_up_keys(longest, FEWEST_KEYS))
         slots = self._take_slots(rows)
         absent = np.array([not self._parked.holds(row) for row in rows.tolist()])
-        absent_prompts = np.unique(rows[absent] // self._task.n)
+        absent_prompts = np.unique(self._rows.prompt_of_row[rows[absent]])
         self._prefill(absent_prompts, rows[absent], slots[absent])
         for row, slot in zip(rows[~absent].tolist(), slots[~absent].tolist(), strict=True):
             keys.copy_in(slot, self._parked.pop(row))
@@ -72,8 +81,6 @@ class StaticTurns(StaticStep):
 
     def forget(self, rows: np.ndarray) -> None:
         """Free these rows' keys."""
-        self._unbegun[rows] = False
-        self._close_prompt()
         for row in rows.tolist():
             self._parked.pop(row)
 
@@ -88,7 +95,7 @@ class StaticTurns(StaticStep):
         """Feed tokens begins .. ends - 1 of these rows. Returns the logits [rows, vocabulary] after
         them.
         """
-        prompts = self._lengths[rows // self._task.n]
+        prompts = self._lengths[self._rows.prompt_of_row[rows]]
         logits: list[Tensor] = []
         for part in self._feeder.split_rows(begins, ends, prompts):
             its_rows, its_slots = rows[part.rows], slots[part.rows]

@@ -80,6 +80,7 @@ class TrainSettings:
     minibatches: int = 1
     clip_norm: float | None = 1.0
     start: int = 0
+    every: int = 1
     temperature: NodeTemperature = None
     sampler_temperature: NodeTemperature = None
     max_tokens: float | None = None
@@ -87,6 +88,10 @@ class TrainSettings:
     own_samples: bool | tuple[bool, ...] = True
     own_rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Of each row set but the node's: its temperatures, max_tokens, step_rows and own_samples."""
+
+    def trains_at(self, step: int) -> bool:
+        """Whether this Step makes updates; the others only consume their rows."""
+        return step >= self.start and step % self.every == 0
 
     @property
     def row_sets(self) -> tuple[RowSet, ...]:

@@ -31,8 +31,7 @@ from operators.kernels.torch.turn_queue import TurnQueue
 
 
 class TurnDecoder(RowWriter):
-    """Implements TurnLoop on one module. `written.limit` is the task's max_tokens until a row is
-    extended; the caller may lower it before the row begins.
+    """Implements TurnLoop on one module.
 
     static: the memory of a kernel that decodes at fixed places; None: with SharedTurns.
     """
@@ -47,7 +46,8 @@ class TurnDecoder(RowWriter):
         static: StaticMemory | None = None,
     ) -> None:
         super().__init__(task, version)
-        self._queue = TurnQueue(len(self.written.length))
+        self._queue = TurnQueue()
+        self._queue.add(np.arange(len(self.written.length)), task)
         if static is None:
             self._step = SharedTurns(module, task, self.written, self.counts)
         else:
@@ -86,16 +86,21 @@ class TurnDecoder(RowWriter):
         for row, row_ids, limit in zip(rows.tolist(), ids, limits.tolist(), strict=True):
             self.written.give(row, row_ids, limit)
 
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task; returns their numbers, int64 in its order."""
+        rows = self._join(task)
+        self._queue.add(rows, task)
+        return rows
+
     def close(self) -> None:
         """Nothing to give up: rows and keys are this loop's alone."""
 
     @torch.inference_mode()
     def drop(self, rows: np.ndarray) -> None:
-        """Forget rows that are parked, and their keys; those that have not begun never do, and a
-        prompt without others is never fed. Raises KernelError for live rows.
-        """
+        """Forget rows that are parked, and their keys. Raises KernelError for others."""
         self._queue.drop(rows)
         self._step.forget(rows)
+        self.release(rows)
 
     def _admit(self, count: int) -> np.ndarray:
         """Let the next rows go on and begin, and record their first tokens."""

@@ -17,7 +17,13 @@ from dataflow.kernel import AssignedRows
 from dataflow.loss_terms import ROWS
 from operators.kernels.torch.minibatches import draw_minibatches
 from operators.kernels.torch.parallel import Ranks
-from operators.kernels.torch.reduce import MetricSums, Weights, count_weights
+from operators.kernels.torch.reduce import (
+    UNDIVIDED,
+    MetricSums,
+    Weights,
+    count_weights,
+    weigh_rows,
+)
 from operators.kernels.torch.steprows import TrainRows
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
 
@@ -64,10 +70,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepUpdate:
-    """One update of a Step: its rows, and where metrics go.
+    """One update of a Step, or a part of one: its rows, and where metrics go.
 
-    keys: those of the update's rows on all ranks. first: whether no update of the Step was made
-    before it.
+    keys: those of the update's rows on all ranks; of a part, on this one. first: whether no update
+    of the Step was made before it. losses: where the number of each term is added up, if not with
+    the metrics: not divided, of a part.
     """
 
     parts: tuple[Part, ...]
@@ -76,11 +83,25 @@ class StepUpdate:
     lr: float
     first: bool
     sums: MetricSums
+    losses: MetricSums
 
     @property
     def tokens(self) -> int:
         """Trained tokens, on all ranks."""
         return sum(part.weights.tokens for part in self.parts)
+
+
+def weigh_part(read: StepSet, settings: TrainSettings) -> Part:
+    """Weigh this rank's rows of a part of a Step, not divided by what only the whole Step knows."""
+    row_set, trained = read.row_set, read.rows.trained
+    weights = weigh_rows(
+        trained,
+        np.ones(len(trained), dtype=bool),
+        UNDIVIDED,
+        aggregate=settings.aggregate,
+        constant=row_set.constant,
+    )
+    return Part(row_set, read.rows, np.arange(len(trained)), weights)
 
 
 def draw_parts(

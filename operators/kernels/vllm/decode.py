@@ -14,6 +14,8 @@ import numpy as np
 
 from dataflow.errors import KernelError
 from operators.kernels.decoding import Counts, DecodeTask, Written
+from operators.kernels.row_queue import RowQueue
+from operators.kernels.task_rows import TaskRows
 from operators.kernels.vllm.engine import Engine, Token
 from operators.kernels.vllm.sampling_processor import (
     from_logit,
@@ -26,9 +28,10 @@ class RowRequests:
     """Rows of a DecodeTask as requests of an engine: a request writes one turn of its row."""
 
     def __init__(self, engine: Engine, task: DecodeTask, version: int) -> None:
-        rows = len(task.prompts) * task.n
+        rows = int(task.row_counts.sum())
         self._engine = engine
         self._task = task
+        self._rows = TaskRows(task)
         self.version = version
         self.written = Written.empty(rows, limit=task.max_tokens, truncates=task.how.truncates)
         self.counts = Counts()
@@ -47,14 +50,28 @@ class RowRequests:
         self.counts.again += int(self._computed[rows[~has_begun]].sum())
         self._computed[rows] = 0
 
+    def release(self, rows: np.ndarray) -> None:
+        """These rows have ended, and left: their numbers are free for others."""
+        self._rows.release(rows)
+
+    def _join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task; returns their numbers, int64 in its order."""
+        rows = self._rows.join(task, np.zeros(len(self._rows.lengths), bool))
+        self.written.reserve_rows(len(self._rows))
+        self.written.clear(rows, task.max_tokens)
+        self._computed = np.pad(self._computed, (0, len(self._rows) - len(self._computed)))
+        self._computed[rows] = 0
+        self._slots = min(task.slots, max(self._slots, self._rows.count()))
+        return rows
+
     def _count_tokens(self, rows: np.ndarray) -> np.ndarray:
         """Count each row's tokens so far, with its prompt's: int64 [rows]."""
-        prompt_lengths = self._task.prompts.lengths[rows // self._task.n]
-        return prompt_lengths.astype(np.int64) + self.written.length[rows]
+        prompt_lengths = self._rows.lengths[self._rows.prompt_of_row[rows]]
+        return prompt_lengths + self.written.length[rows]
 
     def _begin_turn(self, row: int) -> None:
         """Ask for a row's next tokens, with all that it has so far as the prompt."""
-        prompt = self._task.prompts[row // self._task.n]
+        prompt = self._rows.prompt(int(self._rows.prompt_of_row[row]))
         start = int(self.written.length[row])
         limit = int(self.written.limit[row])
         longest = self._engine.size.length
@@ -72,7 +89,7 @@ class RowRequests:
         task = self._task
         make_params = make_vllm_params if task.sampler == "vllm" else make_keyed_params
         return make_params(
-            int(task.seeds[row]),
+            int(self._rows.seeds[row]),
             task.how,
             place=place,
             max_tokens=max_tokens,
@@ -132,21 +149,43 @@ class RowRequests:
 
 
 class VllmDecoder(RowRequests):
-    """Runs one DecodeTask: one request a row, in order, so that groups run together."""
+    """Runs a DecodeTask, and those that join it: one request a row, in the order of row_queue.py,
+    so that groups run together. What waits for room waits in vLLM, in the order in which it came.
+    """
+
+    def __init__(self, engine: Engine, task: DecodeTask, version: int) -> None:
+        super().__init__(engine, task, version)
+        self._queue = RowQueue()
+        self._wait(np.arange(len(self.written.length)), task)
 
     def write_rows(self, interrupted: Callable[[], bool]) -> Iterator[np.ndarray]:
-        """Write all rows; yields those that ended, or none after an interruption."""
-        self._begin()
+        """Write all rows that are there; yields those that ended, or none after an interruption."""
         try:
+            self._begin()
             while self._live:
                 if interrupted():
                     yield np.zeros(0, np.int64)
+                self._begin()
                 done = self._append(self._engine.step())
                 if len(done):
                     yield done
+                    self._begin()
         finally:
             self._abort()
 
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task between two steps; returns their numbers, int64 in its
+        order. All but its rows is as in the first task.
+        """
+        rows = self._join(task)
+        self._wait(rows, task)
+        return rows
+
+    def _wait(self, rows: np.ndarray, task: DecodeTask) -> None:
+        prompt_of_row = np.repeat(np.arange(len(task.prompts)), task.row_counts)
+        self._queue.add(rows, prompt_of_row, task.row_weights)
+
     def _begin(self) -> None:
-        for row in range(len(self.written.length)):
+        """Ask for the rows that wait."""
+        for row in self._queue.take(self._queue.count).tolist():
             self._begin_turn(row)

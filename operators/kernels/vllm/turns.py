@@ -16,12 +16,14 @@ rounding, so another order of calls, or an eviction, may change last bits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from dataflow.errors import KernelError
 from operators.kernels.decoding import DecodeTask
+from operators.kernels.row_queue import RowQueue
 from operators.kernels.vllm.decode import RowRequests
 from operators.kernels.vllm.engine import Engine
 
@@ -37,21 +39,21 @@ class VllmTurnDecoder(RowRequests):
 
     def __init__(self, engine: Engine, task: DecodeTask, version: int) -> None:
         super().__init__(engine, task, version)
-        # Ordered sets.
-        self._extended: dict[int, None] = {}
-        self._not_begun = dict.fromkeys(range(len(self.written.length)))
+        self._extended: deque[int] = deque()
         self._parked: set[int] = set()
+        self._not_begun = RowQueue()
+        self._wait(np.arange(len(self.written.length)), task)
 
     @property
     def is_idle(self) -> bool:
         """Whether no row is live or waiting: `step` would have nothing to do."""
-        return not (self._live or self._extended or self._not_begun)
+        return not (self._live or self._count_waiting())
 
     def step(self) -> np.ndarray:
         """Admit waiting rows to free slots, and take one step of the engine: a token of each live
         row whose tokens so far are computed. Returns the rows whose turn ended, ascending.
         """
-        while len(self._live) < self._slots and (self._extended or self._not_begun):
+        while len(self._live) < self._slots and self._count_waiting():
             self._begin_turn(self._next_waiting())
         if not self._live:
             return np.zeros(0, np.int64)
@@ -66,19 +68,23 @@ class VllmTurnDecoder(RowRequests):
                 raise _wrong_row_error(row, "a parked row to extend")
             self._parked.remove(row)
             self.written.give(row, row_ids, limit)
-            self._extended[row] = None
+            self._extended.append(row)
 
     def drop(self, rows: np.ndarray) -> None:
-        """Forget parked rows and rows that were not begun. Their keys stay in the engine's cache
-        until it needs the room. Raises KernelError for other rows.
+        """Forget parked rows. Their keys stay in the engine's cache until it needs the room. Raises
+        KernelError for other rows.
         """
         for row in rows.tolist():
-            if row in self._parked:
-                self._parked.remove(row)
-            elif row in self._not_begun:
-                del self._not_begun[row]
-            else:
-                raise _wrong_row_error(row, "a row to drop that is parked or not begun")
+            if row not in self._parked:
+                raise _wrong_row_error(row, "a parked row to drop")
+            self._parked.remove(row)
+        self.release(rows)
+
+    def join(self, task: DecodeTask) -> np.ndarray:
+        """Take in the rows of a further task; returns their numbers, int64 in its order."""
+        rows = self._join(task)
+        self._wait(rows, task)
+        return rows
 
     def close(self) -> None:
         """Leave the engine: what is live ends, nothing waits any more. For a task that is given up;
@@ -86,14 +92,20 @@ class VllmTurnDecoder(RowRequests):
         """
         self._abort()
         self._extended.clear()
-        self._not_begun.clear()
+        self._not_begun = RowQueue()
         self._parked.clear()
 
+    def _wait(self, rows: np.ndarray, task: DecodeTask) -> None:
+        prompt_of_row = np.repeat(np.arange(len(task.prompts)), task.row_counts)
+        self._not_begun.add(rows, prompt_of_row, task.row_weights)
+
+    def _count_waiting(self) -> int:
+        return len(self._extended) + self._not_begun.count
+
     def _next_waiting(self) -> int:
-        waiting = self._extended or self._not_begun
-        row = next(iter(waiting))
-        del waiting[row]
-        return row
+        if self._extended:
+            return self._extended.popleft()
+        return int(self._not_begun.take(1)[0])
 
 
 def _wrong_row_error(row: int, expected: str) -> KernelError:

@@ -1,0 +1,160 @@
+"""How long the slowest of several replicas decodes, by which answers it gets.
+
+Owns: answers that vary between and within prompts, how they are dealt, and the price of the deal.
+Does not own: which deal is taken (engine/plan/passes/dispatch.py), seconds of a replica's rows
+(decode_curve.py).
+
+Answers of one prompt are alike: half of what decides the quantile of an answer is the prompt's, the
+other half its own. With a prompt's answers on one replica, long prompts add up there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataflow.batch import Keys
+from dataflow.randomness import row_seeds, uniform
+from engine.plan.cost.decode import DecodeBatch
+from engine.plan.cost.decode_curve import RowDistributions, curve_of_batch, time_curve
+from engine.plan.cost.devices import Place
+from engine.plan.cost.model_passes import Sizes
+
+_DRAWS = 4
+"""Steps whose answers are drawn, by seeds that are the same in every plan: the mean counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DealtAnswers:
+    """Answers that are dealt to replicas. limits: of one replica, without rows; its `shared` is
+    that of whole prompts.
+    """
+
+    lengths: RowDistributions
+    prompts: int
+    samples: int
+    chunks: int
+    limits: DecodeBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """How answers are dealt. spread: spans that a prompt's are cut into. tail: the share of spans
+    of most weight that have chunks of their own. is_weighed: whether prompts say how long their
+    answers will be.
+    """
+
+    spread: int = 1
+    tail: float = 0.0
+    is_weighed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DrawnAnswers:
+    """Of one Step: tokens of each answer, int64 [prompts, samples], and what is expected of those
+    of each prompt, int64 [prompts].
+    """
+
+    answers: np.ndarray
+    expected: np.ndarray
+
+
+def _draw_answers(dealt: DealtAnswers, seed: int) -> _DrawnAnswers:
+    keys = Keys.of(range(dealt.prompts))
+    of_prompts = uniform(row_seeds(seed, "prompt", keys), 0)
+    of_answers = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
+    distribution = dealt.lengths.answers
+    answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), of_answers))
+    return _DrawnAnswers(
+        answers=answers.reshape(dealt.prompts, dealt.samples),
+        expected=distribution.at(of_prompts),
+    )
+
+
+class DealPrices:
+    """Prices of deals of the same answers, on replicas that stand on such places."""
+
+    def __init__(self, model: Sizes, where: Place, dealt: DealtAnswers) -> None:
+        self._model, self._where, self._dealt = model, where, dealt
+        # A replica's chunk has some of the prompts, long and short mixed.
+        self._prompts = dealt.lengths.prompts.spread(dealt.prompts)
+        self._draws = [_draw_answers(dealt, seed) for seed in range(_DRAWS)]
+
+    def seconds(self, deal: Deal) -> float:
+        """Seconds until the last replica has decoded its chunk, in the mean of some Steps."""
+        return sum(self._time_slowest(deal, drawn) for drawn in self._draws) / _DRAWS
+
+    def _time_slowest(self, deal: Deal, drawn: _DrawnAnswers) -> float:
+        slowest = 0.0
+        for batch in self._deal_out(deal, drawn):
+            curve = curve_of_batch(batch)
+            slowest = max(slowest, time_curve(self._model, self._where, curve).seconds)
+        return slowest
+
+    def _deal_out(self, deal: Deal, drawn: _DrawnAnswers) -> Iterator[DecodeBatch]:
+        """The batch of each replica."""
+        dealt = self._dealt
+        edges = np.arange(deal.spread + 1) * dealt.samples // deal.spread
+        sizes = np.tile(np.diff(edges), dealt.prompts)
+        prompt_of_unit = np.repeat(np.arange(dealt.prompts), deal.spread)
+        weights = sizes
+        if deal.is_weighed:
+            weights = drawn.expected[prompt_of_unit] * sizes
+        chunk_of_unit = _cut(weights, dealt.chunks, deal)
+        unit_of_row = np.repeat(np.arange(len(sizes)), sizes)
+        chunk_of_row = chunk_of_unit[unit_of_row]
+        answers = drawn.answers.reshape(-1)
+        prompts = self._prompts[prompt_of_unit[unit_of_row]]
+        order = np.arange(len(answers))
+        if deal.is_weighed:
+            order = np.argsort(-weights[unit_of_row], kind="stable")
+        shared = -(-dealt.limits.shared // deal.spread)
+        for chunk in range(dealt.chunks):
+            rows = order[chunk_of_row[order] == chunk]
+            yield DecodeBatch(
+                prompts=prompts[rows],
+                answers=answers[rows],
+                shared=shared,
+                slots=dealt.limits.slots,
+                room=dealt.limits.room,
+                budget=dealt.limits.budget,
+                copied=dealt.limits.copied,
+            )
+
+
+def _join_quantiles(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Quantiles, again uniform, of which each of two uniform ones decides a half: the distribution
+    of the sum of two is a triangle.
+    """
+    total = one + other
+    return np.where(total < 1.0, total**2 / 2.0, 1.0 - (2.0 - total) ** 2 / 2.0)
+
+
+def _cut(weights: np.ndarray, chunks: int, deal: Deal) -> np.ndarray:
+    """int64 [units]: the chunk of each, of equal weight; those of most weight apart."""
+    order = np.argsort(-weights, kind="stable")
+    heavy_count = int(np.ceil(deal.tail * len(order)))
+    chunk = np.zeros(len(weights), dtype=np.int64)
+    if chunks == 1 or not 0 < heavy_count < len(order):
+        chunk[order] = _balance(weights[order], chunks)
+        return chunk
+    heavy, light = order[:heavy_count], order[heavy_count:]
+    share = weights[heavy].sum() / max(1, weights.sum())
+    apart = min(max(1, round(chunks * share)), chunks - 1)
+    chunk[heavy] = _balance(weights[heavy], apart)
+    chunk[light] = apart + _balance(weights[light], chunks - apart)
+    return chunk
+
+
+def _balance(weights: np.ndarray, chunks: int) -> np.ndarray:
+    """int64 [units]: for each the chunk with least weight so far, the first of several."""
+    loads = [(0, chunk) for chunk in range(chunks)]
+    numbers: list[int] = []
+    for weight in weights.tolist():
+        load, chunk = loads[0]
+        numbers.append(chunk)
+        heapq.heapreplace(loads, (load + weight, chunk))
+    return np.array(numbers, dtype=np.int64)

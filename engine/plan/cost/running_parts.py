@@ -1,0 +1,81 @@
+"""Bytes of what a node has of a Model, whatever it does with it.
+
+Owns: which formulas count for which kind of pass and layout. Does not own: the formulas (memory.py,
+static_decode.py, training_memory.py), what a Worker shares (engine/plan/passes/estimate.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dataflow.kernel import Layout
+from engine.plan.cost import memory
+from engine.plan.cost.devices import Kind
+from engine.plan.cost.memory import Work
+from engine.plan.cost.models import Head, Shape
+from engine.plan.cost.static_decode import static_decode_parts
+from engine.plan.cost.training_memory import offload_parts, recompute_parts
+
+_SHARDED = ("weights", "gradients", "optimizer", "offloaded")
+"""Parts that ranks divide among them with shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningKernel:
+    """What bytes depend on besides Model and rows. has_static_keys: as static_decode.py says."""
+
+    kind: Kind
+    layout: Layout
+    dtype: str
+    head: Head = "lm"
+    is_on_gpu: bool = False
+    has_static_keys: bool = False
+
+
+def running_parts(
+    parameters: int, shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
+) -> dict[str, int]:
+    """Bytes of one rank beside its weights, by part. parameters, shape: of its part of the Model.
+    works: of each row set, of which a pass has one; the largest counts.
+    """
+    if kernel.kind == "train":
+        return _training_parts(parameters, shape, works, kernel)
+    if shape is None:
+        return {}
+    (work,) = works
+    if kernel.kind != "decode":
+        return memory.forward_parts(shape, work, kernel.dtype, kernel.head)
+    if kernel.has_static_keys:
+        parts = static_decode_parts(shape, work, kernel.dtype)
+    else:
+        parts = memory.decode_parts(shape, work, kernel.dtype)
+    if kernel.layout.cache_bytes:
+        parts.pop("kv_cache", None)  # held always, by the engine
+    return parts
+
+
+def _training_parts(
+    parameters: int, shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
+) -> dict[str, int]:
+    layout, parts = kernel.layout, dict[str, int]()
+    for work in works:
+        row_set = memory.train_parts(parameters, shape, work, kernel.dtype, kernel.head)
+        if layout.recompute == "layers" and shape is not None:
+            row_set = recompute_parts(row_set, shape, work, kernel.dtype)
+        for part, size in row_set.items():
+            parts[part] = max(size, parts.get(part, 0))
+    if layout.offload == "optimizer" and kernel.is_on_gpu:
+        ranks = layout.data if layout.shard else 1
+        parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)
+    return parts
+
+
+def divide_among_ranks(parts: Mapping[str, int], layout: Layout) -> dict[str, int]:
+    """Bytes of one rank, where ranks may each keep a part of the state."""
+    divided = dict(parts)
+    if layout.shard:
+        for part in _SHARDED:
+            if part in divided:
+                divided[part] = -(-divided[part] // layout.data)
+    return divided

@@ -1,0 +1,155 @@
+"""Which synchronous Steps are worked on in parts while they are generated, by which nodes.
+
+Owns: that, as PlannedSource.stream and PlannedNode.in_parts, and why the stream ends where it does.
+Does not own: which rows are a part (engine/coordinator/part_cut.py), nor what a part of a loss is
+(dataflow/training_parts.py).
+
+A node works on parts if all that it reads below a generation does, and it needs no whole Step. A
+plan with a lag has no parts: its next rows are generated while this Step is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from dataflow.loss_terms import Loss
+from dataflow.training_parts import why_not_in_parts
+from engine.plan.draft import Draft
+from engine.plan.passes.place import find_ancestors
+from engine.plan.plan import PlannedNode
+from engine.plan.planned_input import list_fetches
+from engine.plan.planned_source import PlannedSource
+
+PARTS = 8
+"""Parts of a Step of which every answer has half of its greatest length. More of them begin sooner,
+and each costs a pass over the weights.
+"""
+
+
+def stream_steps(draft: Draft) -> Draft:
+    """Work on parts where it was asked for, and may be."""
+    if draft.placing.stream == "off":
+        return draft
+    why_not = _why_no_stream(draft)
+    if why_not:
+        return replace(draft, notes=(*draft.notes, f"no Step is streamed: {why_not}"))
+    in_parts, ends = find_parts(draft.nodes, partial(_why_whole, draft))
+    nodes = tuple(work_in_parts(node) if node.name in in_parts else node for node in draft.nodes)
+    sources = tuple(_stream(draft, source, nodes) for source in draft.sources)
+    tokens_by_source = {source.name: source.part_tokens for source in sources}
+    nodes = tuple(_let_rows_leave(node, tokens_by_source) for node in nodes)
+    notes = (*draft.notes, *_describe(sources, nodes, ends))
+    return replace(draft, nodes=nodes, sources=sources, notes=notes)
+
+
+def _why_no_stream(draft: Draft) -> str:
+    """Why no Step of the plan can be streamed; empty if it can."""
+    late = [source.name for source in draft.sources if source.max_lag]
+    if late:
+        return f"{late[0]} has a lag, with which rows are generated while others are trained"
+    generations = [n for n in draft.nodes if n.region == "stream" and n.traits.generates]
+    if not generations:
+        return "nothing is generated"
+    generating = {worker for node in generations for worker in node.workers}
+    computing = [n for n in draft.nodes if n not in generations and n.work != "source"]
+    if all(generating.issuperset(node.workers) for node in computing):
+        return "the Worker that generates does everything else, too (--workers apart or --pin)"
+    return ""
+
+
+def find_parts(
+    nodes: Sequence[PlannedNode], why_whole: Callable[[PlannedNode], str]
+) -> tuple[set[str], dict[str, str]]:
+    """The nodes that work on parts, and why others on a generation do not, where the reason is
+    theirs. why_whole: why a node needs the whole Step; empty if it does not.
+    """
+    ancestors = find_ancestors(nodes)
+    generations = {n.name for n in nodes if n.region == "stream" and n.traits.generates}
+    # What of a part is there before the cut of parts, or is made part by part.
+    readable: set[str] = set()
+    in_parts: set[str] = set()
+    ends: dict[str, str] = {}
+    for node in nodes:
+        is_below = bool(generations & ancestors[node.name])
+        if node.region == "evaluation" or not (is_below or node.region == "stream"):
+            continue
+        if not is_below:
+            readable.add(node.name)
+            continue
+        producers = {fetch.producer for fetch in list_fetches(node.inputs)}
+        if not readable.issuperset(producers.union(node.gates)):
+            continue
+        why_not = why_whole(node)
+        if why_not:
+            ends[node.name] = why_not
+        else:
+            in_parts.add(node.name)
+            readable.add(node.name)
+    return in_parts, ends
+
+
+def _why_whole(draft: Draft, node: PlannedNode) -> str:
+    """Why a node needs the whole Step; empty if it does not."""
+    if node.scope == "batch" and node.work != "train":
+        return "batch scope: it needs every row of the Step"
+    if node.work != "train":
+        return ""
+    if len(node.row_sets) > 1:
+        return "it trains on rows of several sources"
+    params = draft.graph.node(node.name).params
+    loss = params["loss"]
+    assert isinstance(loss, Loss)
+    return why_not_in_parts(loss, params)
+
+
+def work_in_parts(node: PlannedNode) -> PlannedNode:
+    """The node, working on parts."""
+    if node.region == "stream":
+        return replace(node, chunking="part", in_parts=True)
+    return replace(node, in_parts=True)
+
+
+def _let_rows_leave(node: PlannedNode, tokens_by_source: Mapping[str, int]) -> PlannedNode:
+    """A first generation of a streamed Step, whose rows leave as parts of it get full."""
+    tokens = tokens_by_source.get(node.source, 0)
+    if not tokens or node.in_parts or node.region != "stream" or not node.traits.generates:
+        return node
+    # Twice for each part: the later a replica tells how far its rows are, the later a part begins.
+    leaving = max(1, tokens // (2 * node.chunks))
+    return replace(node, layout=replace(node.layout, part_tokens=leaving))
+
+
+def _stream(draft: Draft, source: PlannedSource, nodes: Sequence[PlannedNode]) -> PlannedSource:
+    """Of a source with rows that are worked on in parts: how, and how large a part is."""
+    if not any(node.in_parts and node.source == source.name for node in nodes):
+        return source
+    tokens = draft.placing.part_tokens or _choose_tokens(source, nodes, draft)
+    return replace(source, stream=draft.placing.stream, part_tokens=tokens)
+
+
+def _choose_tokens(source: PlannedSource, nodes: Sequence[PlannedNode], draft: Draft) -> int:
+    """As many parts as pay, but each fills a micro-batch of every rank."""
+    most = 0
+    for node in nodes:
+        if node.source == source.name and node.region == "stream" and node.traits.generates:
+            answer = int(draft.graph.node(node.name).params["max_tokens"])
+            most += source.batch * node.live_rows * answer
+    return max(1, most // (2 * PARTS))
+
+
+def _describe(
+    sources: Sequence[PlannedSource], nodes: Sequence[PlannedNode], ends: dict[str, str]
+) -> Iterator[str]:
+    for source in sources:
+        if source.stream == "off":
+            continue
+        names = [n.name for n in nodes if n.in_parts and n.source == source.name]
+        order = {"ordered": "by their longest answer", "arrival": "as they come"}[source.stream]
+        yield (
+            f"{', '.join(names)}: work on parts of {source.part_tokens} tokens while {source.name}"
+            f" is generated, groups {order}"
+        )
+    for name, why in ends.items():
+        yield f"the stream ends at {name}: {why}"

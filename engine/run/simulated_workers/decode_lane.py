@@ -1,0 +1,142 @@
+"""What a simulated replica decodes of a generation whose rows are bound late.
+
+Owns: the chunks whose rows are under way, and when these are handed over. Does not own: when a
+chunk may join (simulated_worker.py), when a row begins and ends (kernel_times.py), whether it fails
+(chunks.py).
+
+A lane begins with the first chunk and ends with its last row; meanwhile the Worker carries out
+chunks of its other nodes. Rows leave as they end, those of a prompt together, so that their slots
+are known to be free; where nobody knows lengths each row leaves alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from engine.plan.plan import PlannedNode
+from engine.plan.row_lengths import RowLengths
+from engine.run.simulated_workers.chunks import ChunkRows, ChunkRuns
+from engine.run.simulated_workers.world import RunningWorker, SharedWorld
+
+
+@dataclass(slots=True, eq=False)
+class _Joined:
+    """A chunk in a lane. first: the lane's number of its first row. begun: when it joined. has_left
+    and has_ended: boolean [rows]. end: to be called with the seconds of the lane that count as its
+    own.
+    """
+
+    rows: ChunkRows
+    first: int
+    begun: float
+    span: int
+    end: Callable[[float], None]
+    has_ended: np.ndarray
+    has_left: np.ndarray
+    groups: np.ndarray
+    """int64 [rows]: rows of one number leave together."""
+
+
+class DecodeLane:
+    """One node's in one Worker. over: called once no row is left."""
+
+    def __init__(
+        self,
+        worker: RunningWorker,
+        world: SharedWorld,
+        chunks: ChunkRuns,
+        node: PlannedNode,
+        over: Callable[[], None],
+    ) -> None:
+        self._worker, self._world, self._chunks = worker, world, chunks
+        self._node, self._over = node, over
+        self._run = world.kernels.decode_run(node)
+        self._joined: list[_Joined] = []
+        self._count = 0
+        """Rows that ever came."""
+        self._plans = 0
+        """How often the next end was foreseen; what was foreseen before counts for nothing."""
+        self._counted_until = world.clock.now
+        world.cores.begin(worker.name, node)
+
+    def join(self, rows: ChunkRows, span: int, end: Callable[[float], None]) -> None:
+        """Take in the rows of a chunk. span: of its messages. end: called after the last row, with
+        the seconds since it joined that no chunk before has counted.
+        """
+        now, count = self._world.clock.now, len(rows.keys)
+        lengths, weights = rows.lengths, rows.chunk.weights
+        groups = np.arange(count)
+        samples = _samples_of(rows)
+        if lengths is not None:
+            groups = np.repeat(np.arange(len(samples)), samples)
+        if weights is not None:
+            weights = np.repeat(weights, samples)
+        no_tokens = np.zeros(count, dtype=np.int64)
+        self._run.add(
+            RowLengths(no_tokens, no_tokens) if lengths is None else lengths, now, weights
+        )
+        joined = _Joined(
+            rows=rows,
+            first=self._count,
+            begun=now,
+            span=span,
+            end=end,
+            has_ended=np.zeros(count, dtype=bool),
+            has_left=np.zeros(count, dtype=bool),
+            groups=groups,
+        )
+        self._joined.append(joined)
+        self._count += count
+        self._foresee()
+
+    def _foresee(self) -> None:
+        """Foresee the next end anew."""
+        self._plans += 1
+        now, end = self._world.clock.now, self._run.next_end()
+        seconds = 0.0 if end is None else max(0.0, end - now)
+        self._worker.after(seconds, partial(self._go_on, self._plans))
+
+    def _go_on(self, plan: int) -> None:
+        if plan != self._plans:
+            return
+        ended = self._run.advance(self._world.clock.now)
+        for joined in self._joined.copy():
+            mine = ended[(ended >= joined.first) & (ended < joined.first + len(joined.has_ended))]
+            self._hand_over(joined, mine - joined.first)
+        if self._joined:
+            self._foresee()
+        else:
+            self._world.cores.end(self._worker.name, self._node)
+            self._over()
+
+    def _hand_over(self, joined: _Joined, ended: np.ndarray) -> None:
+        """Hand over what is whole now that these of a chunk's rows have ended."""
+        joined.has_ended[ended] = True
+        is_whole = np.ones(int(joined.groups.max(initial=-1)) + 1, dtype=bool)
+        is_whole[joined.groups[~joined.has_ended]] = False
+        leaving = np.flatnonzero(is_whole[joined.groups] & ~joined.has_left)
+        joined.has_left[leaving] = True
+        if len(leaving):
+            joined.rows.produce(leaving, partial(self._version_of, joined.first), joined.span)
+        if joined.has_left.all():
+            self._joined.remove(joined)
+            now = self._world.clock.now
+            seconds = now - max(joined.begun, self._counted_until)
+            self._counted_until = now
+            self._chunks.note_read(joined.rows.chunk, joined.begun)
+            joined.end(seconds)
+
+    def _version_of(self, first: int, row: int) -> int:
+        return self._chunks.version_at(self._node.name, self._run.begun(first + row))
+
+
+def _samples_of(rows: ChunkRows) -> np.ndarray:
+    """int64: how many rows come of each row of a chunk."""
+    chunk, node = rows.chunk, rows.node
+    if chunk.spans is not None:
+        return chunk.spans[:, 1] - chunk.spans[:, 0]
+    return np.full(len(chunk.keys), node.rows // node.inner)

@@ -1,0 +1,303 @@
+"""Chunks in the kernels of one Worker: from their rows to the rows that they make.
+
+    executes                  waits for                   unblocked by
+    RunChunk                  its rows                    the channels of their Workers
+    one that joins another    a batch of the other one    `interrupt` of the kernel
+
+Where a node has a lag and its kernel takes further chunks into a run (Joinable), a run goes on for
+as long as chunks come. What the Worker is told meanwhile is carried out between two batches, in the
+order in which it was told: a chunk of the node joins, chunks of other nodes run, rows are recorded,
+weights of others are loaded. What has to wait for the end of the run, such as a train Step, lets
+nothing pass that was told later, so the run ends.
+
+Owns: running chunks, and what is told of them. Does not own: which of their rows have come
+(chunk_rows.py), rows that are fetched ahead (joined_inputs.py), new weights for a running chunk
+(weight_delivery.py), other instructions (worker.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from dataflow.batch import Batch
+from dataflow.kernel import Chunk
+from dataflow.kernel_abilities import Joinable
+from engine.channels.contract import PeerLost
+from engine.keep.record.recorder import RowRecorder
+from engine.plan.plan import PlannedNode
+from engine.protocol import messages as m
+from engine.run.worker.chunk_rows import ChunksUnderWay, ChunkUnderWay
+from engine.run.worker.joined_inputs import JoinedInputs
+from engine.run.worker.kernel_loader import OpenKernels
+from engine.run.worker.newest_rows import NewestRows
+from engine.run.worker.rows import WorkerRows
+from engine.run.worker.timing import During
+from engine.run.worker.weight_delivery import Delivery
+
+TakeNext = Callable[[Callable[[m.ToWorker], bool]], m.ToWorker | None]
+"""Takes the next thing that was told, if it passes."""
+
+
+class KernelRuns:
+    """Of one Worker. carry_out: executes another instruction. take_next: set by whoever keeps what
+    was told and is not begun; nothing is taken without it.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        kernels: OpenKernels,
+        rows: WorkerRows,
+        delivery: Delivery,
+        carry_out: Callable[[m.ToWorker], Iterable[m.Event]],
+        recorder: RowRecorder | None,
+        newest: NewestRows | None,
+    ) -> None:
+        self._worker, self._kernels, self._rows = worker, kernels, rows
+        self._delivery, self._carry_out = delivery, carry_out
+        self._recorder, self._newest = recorder, newest
+        self.take_next: TakeNext = lambda passes: None
+        self._joined_inputs = JoinedInputs(rows)
+        self._fetches_ahead = False
+        self._is_running = False
+        self._lock = threading.Lock()
+        self._open_to = ""
+        """The running node, if chunks may join."""
+
+    # --- from any thread --------------------------------------------------------------------------
+
+    def fetch_ahead(self, instruction: m.ToWorker) -> None:
+        """Begin to fetch what a chunk takes that will join the running one. Before it is put where
+        `take_next` looks.
+        """
+        self._fetches_ahead = True
+        with self._lock:
+            joins = isinstance(instruction, m.RunChunk) and instruction.node == self._open_to
+        if joins:
+            assert isinstance(instruction, m.RunChunk)
+            self._joined_inputs.begin(instruction)
+
+    def announce(self, instruction: m.ToWorker) -> None:
+        """Interrupt a run to which this can come, once it is where `take_next` looks."""
+        if isinstance(instruction, m.RunChunk):
+            self._joined_inputs.call_when_ready(instruction, self.interrupt)
+        else:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Let a run to which chunks can join look at what was told."""
+        with self._lock:
+            if self._open_to:
+                self._kernels[self._open_to].interrupt()
+
+    def forget(self) -> None:
+        """Drop rows that were fetched ahead: their chunks will not begin."""
+        self._joined_inputs.forget()
+
+    def close(self) -> None:
+        """End the thread that fetches."""
+        self._joined_inputs.close()
+
+    # --- the Worker's thread ----------------------------------------------------------------------
+
+    def run(self, chunk: m.RunChunk) -> Iterator[m.Event]:
+        """Run a chunk, and those that join it. Raises PeerLost where its rows are gone."""
+        if self._is_running:
+            yield from self._run_within(chunk)
+            return
+        node = self._kernels.nodes[chunk.node]
+        first = self._begin(chunk, counted=self._lets_join(node))
+        self._delivery.begins(node)
+        self._is_running = True
+        try:
+            if self._lets_join(node):
+                self._open(node)
+            chunks = ChunksUnderWay(first)
+            for batch_events in self._write(chunks, node):
+                yield from batch_events
+                yield from self._delivery.meanwhile()
+                yield from self._carry_out_others(chunks, node)
+        finally:
+            self._is_running = False
+            with self._lock:
+                self._open_to = ""
+        yield from self._delivery.ends()
+
+    def _run_within(self, chunk: m.RunChunk) -> Iterator[m.Event]:
+        """Run a chunk of another node between two batches of the running one."""
+        chunks = ChunksUnderWay(self._begin(chunk, counted=False))
+        for batch_events in self._write(chunks, self._kernels.nodes[chunk.node]):
+            yield from batch_events
+
+    def _lets_join(self, node: PlannedNode) -> bool:
+        return node.lag >= 1 and isinstance(self._kernels[node.name], Joinable)
+
+    def _open(self, node: PlannedNode) -> None:
+        """Let chunks join, also those that were told before."""
+        with self._lock:
+            self._open_to = node.name
+        self.interrupt()
+
+    def _begin(self, chunk: m.RunChunk, *, counted: bool) -> ChunkUnderWay:
+        """A chunk with its rows. Raises PeerLost, KernelError."""
+        inputs = self._joined_inputs.take(chunk)
+        self._kernels.aligned[chunk.node].require_inputs(chunk.keys, inputs)
+        node = self._kernels.nodes[chunk.node]
+        described = Chunk(
+            id=chunk.id,
+            step=chunk.step,
+            keys=chunk.keys,
+            inputs=inputs,
+            spans=chunk.spans,
+            weights=chunk.weights,
+        )
+        expand = max(1, node.rows // node.inner) if counted else 0
+        return ChunkUnderWay(chunk, described, self._delivery.version_of(node), expand)
+
+    def _write(self, chunks: ChunksUnderWay, node: PlannedNode) -> Iterator[Iterator[m.Event]]:
+        """Run the kernel. Yields the events of one batch after another, and then of the end."""
+        rows = self._kernels[node.name].run(chunks.oldest().described)
+        while True:
+            oldest = chunks.oldest().message
+            what = chunks.describe()
+            during = self._kernels.during(node.name, node.name, what, task=oldest.id)
+            with during.making():
+                batch = next(rows, None)
+            if batch is None:
+                during.note_rows(None)
+                break
+            yield self._take_batch(chunks, batch, during)
+        yield self._end_all(chunks, node)
+
+    def _take_batch(
+        self, chunks: ChunksUnderWay, batch: Batch, during: During
+    ) -> Iterator[m.Event]:
+        """Keep a batch and tell of it. One without rows only lets something else happen."""
+        if not len(batch):
+            during.note_rows(None)
+            yield from self._report_tombstones(chunks)
+            return
+        chunk = chunks.find(batch.keys)
+        message, inputs = chunk.message, chunk.described.inputs
+        self._kernels.aligned[message.node].require_made(message.keys, batch, inputs)
+        ref = self._rows.keep(message.node, batch)
+        during.note_rows(ref, task=message.id)
+        if self._recorder is not None:
+            self._recorder.add(message, batch, chunk.version)
+        if self._newest is not None:
+            self._newest.offer(message.node, batch)
+        chunk.note_rows(batch.keys)
+        yield from self._report_metrics(message)
+        watermark = self._kernels.sessions[message.node].take_least_tokens()
+        yield m.Produced(id=message.id, node=message.node, ref=ref, watermark=watermark)
+        # At once: the other rows of a group need not wait for the end of the chunk.
+        yield from self._report_tombstones(chunks)
+        yield from self._end_over(chunks)
+
+    def _report_tombstones(self, chunks: ChunksUnderWay) -> Iterator[m.Event]:
+        """Report the rows that were given up since the last call, and chunks that end by that."""
+        node = chunks.oldest().message.node
+        for row in self._kernels.sessions[node].tombstones():
+            chunk = chunks.find_given_up(row.key, row_only=row.row_only)
+            chunk.give_up(row.key, row_only=row.row_only)
+            yield m.Tombstoned(
+                id=chunk.message.id,
+                node=node,
+                key=row.key,
+                error=row.error,
+                failed=row.failed,
+                row_only=row.row_only,
+            )
+
+    def _report_metrics(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
+        """Report the chunk's metrics since the last call, unless it is a rerun."""
+        reports = self._kernels.sessions[chunk.node].reports()
+        if self._kernels.nodes[chunk.node].region == "evaluation":
+            # Else they would be averaged with those of other nodes under the same names.
+            reports = [
+                (f"evaluation/{chunk.node}/{name}", number, count)
+                for name, number, count in reports
+            ]
+        if reports and not chunk.again:
+            yield m.Reported(id=chunk.id, worker=self._worker, metrics=tuple(reports))
+
+    def _end_all(self, chunks: ChunksUnderWay, node: PlannedNode) -> Iterator[m.Event]:
+        """The run has ended, and with it all chunks."""
+        for chunk in chunks:
+            yield from self._report_metrics(chunk.message)
+            yield from self._report_tombstones(chunks)
+            yield from self._end(chunks, chunk)
+
+    def _end_over(self, chunks: ChunksUnderWay) -> Iterator[m.Event]:
+        """End the chunks of which all rows have come or were given up."""
+        for chunk in chunks:
+            if chunk.is_over:
+                yield from self._end(chunks, chunk)
+
+    def _end(self, chunks: ChunksUnderWay, chunk: ChunkUnderWay) -> Iterator[m.Event]:
+        chunks.remove(chunk)
+        if self._recorder is not None:
+            self._recorder.end(chunk.message, joined=chunk.joined)
+        yield m.ChunkDone(id=chunk.message.id, node=chunk.message.node)
+
+    # --- what comes meanwhile ---------------------------------------------------------------------
+
+    def _carry_out_others(self, chunks: ChunksUnderWay, node: PlannedNode) -> Iterator[m.Event]:
+        """Carry out what was told meanwhile, up to what has to wait for the end of the run."""
+        if not self._open_to:
+            return
+        while (instruction := self.take_next(self._passes)) is not None:
+            try:
+                if isinstance(instruction, m.RunChunk) and instruction.node == node.name:
+                    yield from self._join(chunks, instruction)
+                else:
+                    yield from self._carry_out(instruction)
+            except PeerLost as lost:
+                assert isinstance(instruction, m.Task)
+                yield m.FetchFailed(id=instruction.id, worker=self._worker, peer=lost.peer)
+
+    def _passes(self, instruction: m.ToWorker) -> bool:
+        """Whether the running node does not have to end before this is carried out."""
+        running = self._kernels.nodes[self._open_to]
+        match instruction:
+            case m.RunChunk() if instruction.node == running.name:
+                return self._is_here(instruction)
+            case m.RunChunk() | m.Evaluate():
+                return not self._shares_module(self._kernels.nodes[instruction.node], running)
+            case m.Load() if instruction.reader == running.name:
+                return self._delivery.takes_weights(running.name)
+            case m.Load():
+                return not self._shares_module(self._kernels.nodes[instruction.reader], running)
+            case m.Record() | m.Release():
+                return True
+            case _:
+                return False
+
+    def _is_here(self, chunk: m.RunChunk) -> bool:
+        """Whether a chunk that is to join can begin at once. Where rows are fetched ahead, those of
+        a chunk that was told before the run began are asked for now.
+        """
+        if self._fetches_ahead and not self._joined_inputs.has_begun(chunk):
+            self._joined_inputs.begin(chunk)
+            if not self._joined_inputs.is_ready(chunk):
+                self._joined_inputs.call_when_ready(chunk, self.interrupt)
+        return self._joined_inputs.is_ready(chunk)
+
+    def _shares_module(self, node: PlannedNode, other: PlannedNode) -> bool:
+        """Whether both nodes compute by the same module, or engine."""
+        modules = {use.module for use in other.models}
+        return any(use.module in modules for use in node.models)
+
+    def _join(self, chunks: ChunksUnderWay, message: m.RunChunk) -> Iterator[m.Event]:
+        """Let a chunk join the run."""
+        chunk = self._begin(message, counted=True)
+        kernel: Any = self._kernels[message.node]
+        what = f"chunk {message.id}, {len(message.keys)} rows, joins"
+        with self._kernels.during(message.node, message.node, what, task=message.id):
+            kernel.join(chunk.described)
+        chunks.add(chunk)
+        yield from self._report_metrics(message)
+        yield from self._report_tombstones(chunks)
+        yield from self._end_over(chunks)

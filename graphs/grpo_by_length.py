@@ -1,0 +1,68 @@
+"""GRPO whose longest answers are begun first (StreamRL, arXiv:2504.15930, section 4).
+
+Use it where a few answers are much longer than the others, and the same prompts come back.
+"""
+
+from __future__ import annotations
+
+from dataflow.calls import declares
+from dataflow.graph import Graph
+from dataflow.model import Model, Number, Table
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.evaluation import held_out
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.select import mixed_groups, select
+from operators.tables import lookup, record
+from operators.train import train
+
+
+@declares
+def grpo_by_length(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    lr: Number = 1e-6,
+    minibatches: int = 1,
+    max_lag: int = 0,
+    drop_uniform: bool = False,
+    eval_data: str | None = None,
+    eval_every: int = 50,
+) -> Graph:
+    """Group-relative policy optimisation, the answers that are expected to be longest first.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        lr: learning rate, or a schedule of the Step.
+        minibatches: updates per Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+    """
+    policy, lengths = Model("policy", base, trainable=True), Table("lengths")
+    prompt = prompts(data, batch=batch)
+    weight = lookup(lengths, prompt, max_lag=max_lag)
+    rollout = generate(
+        policy, prompt, weight=weight, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout"
+    )
+    visits = record(lengths, rollout)
+    score = reward(reward_fn, rollout, name="score")
+    if drop_uniform:
+        rollout, score = select(rollout, score, where=mixed_groups(score))
+    loss = clipped_policy_loss(group_advantage(rollout, score, name="advantage"))
+    sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("grpo_by_length", sink, visits, *evaluation)

@@ -1,0 +1,107 @@
+"""A synchronous Step that is trained in parts while it is generated."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.plan.plan import Plan
+from engine.plan.planned_source import PlannedSource, Streaming
+from engine.protocol import messages as m
+from tests.kit.plans import plan_of, planned_node
+from tests.kit.streamed_world import StreamedWorld
+
+BATCH, SAMPLES, STEPS = 6, 2, 3
+
+
+def streamed_plan(stream: Streaming = "ordered", *, train_in_parts: bool = True) -> Plan:
+    """GRPO with two replicas of the rollout; values are computed below the cut."""
+    rows = {"rows": SAMPLES, "inner": SAMPLES}
+    below = {"region": "step", "in_parts": True}
+    decode = {"work": "decode", "relation": "expand", "rows": SAMPLES, "chunks": 2}
+    return plan_of(
+        planned_node("prompts", work="source", relation="source", workers=("a",)),
+        planned_node("rollout", "prompts", workers=("a", "b"), tokens="x", **decode),
+        planned_node("score", "rollout", workers=("c",), chunking="part", **rows),
+        planned_node("values", "score", workers=("d",), **rows, **below),
+        planned_node(
+            *("train", "rollout", "values"),
+            work="train",
+            relation="sink",
+            region="step",
+            workers=("d",),
+            **rows,
+            in_parts=train_in_parts,
+        ),
+        sources=(PlannedSource(name="prompts", batch=BATCH, stream=stream, part_tokens=20),),
+        recorder="d",
+    )
+
+
+def length(position: int, sample: int) -> int:
+    """Long tailed, and without a pattern in the positions."""
+    return 1 + (position * 7 + sample * 3) % 11 + 20 * (position % 5 == 4)
+
+
+def run(plan: Plan, seed: int, drops=lambda position: False) -> StreamedWorld:
+    world = StreamedWorld(plan, STEPS, length, drops, seed)
+    world.run()
+    return world
+
+
+def parts_of(world: StreamedWorld) -> list[tuple[int, int, list[tuple[int, int, int]]]]:
+    tasks = (message for message in world.told if isinstance(message, m.TrainPart))
+    return [(task.step, task.part, task.keys.rows()) for task in tasks]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_ordered_step_has_the_same_parts_at_any_timing(seed: int) -> None:
+    first, other = run(streamed_plan(), 0), run(streamed_plan(), seed + 1)
+    assert parts_of(first) == parts_of(other)
+    finishes = [message for message in other.told if isinstance(message, m.FinishStep)]
+    assert [task.step for task in finishes] == [1, 2, 3]
+    for task in finishes:
+        of_step = [part for part in parts_of(other) if part[0] == task.step]
+        assert [part for _, part, _ in of_step] == list(range(task.parts))
+        positions = sorted({position for _, _, keys in of_step for position, _, _ in keys})
+        assert positions == list(range((task.step - 1) * BATCH, task.step * BATCH))
+
+
+@pytest.mark.parametrize("stream", ["ordered", "arrival"])
+def test_each_row_is_trained_once_where_groups_are_dropped(stream: Streaming) -> None:
+    def drops(position: int) -> bool:
+        return position % 4 == 1
+
+    for seed in range(4):
+        world = run(streamed_plan(stream), seed, drops)
+        rows = [key for _, _, keys in parts_of(world) for key in keys]
+        assert len(rows) == len(set(rows)) == STEPS * BATCH * SAMPLES
+        assert not any(drops(position) for position, _, _ in rows)
+        assert parts_of(world) == parts_of(run(streamed_plan(stream), seed, drops))
+    if stream == "ordered":
+        assert parts_of(world) == parts_of(run(streamed_plan(stream), 99, drops))
+
+
+def test_parts_begin_before_the_last_row_has_come() -> None:
+    world = run(streamed_plan(), 0)
+    chunks = [
+        message.id
+        for message in world.told
+        if isinstance(message, m.RunChunk) and message.node == "rollout" and message.step == 0
+    ]
+    assert chunks
+    order = world.order
+    last_rows = max(place for place, what in enumerate(order) if what == "Stepped")
+    assert order.index("PartTrained") < last_rows
+    # Of the first Step: a part is trained while rows of it still come.
+    first_step = order[: order.index("Stepped")]
+    first_part = first_step.index("PartTrained")
+    assert "Produced" in first_step[first_part:]
+
+
+def test_a_node_that_needs_the_whole_step_waits_for_its_end() -> None:
+    world = run(streamed_plan(train_in_parts=False), 0)
+    assert parts_of(world) == []
+    steps = [message for message in world.told if isinstance(message, m.TrainStep)]
+    assert [len(task.keys) for task in steps] == [BATCH * SAMPLES] * STEPS
+    values = [m_.keys for m_ in world.told if isinstance(m_, m.RunChunk) and m_.node == "values"]
+    assert len(values) > STEPS, "values are computed part by part all the same"
