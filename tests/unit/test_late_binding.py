@@ -14,10 +14,12 @@ from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.late_binding import ahead_rows, credit_rows
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.task_ledger import Outstanding
-from engine.plan.plan import Plan, PlannedSource
+from engine.plan.plan import ModelUse, Plan, PlannedSource
 from engine.protocol import messages as m
 from engine.protocol.refs import Ref
 from tests.kit.plans import plan_of, planned_input, planned_node, ref
+
+POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
 
 
 class LateRun:
@@ -30,7 +32,7 @@ class LateRun:
         prompts = planned_node("prompts", work="source", relation="source", weight="x")
         rollout = planned_node(
             "rollout", "prompts", weight, work="decode", relation="expand", rows=samples,
-            chunking="ready", workers=tuple(workers),
+            chunking="ready", workers=tuple(workers), models=(POLICY,),
             layout=Layout(slots=slots, spread=spread, replicas=len(workers)),
         )  # fmt: skip
         source = PlannedSource(name="prompts", batch=1 << 20, max_lag=1)
@@ -200,3 +202,13 @@ def test_every_row_is_given_once_within_credit_and_no_room_stays_beside_rows(
         row for task in tasks for row in task.keys.expand_spans(samples, task.spans).rows()
     ]
     assert len(given_rows) == len(set(given_rows))
+
+
+def test_a_prompt_that_waits_begins_with_the_newest_version_unlike_one_that_was_given() -> None:
+    run = LateRun("a", slots=1)
+    (task,) = run.admit(range(5))
+    prompts = run.table.prompts
+    assert run.table.begin_with(3)
+    assert prompts.begun[prompts.find(Keys.of(range(5)))].tolist() == [0, 0, 3, 3, 3]
+    assert len(task.keys) == 2
+    assert not run.table.begin_with(3), "known"

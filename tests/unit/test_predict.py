@@ -74,7 +74,9 @@ def test_equal_seeds_give_equal_bytes() -> None:
 def test_answers_leave_as_whole_groups(slots: int, most: int) -> None:
     """All at once where they fit the slots, else when they are a quarter of these, as in a run."""
     graph = grpo_graph(batch=8, n=4, max_tokens=32, max_lag=1)
-    plan = placed(edited(graph, ["rollout.on_update=drain"]), workers="apart")
+    plan = placed(
+        edited(graph, ["rollout.on_update=drain"]), workers="apart", chunks={"rollout": 1}
+    )
     rollout = plan.node("rollout")
     fewer = replace(rollout, layout=replace(rollout.layout, slots=slots))
     nodes = tuple(fewer if node is rollout else node for node in plan.nodes)
