@@ -212,3 +212,17 @@ def test_a_prompt_that_waits_begins_with_the_newest_version_unlike_one_that_was_
     assert prompts.begun[prompts.find(Keys.of(range(5)))].tolist() == [0, 0, 3, 3, 3]
     assert len(task.keys) == 2
     assert not run.table.begin_with(3), "known"
+
+
+def test_units_whose_rows_are_lost_while_they_wait_wait_for_these_to_be_made_again() -> None:
+    run = LateRun("a", slots=2)
+    run.able = set()
+    run.admit(range(3))
+    harmed, (source,) = run.table.lose(frozenset({0}), trained=frozenset({"rollout"}))
+    assert (len(harmed), len(source.keys)) == (0, 3)
+    run.able = {"a"}
+    run.dispatch.consider("a")
+    assert run.tell() == []
+    run.table.add_rows("prompts", ref(Keys.of([2]), block=9))
+    (task,) = run.tell()
+    assert task.keys.position.tolist() == [2]
