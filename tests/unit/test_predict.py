@@ -94,7 +94,8 @@ def test_new_weights_send_out_the_groups_that_have_ended() -> None:
     parts = {}
     for on_update in ("interrupt", "drain"):
         changed = edited(graph, [f"rollout.on_update={on_update}"])
-        prediction = predicted(placed(changed, workers="apart"), steps=6)
+        plan = placed(changed, workers="apart", chunks={"rollout": 1})
+        prediction = predicted(plan, steps=6)
         scored = [span.rows for span in prediction.spans if span.node == "score"]
         assert sum(scored) == 32 * 6
         assert all(rows % 4 == 0 for rows in scored)
