@@ -8,6 +8,7 @@ checkpoint, how much was dropped. Does not own: one source's prompts (prompt_tab
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Sources:
         self.admissions = {
             s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
         }
-        self.pools = [pool for table in self.tables.values() for pool in table.pools]
+        self.pools = [*chain.from_iterable(table.pools for table in self.tables.values())]
         """Units that wait for a slot of a replica, by node."""
         self._first_dropped = ""
 

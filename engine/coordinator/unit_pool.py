@@ -59,7 +59,8 @@ class UnitPool:
         prompts = self._prompts
         cohorts, admissions = prompts.cohort[slots], prompts.order[slots]
         columns = (cohorts, -weights, admissions, units, slots, sizes)
-        for fields in zip(*(column.tolist() for column in columns), strict=True):
+        lists = [column.tolist() for column in columns]
+        for fields in zip(*lists, strict=True):
             self.put(WaitingUnit(*fields))
 
     def put(self, unit: WaitingUnit) -> None:
