@@ -38,6 +38,7 @@ from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes, Time
 from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
+from engine.plan.packed_rows import pack_rows_of
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 from engine.plan.profiled_passes import kernel_family, kind_of_pass, nearest_entry, samples_of
 from engine.plan.row_lengths import RowLengths
@@ -226,7 +227,7 @@ class PlanCosts:
         """Time of one rank's share of a replica's rows."""
         planned = self._nodes[node]
         ranks = planned.layout.data
-        fed = _pack(planned, rows, planned.inner, ranks)
+        fed = pack_rows_of(planned, rows, planned.inner, ranks)
         time = training.forward_time(self.require_sizes(node), self.place(node), fed)
         return time.times(self.correction(node, rows, ranks))
 
@@ -249,7 +250,7 @@ class PlanCosts:
         whole = Time()
         for name, rows in sets.items():
             inner = max(self._nodes[intake.gate].rows for intake in planned.row_sets[name])
-            fed = _pack(planned, rows, inner, ranks)
+            fed = pack_rows_of(planned, rows, inner, ranks)
             update_count = 0  # other row sets are trained in the same updates as the node's own
             if name == ROWS and updates:
                 update_count = epochs * int(params["minibatches"])
@@ -441,17 +442,6 @@ class PlanCosts:
 def _cores_of_rank(node: PlannedNode, device_kind: str) -> int:
     """Cores of one rank of a node; 1 on a GPU."""
     return node.layout.threads if device_kind == CPU else 1
-
-
-def _pack(node: PlannedNode, rows: RowLengths, shared: int, divisor: int) -> training.Microbatches:
-    """Pack rows into a node's micro-batches; see training.pack_rows."""
-    return training.pack_rows(
-        rows.prompts,
-        rows.answers,
-        budget=node.layout.tokens,
-        shared=max(1, shared),
-        divisor=divisor,
-    )
 
 
 def plan_costs(plan: Plan, profile: Profile | None = None) -> PlanCosts:
