@@ -30,6 +30,7 @@ GOALS = {"alone": 120.0, "32 together": 50.0, "128 together": 35.0}
 CASES = {
     "512 x 16": WorldLoad(prompts=512, samples=16, steps=4),
     "8,192 x 16": WorldLoad(prompts=8192, samples=16),
+    "8,192 x 16, bound late": WorldLoad(prompts=8192, samples=16, late=True),
 }
 WORKERS = (8, 64, 512, 4096, 10_000)
 MOST_DEARER, FIRST = 1.5, 64

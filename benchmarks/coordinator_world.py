@@ -47,6 +47,7 @@ class WorldLoad:
     """A run: Steps of so many prompts and samples of each, on so many Workers that generate, whose
     rows of a Step are cut into so many chunks. ranks: of the train node. turns: half of the Workers
     compute a reference's log-probs, each in turns with one that generates, on the same device.
+    late: no chunks are asked for, so rows are bound to a Worker as its slots fall free.
     """
 
     prompts: int
@@ -56,12 +57,13 @@ class WorldLoad:
     ranks: int = 1
     steps: int = 1
     turns: bool = False
+    late: bool = False
 
     def plan(self) -> Plan:
         """GRPO with a lag of one Step: generation, its reward and training are not in step."""
         placing = Placing(
             replicas={"rollout": self.workers},
-            chunks={"rollout": self.chunks},
+            chunks={} if self.late else {"rollout": self.chunks},
             ranks={"train_policy": self.ranks} if self.ranks > 1 else {},
         )
         if self.turns:
@@ -236,7 +238,7 @@ class CoordinatorWorld:
         """Each row alone."""
         node, keys = self._nodes[task.node], task.keys
         if node.relation == "expand":
-            keys = keys.expand(node.rows // node.inner)
+            keys = keys.expand_spans(node.rows // node.inner, task.spans)
         version = self._version if node.traits.generates else NO_VERSION
         for row in range(len(keys)):
             ref = Ref(

@@ -131,13 +131,14 @@ class Course:
         # In waves, so that which prompts are in a batch never depends on timing (decision 0003).
         if admission.source.max_lag == 0 and (self.at != "gather" or table.prompts.running):
             return False
+        has_aged = table.begin_with(self.version)
         chunks = admission.admit(self.version, sparing=self._recovery.spilling)
         self.assign(chunks, 0)
         if self.at == "gather" and not chunks:
             starved = admission.why_starved(self.version + 1, self._plan.place)
             if starved:
                 self.fail(starved)
-        return bool(chunks)
+        return has_aged or bool(chunks)
 
     def _in_opening(self) -> bool:
         if self.unopened or not self._versions.loaded_everywhere:

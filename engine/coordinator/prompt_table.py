@@ -73,6 +73,7 @@ class PromptTable:
         """Of the nodes whose rows are bound late."""
         self._parts = parts_of_concats(self.nodes)
         self._emptied: list[EmptiedGroup] = []
+        self._version = 0
         self.stream: StreamedGroups | None = None
         """Of a source whose Steps are streamed."""
 
@@ -93,6 +94,18 @@ class PromptTable:
             self._readiness.grow(self._slots)
         keys = self.prompts.keys(slots, np.zeros(len(slots), dtype=np.int64))
         return NodeChunk(self.nodes[0], keys, {})
+
+    def begin_with(self, version: int) -> bool:
+        """Every reader has this version: prompts that none was given rows of begin with it, too.
+        Returns whether any was admitted with an older one.
+        """
+        if version <= self._version:
+            return False
+        self._version = version
+        slots = self._readiness.find_unbegun()
+        is_older = self.prompts.begun[slots] < version
+        self.prompts.begun[slots[is_older]] = version
+        return any_true(is_older)
 
     def add_rows(self, node: str, ref: Ref) -> int:
         """Rows have come; returns the block's number. Rows of a retired prompt or an older attempt,
@@ -409,6 +422,7 @@ class PromptTable:
                 state = table.state[slots]
                 table.state[slots] = np.where(state == PENDING, ABSENT, state)
             self._date(slots)
+            self._readiness.note_begun(slots)
             self.prompts.move(slots, FINISHED)
             self._readiness.note_settled()
         self.prompts.next = cut.next

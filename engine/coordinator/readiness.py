@@ -57,6 +57,9 @@ class Readiness:
             for name, units in self.units.items()
         }
         """Units that are in a chunk, or in the pool."""
+        self._trained = {n.name for n in nodes if any(use.trained for use in n.models)}
+        self._has_begun = np.zeros(FIRST_SLOTS, dtype=bool)
+        """Prompts that a node which reads a trained Model was given rows of, or may have been."""
         self._weighed_by = _weighed_by(nodes)
         self.pools = {
             n.name: UnitPool(n, prompts, partial(self._bind, n)) for n in nodes if n.binds_late
@@ -96,6 +99,15 @@ class Readiness:
         slots = self._prompts.slots(RUNNING)
         pending = (self._tables[name].state[slots] == PENDING).any(axis=1)
         return bool((~self._issued[name][slots[pending]]).any())
+
+    def note_begun(self, slots: np.ndarray) -> None:
+        """These prompts have rows, whatever was given to whom here."""
+        self._has_begun[slots] = True
+
+    def find_unbegun(self) -> np.ndarray:
+        """Slots of the running prompts that no trained Model has had a part in."""
+        running = self._prompts.slots(RUNNING)
+        return running[~self._has_begun[running]]
 
     def note_settled(self) -> None:
         """Nothing has changed."""
@@ -143,6 +155,7 @@ class Readiness:
         """Forget these prompts."""
         for issued in self._issued.values():
             issued[slots] = False
+        self._has_begun[slots] = False
         if self._dirty:
             self._dirty.difference_update(slots.tolist())
         if self._waits:
@@ -153,6 +166,7 @@ class Readiness:
     def grow(self, slots: int) -> None:
         """Room for this many slots."""
         self._issued = {name: lengthen(old, slots) for name, old in self._issued.items()}
+        self._has_begun = lengthen(self._has_begun, slots)
 
     # --- what can begin ---------------------------------------------------------------------------
 
@@ -323,6 +337,8 @@ class Readiness:
         of_node = self.units[node.name]
         first, spans = of_node.join(at, units)
         at, samples = at[first], of_node.inputs_of(units[first])
+        if node.name in self._trained:
+            self._has_begun[at] = True
         inputs = self._inputs(node, at, samples)
         chunk = NodeChunk(node, self._prompts.keys(at, samples), inputs, held_blocks(inputs))
         chunk.spans = spans

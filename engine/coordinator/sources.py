@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Sources:
         self.admissions = {
             s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
         }
-        self.pools = [pool for table in self.tables.values() for pool in table.pools]
+        self.pools = [*chain.from_iterable(table.pools for table in self.tables.values())]
         """Units that wait for a slot of a replica, by node."""
         self._first_dropped = ""
 

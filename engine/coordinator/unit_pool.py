@@ -4,15 +4,14 @@ Owns: the order in which they are given. Does not own: which are ready (readines
 replica has room (late_binding.py).
 
 Older cohorts come before younger ones, since the exact intake waits for the oldest; in a cohort the
-heavier unit comes first, as a long row that begins last is what a Step ends with; of equal ones the
-first that came.
+heavier unit comes first, as a long row that begins last is what a Step ends with; of equal ones
+that of the prompt that was admitted first, also where it is to be made once more.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -23,16 +22,15 @@ from engine.plan.plan import PlannedNode
 
 
 class WaitingUnit(NamedTuple):
-    """One unit; of two the lesser is given first, by the first three fields: no number comes twice.
-    lightness: its weight below 0. admission: the number of its prompt's. rows: its output rows.
+    """One unit; of two the lesser is given first. lightness: its weight below 0. admission: the
+    number of its prompt's. rows: its output rows.
     """
 
     cohort: int
     lightness: float
-    number: int
-    slot: int
-    unit: int
     admission: int
+    unit: int
+    slot: int
     rows: int
 
 
@@ -53,18 +51,17 @@ class UnitPool:
         self.has_news = False
         self._prompts = prompts
         self._heap: list[WaitingUnit] = []
-        self._numbers = count()
 
     def add(
         self, slots: np.ndarray, units: np.ndarray, sizes: np.ndarray, weights: np.ndarray
     ) -> None:
         """These units can begin. weights: of each, in any unit."""
         prompts = self._prompts
-        columns = (prompts.cohort[slots], weights, slots, units, prompts.order[slots], sizes)
-        for cohort, weight, slot, unit, admission, rows in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            self.put(WaitingUnit(cohort, -weight, next(self._numbers), slot, unit, admission, rows))
+        cohorts, admissions = prompts.cohort[slots], prompts.order[slots]
+        columns = (cohorts, -weights, admissions, units, slots, sizes)
+        lists = [column.tolist() for column in columns]
+        for fields in zip(*lists, strict=True):
+            self.put(WaitingUnit(*fields))
 
     def put(self, unit: WaitingUnit) -> None:
         """It waits, also once more after it was taken."""

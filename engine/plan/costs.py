@@ -38,6 +38,7 @@ from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes, Time
 from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
+from engine.plan.packed_rows import pack_rows_of
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 from engine.plan.profiled_passes import kernel_family, kind_of_pass, nearest_entry, samples_of
 from engine.plan.row_lengths import RowLengths
@@ -132,9 +133,7 @@ class PlanCosts:
         such a device.
         """
         entry = self.entry(node)
-        if entry is None:
-            return None
-        return entry.peak
+        return None if entry is None else entry.peak
 
     def entry(self, node: str) -> ProfiledNode | None:
         """What a profile says of a node's passes on such a device; None if it has none."""
@@ -226,7 +225,7 @@ class PlanCosts:
         """Time of one rank's share of a replica's rows."""
         planned = self._nodes[node]
         ranks = planned.layout.data
-        fed = _pack(planned, rows, planned.inner, ranks)
+        fed = pack_rows_of(planned, rows, planned.inner, ranks)
         time = training.forward_time(self.require_sizes(node), self.place(node), fed)
         return time.times(self.correction(node, rows, ranks))
 
@@ -249,7 +248,7 @@ class PlanCosts:
         whole = Time()
         for name, rows in sets.items():
             inner = max(self._nodes[intake.gate].rows for intake in planned.row_sets[name])
-            fed = _pack(planned, rows, inner, ranks)
+            fed = pack_rows_of(planned, rows, inner, ranks)
             update_count = 0  # other row sets are trained in the same updates as the node's own
             if name == ROWS and updates:
                 update_count = epochs * int(params["minibatches"])
@@ -271,9 +270,8 @@ class PlanCosts:
         return self.train(node, {ROWS: RowLengths(none, none)})
 
     def weights(self, model: PlannedModel, worker: str, readers: int = 1, source: str = "") -> Time:
-        """Time until a version has come from its writer, or another Worker that has it (source), to
-        a Worker; so many fetch it there at once. None in a Worker that has no module of its own, or
-        where nobody knows the size.
+        """Time until a version has come from its writer, or another source, to one of so many
+        readers. None in a Worker that has no module of its own, or where nobody knows the size.
         """
         sizes = self.sizes_of(model.name)
         reader = next((r for r in model.copying_readers if worker in self._nodes[r].workers), None)
@@ -442,17 +440,6 @@ class PlanCosts:
 def _cores_of_rank(node: PlannedNode, device_kind: str) -> int:
     """Cores of one rank of a node; 1 on a GPU."""
     return node.layout.threads if device_kind == CPU else 1
-
-
-def _pack(node: PlannedNode, rows: RowLengths, shared: int, divisor: int) -> training.Microbatches:
-    """Pack rows into a node's micro-batches; see training.pack_rows."""
-    return training.pack_rows(
-        rows.prompts,
-        rows.answers,
-        budget=node.layout.tokens,
-        shared=max(1, shared),
-        divisor=divisor,
-    )
 
 
 def plan_costs(plan: Plan, profile: Profile | None = None) -> PlanCosts:

@@ -82,7 +82,7 @@ class PricedWork:
             lengths=self.distributions(rows_of),
             samples=samples,
             chunks=node.chunks,
-            steps=1 + node.lag if is_bound_late(node) else 0,
+            steps=1 + node.lag if node.binds_late else 0,
             updates=epochs * updates,
             epochs=epochs,
             is_torch=kernel_family(node) == "torch",
@@ -96,11 +96,6 @@ class PricedWork:
             answers = _find_answers(greatest, self._lengths)
             self._kept[node] = RowDistributions(prompts, answers)
         return self._kept[node]
-
-
-def is_bound_late(node: PlannedNode) -> bool:
-    """Whether a generation takes in rows as its slots become free, whatever Step they are of."""
-    return node.traits.generates and node.chunking == "ready" and node.lag > 0
 
 
 def _find_prompts(greatest: Lengths, distribution: LengthDistribution | None) -> LengthDistribution:

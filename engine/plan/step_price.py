@@ -30,7 +30,7 @@ from engine.plan.costs import PlanCosts, plan_costs
 from engine.plan.joining_decode import PricedDecode
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Decisions, Plan, PlannedNode
-from engine.plan.priced_work import PricedWork, StepLengths, is_bound_late
+from engine.plan.priced_work import PricedWork, StepLengths
 from engine.plan.row_lengths import RowLengths
 from engine.plan.step_flow import StepFlow, time_flow
 
@@ -127,7 +127,7 @@ class StepPrice:
     def _time_alone(self) -> dict[str, float]:
         seconds: dict[str, float] = {}
         for node in self._decided.nodes:
-            if is_bound_late(node) and not self._costs.unpriced_reason(node.name):
+            if node.binds_late and not self._costs.unpriced_reason(node.name):
                 (work,) = self._work.list_works(node)
                 alone = replace(work, steps=0, chunks=node.layout.replicas)
                 seconds[node.name] = self.time_work(node, alone).seconds

@@ -7,6 +7,7 @@
     lossy         rows are lost alone                       table     a Table beside the Models
     streamed      Steps are trained in parts while they are generated
     slow          the coordinator takes together what waits
+    late          samples are spread, rows weighed, and bound late to replicas with few slots
 
 Owns: what a kind is. Does not own: cases (plans.py, elastic.py), what has to hold (proof.py), which
 seeds are tried (test_schedules.py: few of each kind; many.py: others in each run).
@@ -21,6 +22,7 @@ from dataclasses import replace
 from engine.run.simulated_workers.simulation import Simulation
 from engine.run.simulated_workers.store import SimulatedCheckpoint
 from tests.schedules.elastic import elastic_case
+from tests.schedules.late import late_case
 from tests.schedules.plans import ScheduleCase, drawn_case, lossy
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past
@@ -104,6 +106,20 @@ def _survived(
     return ended(begun(case, 0, stored)), past
 
 
+def _late(seed: int) -> None:
+    """Any of the shapes above."""
+    shape = (lossy_case, slow_case, drawn_case)[seed % 3]
+    _with_deaths_in_odd_seeds(late_case(shape(seed)))
+
+
+def _late_elastic(seed: int) -> None:
+    prove(late_case(elastic_case(seed)))
+
+
+def _late_resumed(seed: int) -> None:
+    _killed_and_resumed(late_case(drawn_case(seed, own=seed % 3 == 0)))
+
+
 KINDS: dict[str, Callable[[int], object]] = {
     "undisturbed": lambda seed: prove_undisturbed(drawn_case(seed)),
     "deaths": lambda seed: prove(drawn_case(seed)),
@@ -122,5 +138,8 @@ KINDS: dict[str, Callable[[int], object]] = {
     "slow": lambda seed: prove_undisturbed(slow_case(seed)),
     "slow deaths": lambda seed: prove(slow_case(seed)),
     "slow elastic": _slow_elastic,
+    "late": _late,
+    "late elastic": _late_elastic,
+    "late resumed": _late_resumed,
     "slow resumed": lambda seed: _killed_and_resumed(slow_case(seed)),
 }

@@ -31,10 +31,10 @@ from engine.protocol.messages import (
 from engine.protocol.refs import SourceCut
 from engine.protocol.staleness import NO_VERSION
 from tests.schedules.expected import Prompt
-from tests.schedules.record import RunRecord
+from tests.schedules.record import RunRecord, rows_of
 
-Rows = tuple[tuple[int, int, int], ...]
-"""Keys."""
+Rows = tuple[tuple, ...]
+"""Keys, spans and weights, as of `rows_of`."""
 
 
 class Proof(RunRecord):
@@ -303,17 +303,17 @@ class Proof(RunRecord):
             # one version may be evaluated in two rounds
             once = self.plan.node(node).region == "stream"
             assert len(counted) <= 1 or not once, f"{what} count {len(counted)} times"
-            for each in self._steps_of(node, step, keys):
+            for each in self._steps_of(node, step, keys[0]):
                 assert counted, f"{what} never came before step {each}"
                 assert max(counted) <= closed[each], f"{what} came too late for step {each}"
 
     def _counted(self) -> dict[tuple[str, int, Rows], list[float]]:
-        """(node, Step, keys) -> when the metrics of such a chunk counted."""
+        """(node, Step, rows) -> when the metrics of such a chunk counted."""
         ends = {e.id: when for when, e in self.history.events if isinstance(e, ChunkDone)}
         runs: dict[tuple[str, int, Rows], list[float]] = defaultdict(list)
         for chunk in self.said(RunChunk):
             if self.plan.node(chunk.node).region == "evaluation" or self._waves(chunk.node):
-                counted = runs[chunk.node, chunk.step, tuple(chunk.keys.rows())]
+                counted = runs[chunk.node, chunk.step, rows_of(chunk)]
                 counted += [ends[chunk.id]] if chunk.id in ends and not chunk.again else []
         return runs
 

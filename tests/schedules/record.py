@@ -154,8 +154,15 @@ def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
     chunks_of: dict[str, list[tuple]] = defaultdict(list)
     for _, message in simulation.history.instructions:
         if isinstance(message, RunChunk):
-            chunks_of[message.node].append((message.step, tuple(message.keys.rows())))
+            chunks_of[message.node].append((message.step, *rows_of(message)))
     return chunks_of
+
+
+def rows_of(chunk: RunChunk) -> tuple[tuple, ...]:
+    """Its keys, spans and weights."""
+    spans = () if chunk.spans is None else tuple(map(tuple, chunk.spans.tolist()))
+    weights = () if chunk.weights is None else tuple(chunk.weights.tolist())
+    return tuple(chunk.keys.rows()), spans, weights
 
 
 def contents(simulation: Simulation) -> dict[tuple[str, int], list]:

@@ -14,7 +14,13 @@ from engine.protocol.events import Subscriber
 from engine.run.simulated_workers.faults import FaultModel
 from engine.run.simulated_workers.simulation import Simulation
 from engine.run.simulated_workers.store import SimulatedCheckpoint
+from tests.schedules.credit import (
+    CreditWatch,
+    require_no_credit_left_over,
+    require_no_idle_replica,
+)
 from tests.schedules.elastic import fixed, with_moves
+from tests.schedules.late import on_one_replica
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past, chunks, contents
@@ -32,14 +38,18 @@ def begun(
 ) -> Simulation:
     """A run of the case, with one of its timings, from a checkpoint or from the beginning."""
     how = {"durations": case.timing(timing), "outcomes": case.outcomes, "faults": faults}
-    how |= {"watchers": watchers, "together": case.together}
+    how |= {"watchers": (CreditWatch(case.plan), *watchers), "together": case.together}
     return Simulation(case.plan, case.settings, rows=case.rows, latest=stored, **how)
 
 
 def ended(run: Simulation) -> Simulation:
-    """The run at its end; the bound on outstanding prompts holds at every moment."""
+    """The run at its end; the bound on outstanding prompts holds at every moment, and no replica
+    idles beside rows that wait for one.
+    """
     run.run(until=lambda: _within_bounds(run))
     _within_bounds(run)
+    if run.finish is not None:
+        require_no_credit_left_over(run)
     return run
 
 
@@ -50,6 +60,7 @@ def _within_bounds(run: Simulation) -> bool:
         assert outstanding <= (1 + source.max_lag) * source.batch, (
             f"{name}: {outstanding} prompts are outstanding"
         )
+    require_no_idle_replica(run)
     return False
 
 
@@ -136,9 +147,21 @@ def require_same_at_any_time(case: ScheduleCase, one: Simulation) -> None:
             assert first == second
 
 
+def require_same_on_one_replica(case: ScheduleCase, several: Simulation) -> None:
+    """With one replica of each generation the same Steps; with whole cohorts also the chunks."""
+    one = ended(begun(replace(on_one_replica(case), together=1), 2))
+    require_same_steps(several, one)
+    if case.whole_cohorts:
+        ours, theirs = chunks(several), chunks(one)
+        assert ours.keys() == theirs.keys()
+        assert all(Counter(ours[node]) == Counter(theirs[node]) for node in ours)
+
+
 def prove_undisturbed(case: ScheduleCase) -> None:
     """Every promise of a run without deaths, at any timing."""
     run = ended(begun(case, 0))
     Proof(case, run).all()
     if case.synchronous:
         require_same_at_any_time(case, run)
+        if len(case.plan.sources) == 1:
+            require_same_on_one_replica(case, run)

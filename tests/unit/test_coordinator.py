@@ -226,7 +226,7 @@ def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
     table, _ = with_prompts(2, node("keep", "rollout", relation="subset", refill=True))
     (ready,) = feed(table, "rollout", both(0, 1))
     feed(table, "keep", Keys.of([1], [1]))
-    assert table.close_chunk(ready.node, ready.keys) is None
+    assert table.close_chunk(ready) is None
     assert table.pump() == []
     assert (prompts(table, REJECTED), prompts(table, FINISHED)) == ([0], [1])
     assert table.stored_rows("keep").keys.rows() == [(1, 1, 0)]
@@ -366,7 +366,7 @@ def test_a_prompt_whose_fate_is_known_still_runs_where_others_do() -> None:
     )
     keep, _ = feed(table, "rollout", both(0, 1))
     feed(table, "keep", both(1))
-    assert table.close_chunk(keep.node, keep.keys) is None
+    assert table.close_chunk(keep) is None
     assert table.pump() == []
     assert prompts(table, RUNNING) == [0, 1]
     (second,) = feed(table, "first", both(0, 1))

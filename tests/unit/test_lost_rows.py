@@ -13,6 +13,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.kernel import Assignment, KernelNode, Layout
 from dataflow.schema import Reward
 from engine.coordinator.blocks import Blocks
+from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.coordinator import Settings
 from engine.coordinator.lost_rows import LostRows
 from engine.coordinator.prompt_table import PromptTable
@@ -99,9 +100,9 @@ def test_a_group_scope_waits_until_the_row_is_lost() -> None:
 def test_a_chunk_that_ends_without_a_lost_row_lacks_none() -> None:
     table = lane()
     table.lose_row("rollout", (0, 1, 0), failed=True)
-    assert table.close_chunk(ROLLOUT, Keys.of([0])) == (0, 0, 0)
+    assert table.close_chunk(NodeChunk(ROLLOUT, Keys.of([0]), {})) == (0, 0, 0)
     feed(table, "rollout", Keys.of([0], [0]))
-    assert table.close_chunk(ROLLOUT, Keys.of([0])) is None
+    assert table.close_chunk(NodeChunk(ROLLOUT, Keys.of([0]), {})) is None
 
 
 def test_a_row_is_lost_once_and_never_after_it_came() -> None:
@@ -121,7 +122,7 @@ def test_a_chunk_that_is_given_up_makes_what_is_neither_there_nor_lost() -> None
     table = lane(count=2)
     table.lose_row("rollout", (0, 0, 0), failed=True)
     feed(table, "rollout", Keys.of([0], [1]))
-    table.unissue(ROLLOUT, Keys.of([0, 1]))
+    table.unissue(NodeChunk(ROLLOUT, Keys.of([0, 1]), {}))
     (again,) = table.pump()
     assert again.keys.rows() == [(1, 0, 0)]
 
@@ -151,7 +152,7 @@ def test_a_select_takes_the_last_rows_beside_a_lost_one() -> None:
     table = lane(node("keep", "rollout", relation="subset", refill=True))
     table.lose_row("rollout", (0, 0, 0), failed=True)
     (ready,) = feed(table, "rollout", Keys.of([0], [1]))
-    assert table.close_chunk(table.nodes[-1], ready) is None
+    assert table.close_chunk(NodeChunk(table.nodes[-1], ready, {})) is None
     table.pump()
     assert positions(table, REJECTED) == [0]
     assert table.take_emptied() == []

@@ -134,7 +134,7 @@ def select(table: PromptTable, *kept: tuple[int, int], prompt: int = 0) -> None:
     """The selection has decided on a prompt: it keeps these rows."""
     if kept:
         produced(table, "left", *kept)
-    table.close_chunk(table.nodes[3], Keys.of([prompt] * 4, range(4)))
+    table.close_chunk(NodeChunk(table.nodes[3], Keys.of([prompt] * 4, range(4)), {}))
 
 
 def only(chunks: list[NodeChunk]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:

@@ -172,6 +172,8 @@ def test_with_a_lag_columns_stream_unless_chunks_were_asked_for() -> None:
     plan = placed(with_lag())
     assert plan.sources[0].cohort == 64
     assert plan.node("score").chunking == "ready"
+    assert plan.node("rollout").binds_late
+    assert not placed(with_lag(), chunks={"rollout": 2}).node("rollout").binds_late
     # Products of matrices are batched: fewer and larger is better.
     assert plan.node("reference").chunking == "cohort"
     assert placed(with_lag(), chunks={"score": 2}).node("score").chunking == "cohort"

@@ -74,7 +74,9 @@ def test_equal_seeds_give_equal_bytes() -> None:
 def test_answers_leave_as_whole_groups(slots: int, most: int) -> None:
     """All at once where they fit the slots, else when they are a quarter of these, as in a run."""
     graph = grpo_graph(batch=8, n=4, max_tokens=32, max_lag=1)
-    plan = placed(edited(graph, ["rollout.on_update=drain"]), workers="apart")
+    plan = placed(
+        edited(graph, ["rollout.on_update=drain"]), workers="apart", chunks={"rollout": 1}
+    )
     rollout = plan.node("rollout")
     fewer = replace(rollout, layout=replace(rollout.layout, slots=slots))
     nodes = tuple(fewer if node is rollout else node for node in plan.nodes)
@@ -92,7 +94,8 @@ def test_new_weights_send_out_the_groups_that_have_ended() -> None:
     parts = {}
     for on_update in ("interrupt", "drain"):
         changed = edited(graph, [f"rollout.on_update={on_update}"])
-        prediction = predicted(placed(changed, workers="apart"), steps=6)
+        plan = placed(changed, workers="apart", chunks={"rollout": 1})
+        prediction = predicted(plan, steps=6)
         scored = [span.rows for span in prediction.spans if span.node == "score"]
         assert sum(scored) == 32 * 6
         assert all(rows % 4 == 0 for rows in scored)

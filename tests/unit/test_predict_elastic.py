@@ -47,8 +47,9 @@ def counts(found: Prediction) -> list[int]:
     return [step.replicas["rollout"] for step in found.steps]
 
 
-@pytest.mark.parametrize("max_lag", [0, 1])
-def test_long_answers_bring_replicas_and_shorter_steps(max_lag: int) -> None:
+@pytest.mark.parametrize(("max_lag", "share"), [(0, 0.75), (1, 0.8)])
+def test_long_answers_bring_replicas_and_shorter_steps(max_lag: int, share: float) -> None:
+    """With a lag a replica alone decodes all rows at once, too, and gains less by others."""
     scaled, alone = (
         run(elastic(max_lag=max_lag), scaling=scaling) for scaling in ("balance", "fixed")
     )
@@ -56,7 +57,7 @@ def test_long_answers_bring_replicas_and_shorter_steps(max_lag: int) -> None:
     assert added == sorted(added)
     assert (added[0], added[-1]) == (1, MOST)
     assert set(counts(alone)) == {1}
-    assert fmean(seconds(scaled)[-4:]) < 0.75 * fmean(seconds(alone)[-4:])
+    assert fmean(seconds(scaled)[-4:]) < share * fmean(seconds(alone)[-4:])
     assert [s.tokens for s in scaled.steps] == [s.tokens for s in alone.steps]
 
 

@@ -69,7 +69,7 @@ class BusyHost:
 
     def kernel(self, name: str, begin: float, end: float) -> None:
         self.at(begin, lambda: self.cores.begin(name, self.plan.node(name)))
-        self.at(end, lambda: self.cores.end(name))
+        self.at(end, lambda: self.cores.end(name, self.plan.node(name)))
 
     def function(self, name: str) -> None:
         worker = cast("Any", ClockedWorker(name, self.clock))
@@ -107,7 +107,7 @@ def test_functions_share_cores_with_functions() -> None:
 def test_what_a_worker_ran_that_is_gone_is_slow_for_nobody() -> None:
     host = BusyHost(one=1.0, two=1.0)
     host.kernel("gen", 0.0, 99.0)
-    host.at(4.0, lambda: host.cores.end("one"))
+    host.at(4.0, lambda: host.cores.lose("one"))
     assert host.run()["two"] == pytest.approx(12.0)
 
 

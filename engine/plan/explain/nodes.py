@@ -168,6 +168,8 @@ def _chunking(node: PlannedNode) -> Iterator[str]:
             yield f"in {chunks}"
     elif node.chunking == "cohort":
         yield f"{chunks} of prompts admitted together"
+    elif node.binds_late:
+        yield "rows as slots fall free"
     else:
         yield f"{chunks} of whatever is ready"
         yield f"by {node.scope}"

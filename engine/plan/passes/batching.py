@@ -2,7 +2,7 @@
 
 Owns: how large a cohort is, and of which nodes a chunk is whatever has come. Does not own: into how
 many chunks a cohort is cut, which follows from its replicas (place.py), nor which rows each gets
-(split_by_prompt in engine/coordinator/tables.py).
+(engine/coordinator/readiness.py).
 """
 
 from __future__ import annotations
@@ -19,21 +19,35 @@ from engine.plan.planned_source import PlannedSource
 def batch_rows(draft: Draft) -> Draft:
     """Cut the prompts of a Step into cohorts: one is generated while the one before it is trained.
 
-    With a lag, columns that read a generation in another Worker take whatever is ready, to end soon
-    after it; elsewhere a chunk is (a part of) a cohort.
+    With a lag, a generation takes rows as its slots fall free, and columns that read one in another
+    Worker take whatever is ready, to end soon after it; elsewhere a chunk is (a part of) a cohort.
     """
-    streaming = frozenset(_find_streaming(draft))
+    ready = frozenset(_find_streaming(draft)) | frozenset(_find_late(draft))
     nodes = list(draft.nodes)
     for index, node in enumerate(nodes):
-        if node.name in streaming:
+        if node.name in ready:
             nodes[index] = replace(node, chunking="ready", chunks=1)
     sources = tuple(map(_set_cohort, draft.sources))
     notes = (*draft.notes, *_describe_chunks(draft, nodes))
     return replace(draft, nodes=tuple(nodes), sources=sources, notes=notes)
 
 
+def _find_late(draft: Draft) -> Iterator[str]:
+    """The generations whose rows are bound to a replica as its slots fall free. In a Worker that
+    trains, too, decoding that others may join would go on before each Step's training.
+    """
+    training: set[str] = set()
+    for node in draft.nodes:
+        if node.work == "train":
+            training.update(node.workers)
+    for node in draft.nodes:
+        may_choose = bool(node.lag) and node.name not in draft.placing.chunks
+        if node.traits.generates and may_choose and training.isdisjoint(node.workers):
+            yield node.name
+
+
 def _find_streaming(draft: Draft) -> Iterator[str]:
-    """The nodes whose chunks are whatever has come."""
+    """The columns whose chunks are whatever has come."""
     ancestors = find_ancestors(draft.nodes)
     generations = {n.name: set(n.workers) for n in draft.nodes if n.traits.generates}
     for node in draft.nodes:
@@ -53,7 +67,13 @@ def _set_cohort(source: PlannedSource) -> PlannedSource:
 
 def _describe_chunks(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
     """What streams, and what decides the last bits of a node's rows."""
-    streaming = [node.name for node in nodes if node.chunking == "ready"]
+    for node in nodes:
+        if node.binds_late:
+            slots = f"its {node.layout.slots} slots"
+            if node.layout.replicas > 1:
+                slots = f"the {node.layout.slots} slots of a replica"
+            yield f"{node.name}: rows begin as {slots} fall free, and wait for no others"
+    streaming = [n.name for n in nodes if n.chunking == "ready" and not n.binds_late]
     if streaming:
         why = "so that a Step is full soon after it"
         yield f"{', '.join(streaming)}: take rows as they are ready, beside generation, {why}"

@@ -95,12 +95,14 @@ class PricedTimes:
         """Draw lengths where tokens are made; else take those of the rows that are read."""
         keys = chunk.keys
         if node.relation in ("expand", "source"):
-            keys = keys.expand(node.rows // node.inner)
+            keys = keys.expand_spans(node.rows // node.inner, chunk.spans)
         if node.work == "source":
             prompts = self._drawn.prompts(node.name, keys)
             return RowLengths(prompts, self._drawn.completions(node.name, keys))
         read = self._read(node.inputs, chunk.inputs, len(chunk.keys), chunk)
-        samples = len(keys) // max(1, len(read))
+        samples = np.full(len(read), len(keys) // max(1, len(read)))
+        if chunk.spans is not None:
+            samples = chunk.spans[:, 1] - chunk.spans[:, 0]
         if node.traits.generates:
             prompts = np.repeat(read.prompts, samples)
             # An episode has one row here: how many it needs nobody knows before a run.
