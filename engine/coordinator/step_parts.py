@@ -81,20 +81,20 @@ class StepParts:
         """What train nodes can be told now, each of its parts in their order."""
         tasks: list[TrainPart] = []
         for node in self._trains:
-            told, trained = self._told[node.name], self._trained[node.name]
+            told_parts, trained = self._told[node.name], self._trained[node.name]
             for part, run in enumerate(self._runs):
-                if part in told:
+                if part in told_parts:
                     continue
                 if not run.is_settled or not can_be_told(node.workers[0]):
                     break
                 # Ranks that compute together prepare one part, and drop it when told the next.
-                if node.layout.partial and len(trained) < len(told):
+                if node.layout.partial and len(trained) < len(told_parts):
                     break
                 keys = run.keys(node.inputs)
                 task = self._tell(run, node, part, keys) if len(keys) else None
                 if len(keys) and task is None:  # rows are being made again
                     break
-                told.add(part)
+                told_parts.add(part)
                 if task is None:
                     trained.add(part)
                 else:

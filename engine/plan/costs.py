@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
@@ -203,7 +201,7 @@ class PlanCosts:
         """Make a batch without rows: what limits those that one replica of a generation decodes."""
         planned = self._nodes[node]
         layout = planned.layout
-        no_rows = np.zeros(0, np.int64)
+        no_rows = RowLengths.of_none().prompts
         return DecodeBatch(
             prompts=no_rows,
             answers=no_rows,
@@ -266,8 +264,7 @@ class PlanCosts:
 
     def update(self, node: str) -> Time:
         """Time of one rank's update of a Step whose gradients are there."""
-        none = np.zeros(0, dtype=np.int64)
-        return self.train(node, {ROWS: RowLengths(none, none)})
+        return self.train(node, {ROWS: RowLengths.of_none()})
 
     def weights(self, model: PlannedModel, worker: str, readers: int = 1, source: str = "") -> Time:
         """Time until a version has come from its writer, or another source, to one of so many

@@ -21,6 +21,11 @@ class RowLengths:
     def __len__(self) -> int:
         return len(self.answers)
 
+    @staticmethod
+    def of_none() -> RowLengths:
+        """No row."""
+        return RowLengths(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
     def take(self, rows: np.ndarray) -> RowLengths:
         """Pick some rows, by number or by a mask."""
         return RowLengths(self.prompts[rows], self.answers[rows])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from dataflow.loss_terms import Loss
 from dataflow.training_parts import why_not_in_parts
@@ -52,7 +53,7 @@ def _why_no_stream(draft: Draft) -> str:
     generations = [n for n in draft.nodes if n.region == "stream" and n.traits.generates]
     if not generations:
         return "nothing is generated"
-    generating = {worker for node in generations for worker in node.workers}
+    generating = set(chain.from_iterable(node.workers for node in generations))
     computing = [n for n in draft.nodes if n not in generations and n.work != "source"]
     if all(generating.issuperset(node.workers) for node in computing):
         return "the Worker that generates does everything else, too (--workers apart or --pin)"

@@ -43,7 +43,7 @@ class _KernelRun:
             self._produce(rows)
 
 
-class SimulatedRows:
+class RowsOfChunk:
     """The rows that a chunk makes, some failing, and how they are handed over. lengths: tokens of
     each, where they are known.
     """
@@ -150,7 +150,7 @@ class ChunkRuns:
         how long that takes, its rows, and their tokens where they are known.
         """
         world, worker, begun = self._world, self._worker, self._world.clock.now
-        rows = SimulatedRows(worker, world, chunk)
+        rows = RowsOfChunk(worker, world, chunk)
         node = rows.node
         starts, ends = world.kernels.rows(node, len(rows.keys), rows.lengths)
 

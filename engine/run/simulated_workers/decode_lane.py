@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.plan.plan import PlannedNode
 from engine.plan.row_lengths import RowLengths
-from engine.run.simulated_workers.chunks import ChunkRuns, SimulatedRows
+from engine.run.simulated_workers.chunks import ChunkRuns, RowsOfChunk
 from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 
 
@@ -30,7 +30,7 @@ class _Joined:
     own.
     """
 
-    rows: SimulatedRows
+    rows: RowsOfChunk
     first: int
     begun: float
     span: int
@@ -63,7 +63,7 @@ class DecodeLane:
         self._counted_until = world.clock.now
         world.cores.begin(worker.name, node)
 
-    def join(self, rows: SimulatedRows, span: int, end: Callable[[float], None]) -> None:
+    def join(self, rows: RowsOfChunk, span: int, end: Callable[[float], None]) -> None:
         """Take in the rows of a chunk. span: of its messages. end: called after the last row, with
         the seconds since it joined that no chunk before has counted.
         """
@@ -134,7 +134,7 @@ class DecodeLane:
         return self._chunks.version_at(self._node.name, self._run.begun(first + row))
 
 
-def _samples_of(rows: SimulatedRows) -> np.ndarray:
+def _samples_of(rows: RowsOfChunk) -> np.ndarray:
     """int64: how many rows come of each row of a chunk."""
     chunk, node = rows.chunk, rows.node
     if chunk.spans is not None:

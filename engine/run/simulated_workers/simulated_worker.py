@@ -25,7 +25,7 @@ from itertools import chain
 from dataflow.errors import RunError
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
-from engine.run.simulated_workers.chunks import ChunkRuns, SimulatedRows
+from engine.run.simulated_workers.chunks import ChunkRuns, RowsOfChunk
 from engine.run.simulated_workers.decode_lane import DecodeLane
 from engine.run.simulated_workers.fetched_ahead import FetchedAhead
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
@@ -239,7 +239,7 @@ class SimulatedWorker:
 
     def _join(self, chunk: m.RunChunk) -> None:
         """Take the rows of a chunk into what is decoded of its node, if anything is."""
-        rows = SimulatedRows(self, self._world, chunk)
+        rows = RowsOfChunk(self, self._world, chunk)
         lane = self._lanes.get(chunk.node)
         if lane is None:
             over = partial(self._end_lane, chunk.node)
