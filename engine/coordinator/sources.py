@@ -79,7 +79,9 @@ class Sources:
         if self._settings.steps is not None and version >= self._settings.steps:
             return None
         chosen = {name: each.choose_early(version) for name, each in self.admissions.items()}
-        return chosen if all(map(len, chosen.values())) else None
+        if not all(map(len, chosen.values())):
+            return None
+        return chosen
 
     def note_formed(self) -> None:
         """A Step is formed."""

@@ -152,7 +152,7 @@ def test_who_keeps_what_it_fetched_says_so_at_once(tiny_folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["alias", "here", "ipc"])
 def test_what_is_here_is_not_fetched(tiny_folder: Path, kind: str) -> None:
-    route = {"weights": "ipc"} if kind == "ipc" else {}
+    route: dict[str, Any] = {"weights": "ipc"} if kind == "ipc" else {}
     worker, _ = opened(small(tiny_folder, max_lag=1), "gen", pin=PIN, **route)
     message = publish(OFFERED)
     if kind != "ipc":
