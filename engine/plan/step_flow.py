@@ -65,7 +65,7 @@ class _FlowingSteps:
         self._left_of_unit: list[int] = []
         """Rows that have not ended, of each unit that the replica has got."""
         self._used = 0
-        """Rows of units that have not left."""
+        """Rows that the replica has got and that have not ended."""
         self._left_of_step: list[int] = []
         self._ends: dict[int, float] = {}
         self._trained: list[float] = []
@@ -105,11 +105,11 @@ class _FlowingSteps:
         return self._units[(number + round(step * _SHIFT * count)) % count]
 
     def _end_row(self, unit: int, end: float) -> None:
+        self._used -= 1
         self._left_of_unit[unit] -= 1
         if self._left_of_unit[unit]:
             return
-        step, number = divmod(unit, len(self._units))
-        self._used -= len(self._unit(step, number))
+        step = unit // len(self._units)
         self._left_of_step[step] -= 1
         if not self._left_of_step[step]:
             self._ends[step] = end

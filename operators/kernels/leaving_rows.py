@@ -5,9 +5,9 @@ their columns (generating.py), the loop (torch/, vllm/).
 
 All rows of a prompt that a chunk has leave together. A chunk that fits the slots leaves in one
 batch at its end, a larger one in batches of at least a quarter of the slots. Where rows flow, which
-is where a reader need not wait for a chunk, all that is ready leaves once an eighth of the slots
-is: then so many are free for rows that wait. Where a Step is worked on in parts, all that is ready
-leaves once it has a share of a part's tokens. A chunk's last rows leave at once, and an
+is where a reader need not wait for a chunk, each leaves by itself, as others wait for its slot: all
+that have ended, once they are an eighth of the slots. Where a Step is worked on in parts, all that
+is ready leaves once it has a share of a part's tokens. A chunk's last rows leave at once, and an
 interruption sends out all that is ready.
 """
 
@@ -33,6 +33,8 @@ class ChunkRows:
     keys: Keys
     numbers: np.ndarray
     tokens: int = 0
+    singly: bool = False
+    """Whether a row may leave before the others of its prompt."""
     ready: int = 0
     """Rows that may leave."""
     ended_tokens: int = 0
@@ -43,31 +45,35 @@ class ChunkRows:
     has_ended: np.ndarray = field(init=False)
     """bool [rows]."""
     _unended: np.ndarray = field(init=False)
-    _ready_prompts: list[np.ndarray] = field(default_factory=list)
+    _is_ready: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self.rows_left = len(self.keys)
         self.prompt_of_row = np.repeat(np.arange(len(self.counts)), self.counts)
         self._unended = self.counts.copy()
         self.has_ended = np.zeros(len(self.keys), bool)
+        self._is_ready = np.zeros(len(self.keys), bool)
 
     def end(self, rows: np.ndarray) -> None:
         """These rows have ended."""
         self.has_ended[rows] = True
+        if self.singly:
+            self._is_ready[rows] = True
+            self.ready += len(rows)
+            return
         prompts = self.prompt_of_row[rows]
         np.subtract.at(self._unended, prompts, 1)
         whole = np.unique(prompts[self._unended[prompts] == 0])
-        self._ready_prompts.append(whole)
-        self.ready += int(self.counts[whole].sum())
+        if len(whole):
+            self._is_ready |= np.isin(self.prompt_of_row, whole)
+            self.ready += int(self.counts[whole].sum())
 
     def take_ready(self) -> np.ndarray:
         """Let all rows leave that may: their indices, int64 ascending."""
-        is_ready = np.zeros(len(self.counts), bool)
-        for prompts in self._ready_prompts:
-            is_ready[prompts] = True
-        rows = np.flatnonzero(is_ready[self.prompt_of_row])
+        rows = np.flatnonzero(self._is_ready)
+        self._is_ready[rows] = False
         self.rows_left -= len(rows)
-        self._ready_prompts, self.ready, self.ended_tokens = [], 0, 0
+        self.ready, self.ended_tokens = 0, 0
         return rows
 
 
@@ -100,6 +106,7 @@ class LeavingRows:
 
     def add(self, chunk: ChunkRows) -> None:
         """Rows of a chunk are in the loop now; there is at least one."""
+        chunk.singly = self._flows
         more = int(chunk.numbers.max()) + 1 - len(self._place)
         if more > 0:
             self._chunk_of = np.pad(self._chunk_of, (0, more))

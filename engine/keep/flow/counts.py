@@ -32,7 +32,7 @@ class StretchCounts:
         self.rows[node, worker] += rows
         self.tokens[node, worker] += tokens
 
-    def train(self, message: m.TrainStep, lags: np.ndarray, tokens: int) -> None:
+    def train(self, message: m.TrainStep | m.TrainPart, lags: np.ndarray, tokens: int) -> None:
         """A train node, or a rank of it, gets its rows."""
         self.rows_of(message.node, message.worker, len(message.keys), tokens)
         before = self.lags.get(message.node, [])

@@ -69,7 +69,8 @@ class FlowFold:
 
     takes = (
         *(e.Opened, e.WorkersMeasured, e.WritingBegan, e.WritingEnded, e.WritingFailed),
-        *(m.RunChunk, m.TrainStep, m.Evaluate, m.Record, m.Offer, m.Load, m.Release),
+        *(m.RunChunk, m.TrainStep, m.TrainPart, m.FinishStep, m.PartTrained),
+        *(m.Evaluate, m.Record, m.Offer, m.Load, m.Release),
         *(m.Produced, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded, m.Offered),
         *(m.Loaded, m.FetchFailed, m.WorkerLost, m.WorkerOpened, m.Retire, m.StepClosed),
     )
@@ -209,7 +210,7 @@ class FlowFold:
                 return
             case m.Load():
                 self._weights.begin_load(instruction, now)
-            case m.TrainStep():
+            case m.TrainStep() | m.TrainPart():
                 lags, tokens = self._edges.measure_training(instruction)
                 self._made.train(instruction, lags, tokens)
                 self._edges.take_rows(instruction.node, instruction.inputs)

@@ -132,7 +132,7 @@ class EdgeQueues:
             edge.rows = 0
         return figures
 
-    def measure_training(self, message: m.TrainStep) -> tuple[np.ndarray, int]:
+    def measure_training(self, message: m.TrainStep | m.TrainPart) -> tuple[np.ndarray, int]:
         """int64 [rows]: the lag of each row that a train node was given, without those that no
         trained Model has made; and the rows' tokens.
         """

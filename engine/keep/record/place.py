@@ -86,8 +86,13 @@ def nodes_to_record(plan: Decisions, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def require_recordable(plans: Iterable[Plan], text: str) -> None:
-    """Raises PlanError for a name in `--record` that is no node of a plan, or makes no rows."""
+    """Raises PlanError for a name in `--record` that is no node of a plan, or makes no rows, and
+    for a plan whose Steps are streamed.
+    """
     phases = list(plans)
+    if asked_for(text) and any(source.stream != "off" for p in phases for source in p.sources):
+        problem = "the parts of a streamed Step cannot be run again"
+        raise PlanError(f"options: --record: {problem}. Fix: leave out --stream.")
     known: set[str] = set()
     every: set[str] = set()
     for plan in phases:

@@ -5,8 +5,8 @@ chunk may join (simulated_worker.py), when a row begins and ends (kernel_times.p
 (chunks.py).
 
 A lane begins with the first chunk and ends with its last row; meanwhile the Worker carries out
-chunks of its other nodes. Rows leave as they end, those of a prompt together, so that their slots
-are known to be free; where nobody knows lengths each row leaves alone.
+chunks of its other nodes. All rows that have ended leave once they are an eighth of the slots, and
+a chunk's last ones at once; where nobody knows lengths each row leaves alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ class _Joined:
     end: Callable[[float], None]
     has_ended: np.ndarray
     has_left: np.ndarray
-    groups: np.ndarray
-    """int64 [rows]: rows of one number leave together."""
+
+    @property
+    def is_ready(self) -> np.ndarray:
+        """Boolean [rows]: which have ended and not left."""
+        return self.has_ended & ~self.has_left
 
 
 class DecodeLane:
@@ -61,6 +64,8 @@ class DecodeLane:
         self._plans = 0
         """How often the next end was foreseen; what was foreseen before counts for nothing."""
         self._counted_until = world.clock.now
+        self._enough = 1
+        """Rows that leave together, of all chunks."""
         world.cores.begin(worker.name, node)
 
     def join(self, rows: RowsOfChunk, span: int, end: Callable[[float], None]) -> None:
@@ -69,12 +74,10 @@ class DecodeLane:
         """
         now, count = self._world.clock.now, len(rows.keys)
         lengths, weights = rows.lengths, rows.chunk.weights
-        groups = np.arange(count)
-        samples = _samples_of(rows)
-        if lengths is not None:
-            groups = np.repeat(np.arange(len(samples)), samples)
         if weights is not None:
-            weights = np.repeat(weights, samples)
+            weights = np.repeat(weights, _samples_of(rows))
+        if lengths is not None:
+            self._enough = max(1, self._node.layout.slots // 8)
         no_tokens = np.zeros(count, dtype=np.int64)
         self._run.add(
             RowLengths(no_tokens, no_tokens) if lengths is None else lengths, now, weights
@@ -87,7 +90,6 @@ class DecodeLane:
             end=end,
             has_ended=np.zeros(count, dtype=bool),
             has_left=np.zeros(count, dtype=bool),
-            groups=groups,
         )
         self._joined.append(joined)
         self._count += count
@@ -104,21 +106,22 @@ class DecodeLane:
         if plan != self._plans:
             return
         ended = self._run.advance(self._world.clock.now)
-        for joined in self._joined.copy():
+        for joined in self._joined:
             mine = ended[(ended >= joined.first) & (ended < joined.first + len(joined.has_ended))]
-            self._hand_over(joined, mine - joined.first)
+            joined.has_ended[mine - joined.first] = True
+        ready = sum(int(joined.is_ready.sum()) for joined in self._joined)
+        for joined in self._joined.copy():
+            if ready >= self._enough or joined.has_ended.all():
+                self._hand_over(joined)
         if self._joined:
             self._foresee()
         else:
             self._world.cores.end(self._worker.name, self._node)
             self._over()
 
-    def _hand_over(self, joined: _Joined, ended: np.ndarray) -> None:
-        """Hand over what is whole now that these of a chunk's rows have ended."""
-        joined.has_ended[ended] = True
-        is_whole = np.ones(int(joined.groups.max(initial=-1)) + 1, dtype=bool)
-        is_whole[joined.groups[~joined.has_ended]] = False
-        leaving = np.flatnonzero(is_whole[joined.groups] & ~joined.has_left)
+    def _hand_over(self, joined: _Joined) -> None:
+        """Hand over the rows of a chunk that have ended and are still here."""
+        leaving = np.flatnonzero(joined.is_ready)
         joined.has_left[leaving] = True
         if len(leaving):
             joined.rows.produce(leaving, partial(self._version_of, joined.first), joined.span)
