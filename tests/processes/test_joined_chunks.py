@@ -108,6 +108,22 @@ def test_a_chunk_joins_one_that_runs_and_ends_by_itself(begin: Begin) -> None:
     assert all(one.end <= other.start for one, other in pairwise(spans))
 
 
+def test_inputs_of_a_chunk_that_joins_are_fetched_beside_the_run(start: Start) -> None:
+    with start(flowing_kernels.plan()) as supervisor:
+        here, elsewhere = (
+            block_of(supervisor, 1, 1, 4),
+            block_of(supervisor, 2, 2, 3, worker="source"),
+        )
+        supervisor.tell(host_plans.chunk_of(11, here))
+        host_plans.until(supervisor, m.Produced)
+        supervisor.tell(host_plans.chunk_of(12, elsewhere))
+        assert rows(hear(supervisor, 2)) == {11: [4], 12: [2, 3]}
+        fetches = [span for span in supervisor.spans() if span.track == "host/fetches inputs"]
+    assert [(span.name, span.what, span.beside) for span in fetches] == [
+        ("fetch for doubled", "2 rows", True)
+    ]
+
+
 def test_a_chunk_that_was_told_before_the_run_began_joins_it(begin: Begin) -> None:
     with begin() as workers:
         first, second = block_of(workers, 1, 4), block_of(workers, 2, 3, 2, 1)
