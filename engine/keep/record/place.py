@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -90,7 +91,9 @@ def require_recordable(plans: Iterable[Plan], text: str) -> None:
     for a plan whose Steps are streamed.
     """
     phases = list(plans)
-    if asked_for(text) and any(source.stream != "off" for p in phases for source in p.sources):
+    sources = chain.from_iterable(plan.sources for plan in phases)
+    is_streamed = any(source.stream != "off" for source in sources)
+    if is_streamed and asked_for(text):
         problem = "the parts of a streamed Step cannot be run again"
         raise PlanError(f"options: --record: {problem}. Fix: leave out --stream.")
     known: set[str] = set()

@@ -145,7 +145,8 @@ def was_joined(table: pa.Table) -> bool:
     """Whether the chunk that made these rows was written with rows of others."""
     if JOINED not in table.schema.names:
         return False
-    return any(table.column(JOINED).to_pylist())
+    are_joined = table.column(JOINED).to_pylist()
+    return any(are_joined)
 
 
 def recorded_batch(table: pa.Table) -> Batch:

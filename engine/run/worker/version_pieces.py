@@ -82,7 +82,8 @@ class VersionPieces:
             self._counts.count_weight_bytes(load.model, load.reader, records.nbytes)
             pieces = list(from_records(records, load.digest))
             if load.keeps:
-                block = self._channel.keep(Batch(Keys.of(range(len(pieces))), records))
+                positions = range(len(pieces))
+                block = self._channel.keep(Batch(Keys.of(positions), records))
         elif "memory" in names:
             pieces = self._read_memory(load, records)
         else:
