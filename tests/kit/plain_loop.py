@@ -52,7 +52,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
     reduce_term = loss_backward.reduce_term
 
     def note_step(self: Any, assignment: Any) -> Any:
-        steps.append(TrainedStep(self._name, assignment.inputs))
+        steps.append(TrainedStep(self._loop.node, assignment.inputs))
         return step(self, assignment)
 
     def note_terms(

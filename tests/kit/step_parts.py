@@ -19,7 +19,7 @@ from dataflow.kernel import AssignedRows, Assignment
 from dataflow.loss import Loss, LossFunction
 from dataflow.model import Model
 from dataflow.operator import Input
-from dataflow.schema import Advantage, Logprobs, Preference, Returns, Reward, Values
+from dataflow.schema import Advantage, Logprobs, Preference, RankTerms, Returns, Reward, Values
 from dataflow.top_logprobs import TopLogprobs
 from operators import losses, policy_losses
 from operators.kernels.torch.models import load_model
@@ -71,6 +71,9 @@ def _make_port(port: Input, rows: Batch, seed: int) -> Batch:
         return Batch.make(rows.keys, {"sign": signs}, Preference)
     if schema is Reward:
         return Batch.make(rows.keys, {"reward": draw.uniform(-1, 1, len(rows))}, Reward)
+    if schema is RankTerms:
+        columns = {name: draw.uniform(0, 1, len(rows)) for name in ("score", "term", "slope")}
+        return Batch.make(rows.keys, columns, RankTerms)
     names = {Advantage: "advantage", Logprobs: "logprobs", Returns: "returns", Values: "values"}
     low, high = (-7.0, -3.0) if schema is Logprobs else (-1.0, 1.0)
     return token_column(rows, names[schema], seed=seed, schema=schema, low=low, high=high)

@@ -110,7 +110,8 @@ def test_a_peak_that_has_grown_since_it_was_reported_is_worth_a_report(
 def test_a_step_of_less_than_a_second_tells_the_peak_that_it_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = SimpleNamespace(name="w", timing=SimpleNamespace(), reports=list)
+    runs = SimpleNamespace()
+    worker = SimpleNamespace(name="w", timing=SimpleNamespace(), reports=list, runs=runs)
     monkeypatch.setattr("engine.run.worker.counters._peak", lambda: 100 << 20)
     workers = InprocWorkers(cast(Any, worker))
     assert values(workers.reports())["flow/peak/w"] == 100 << 20

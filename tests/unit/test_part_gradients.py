@@ -47,7 +47,7 @@ CLOSE = {"float32": 1e-6, "float64": 1e-12}
 """How far gradients may be from those of the Step at once, by the dtype of the weights."""
 CUTS = st.lists(st.integers(0, 3), min_size=5, max_size=5)
 """Of each of five groups, which part it is in: in any order, and some parts may have no row."""
-SCALAR = ("VALUE", "ROW_REGRESSION", "TOKEN_REGRESSION")
+SCALAR = ("RANK", "VALUE", "ROW_REGRESSION", "TOKEN_REGRESSION")
 
 
 @pytest.fixture(scope="module")
