@@ -92,7 +92,10 @@ class Training:
         assert self.run is not None
         self.run.release()
         self.run = None
-        self.parts.forget()
+        if self._has_parts_rows:
+            self.parts.forget()
+        else:
+            self.parts.release()
 
     # --- telling ----------------------------------------------------------------------------------
 

@@ -132,7 +132,8 @@ class KernelRuns:
             yield from batch_events
 
     def _lets_join(self, node: PlannedNode) -> bool:
-        return node.lag >= 1 and isinstance(self._kernels[node.name], Joinable)
+        kernel = self._kernels[node.name]
+        return node.lag >= 1 and isinstance(kernel, Joinable) and kernel.joinable
 
     def _open(self, node: PlannedNode) -> None:
         """Let chunks join, also those that were told before."""
@@ -178,6 +179,7 @@ class KernelRuns:
         if not len(batch):
             during.note_rows(None)
             yield from self._report_tombstones(chunks)
+            yield from self._end_over(chunks)
             return
         chunk = chunks.find(batch.keys)
         message, inputs = chunk.message, chunk.described.inputs
