@@ -3,10 +3,8 @@
 Owns: which of the published runs are planned as graphs of this project, and their numbers. Does not
 own: the inputs (published.toml), the systems' own schedules (published.py).
 
-AReaL's runs are planned with its numbers of GPUs, rows and lengths; training is split by tensor
-ranks, as this project does not compute activations again. Where that does not fit there is no
-number. StreamRL's need rows that are trained while their Step is still generated, and EARL's are
-no runs.
+AReaL's runs are planned with its numbers of GPUs, rows, lengths and tensor ranks. Where that does
+not fit there is no number. StreamRL's are not planned yet, and EARL's are no runs.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def _seconds(
         device=said["device"],
         generating=generating,
         training=run["gpus"] - generating,
-        tensor=model.shape.kv_heads,
+        tensor=run["tensor"],
         prompts=said["rows"] // 16,
         samples=16,
         longest=said["lengths"]["longest"],
