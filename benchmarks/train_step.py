@@ -60,6 +60,9 @@ class OneProcess:
     def flight(self, count: int) -> None:
         """Nobody reads it."""
 
+    def note_least_tokens(self, count: int) -> None:
+        """No Step is worked on in parts."""
+
     def count_computed(self, elsewhere: ProcessorTime) -> None:
         """Nobody reads it."""
 
