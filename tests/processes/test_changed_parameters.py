@@ -113,19 +113,19 @@ def test_rows_that_wait_are_made_again_with_the_new_values(tiny: TinyRuns) -> No
     """Also where the run dies again before its next checkpoint."""
     run = tiny.run(partial(small, max_lag=2), 6, name="lagging", checkpoint_every=1, keep=10)
     folder = run.folder
-    for step in range(2, 7):
+    for step in range(3, 7):
         shutil.rmtree(folder / "checkpoints" / f"step_{step}")
-    cut = Cut.from_json((folder / "checkpoints" / "step_1" / "cut.json").read_bytes())
-    assert len(cut.sources["prompts"].finished) == 8, "no row waits, so this tests nothing"
+    cut = Cut.from_json((folder / "checkpoints" / "step_2" / "cut.json").read_bytes())
+    assert len(cut.sources["prompts"].finished) == 4, "no row waits, so this tests nothing"
     settings = ["rollout.max_tokens=3", "rollout.n=2", "rollout.max_lag=1", "prompts.batch=2"]
     with pytest.raises(ZeroDivisionError):
         resume(folder, settings=settings, checkpoint_every=0, on_step=[breaks])
     resume(folder)
-    rows = [row for row in samples(folder).to_pylist() if row["step"] > 1]
+    rows = [row for row in samples(folder).to_pylist() if row["step"] > 2]
     assert max(row["length"] for row in rows) <= 3
-    assert max(column(folder, "policy/lag/max")[1:]) <= 1
+    assert max(column(folder, "policy/lag/max")[2:]) <= 1
     keys = sorted((row["position"], row["sample"]) for row in rows)
-    assert keys == [(position, sample) for position in range(4, 14) for sample in range(2)]
+    assert keys == [(position, sample) for position in range(8, 16) for sample in range(2)]
 
 
 def breaks(row: Any) -> None:

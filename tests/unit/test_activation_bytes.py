@@ -82,7 +82,8 @@ def count_bytes(base: str, **layout: Any) -> tuple[int, int]:
         parameter.grad = torch.zeros_like(parameter)
         known += [parameter, parameter.grad]
     alive = AliveBytes(known)
-    run, ask = kernel._backward, kernel._ask
+    backward = kernel._loop.backward
+    run, ask = backward.run, backward._ask
 
     def run_counted(*arguments: Any) -> None:
         with alive:
@@ -92,7 +93,7 @@ def count_bytes(base: str, **layout: Any) -> tuple[int, int]:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             return ask(*arguments)
 
-    vars(kernel).update(_backward=run_counted, _ask=ask_counted)
+    vars(backward).update(run=run_counted, _ask=ask_counted)
     rng = np.random.default_rng(0)
     prompts, answers = (
         [rng.integers(0, 90, length).tolist() for _ in range(ROWS)] for length in (PROMPT, ANSWER)
