@@ -88,6 +88,13 @@ def test_answers_leave_as_whole_groups(slots: int, most: int) -> None:
     assert parts == 1 if most == 1 else 1 < parts <= most
 
 
+def test_the_answers_of_a_prompt_may_be_simulated_on_two_replicas() -> None:
+    where = {"workers": "apart", "replicas": {"rollout": 2}}
+    plan = placed(grpo_graph(batch=5), spread={"rollout": 2}, **where)
+    assert plan.node("rollout").layout.spread == 2
+    assert len(predict(plan, steps=2, lengths=ROWS, seconds=SCORED).steps) >= 2
+
+
 def test_new_weights_send_out_the_groups_that_have_ended() -> None:
     """Without them all rows of a chunk leave together, as they fit the slots."""
     graph = grpo_graph(batch=8, n=4, max_tokens=32, max_lag=1)

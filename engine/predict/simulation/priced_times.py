@@ -185,7 +185,9 @@ class PricedTimes:
         """Cores of a Worker's host, as the plan's cluster says."""
         return self._costs.cores(worker)
 
-    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
+    def batches(
+        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray
+    ) -> Iterator[np.ndarray]:
         """Hand over rows that end at the same time together; of a generation whole groups, all at
         once where they fit its slots, else as soon as there are enough for a quarter of them.
         """
@@ -194,7 +196,7 @@ class PricedTimes:
         least, slots = 1, node.layout.slots
         if node.traits.generates:
             least = len(ends) if len(ends) <= slots else max(1, slots // 4)
-            ends = _group_ends(node, ends)
+            ends = _group_ends(ends, groups)
         order = np.argsort(ends, kind="stable")
         # Where the next row in this order ends later, other rows than those before it begin.
         cuts = np.flatnonzero(np.diff(ends[order])) + 1
@@ -207,9 +209,11 @@ class PricedTimes:
         if batch:
             yield np.concatenate(batch)
 
-    def interrupted_rows(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+    def interrupted_rows(
+        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray, seconds: float
+    ) -> np.ndarray:
         """All whole groups that have ended."""
-        return np.flatnonzero(_group_ends(node, ends) <= seconds)
+        return np.flatnonzero(_group_ends(ends, groups) <= seconds)
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -414,10 +418,11 @@ def _at_least_one(lengths: RowLengths) -> RowLengths:
     return RowLengths(lengths.prompts, np.maximum(lengths.answers, 1))
 
 
-def _group_ends(node: PlannedNode, ends: np.ndarray) -> np.ndarray:
+def _group_ends(ends: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """When the last row of each row's group ends."""
-    samples = node.rows // max(1, node.inner)
-    return np.repeat(ends.reshape(-1, samples).max(axis=1), samples)
+    last = np.zeros(int(groups.max(initial=-1)) + 1)
+    np.maximum.at(last, groups, ends)
+    return last[groups]
 
 
 def _makes_prompts(node: Node) -> bool:

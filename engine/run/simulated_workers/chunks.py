@@ -28,9 +28,10 @@ class _KernelRun:
         node: PlannedNode,
         begun: float,
         ends: np.ndarray,
+        groups: np.ndarray,
         produce: Callable[[np.ndarray], None],
     ) -> None:
-        self.node, self.begun, self.ends = node, begun, ends
+        self.node, self.begun, self.ends, self.groups = node, begun, ends, groups
         self._produce = produce
         self._gone = np.zeros(len(ends), bool)
         """The rows that were handed over."""
@@ -65,6 +66,21 @@ class RowsOfChunk:
         self._wanted = ~(failed | lost | empty)
         if node.relation == "subset":
             self._wanted &= outcomes.draw_kept_rows(name, keys)
+
+    @property
+    def samples(self) -> np.ndarray:
+        """int64: how many rows come of each row of the chunk."""
+        chunk, node = self.chunk, self.node
+        if chunk.spans is not None:
+            return (chunk.spans[:, 1] - chunk.spans[:, 0]).astype(np.int64)
+        count = node.rows // node.inner if node.relation == "expand" else 1
+        return np.full(len(chunk.keys), count)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """int64 [rows]: rows that come of one row of the chunk have one number."""
+        samples = self.samples
+        return np.repeat(np.arange(len(samples)), samples)
 
     @property
     def tokens(self) -> int:
@@ -140,7 +156,8 @@ class ChunkRuns:
         chunk = self._running.get(node)
         if chunk is not None:
             seconds = self._world.clock.now - chunk.begun
-            rows = self._world.kernels.interrupted_rows(chunk.node, chunk.ends, seconds)
+            kernels = self._world.kernels
+            rows = kernels.interrupted_rows(chunk.node, chunk.ends, chunk.groups, seconds)
             if len(rows):
                 chunk.hand_over(rows)
         self._loads.setdefault(node, []).append((self._world.clock.now, version))
@@ -165,7 +182,7 @@ class ChunkRuns:
             written = np.clip((seconds - starts) / np.maximum(ends - starts, 1e-9), 0.0, 1.0)
             rows.produce(batch, version_of, watermark=rows.find_watermark(written, has_left))
 
-        batches = list(world.kernels.batches(node, ends))
+        batches = list(world.kernels.batches(node, ends, rows.groups))
         seconds = max(ends.tolist(), default=0.0)
         if world.kernels.computing(node):  # a function: its rows are there all at once
 
@@ -176,25 +193,26 @@ class ChunkRuns:
 
             world.cores.run(worker, node, seconds, produce_all)
         else:
-            self._run_kernel(node, batches, ends, produce, end)
+            self._run_kernel(rows, batches, ends, produce, end)
         return seconds, len(rows.keys), rows.tokens
 
     def _run_kernel(
         self,
-        node: PlannedNode,
+        rows: RowsOfChunk,
         batches: Sequence[np.ndarray],
         ends: np.ndarray,
         produce: Callable[[np.ndarray], None],
         end: Callable[[], None],
     ) -> None:
         """Hand each batch over when its last row has ended, and keep cores busy until then."""
+        node = rows.node
 
         def end_kernel() -> None:
             del self._running[node.name]
             self._world.cores.end(self._worker.name, node)
             end()
 
-        chunk = _KernelRun(node, self._world.clock.now, ends, produce)
+        chunk = _KernelRun(node, self._world.clock.now, ends, rows.groups, produce)
         self._running[node.name] = chunk
         self._world.cores.begin(self._worker.name, node)
         for batch in batches:

@@ -75,7 +75,7 @@ class DecodeLane:
         now, count = self._world.clock.now, len(rows.keys)
         lengths, weights = rows.lengths, rows.chunk.weights
         if weights is not None:
-            weights = np.repeat(weights, _samples_of(rows))
+            weights = np.repeat(weights, rows.samples)
         if lengths is not None:
             self._enough = max(1, self._node.layout.slots // 8)
         no_tokens = np.zeros(count, dtype=np.int64)
@@ -135,11 +135,3 @@ class DecodeLane:
 
     def _version_of(self, first: int, row: int) -> int:
         return self._chunks.version_at(self._node.name, self._run.begun(first + row))
-
-
-def _samples_of(rows: RowsOfChunk) -> np.ndarray:
-    """int64: how many rows come of each row of a chunk."""
-    chunk, node = rows.chunk, rows.node
-    if chunk.spans is not None:
-        return chunk.spans[:, 1] - chunk.spans[:, 0]
-    return np.full(len(chunk.keys), node.rows // node.inner)

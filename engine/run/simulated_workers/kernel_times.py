@@ -81,11 +81,17 @@ class KernelTimes(Protocol):
         """Of a Worker's host."""
         ...
 
-    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """In which batches rows are handed over that end then: their numbers, in order."""
+    def batches(
+        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray
+    ) -> Iterator[np.ndarray]:
+        """In which batches rows are handed over that end then: their numbers, in order. groups:
+        int64 [rows], of which those with one number are what a chunk has of one prompt.
+        """
         ...
 
-    def interrupted_rows(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+    def interrupted_rows(
+        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray, seconds: float
+    ) -> np.ndarray:
         """The rows that a chunk hands over at once, if it has not yet, as new weights interrupt it
         so many seconds after its start; `ends` as of all rows.
         """
@@ -216,7 +222,9 @@ class RandomTimes:
         """Nobody asks."""
         return 1
 
-    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
+    def batches(
+        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray
+    ) -> Iterator[np.ndarray]:
         """The rows in the order in which they end, cut at random; at times after an empty batch."""
         draw, order = self._draw, np.argsort(ends, kind="stable")
         parts = draw.choice((1, 1, 2, len(order)))
@@ -227,7 +235,9 @@ class RandomTimes:
             rows = order[first:last]
             yield rows[draw.sample(range(len(rows)), len(rows))]
 
-    def interrupted_rows(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+    def interrupted_rows(
+        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray, seconds: float
+    ) -> np.ndarray:
         """None: its batches are random as they are."""
         return np.zeros(0, np.int64)
 
