@@ -111,7 +111,7 @@ def rates(name: str, kind: str, layouts: list[tuple[Device, Layout]]) -> Iterato
 def errors(cases: int) -> list[SideResult]:
     """How far curves are from the schedules of the same rows, drawn at random."""
     draw = np.random.default_rng(0)
-    found = []
+    errors: list[float] = []
     for _ in range(cases):
         rows, samples = int(draw.integers(64, 1500)), int(draw.choice([1, 4, 16]))
         answers = np.clip(draw.lognormal(6.0, draw.uniform(0, 1.5), rows), 1, 8000)
@@ -127,13 +127,13 @@ def errors(cases: int) -> list[SideResult]:
         )
         where = catalogue_place(device(str(draw.choice(DEVICES))), tensor=int(draw.choice([1, 4])))
         exact = schedule_decode(MODEL, where, batch).seconds
-        found.append(abs(time_curve(MODEL, where, curve_of_batch(batch)).seconds / exact - 1.0))
+        errors.append(abs(time_curve(MODEL, where, curve_of_batch(batch)).seconds / exact - 1.0))
     name = f"curve over schedule, {cases} random batches of 64 rows and more"
     return [
         SideResult(
-            name=f"{name}/greatest error", value=max(found), unit="", goal=MOST_ERROR, least=False
+            name=f"{name}/greatest error", value=max(errors), unit="", goal=MOST_ERROR, least=False
         ),
-        SideResult(name=f"{name}/mean error", value=float(np.mean(found)), unit=""),
+        SideResult(name=f"{name}/mean error", value=float(np.mean(errors)), unit=""),
     ]
 
 
@@ -166,7 +166,7 @@ def main(*, quick: bool = False, json: Path | None = None) -> None:
         quick: fewer layouts, batches and rows; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
     """
-    found = [
+    figures = [
         *rates("generation", "decode", decode_layouts(0, quick=quick)),
         *rates("generation in a cache of 20 GiB", "decode", decode_layouts(20 << 30, quick=quick)),
         *rates("training", "train", training_layouts()),
@@ -175,9 +175,9 @@ def main(*, quick: bool = False, json: Path | None = None) -> None:
         *(joined_rows(2000 if quick else 50_000, slots, 16) for slots in (64, 256, 1024)),
     ]
     where = machine()
-    show("price", found, where)
+    show("price", figures, where)
     if json is not None:
-        write_json(json, found, where)
+        write_json(json, figures, where)
 
 
 if __name__ == "__main__":

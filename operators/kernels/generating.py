@@ -215,9 +215,8 @@ class Generating(Joinable):
         for chunk, rows in leaving.gather(loop.write_rows(self._was_interrupted)):
             numbers = chunk.numbers[rows]
             chunk.tokens += int(loop.written.length[numbers].sum())
-            if (
-                not chunk.rows_left
-            ):  # report before the last rows leave: the Step may end soon after
+            # Before the last rows leave: the Step may end soon after.
+            if not chunk.rows_left:
                 self._report(chunk, running)
             if self._layout.part_tokens:
                 self._session.note_least_tokens(leaving.find_least_tokens(chunk))
@@ -308,12 +307,6 @@ class Generating(Joinable):
     def _has_stop(self, text: str) -> bool:
         return any(stop in text for stop in self._stop)
 
-    def _least_rows(self, rows: int) -> int:
-        """How many rows a batch has at least: all that fit the slots, else a quarter of those."""
-        if rows <= self._layout.slots:
-            return rows
-        return max(1, self._layout.slots // 4)
-
     def _batch(self, written: Written, chunk: ChunkRows, rows: np.ndarray) -> Batch:
         """The requested columns of some finished rows."""
         numbers = chunk.numbers[rows]
@@ -326,9 +319,6 @@ class Generating(Joinable):
             prompts = chunk.prompt_of_row[rows].tolist()
             ids = chunk.prompts
             return self._pack([ids[prompt] for prompt in prompts], ids.values.dtype)
-
-        def finishes() -> pa.Array:
-            return pa.array(np.where(written.stop[numbers], "stop", "length"), pa.utf8())
 
         def texts() -> pa.Array:
             decoded = self._tokenizer.decode(ids) if len(ids) else []
@@ -384,31 +374,3 @@ class Generating(Joinable):
             metric("generate/slot_idle", 1.0 - counts.rows / counts.slots, counts.slots)
         if counts.again:
             metric("generate/recomputed", counts.again / chunk.tokens, float(chunk.tokens))
-
-
-def gather_whole_groups(
-    finished: Iterator[np.ndarray], n: int, rows: int, least: int
-) -> Iterator[np.ndarray]:
-    """Gather finished rows to whole groups, sorted, at least `least` rows at a time; the rest at
-    the end. n: rows of a group.
-
-    An empty array is an interruption: all finished groups are yielded at once, even if none are.
-    """
-    rows_left = np.full(rows // n, n)  # of each group
-    ready: list[np.ndarray] = []
-    for finished_rows in finished:
-        groups = finished_rows // n
-        np.subtract.at(rows_left, groups, 1)
-        ready.append(np.unique(groups[rows_left[groups] == 0]))
-        ready_rows = sum(map(len, ready)) * n
-        if not len(finished_rows) or ready_rows >= least:
-            yield _group_rows(np.concatenate(ready), n)
-            ready = []
-    if any(map(len, ready)):
-        yield _group_rows(np.concatenate(ready), n)
-
-
-def _group_rows(groups: np.ndarray, n: int) -> np.ndarray:
-    """The indices of all rows of these groups, ascending."""
-    first_rows = np.sort(groups)[:, None] * n
-    return (first_rows + np.arange(n)).ravel()
