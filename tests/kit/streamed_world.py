@@ -22,7 +22,9 @@ from engine.protocol.staleness import NO_VERSION
 
 
 class StreamedWorld:
-    """One run. length: of the answer at a position and sample. drops: of rows of `score`."""
+    """One run. length: of the answer at a position and sample. drops: of rows of `score`. slow: a
+    Worker that goes on only where no other can, mostly.
+    """
 
     def __init__(
         self,
@@ -31,15 +33,19 @@ class StreamedWorld:
         length: Callable[[int, int], int],
         drops: Callable[[int], bool] = lambda position: False,
         seed: int = 0,
+        slow: str = "",
     ) -> None:
         self._plan, self._length, self._drops = plan, length, drops
         self._random = Random(seed)
+        self._slow = slow
+        self._awake: set[str] = set()
         self._coordinator = Coordinator(plan, Settings(steps=steps))
         self._queues: dict[str, deque[Iterator[m.Event]]] = {w: deque() for w in plan.workers}
         self._blocks = 0
         self.told: list[m.Instruction] = []
         self.order: list[str] = []
         """What has happened, in a word each."""
+        self.heard: list[m.Event] = []
 
     def run(self) -> None:
         """Until the run is over."""
@@ -51,6 +57,8 @@ class StreamedWorld:
             busy = [queue for queue in self._queues.values() if queue]
             assert busy, self._coordinator.waiting()
             queue = self._random.choice(busy)
+            if queue is self._queues.get(self._slow) and self._random.random() < 0.95:
+                continue
             event = next(queue[0], None)
             if event is None:
                 queue.popleft()
@@ -59,6 +67,7 @@ class StreamedWorld:
 
     def _hear(self, event: m.Event) -> None:
         self.order.append(type(event).__name__)
+        self.heard.append(event)
         self._take(self._coordinator.handle(event, 0.0))
 
     def _take(self, instructions: list[m.Instruction]) -> None:
@@ -70,8 +79,22 @@ class StreamedWorld:
                 self._queues[self._plan.recorder].append(
                     iter([m.Checkpointed(step=instruction.step)])
                 )
+            elif isinstance(instruction, m.Wake | m.Sleep):
+                self._queues[instruction.worker].append(self._turn(instruction))
             elif isinstance(instruction, m.Task):
                 self._queues[instruction.worker].append(self._answers(instruction))
+
+    def _turn(self, instruction: m.Wake | m.Sleep) -> Iterator[m.Event]:
+        """Take the devices that a Worker shares, or give them up."""
+        worker = instruction.worker
+        mates = next(group for group in self._plan.turns if worker in group)
+        if isinstance(instruction, m.Wake):
+            assert self._awake.isdisjoint(mates), "two have the devices"
+            self._awake.add(worker)
+            yield m.Woken(worker=worker)
+        else:
+            self._awake.remove(worker)
+            yield m.Slept(worker=worker)
 
     def _answers(self, task: m.Task) -> Iterator[m.Event]:
         worker = task.worker

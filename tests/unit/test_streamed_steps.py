@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dataflow.kernel import Layout
 from engine.plan.plan import Plan
 from engine.plan.planned_source import PlannedSource, Streaming
 from engine.protocol import messages as m
@@ -105,3 +108,29 @@ def test_a_node_that_needs_the_whole_step_waits_for_its_end() -> None:
     assert [len(task.keys) for task in steps] == [BATCH * SAMPLES] * STEPS
     values = [m_.keys for m_ in world.told if isinstance(m_, m.RunChunk) and m_.node == "values"]
     assert len(values) > STEPS, "values are computed part by part all the same"
+
+
+def test_an_early_replica_gives_its_devices_to_the_rank_that_waits_for_them() -> None:
+    """Two ranks train where two replicas generate, by turns; b is much slower than a."""
+    plan = streamed_plan()
+    train = replace(plan.node("train"), workers=("left", "right"), layout=Layout(data=2))
+    nodes = tuple(train if node.name == "train" else node for node in plan.nodes)
+    plan = replace(plan, nodes=nodes, turns=(("a", "left"), ("b", "right")))
+    world = StreamedWorld(plan, STEPS, length, slow="b")
+    world.run()
+    first_step = world.heard[: world.order.index("Stepped")]
+    slow_rows = places_of(first_step, m.Produced, "b")
+    left, right = (places_of(first_step, m.PartTrained, rank) for rank in ("left", "right"))
+    assert left[0] < slow_rows[-1], "a part is trained while the slow replica generates"
+    assert slow_rows[-1] < right[0], "the other rank has no devices before"
+    assert sorted(parts_of(world)) == sorted(parts_of(run(plan, 7))), "as at any timing"
+
+
+def places_of(events: list[m.Event], kind: type[m.Event], worker: str) -> list[int]:
+    """Where in these events a Worker says this."""
+    places = list[int]()
+    for place, event in enumerate(events):
+        by = event.ref.worker if isinstance(event, m.Produced) else getattr(event, "worker", "")
+        if isinstance(event, kind) and by == worker:
+            places.append(place)
+    return places
