@@ -24,6 +24,7 @@ from tests.schedules.late import on_one_replica
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past, chunks, contents, parts
+from tests.schedules.watermark import require_watermark_behind
 
 _ATTEMPTS = 6
 """Of which the last has no faults any more."""
@@ -61,6 +62,7 @@ def _within_bounds(run: Simulation) -> bool:
             f"{name}: {outstanding} prompts are outstanding"
         )
     require_no_idle_replica(run)
+    require_watermark_behind(run)
     return False
 
 

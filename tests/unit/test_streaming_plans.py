@@ -59,8 +59,8 @@ def with_best_groups() -> Graph:
     rollout = sampled()
     score = scored(rollout)
     advantage = compared(rollout, score)
-    chosen = select(best_groups(score), rollout, advantage)
-    return Graph("g", trained(chosen[0], clipped_policy_loss(chosen[1])))
+    rows, compared_rows = select(rollout, advantage, where=best_groups(score))
+    return Graph("g", trained(rows, clipped_policy_loss(compared_rows)))
 
 
 def test_all_below_a_generation_works_on_parts() -> None:
