@@ -30,7 +30,8 @@ def best_groups(score: Columns[Reward]) -> Columns[Keep]:
 
 
 def streamed(graph: Graph, **asked: Any) -> Plan:
-    return placed(graph, **{"workers": "apart", "stream": "ordered"} | asked)
+    usual: dict[str, Any] = {"workers": "apart", "stream": "ordered"}
+    return placed(graph, **usual | asked)
 
 
 def list_in_parts(plan: Plan) -> list[str]:
