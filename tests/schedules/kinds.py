@@ -28,7 +28,14 @@ from tests.schedules.proof import Proof
 from tests.schedules.record import Past
 from tests.schedules.streamed import streamed_case
 from tests.schedules.tables import with_table
-from tests.schedules.weather import begun, ended, prove, prove_undisturbed, require_same_steps
+from tests.schedules.weather import (
+    begun,
+    ended,
+    prove,
+    prove_undisturbed,
+    require_same_parts,
+    require_same_steps,
+)
 
 _TOGETHER = (2, 5, 30, 1000)
 """So many messages wait for a slow coordinator."""
@@ -88,6 +95,7 @@ def _killed_and_resumed(case: ScheduleCase) -> None:
     Proof(case, run, past=past).all()
     if case.synchronous and past is not None:
         require_same_steps(run, whole, past)
+        require_same_parts(case, run, whole)
 
 
 def _survived(

@@ -13,6 +13,7 @@ from dataflow.loss_terms import ROWS
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import RunChunk, StepClosed, TrainStep
+from engine.protocol.part_messages import TrainPart
 from engine.run.simulated_workers.simulation import Simulation
 from engine.run.simulated_workers.store import SimulatedCheckpoint
 from tests.schedules.expected import Expected, Prompt
@@ -156,6 +157,15 @@ def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
         if isinstance(message, RunChunk):
             chunks_of[message.node].append((message.step, *rows_of(message)))
     return chunks_of
+
+
+def parts(simulation: Simulation) -> dict[tuple[str, int, int], set[tuple[int, int, int]]]:
+    """(train node, Step, part) -> the rows of it, those of all ranks, however often it was told."""
+    rows_by_part: dict[tuple[str, int, int], set[tuple[int, int, int]]] = defaultdict(set)
+    for _, message in simulation.history.instructions:
+        if isinstance(message, TrainPart):
+            rows_by_part[message.node, message.step, message.part].update(message.keys.rows())
+    return rows_by_part
 
 
 def rows_of(chunk: RunChunk) -> tuple[tuple, ...]:

@@ -23,7 +23,8 @@ from tests.schedules.elastic import fixed, with_moves
 from tests.schedules.late import on_one_replica
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
-from tests.schedules.record import Past, chunks, contents
+from tests.schedules.record import Past, chunks, contents, parts
+from tests.schedules.watermark import require_watermark_behind
 
 _ATTEMPTS = 6
 """Of which the last has no faults any more."""
@@ -61,6 +62,7 @@ def _within_bounds(run: Simulation) -> bool:
             f"{name}: {outstanding} prompts are outstanding"
         )
     require_no_idle_replica(run)
+    require_watermark_behind(run)
     return False
 
 
@@ -107,6 +109,7 @@ def prove(case: ScheduleCase) -> int:
         plain = ended(begun(replace(fixed(case), together=1), 0))
         Proof(case, plain).all()
         _same_as(case, run, plain, past)
+        require_same_parts(case, run, plain)
     return deaths
 
 
@@ -130,6 +133,17 @@ def require_same_steps(run: Simulation, plain: Simulation, past: Past | None = N
     assert contents(run) == later
 
 
+def require_same_parts(case: ScheduleCase, run: Simulation, plain: Simulation) -> None:
+    """The parts of ordered Steps that the run made are those of the other: no group was cut while
+    one that stands before it could still come.
+    """
+    if any(source.stream == "arrival" for source in case.plan.sources):
+        return
+    expected = parts(plain)
+    for place, rows in parts(run).items():
+        assert rows == expected[place], f"{place}: {rows}, expected {expected[place]}"
+
+
 def require_same_at_any_time(case: ScheduleCase, one: Simulation) -> None:
     """With other timings the same Steps; with whole cohorts also the same chunks, in order where
     there is one cohort at a time.
@@ -138,6 +152,7 @@ def require_same_at_any_time(case: ScheduleCase, one: Simulation) -> None:
     """
     other = ended(begun(replace(case, together=1), 1))
     require_same_steps(one, other)
+    require_same_parts(case, one, other)
     if case.whole_cohorts:
         first, second = chunks(one), chunks(other)
         assert first.keys() == second.keys()
@@ -151,6 +166,7 @@ def require_same_on_one_replica(case: ScheduleCase, several: Simulation) -> None
     """With one replica of each generation the same Steps; with whole cohorts also the chunks."""
     one = ended(begun(replace(on_one_replica(case), together=1), 2))
     require_same_steps(several, one)
+    require_same_parts(case, several, one)
     if case.whole_cohorts:
         ours, theirs = chunks(several), chunks(one)
         assert ours.keys() == theirs.keys()

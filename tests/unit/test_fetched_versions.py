@@ -132,3 +132,21 @@ def test_what_is_forgotten_is_never_passed_on() -> None:
     fetches.may_end.release()
     assert fetches.end_one() == 3
     assert fetches.passed.empty()
+
+
+def test_a_newer_version_of_another_reader_supersedes_none() -> None:
+    fetches = Fetches(one_module)
+    fetches.add(load(1, 1), load(2, 2), load(3, 3, reader="reference"))
+    fetches.end_one()
+    assert not fetches.versions.take_superseded(load(2, 2))
+    fetches.versions.forget()
+
+
+def test_a_follower_gets_the_pieces_that_its_modules_reader_has_had() -> None:
+    fetches = Fetches(one_module)
+    fetches.add(load(1, 1))
+    fetches.end_one()
+    fetches.versions.take(load(1, 1))
+    fetches.add(load(2, 1, reader="reference", leader="policy"))
+    assert fetches.end_one() == 2
+    assert fetches.versions.take(load(2, 1)) is not None

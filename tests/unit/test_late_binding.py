@@ -157,6 +157,18 @@ def test_units_of_a_prompt_that_is_gone_are_given_to_nobody() -> None:
     assert task.keys.position.tolist() == [0, 2]
 
 
+def test_a_prompt_in_the_place_of_one_that_is_gone_is_decoded_once() -> None:
+    run = LateRun("a")
+    run.able = set()
+    run.admit(range(3))
+    run.table.again(run.table.prompts.find(Keys.of([1])))
+    run.admit(range(3, 4))
+    run.able = {"a"}
+    run.dispatch.consider("a")
+    (task,) = run.tell()
+    assert task.keys.position.tolist() == [0, 2, 3]
+
+
 def test_a_group_that_failed_meanwhile_is_not_decoded() -> None:
     run = LateRun("a", slots=2)
     run.able = set()

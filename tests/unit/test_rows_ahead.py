@@ -156,3 +156,32 @@ def test_rows_are_selected_as_the_block_would(
     if batch is not None:
         numbers = range(10) if wanted is None else wanted
         assert batch.column("x").to_pylist() == [100 + number for number in numbers]
+
+
+def test_other_columns_of_a_block_are_fetched() -> None:
+    channel = CountedChannel()
+    records = pa.RecordBatch.from_pydict({"x": pa.array([1]), "y": pa.array([2])})
+    block = channel.keep(Batch(Keys.of([0]), records))
+    ahead = begun(channel, message(block, [0]))
+    asked = BlockRequest(worker="gen", block=block, columns=("y",), rows=np.array([0]))
+    (batch,) = ahead.fetch("train_policy", [asked])
+    assert batch.column("y").to_pylist() == [2]
+
+
+def test_the_end_of_a_step_leaves_the_rows_of_the_next_one() -> None:
+    channel = CountedChannel()
+    block = kept(channel, 1)
+    ahead = begun(channel, message(block, [0], step=3))
+    ahead.end_step("train_policy", 2)
+    assert fetched(ahead, "train_policy", request(block, [0])) == [[1]]
+    assert not channel.asked
+
+
+def test_a_step_ends_once_nobody_reads_rows_that_a_later_message_made_needless() -> None:
+    channel = CountedChannel()
+    block = kept(channel, 1)
+    channel.may_answer.clear()
+    ahead = begun(channel, message(block, [0]), message(block, [0]))
+    threading.Timer(0.05, channel.may_answer.set).start()
+    ahead.end_step("train_policy", 2)
+    assert channel.may_answer.is_set()

@@ -75,6 +75,14 @@ def test_a_version_that_was_offered_stays_as_it_is() -> None:
     assert before["row"].tolist() == [3]
 
 
+def test_a_version_is_copied_from_the_block_that_is_filled_anew() -> None:
+    arrays = {"row": np.array([3]), "sum": np.array([6.0]), "count": np.array([2])}
+    statistics = Statistics()
+    statistics.replace(arrays)
+    arrays["sum"][0] = 100.0
+    assert statistics.means(np.array([3])).tolist() == [3.0]
+
+
 def test_lengths_are_expected_by_their_geometric_mean() -> None:
     table = Table("lengths")
     writer, reader = writer_of(table, "ids"), reader_of(table)

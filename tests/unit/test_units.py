@@ -36,6 +36,20 @@ def test_spans_differ_by_one_whole_episode_at_most(
     assert np.bincount(units.of_rows).tolist() == sizes
 
 
+def test_the_spans_of_each_input_row_are_units_of_its_own() -> None:
+    units = NodeUnits(generation(8, 2, inner=2))
+    assert units.of_rows.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_spans_with_another_between_them_are_two_rows() -> None:
+    """As where others of a row were given before (a replica takes what waits)."""
+    units = NodeUnits(generation(6, 3))
+    first, spans = units.join(np.zeros(2, np.int64), np.array([0, 2]))
+    assert first.tolist() == [0, 1]
+    assert spans is not None
+    assert spans.tolist() == [[0, 2], [4, 6]]
+
+
 @given(
     samples=st.integers(1, 7),
     spread=st.integers(1, 4),

@@ -93,3 +93,9 @@ def test_rows_without_weights_or_of_one_length_have_none() -> None:
     assert list(weight_metrics(rows)) == []
     assert list(weight_metrics(rows.select(["completion_mask"]))) == []
     assert list(weight_metrics(rows.take(np.zeros(0, np.int64)))) == []
+
+
+def test_the_tail_of_eight_is_two() -> None:
+    numbers = np.arange(8.0)
+    other = np.array([0, 1, 2, 3, 4, 5, 7, 6.0])
+    assert find_recall(numbers, other) == 1.0
