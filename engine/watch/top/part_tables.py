@@ -1,0 +1,73 @@
+"""The tables of `dataflow top` of Steps that are trained in parts, and of rows that wait for a slot.
+
+Owns: their columns and cells. Does not own: the other tables (flow_tables.py), widths (table.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import get_args
+
+from rich.text import Text
+
+from dataflow.safe_text import one_line
+from engine.keep.flow.records import Flow
+from engine.protocol.progress import PartState, StreamProgress
+from engine.watch.top.table import TableColumn, table_lines
+
+
+def stream_table(flow: Flow, width: int) -> Iterator[Text]:
+    """The watermark of each streamed source, its rows that have ended, and its parts."""
+    streams = list(flow.streams.values())
+    sources = [one_line(source) for source in flow.streams]
+    ended = [f"{stream.ended_rows:,}/{stream.rows:,}" for stream in streams]
+    watermarks = [f"{stream.watermark:,}" for stream in streams]
+    parts = [_parts(stream) for stream in streams]
+    training = [_tokens_in_training(stream) for stream in streams]
+    waiting = [f"{stream.waiting_tokens:,}" for stream in streams]
+    columns = [
+        TableColumn(title="", cells=sources),
+        TableColumn(title="ended", cells=ended),
+        TableColumn(title="watermark", cells=watermarks),
+        TableColumn(title="tokens waiting", cells=waiting, rank=3),
+        TableColumn(title="in training", cells=training, rank=2),
+        TableColumn(title="parts", cells=parts, right=False, rank=1),
+    ]
+    return table_lines(columns, width)
+
+
+def _parts(stream: StreamProgress) -> str:
+    """`2 summed, 1 training, 3 ready`."""
+    counts = Counter(part.state for part in stream.parts)
+    states = [state for state in reversed(get_args(PartState)) if counts[state]]
+    return ", ".join(f"{counts[state]} {state}" for state in states) or "-"
+
+
+def _tokens_in_training(stream: StreamProgress) -> str:
+    """`part 3, 4,096`: its number, and tokens of its answers."""
+    for number, part in enumerate(stream.parts, start=1):
+        if part.state == "training":
+            return f"part {number}, {part.tokens:,}"
+    return "-"
+
+
+def pool_table(flow: Flow, width: int) -> Iterator[Text]:
+    """Rows that wait with the coordinator, and those that each replica has under way."""
+    nodes: list[str] = []
+    waiting: list[str] = []
+    under_way: list[str] = []
+    credits: list[str] = []
+    for node, pool in flow.pools.items():
+        for worker, rows in pool.under_way.items():
+            nodes.append(one_line(f"{node} {worker}"))
+            waiting.append(f"{pool.waiting_rows:,}")
+            under_way.append(f"{rows:,}/{pool.slots:,}")
+            credits.append(f"{pool.credit:,}")
+    columns = [
+        TableColumn(title="", cells=nodes),
+        TableColumn(title="under way/slots", cells=under_way),
+        TableColumn(title="credit", cells=credits, rank=2),
+        TableColumn(title="waiting", cells=waiting, rank=1),
+    ]
+    return table_lines(columns, width)
