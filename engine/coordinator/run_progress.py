@@ -9,7 +9,7 @@ are gone through, and a number may be that of a moment ago.
 
 from __future__ import annotations
 
-from engine.coordinator.late_binding import LateBinding, credit_rows
+from engine.coordinator.late_binding import LateBinding
 from engine.coordinator.sources import Sources
 from engine.coordinator.step_parts import StepParts
 from engine.coordinator.streamed_groups import StreamedGroups
@@ -55,13 +55,4 @@ def _part_progress(source: str, stream: StreamedGroups, parts: StepParts) -> lis
 
 
 def _pool_progress(late: LateBinding) -> dict[str, PoolProgress]:
-    pools: dict[str, PoolProgress] = {}
-    for name, credit in late.credits.items():
-        under_way = {worker: credit.rows[worker] for worker in credit.node.workers}
-        pools[name] = PoolProgress(
-            waiting_rows=credit.pool.rows,
-            slots=credit.node.layout.slots,
-            credit=credit_rows(credit.node),
-            under_way=under_way,
-        )
-    return pools
+    return {name: credit.progress() for name, credit in late.credits.items()}

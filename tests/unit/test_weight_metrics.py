@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
 from dataflow.schema import Rollout
-from engine.run.worker.weight_metrics import TAIL, find_recall, find_tau, weight_metrics
+from engine.run.worker.weight_metrics import (
+    TAIL,
+    find_gain,
+    find_recall,
+    find_tau,
+    weight_metrics,
+)
 from tests.kit.ragged_lists import ragged
 from tests.kit.turns import example_count
 
@@ -93,3 +99,24 @@ def test_rows_without_weights_or_of_one_length_have_none() -> None:
     assert list(weight_metrics(rows)) == []
     assert list(weight_metrics(rows.select(["completion_mask"]))) == []
     assert list(weight_metrics(rows.take(np.zeros(0, np.int64)))) == []
+
+
+def test_gain_is_how_many_times_as_long_the_rows_take_without_weights() -> None:
+    lengths = np.array([1, 1, 1, 1, 4])
+    assert find_gain(lengths, lengths, 2) == 6 / 4, "the long one begins at pass 2, or at once"
+    assert find_gain(-lengths, lengths, 2) == 1.0
+    assert find_gain(lengths, lengths[::-1], 2) == 4 / 6, "weights that mislead"
+    assert find_gain(lengths, lengths, 5) == 1.0, "every row has a slot at once"
+    rows = rows_of([0, 1, 2, 3, 4], [0.0, 0.0, 0.0, 0.0, 1.0], lengths.tolist())
+    assert ("weight/gain", 1.5, 5.0) in weight_metrics(rows, 2)
+    assert "weight/gain" not in {name for name, _, _ in weight_metrics(rows)}
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 6))
+@settings(max_examples=example_count(100))
+def test_the_longest_first_is_at_most_a_third_above_the_best(
+    lengths: list[int], slots: int
+) -> None:
+    """At most a third longer than any order, and any order at most twice as long (Graham 1969)."""
+    rows = np.array(lengths)
+    assert 3 / 4 <= find_gain(rows, rows, slots) <= 2

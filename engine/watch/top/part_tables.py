@@ -1,4 +1,4 @@
-"""The tables of `dataflow top` of Steps that are trained in parts, and of rows that wait for a slot.
+"""The tables of `dataflow top` of Steps that are trained in parts, and of rows that wait.
 
 Owns: their columns and cells. Does not own: the other tables (flow_tables.py), widths (table.py).
 """
