@@ -17,6 +17,7 @@ from engine.plan.passes.dispatch import choose_dispatch
 from tests.kit.turns import example_count
 from tests.unit.test_dispatch import DealPrices, weighed_draft
 
+pytestmark = pytest.mark.usefixtures("tiny")
 STREAMRL = CASES[0]
 """1,024 prompts on 8 replicas (arXiv:2504.15930, section 5)."""
 

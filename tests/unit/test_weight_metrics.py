@@ -105,7 +105,8 @@ def test_gain_is_how_many_times_as_long_the_rows_take_without_weights() -> None:
     lengths = np.array([1, 1, 1, 1, 4])
     assert find_gain(lengths, lengths, 2) == 6 / 4, "the long one begins at pass 2, or at once"
     assert find_gain(-lengths, lengths, 2) == 1.0
-    assert find_gain(lengths, lengths[::-1], 2) == 4 / 6, "weights that mislead"
+    long_first = lengths[::-1]
+    assert find_gain(-long_first, long_first, 2) == 4 / 6, "weights that mislead"
     assert find_gain(lengths, lengths, 5) == 1.0, "every row has a slot at once"
     rows = rows_of([0, 1, 2, 3, 4], [0.0, 0.0, 0.0, 0.0, 1.0], lengths.tolist())
     assert ("weight/gain", 1.5, 5.0) in weight_metrics(rows, 2)

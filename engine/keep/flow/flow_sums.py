@@ -35,8 +35,6 @@ def sum_flows(flows: Iterable[Flow]) -> Flow:
         weights=_merge_all([flow.weights for flow in last_phase], _weights),
         cuts=_merge_all([flow.cuts for flow in last_phase], _cuts),
         workers=_merge_all([flow.workers for flow in last_phase], lambda many: many[-1]),
-        streams=_merge_all([flow.streams for flow in last_phase], lambda many: many[-1]),
-        pools=_merge_all([flow.pools for flow in last_phase], lambda many: many[-1]),
     )
 
 

@@ -19,13 +19,19 @@ from engine.watch.top.table import TableColumn, table_lines
 
 def stream_table(flow: Flow, width: int) -> Iterator[Text]:
     """The watermark of each streamed source, its rows that have ended, and its parts."""
-    streams = list(flow.streams.values())
-    sources = [one_line(source) for source in flow.streams]
-    ended = [f"{stream.ended_rows:,}/{stream.rows:,}" for stream in streams]
-    watermarks = [f"{stream.watermark:,}" for stream in streams]
-    parts = [_parts(stream) for stream in streams]
-    training = [_tokens_in_training(stream) for stream in streams]
-    waiting = [f"{stream.waiting_tokens:,}" for stream in streams]
+    sources: list[str] = []
+    ended: list[str] = []
+    watermarks: list[str] = []
+    waiting: list[str] = []
+    training: list[str] = []
+    parts: list[str] = []
+    for source, stream in flow.streams.items():
+        sources.append(one_line(source))
+        ended.append(f"{stream.ended_rows:,}/{stream.rows:,}")
+        watermarks.append(f"{stream.watermark:,}")
+        waiting.append(f"{stream.waiting_tokens:,}")
+        training.append(_tokens_in_training(stream))
+        parts.append(_parts(stream))
     columns = [
         TableColumn(title="", cells=sources),
         TableColumn(title="ended", cells=ended),
@@ -40,8 +46,11 @@ def stream_table(flow: Flow, width: int) -> Iterator[Text]:
 def _parts(stream: StreamProgress) -> str:
     """`2 summed, 1 training, 3 ready`."""
     counts = Counter(part.state for part in stream.parts)
-    states = [state for state in reversed(get_args(PartState)) if counts[state]]
-    return ", ".join(f"{counts[state]} {state}" for state in states) or "-"
+    words: list[str] = []
+    for state in reversed(get_args(PartState)):
+        if counts[state]:
+            words.append(f"{counts[state]} {state}")
+    return ", ".join(words) or "-"
 
 
 def _tokens_in_training(stream: StreamProgress) -> str:
