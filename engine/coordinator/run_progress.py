@@ -9,6 +9,8 @@ are gone through, and a number may be that of a moment ago.
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 from engine.coordinator.late_binding import LateBinding
 from engine.coordinator.sources import Sources
 from engine.coordinator.step_parts import StepParts
@@ -44,13 +46,11 @@ def _part_progress(source: str, stream: StreamedGroups, parts: StepParts) -> lis
     if stream.is_cut and not states:  # they are of the Step before
         return []
     progress: list[PartProgress] = []
-    for number, groups in enumerate(list(stream.parts)):
-        part = PartProgress(
-            groups=len(groups),
-            tokens=sum(group.tokens for group in groups),
-            state=states[number] if number < len(states) else "made",
-        )
-        progress.append(part)
+    # Those that the train nodes do not know yet are being made.
+    states_of_all = chain(states, repeat("made"))
+    for groups, state in zip(list(stream.parts), states_of_all, strict=False):
+        tokens = sum(group.tokens for group in groups)
+        progress.append(PartProgress(groups=len(groups), tokens=tokens, state=state))
     return progress
 
 

@@ -151,7 +151,9 @@ class StepParts:
             return "summed"
         if any(part in told_parts for told_parts in self._told.values()):
             return "training"
-        return "ready" if run.is_settled else "made"
+        if run.is_settled:
+            return "ready"
+        return "made"
 
     # --- what the Step asks -----------------------------------------------------------------------
 

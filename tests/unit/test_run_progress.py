@@ -73,7 +73,7 @@ def test_a_group_that_ended_waits_or_is_in_a_part(first_step: list[StreamProgres
 def test_parts_go_through_their_states_and_one_is_trained_at_a_time(
     first_step: list[StreamProgress],
 ) -> None:
-    states: set[PartState] = set()
+    states: set[str] = set()
     for before, after in pairwise(first_step):
         for one, other in zip(before.parts, after.parts, strict=False):
             assert ORDER.index(one.state) <= ORDER.index(other.state)

@@ -44,17 +44,19 @@ def cut_flows(
     cuts: CutCounts, lags: Mapping[str, list[int]], nodes: Iterable[PlannedNode]
 ) -> dict[str, CutFlow]:
     """By source. lags: by train node, its rows by lag."""
-    sources = {node.name: node.source for node in nodes}
     by_source: dict[str, list[int]] = {}
-    for node, counts in lags.items():
-        by_source.setdefault(sources[node], counts)
+    for node in nodes:
+        if node.name in lags:
+            by_source.setdefault(node.source, lags[node.name])
     flows: dict[str, CutFlow] = {}
-    for name, (ready, wanted, outstanding, room) in cuts.items():
+    for name, counts in cuts.items():
+        ready, wanted, outstanding, room = counts
+        lags_of_source = by_source.get(name, [])
         flows[name] = CutFlow(
             ready=ready,
             wanted=wanted,
             outstanding=outstanding,
             room=room,
-            lags=by_source.get(name, []),
+            lags=lags_of_source,
         )
     return flows

@@ -67,7 +67,7 @@ def choose_dispatch(draft: Draft) -> Draft:
 
 
 def _has_choice(draft: Draft, node: PlannedNode) -> bool:
-    """Whether anything is to be chosen: a spread or a tail that nobody asked for."""
+    """Whether anything is to be chosen: a spread, or a tail and its chunks."""
     if node.region == "evaluation" or _count_chunks(node) < 2:
         return False
     return node.name not in draft.placing.spread or has_weights(node)

@@ -32,13 +32,19 @@ def stream_table(flow: Flow, width: int) -> Iterator[Text]:
         waiting.append(f"{stream.waiting_tokens:,}")
         training.append(_tokens_in_training(stream))
         parts.append(_parts(stream))
+    name_column = TableColumn(title="", cells=sources)
+    ended_column = TableColumn(title="ended", cells=ended)
+    watermark_column = TableColumn(title="watermark", cells=watermarks)
+    waiting_column = TableColumn(title="tokens waiting", cells=waiting, rank=3)
+    training_column = TableColumn(title="in training", cells=training, rank=2)
+    parts_column = TableColumn(title="parts", cells=parts, right=False, rank=1)
     columns = [
-        TableColumn(title="", cells=sources),
-        TableColumn(title="ended", cells=ended),
-        TableColumn(title="watermark", cells=watermarks),
-        TableColumn(title="tokens waiting", cells=waiting, rank=3),
-        TableColumn(title="in training", cells=training, rank=2),
-        TableColumn(title="parts", cells=parts, right=False, rank=1),
+        name_column,
+        ended_column,
+        watermark_column,
+        waiting_column,
+        training_column,
+        parts_column,
     ]
     return table_lines(columns, width)
 
@@ -73,10 +79,9 @@ def pool_table(flow: Flow, width: int) -> Iterator[Text]:
             waiting.append(f"{pool.waiting_rows:,}")
             under_way.append(f"{rows:,}/{pool.slots:,}")
             credits.append(f"{pool.credit:,}")
-    columns = [
-        TableColumn(title="", cells=nodes),
-        TableColumn(title="under way/slots", cells=under_way),
-        TableColumn(title="credit", cells=credits, rank=2),
-        TableColumn(title="waiting", cells=waiting, rank=1),
-    ]
+    name_column = TableColumn(title="", cells=nodes)
+    rows_column = TableColumn(title="under way/slots", cells=under_way)
+    credit_column = TableColumn(title="credit", cells=credits, rank=2)
+    waiting_column = TableColumn(title="waiting", cells=waiting, rank=1)
+    columns = [name_column, rows_column, credit_column, waiting_column]
     return table_lines(columns, width)
