@@ -15,7 +15,13 @@ from engine.coordinator.late_binding import LateBinding
 from engine.coordinator.sources import Sources
 from engine.coordinator.step_parts import StepParts
 from engine.coordinator.streamed_groups import StreamedGroups
-from engine.protocol.progress import PartProgress, PoolProgress, RunProgress, StreamProgress
+from engine.protocol.progress import (
+    PartProgress,
+    PartState,
+    PoolProgress,
+    RunProgress,
+    StreamProgress,
+)
 
 
 def find_progress(sources: Sources, parts: StepParts, late: LateBinding) -> RunProgress:
@@ -47,7 +53,8 @@ def _part_progress(source: str, stream: StreamedGroups, parts: StepParts) -> lis
         return []
     progress: list[PartProgress] = []
     # Those that the train nodes do not know yet are being made.
-    states_of_all = chain(states, repeat("made"))
+    made: PartState = "made"
+    states_of_all = chain(states, repeat(made))
     for groups, state in zip(list(stream.parts), states_of_all, strict=False):
         tokens = sum(group.tokens for group in groups)
         progress.append(PartProgress(groups=len(groups), tokens=tokens, state=state))
