@@ -9,15 +9,12 @@ are gone through, and a number may be that of a moment ago.
 
 from __future__ import annotations
 
-from itertools import chain, repeat
-
 from engine.coordinator.late_binding import LateBinding
 from engine.coordinator.sources import Sources
 from engine.coordinator.step_parts import StepParts
 from engine.coordinator.streamed_groups import StreamedGroups
 from engine.protocol.progress import (
     PartProgress,
-    PartState,
     PoolProgress,
     RunProgress,
     StreamProgress,
@@ -53,9 +50,9 @@ def _part_progress(source: str, stream: StreamedGroups, parts: StepParts) -> lis
         return []
     progress: list[PartProgress] = []
     # Those that the train nodes do not know yet are being made.
-    made: PartState = "made"
-    states_of_all = chain(states, repeat(made))
-    for groups, state in zip(list(stream.parts), states_of_all, strict=False):
+    parts_of_step = list(stream.parts)
+    states += ["made"] * len(parts_of_step)
+    for groups, state in zip(parts_of_step, states, strict=False):
         tokens = sum(group.tokens for group in groups)
         progress.append(PartProgress(groups=len(groups), tokens=tokens, state=state))
     return progress
