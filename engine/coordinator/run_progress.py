@@ -51,7 +51,7 @@ def _part_progress(source: str, stream: StreamedGroups, parts: StepParts) -> lis
     progress: list[PartProgress] = []
     # Those that the train nodes do not know yet are being made.
     parts_of_step = list(stream.parts)
-    states += ["made"] * len(parts_of_step)
+    states.extend(["made"] * len(parts_of_step))
     for groups, state in zip(parts_of_step, states, strict=False):
         tokens = sum(group.tokens for group in groups)
         progress.append(PartProgress(groups=len(groups), tokens=tokens, state=state))
