@@ -15,6 +15,7 @@ from engine.coordinator.step_parts import StepParts
 from engine.coordinator.streamed_groups import StreamedGroups
 from engine.protocol.progress import (
     PartProgress,
+    PartState,
     PoolProgress,
     RunProgress,
     StreamProgress,
@@ -51,7 +52,8 @@ def _part_progress(source: str, stream: StreamedGroups, parts: StepParts) -> lis
     progress: list[PartProgress] = []
     # Those that the train nodes do not know yet are being made.
     parts_of_step = list(stream.parts)
-    states.extend(["made"] * len(parts_of_step))
+    makes: list[PartState] = ["made"] * len(parts_of_step)
+    states.extend(makes)
     for groups, state in zip(parts_of_step, states, strict=False):
         tokens = sum(group.tokens for group in groups)
         progress.append(PartProgress(groups=len(groups), tokens=tokens, state=state))
