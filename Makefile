@@ -67,6 +67,7 @@ peers:
 bench: setup
 	.venv/bin/python -m benchmarks.check_and_plan --quick
 	.venv/bin/python -m benchmarks.price --quick
+	.venv/bin/python -m benchmarks.weights --quick
 	.venv/bin/python -m benchmarks.coordinator --quick
 	.venv/bin/python -m benchmarks.walk --quick
 	.venv/bin/python -m benchmarks.overhead --quick

@@ -23,11 +23,13 @@ from engine.coordinator.livelock import Livelock
 from engine.coordinator.losses import Losses
 from engine.coordinator.parts import make_parts
 from engine.coordinator.ranks import RankGroups
+from engine.coordinator.run_progress import find_progress
 from engine.coordinator.run_settings import Restored, Settings
 from engine.coordinator.run_warnings import warn_of_small_data
 from engine.coordinator.task_ledger import Pending
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
+from engine.protocol.progress import RunProgress
 
 _WITHIN = (m.Wish, m.Checkpointed)
 """What the loop may hear while it still carries out instructions: a Worker that ended meanwhile
@@ -84,6 +86,10 @@ class Coordinator:
         outstanding, and that may be. From any thread: these are numbers alone.
         """
         return {name: each.prompt_counts for name, each in self.sources.admissions.items()}
+
+    def progress(self) -> RunProgress:
+        """How far streamed Steps and generations that bind rows late are; from any thread."""
+        return find_progress(self.sources, self._training.parts, self._dispatch.late)
 
     # --- the two entries --------------------------------------------------------------------------
 

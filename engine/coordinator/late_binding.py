@@ -24,6 +24,7 @@ from engine.coordinator.task_ledger import Pending
 from engine.coordinator.unit_pool import UnitPool, WaitingUnit
 from engine.coordinator.units import NodeUnits
 from engine.plan.plan import PlannedNode
+from engine.protocol.progress import PoolProgress
 
 _SHARE = 8
 """This part of the slots is what a replica has ahead."""
@@ -78,6 +79,15 @@ class SlotCredit:
     def consider(self, worker: str) -> None:
         """It may be able to run what it could not."""
         self._idlest.touch(worker)
+
+    def progress(self) -> PoolProgress:
+        """What waits, and what is under way; from any thread."""
+        return PoolProgress(
+            waiting_rows=self.pool.rows,
+            slots=self.node.layout.slots,
+            credit=self._most,
+            under_way={worker: self.rows[worker] for worker in self.node.workers},
+        )
 
     def _has_room(self, worker: str) -> bool:
         return self._most - self.rows[worker] >= self._ahead

@@ -304,7 +304,8 @@ class Readiness:
             of_rows = self._tokens(node, at, units) + 1
         weights = of_rows * of_node.sizes_of(units)
         row = self._prompts.position[at] * node.inner + samples
-        for mine in cut_by_weight(weights, row, node.chunks, node.tail):
+        cut = cut_by_weight(weights, row, node.chunks, node.tail, node.tail_chunks)
+        for mine in cut:
             if node.name in self._weighed_by:  # else by key, as in every other chunk
                 mine = mine[np.lexsort((mine, -of_rows[mine]))]
             yield self._chunk(node, at[mine], units[mine])

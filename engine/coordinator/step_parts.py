@@ -31,6 +31,7 @@ from engine.coordinator.step import StepRun
 from engine.coordinator.task_ledger import Outstanding
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.part_messages import TrainPart
+from engine.protocol.progress import PartState
 
 
 class StepParts:
@@ -129,6 +130,30 @@ class StepParts:
     def _index(self, task: TrainPart) -> int:
         numbers = self._numbers[task.node].items()
         return next(part for part, number in numbers if number == task.part)
+
+    def states(self, source: str) -> list[PartState]:
+        """How far each part of a source's Step is, in order; from any thread."""
+        states: list[PartState] = []
+        is_training = False
+        for part, run in enumerate(list(self._runs)):
+            if source not in run.taken:
+                continue
+            state = self._state(part, run)
+            # The others that were told wait for this one.
+            if state == "training" and is_training:
+                state = "ready"
+            is_training |= state == "training"
+            states.append(state)
+        return states
+
+    def _state(self, part: int, run: StepRun) -> PartState:
+        if all(part in trained for trained in self._trained.values()):
+            return "summed"
+        if any(part in told_parts for told_parts in self._told.values()):
+            return "training"
+        if run.is_settled:
+            return "ready"
+        return "made"
 
     # --- what the Step asks -----------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import numpy as np
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.part_cut import EndedGroup, PartCut
-from engine.coordinator.prompts import FINISHED, RUNNING, PromptStates
+from engine.coordinator.prompts import FINISHED, RUNNING, TAKEN, PromptStates
 from engine.coordinator.readiness import Readiness
 from engine.coordinator.tables import PENDING, PRESENT, RowTable
 from engine.plan.plan import PlannedNode
@@ -52,6 +52,12 @@ class StreamedGroups:
         self._next = 0
         self._taken = 0
         """How many of the Step's parts were handed out."""
+        self.parts: list[Sequence[EndedGroup]] = []
+        """The groups of each part of the Step."""
+        self._waiting: dict[int, EndedGroup] = {}
+        """By slot, the groups that have ended and are in no part."""
+        self.is_cut = False
+        """Whether the Step has all of its parts, and none of the next is cut."""
 
     # --- what is heard ----------------------------------------------------------------------------
 
@@ -105,7 +111,9 @@ class StreamedGroups:
             if len(lengths):
                 position = prompts.position.item(slot)
                 longest, tokens = int(lengths.max()), int(lengths.sum())
-                self._cut.add(EndedGroup(longest, position, slot, tokens))
+                group = EndedGroup(longest, position, slot, tokens)
+                self._waiting[slot] = group
+                self._cut.add(group)
 
     def _lengths(self, slot: int) -> np.ndarray:
         """Tokens of a group's rows."""
@@ -120,7 +128,7 @@ class StreamedGroups:
         """The least tokens of a row that has not ended."""
         if any(self._readiness.has_unissued(name) for name in self._roots):
             return 0
-        return min((chunk.watermark for chunk in self._under_way), default=0)
+        return min((chunk.watermark for chunk in list(self._under_way)), default=0)
 
     def _is_any_pending(self) -> bool:
         """Whether a row of a first generation may still come."""
@@ -130,6 +138,11 @@ class StreamedGroups:
 
     def _open(self, groups: Sequence[EndedGroup]) -> None:
         """Let nodes run on a part."""
+        if self.is_cut:
+            self.parts, self.is_cut = [], False
+        self.parts.append(groups)
+        for group in groups:
+            self._waiting.pop(group.slot, None)
         slots = np.array([group.slot for group in groups], dtype=np.int64)
         self._prompts.part[slots] = self._next
         self._next += 1
@@ -151,9 +164,30 @@ class StreamedGroups:
             )
         return finished
 
+    # --- what it tells ----------------------------------------------------------------------------
+
+    @property
+    def waiting_groups(self) -> list[EndedGroup]:
+        """The groups that have ended and are in no part."""
+        return list(self._waiting.values())
+
+    def count_rows(self) -> tuple[int, int]:
+        """The Step's rows of first generations: those that have ended, and all. From any thread."""
+        is_in_step = np.isin(self._prompts.status, (RUNNING, FINISHED, TAKEN))
+        rows = pending = 0
+        for table in self._roots.values():
+            # Another thread may ask while these grow, one after another.
+            state = table.state
+            slots = is_in_step[: len(state)].nonzero()[0]
+            rows += len(slots) * state.shape[1]
+            pending += int((state[slots] == PENDING).sum())
+        return rows - pending, rows
+
     def end_step(self) -> None:
         """The Step is over: the next one's parts are counted anew."""
         self._first, self._taken = self._next, 0
+        self._waiting.clear()
+        self.is_cut = True
         self._cut = self._make_cut()
         self._has_news = False
 

@@ -89,13 +89,14 @@ def whole_weights(weights: np.ndarray) -> np.ndarray:
 
 
 def cut_by_weight(
-    weights: np.ndarray, row: np.ndarray, parts: int, tail: float
+    weights: np.ndarray, row: np.ndarray, parts: int, tail: float, tail_parts: int = 0
 ) -> list[np.ndarray]:
     """Indices of units, ascending, in at most so many parts of about equal weight; the part with
     the heaviest unit first.
 
     weights: int64, each 0 or more. row: of each unit a number of its input row, ascending. tail:
-    the share of the heaviest units that have parts of their own, of as much weight as the others.
+    the share of the heaviest units that have parts of their own. tail_parts: how many; 0: so that
+    all parts have as much weight.
     """
     order = np.argsort(-weights, kind="stable")
     heavy = order[: ceil(tail * len(order))]
@@ -105,7 +106,7 @@ def cut_by_weight(
     else:
         light = order[len(heavy) :]
         share = weights[heavy].sum() / max(1, weights.sum())
-        apart = min(max(1, round(parts * share)), parts - 1)
+        apart = min(max(1, tail_parts or round(parts * share)), parts - 1)
         part[heavy] = split_evenly(weights[heavy], apart)
         part[light] = apart + split_evenly(weights[light], parts - apart)
     # Which of its row's spans a part has makes no difference: those that follow one another, so

@@ -100,6 +100,8 @@ class PlannedNode:
     """Of a generation that is cut into chunks: the share of the heaviest rows that have chunks of
     their own; 0: none have.
     """
+    tail_chunks: int = 0
+    """How many chunks those have; 0: as many as is their share of the weight."""
     max_lag: int = 0
     """As given to the node."""
     in_parts: bool = False

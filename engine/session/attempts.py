@@ -344,8 +344,8 @@ class _Run:
         """Note what flows, for whoever looks at the run's folder."""
         writer = FlowWriter(self._folder.events, after=begun)
         stack.callback(writer.close)
-        number = self._plan.phase_number
-        flow = FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=number)
+        asked = (coordinator.cuts, coordinator.progress)
+        flow = FlowFold(self._plan, writer, *asked, begun=begun, phase=self._plan.phase_number)
         stack.enter_context(fold_meanwhile(flow, workers.doing, workers.live_reports))
         return flow
 

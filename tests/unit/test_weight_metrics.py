@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
 from dataflow.schema import Rollout
-from engine.run.worker.weight_metrics import TAIL, find_recall, find_tau, weight_metrics
+from engine.run.worker.weight_metrics import (
+    TAIL,
+    find_gain,
+    find_recall,
+    find_tau,
+    weight_metrics,
+)
 from tests.kit.ragged_lists import ragged
 from tests.kit.turns import example_count
 
@@ -99,3 +105,25 @@ def test_the_tail_of_eight_is_two() -> None:
     numbers = np.arange(8.0)
     other = np.array([0, 1, 2, 3, 4, 5, 7, 6.0])
     assert find_recall(numbers, other) == 1.0
+
+
+def test_gain_is_how_many_times_as_long_the_rows_take_without_weights() -> None:
+    lengths = np.array([1, 1, 1, 1, 4])
+    assert find_gain(lengths, lengths, 2) == 6 / 4, "the long one begins at pass 2, or at once"
+    assert find_gain(-lengths, lengths, 2) == 1.0
+    long_first = lengths[::-1]
+    assert find_gain(-long_first, long_first, 2) == 4 / 6, "weights that mislead"
+    assert find_gain(lengths, lengths, 5) == 1.0, "every row has a slot at once"
+    rows = rows_of([0, 1, 2, 3, 4], [0.0, 0.0, 0.0, 0.0, 1.0], lengths.tolist())
+    assert ("weight/gain", 1.5, 5.0) in weight_metrics(rows, 2)
+    assert "weight/gain" not in {name for name, _, _ in weight_metrics(rows)}
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 6))
+@settings(max_examples=example_count(100))
+def test_the_longest_first_is_at_most_a_third_above_the_best(
+    lengths: list[int], slots: int
+) -> None:
+    """At most a third longer than any order, and any order at most twice as long (Graham 1969)."""
+    rows = np.array(lengths)
+    assert 3 / 4 <= find_gain(rows, rows, slots) <= 2

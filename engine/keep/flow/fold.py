@@ -18,6 +18,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.keep.flow.activity import Activity, ReplicaSeconds, Running
+from engine.keep.flow.coordinator_looks import (
+    CoordinatorLooks,
+    CoordinatorState,
+    Cuts,
+    cut_flows,
+)
 from engine.keep.flow.counts import StretchCounts
 from engine.keep.flow.flow_sums import sum_flows
 from engine.keep.flow.outside import OutsideSeconds
@@ -25,7 +31,6 @@ from engine.keep.flow.queues import EdgeQueues, EdgeRows, WeightQueues
 from engine.keep.flow.reasons import Reasons
 from engine.keep.flow.records import (
     Began,
-    CutFlow,
     EdgeFlow,
     Flow,
     Lost,
@@ -39,13 +44,8 @@ from engine.keep.flow.writer import FlowWriter
 from engine.plan.plan import Plan
 from engine.protocol import events as e
 from engine.protocol import messages as m
+from engine.protocol.progress import RunProgress, no_progress
 from engine.protocol.reports import FLOW, Doing, Report
-
-CutCounts = Mapping[str, tuple[int, int, int, int]]
-Cuts = Callable[[], CutCounts]
-"""By source: prompts that are ready, that a Step takes, that are outstanding, that may be. Called
-from two threads.
-"""
 
 _SECOND = 0.95
 """Seconds after which a stretch ends: the loop measures about once a second."""
@@ -56,10 +56,11 @@ _KEYS = 64
 """Keys of tombstones that a record has at most."""
 
 
-_KeptEvent = tuple[e.RunEvent, float, CutCounts | None]
-"""One that is not folded yet; when it came; the cuts of then, where a Step closed. It is a plain
-tuple because one is made at each event.
+_KeptEvent = tuple[e.RunEvent, float, CoordinatorState | None]
+"""One that is not folded yet; when it came; the coordinator then, where a Step closed or has all
+its parts. It is a plain tuple because one is made at each event.
 """
+_LOOKED_AT = (m.StepClosed, m.FinishStep)
 
 
 class FlowFold:
@@ -80,12 +81,14 @@ class FlowFold:
         plan: Plan,
         writer: FlowWriter,
         cuts: Cuts,
+        progress: Callable[[], RunProgress] = no_progress,
         *,
         begun: int = 0,
         phase: int = 0,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._plan, self._writer, self._cuts, self._wall = plan, writer, cuts, wall
+        self._plan, self._writer, self._wall = plan, writer, wall
+        self._coordinator = CoordinatorLooks(cuts, progress)
         self._step, self._phase = begun, phase
         self._reasons = Reasons(plan)
         self._away = set(plan.spare)
@@ -105,8 +108,10 @@ class FlowFold:
         """Whether nothing has come since the last call of `meanwhile`."""
         self._kept: list[_KeptEvent] = []
         self._folded_wall = 0.0
-        self._folded_cuts: CutCounts | None = None
+        self._folded_state: CoordinatorState | None = None
         """Of the event that is folded now."""
+        self._finishing: RunProgress | None = None
+        """Of the Step that makes its update from its parts: once it is over nobody knows them."""
         self._writing = False
         """Whether the loop waits for files; nothing says so where there were none to write."""
         self._versions: dict[tuple[str, str], int] = {}
@@ -121,12 +126,12 @@ class FlowFold:
         All is folded once a second has passed, or before files are written that these records
         belong before.
         """
-        cuts = None
-        if isinstance(event, e.InstructionTold) and isinstance(event.instruction, m.StepClosed):
-            cuts = self._cuts()
+        state = None
+        if isinstance(event, e.InstructionTold) and isinstance(event.instruction, _LOOKED_AT):
+            state = self._coordinator.look()
         with self._lock:
             self._quiet = False
-            self._kept.append((event, self._wall(), cuts))
+            self._kept.append((event, self._wall(), state))
             if isinstance(event, e.WorkersMeasured):
                 if event.at - self._start >= _SECOND:
                     self.fold()
@@ -137,8 +142,8 @@ class FlowFold:
         """Fold all that was kept."""
         with self._lock:
             events, self._kept = self._kept, []
-            for event, wall, cuts in events:
-                self._folded_wall, self._folded_cuts = wall, cuts
+            for event, wall, state in events:
+                self._folded_wall, self._folded_state = wall, state
                 self._fold(event)
 
     def meanwhile(
@@ -154,7 +159,7 @@ class FlowFold:
             quiet, self._quiet = self._quiet, True
             if quiet and self._activity is not None:
                 self.fold()
-                self._folded_wall, self._folded_cuts = self._wall(), None
+                self._folded_wall, self._folded_state = self._wall(), None
                 measured = e.WorkersMeasured(at=now, reports=reports(), spans=(), doing=doing)
                 self._take_measurement(measured)
 
@@ -214,6 +219,8 @@ class FlowFold:
                 lags, tokens = self._edges.measure_training(instruction)
                 self._made.train(instruction, lags, tokens)
                 self._edges.take_rows(instruction.node, instruction.inputs)
+            case m.FinishStep():
+                self._finishing = self._look().progress
             case m.RunChunk() | m.Evaluate():
                 self._edges.take_rows(instruction.node, instruction.inputs)
         if isinstance(instruction, m.Task):
@@ -290,6 +297,7 @@ class FlowFold:
             return
         self._step = step
         self._close(now)
+        self._finishing = None
         self._writer.step(sum_flows(self._of_step))
         self._of_step = []
 
@@ -313,6 +321,7 @@ class FlowFold:
     def _flow(self, now: float) -> Flow:
         assert self._activity is not None
         seconds, states = self._activity.close(now)
+        coordinator = self._look()
         return Flow(
             step=self._step,
             phase=self._phase,
@@ -322,9 +331,15 @@ class FlowFold:
             nodes=self._node_flows(seconds, states, now - self._start),
             edges=self._edge_flows(now),
             weights=self._weight_flows(),
-            cuts=self._cut_flows(),
+            cuts=cut_flows(coordinator.cuts, self._made.lags, self._plan.nodes),
             workers=self._worker_flows(now),
+            streams=(self._finishing or coordinator.progress).streams,
+            pools=coordinator.progress.pools,
         )
+
+    def _look(self) -> CoordinatorState:
+        """The coordinator at the event that is folded, or now, where that has just come."""
+        return self._folded_state or self._coordinator.look()
 
     def _node_flows(
         self,
@@ -382,26 +397,6 @@ class FlowFold:
                 loads=reader.loads,
                 seconds=round_seconds(reader.seconds),
                 bytes=int(self._made.weights[name]),
-            )
-        return flows
-
-    def _cut_flows(self) -> dict[str, CutFlow]:
-        cuts = self._folded_cuts
-        if cuts is None:  # the event that is folded has just come
-            cuts = self._cuts()
-        lags = self._made.lags
-        sources = {n.name: n.source for n in self._plan.nodes}
-        by_source: dict[str, list[int]] = {}
-        for node, counts in lags.items():
-            by_source.setdefault(sources[node], counts)
-        flows: dict[str, CutFlow] = {}
-        for name, (ready, wanted, outstanding, room) in cuts.items():
-            flows[name] = CutFlow(
-                ready=ready,
-                wanted=wanted,
-                outstanding=outstanding,
-                room=room,
-                lags=by_source.get(name, []),
             )
         return flows
 

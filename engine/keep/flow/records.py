@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.protocol.progress import PoolProgress, StreamProgress
+
 FORMAT = 1
 
 
@@ -127,6 +129,10 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="f
     weights: dict[str, WeightFlow] = {}
     cuts: dict[str, CutFlow] = {}
     workers: dict[str, WorkerFlow] = {}
+    streams: dict[str, StreamProgress] = {}
+    """By source; as the stretch ended, or as its Step was about to make its update."""
+    pools: dict[str, PoolProgress] = {}
+    """By generation, as the stretch ended."""
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="began"):

@@ -6,6 +6,10 @@ Does not own: which deal is taken (engine/plan/passes/dispatch.py), seconds of a
 
 Answers of one prompt are alike: half of what decides the quantile of an answer is the prompt's, the
 other half its own. With a prompt's answers on one replica, long prompts add up there.
+
+Long answers apart are decoded in small batches, whose passes are short, while short ones are many
+and soon over: with as much weight on each replica that is worth nothing, as the long ones still
+take the longest, so the tail has replicas by its price (StreamRL, arXiv:2504.15930, Algorithm 2).
 """
 
 from __future__ import annotations
@@ -43,23 +47,27 @@ class DealtAnswers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
     """How answers are dealt. spread: spans that a prompt's are cut into. tail: the share of spans
-    of most weight that have chunks of their own. is_weighed: whether prompts say how long their
-    answers will be.
+    of most weight that have chunks of their own, so many as `apart`, 0 for their share of the
+    weight. is_weighed: whether prompts say how long their answers will be; is_misled: whether they
+    say so by chance alone.
     """
 
     spread: int = 1
     tail: float = 0.0
+    apart: int = 0
     is_weighed: bool = False
+    is_misled: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DrawnAnswers:
     """Of one Step: tokens of each answer, int64 [prompts, samples], and what is expected of those
-    of each prompt, int64 [prompts].
+    of each prompt, int64 [prompts]; by_chance: the same of another prompt.
     """
 
     answers: np.ndarray
     expected: np.ndarray
+    by_chance: np.ndarray
 
 
 def _draw_answers(dealt: DealtAnswers, seed: int) -> _DrawnAnswers:
@@ -68,9 +76,12 @@ def _draw_answers(dealt: DealtAnswers, seed: int) -> _DrawnAnswers:
     of_answers = uniform(row_seeds(seed, "answer", keys.expand(dealt.samples)), 0)
     distribution = dealt.lengths.answers
     answers = distribution.at(_join_quantiles(np.repeat(of_prompts, dealt.samples), of_answers))
+    expected = distribution.at(of_prompts)
+    other_prompts = np.argsort(uniform(row_seeds(seed, "chance", keys), 0))
     return _DrawnAnswers(
         answers=answers.reshape(dealt.prompts, dealt.samples),
-        expected=distribution.at(of_prompts),
+        expected=expected,
+        by_chance=expected[other_prompts],
     )
 
 
@@ -102,7 +113,8 @@ class DealPrices:
         prompt_of_unit = np.repeat(np.arange(dealt.prompts), deal.spread)
         weights = sizes
         if deal.is_weighed:
-            weights = drawn.expected[prompt_of_unit] * sizes
+            expected = drawn.by_chance if deal.is_misled else drawn.expected
+            weights = expected[prompt_of_unit] * sizes
         chunk_of_unit = _cut(weights, dealt.chunks, deal)
         unit_of_row = np.repeat(np.arange(len(sizes)), sizes)
         chunk_of_row = chunk_of_unit[unit_of_row]
@@ -143,7 +155,7 @@ def _cut(weights: np.ndarray, chunks: int, deal: Deal) -> np.ndarray:
         return chunk
     heavy, light = order[:heavy_count], order[heavy_count:]
     share = weights[heavy].sum() / max(1, weights.sum())
-    apart = min(max(1, round(chunks * share)), chunks - 1)
+    apart = min(max(1, deal.apart or round(chunks * share)), chunks - 1)
     chunk[heavy] = _balance(weights[heavy], apart)
     chunk[light] = apart + _balance(weights[light], chunks - apart)
     return chunk

@@ -204,7 +204,8 @@ def _dispatch(node: PlannedNode) -> Iterator[str]:
     if node.layout.spread > 1:
         yield f"a prompt's answers in {node.layout.spread} spans"
     if node.tail:
-        yield f"the {node.tail:.0%} of most weight apart"
+        chunks = f" in {count(node.tail_chunks, 'chunk')}" if node.tail_chunks else ""
+        yield f"the {node.tail:.0%} of most weight apart{chunks}"
 
 
 def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:

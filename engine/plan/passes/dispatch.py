@@ -1,6 +1,6 @@
 """Which answers go to one replica: how far a prompt's are spread, and whether the tail is apart.
 
-Owns: Layout.spread and PlannedNode.tail, and what is said of them. Does not own: prices
+Owns: Layout.spread, PlannedNode.tail and tail_chunks, what is said of them. Does not own: prices
 (engine/plan/cost/dispatch_price.py), the cut of a Step's rows, which follows from both and from
 keys and weights alone (engine/coordinator).
 
@@ -8,7 +8,9 @@ Each replica more that has answers of a prompt feeds it once more; what it gains
 answers are balanced, and that no replica is idle. With a lag replicas even out from Step to Step,
 and only the latter counts. Both are chosen for the chunks of a generation as if each had a replica
 of its own: equal chunks then give equal bits, on one replica too. They are left as they are unless
-the price of a Step falls by 2 %.
+the price of a Step falls by 2 %. A tail has as many chunks as make the Step shortest. It is chosen
+only where weights that say nothing would not cost 2 % of a Step either, since the plan does not
+know how good they are: who does (`weight/recall`) asks for it by `--tail`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+
+import numpy as np
 
 from engine.plan.cost.dispatch_price import Deal, DealPrices, DealtAnswers
 from engine.plan.cost.models import ModelCost, Shape, model_cost
@@ -32,6 +37,8 @@ _LEAST_GAIN = 0.02
 """Of a Step: what a deal other than the plain one has to be worth."""
 _TAILS = (0.1, 0.2, 0.3)
 """Shares that are tried; StreamRL has 0.2 (arXiv:2504.15930)."""
+_MOST_APARTS = 8
+"""Numbers of chunks that a tail is tried with."""
 _MOST_ROWS = 8192
 """Answers that are priced; of more, those of some replicas stand for all."""
 
@@ -55,16 +62,15 @@ def choose_dispatch(draft: Draft) -> Draft:
             deal = choice.deal
             notes += choice.notes
         layout = replace(node.layout, spread=deal.spread)
-        nodes[index] = replace(node, layout=layout, tail=deal.tail)
+        nodes[index] = replace(node, layout=layout, tail=deal.tail, tail_chunks=deal.apart)
     return replace(draft, nodes=tuple(nodes), notes=tuple(notes))
 
 
 def _has_choice(draft: Draft, node: PlannedNode) -> bool:
-    """Whether anything is to be chosen: a spread or a tail that nobody asked for."""
+    """Whether anything is to be chosen: a spread, or a tail and its chunks."""
     if node.region == "evaluation" or _count_chunks(node) < 2:
         return False
-    asks_spread = node.name in draft.placing.spread
-    return not asks_spread or (has_weights(node) and node.name not in draft.placing.tail)
+    return node.name not in draft.placing.spread or has_weights(node)
 
 
 def _count_chunks(node: PlannedNode) -> int:
@@ -105,16 +111,20 @@ class _DealChooser:
     def choose(self, node: PlannedNode) -> _ChosenDeal:
         """Choose the deal of a node's answers."""
         asked = self._ask(node)
+        if asked.tail and _is_late(node):
+            return _ChosenDeal(asked)
         if self._costs.unpriced_reason(node.name):
             return _ChosenDeal(asked)
         seconds_of = self._price_deals(node)
         if seconds_of is None:
             return _ChosenDeal(asked)
-        plain_seconds = self._step.seconds({node.name: seconds_of(asked)})
+        price = _StepOfDeal(self._step, node.name, seconds_of)
+        plain_seconds = price.seconds(asked)
         best, best_seconds = asked, plain_seconds
         for deal in self._list_deals(node, asked):
-            seconds = self._step.seconds({node.name: seconds_of(deal)})
-            if seconds < min(best_seconds, (1.0 - _LEAST_GAIN) * plain_seconds):
+            seconds = price.seconds(deal)
+            is_better = seconds < min(best_seconds, (1.0 - _LEAST_GAIN) * plain_seconds)
+            if is_better and (asked.tail or not deal.tail or price.is_safe(deal)):
                 best, best_seconds = deal, seconds
         if best == asked:
             return _ChosenDeal(asked)
@@ -150,8 +160,8 @@ class _DealChooser:
         if asked.is_weighed and not _is_late(node) and node.name not in placing.tail:
             tails += _TAILS
         for tail in tails:
-            for spread in spreads:
-                yield replace(asked, spread=spread, tail=tail)
+            for spread, apart in product(spreads, _list_aparts(tail, _count_chunks(node))):
+                yield replace(asked, spread=spread, tail=tail, apart=apart)
 
     def _deal_answers(self, node: PlannedNode) -> DealtAnswers | None:
         """The answers of a Step, or of some of its replicas; None of replicas with so many that
@@ -180,6 +190,30 @@ class _DealChooser:
         return self._step.time_work(spread_node, replace(work, steps=1 + node.lag)).seconds
 
 
+class _StepOfDeal:
+    """Seconds of a Step by the deal of one of its nodes."""
+
+    def __init__(self, step: StepPrice, node: str, seconds_of: Callable[[Deal], float]) -> None:
+        self._step, self._node, self._seconds_of = step, node, seconds_of
+
+    def seconds(self, deal: Deal) -> float:
+        return self._step.seconds({self._node: self._seconds_of(deal)})
+
+    def is_safe(self, deal: Deal) -> bool:
+        """Whether weights by chance make a Step hardly longer than none do."""
+        unweighed = replace(deal, tail=0.0, apart=0, is_weighed=False)
+        misled = replace(deal, is_misled=True)
+        return self.seconds(misled) <= (1.0 + _LEAST_GAIN) * self.seconds(unweighed)
+
+
+def _list_aparts(tail: float, chunks: int) -> list[int]:
+    """Numbers of chunks that a tail may have, some of them where there are many."""
+    if not tail:
+        return [0]
+    numbers = np.linspace(1, chunks - 1, min(chunks - 1, _MOST_APARTS))
+    return [0, *np.unique(numbers.astype(np.int64)).tolist()]
+
+
 def _list_spreads(most: int) -> Iterator[int]:
     """1, 2, 4 and so on, and the most."""
     spread = 1
@@ -194,7 +228,10 @@ def _describe(node: PlannedNode, asked: Deal, best: Deal, gain: float) -> Iterat
     parts: list[str] = []
     if best.spread != asked.spread:
         parts.append(f"the answers of a prompt in {best.spread} spans (spread)")
-    if best.tail != asked.tail:
+    if best.tail and best.apart:
+        chunks = "1 chunk" if best.apart == 1 else f"{best.apart} chunks"
+        parts.append(f"the {best.tail:.0%} of most weight apart, in {chunks} (tail)")
+    elif best.tail:
         parts.append(f"the {best.tail:.0%} of most weight apart (tail)")
     worth = f"a Step is {gain:.0%} shorter by its price, with assumed lengths of answers"
     yield f"{node.name}: {' and '.join(parts)}: {worth}"

@@ -20,10 +20,14 @@ from engine.protocol.reports import Report
 from engine.run.worker.weight_metrics import weight_metrics
 
 
-def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
+def step_metrics(
+    recorded: Iterable[PlannedInput],
+    rows: Mapping[str, Batch],
+    slots: Mapping[str, int] | None = None,
+) -> Iterator[Report]:
     """Metrics of the rows of each recorded train node, once for those with the same rows and
     rewards: `rows/<node>/...` where there are several. data/rows and completion/tokens count
-    shared rows once.
+    shared rows once. slots: of all replicas of each generation.
     """
     nodes = list(recorded)
     firsts: dict[str, PlannedInput] = {}
@@ -35,8 +39,16 @@ def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) ->
     several = _with_rows_of_their_own(nodes)
     for node in several:
         prefix = f"rows/{node.name}/" if len(several) > 1 else ""
-        for name, number, count in row_metrics(rows[node.name]):
+        for name, number, count in row_metrics(rows[node.name], _slots_of(node, slots or {})):
             yield f"{prefix}{name}", number, count
+
+
+def _slots_of(node: PlannedInput, slots: Mapping[str, int]) -> int:
+    """The slots of the one generation that made its answers; 0 of several, and of none."""
+    generations = {f.producer for f in node.fetches if "completion_mask" in f.columns}
+    if len(generations) != 1:
+        return 0
+    return slots.get(generations.pop(), 0)
 
 
 def _with_rows_of_their_own(nodes: Sequence[PlannedInput]) -> list[PlannedInput]:
@@ -51,8 +63,10 @@ def _with_rows_of_their_own(nodes: Sequence[PlannedInput]) -> list[PlannedInput]
     return firsts
 
 
-def row_metrics(rows: Batch) -> Iterator[Report]:
-    """(metric, value, count) of each number that these rows' columns allow."""
+def row_metrics(rows: Batch, slots: int = 0) -> Iterator[Report]:
+    """(metric, value, count) of each number that these rows' columns allow. slots: of the
+    generation of their answers, 0 where nobody knows them.
+    """
     if not len(rows):
         return
     names = [name for name in rows.names if name.partition("/")[0] == "reward"]
@@ -69,7 +83,7 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
         yield "completion/length/min", float(lengths.min()), 1.0
     if "finish" in rows.names:
         yield "completion/truncated", float((rows.flat("finish") == "length").mean()), len(rows)
-    yield from weight_metrics(rows)
+    yield from weight_metrics(rows, slots)
 
 
 def sum_by_episode(rewards: Batch, segment: np.ndarray) -> Batch:

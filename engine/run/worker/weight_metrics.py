@@ -1,11 +1,13 @@
 """How well the weights of a generation's rows foretold the lengths of their answers.
 
-Owns: recall of the longest, and the agreement of the two orders, over the prompts of a Step. Does
-not own: other metrics of rows (row_metrics.py), what a weight changes (the coordinator).
+Owns: recall of the longest, and the agreement of the two orders, over the prompts of a Step; what
+beginning the heavy rows first was worth. Does not own: other metrics of rows (row_metrics.py), what
+a weight changes (the coordinator).
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 
@@ -19,9 +21,10 @@ TAIL = 0.2
 """The share of the prompts that counts as the longest."""
 
 
-def weight_metrics(rows: Batch) -> Iterator[Report]:
-    """`weight/recall` and `weight/tau` of rows with a weight and an answer; nothing of others, of
-    one prompt alone, and of prompts that are all alike.
+def weight_metrics(rows: Batch, slots: int = 0) -> Iterator[Report]:
+    """`weight/recall`, `weight/tau` and `weight/gain` of rows with a weight and an answer; nothing
+    of others, no recall and tau of one prompt alone and of prompts that are all alike, and no gain
+    without slots. slots: of all replicas of the generation.
     """
     has_both = {"weight", "completion_mask"} <= set(rows.names)
     if not has_both or not len(rows):
@@ -34,6 +37,10 @@ def weight_metrics(rows: Batch) -> Iterator[Report]:
     tau = find_tau(weight, length)
     if tau is not None:
         yield "weight/tau", tau, count
+    if slots:
+        weights = rows.flat("weight").astype(np.float64)
+        gain = find_gain(weights, rows.lengths("completion_mask"), slots)
+        yield "weight/gain", gain, float(len(rows))
 
 
 def _mean_by_task(rows: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -96,6 +103,29 @@ def find_tau(weight: np.ndarray, length: np.ndarray) -> float | None:
     alike = pairs - either_equal - apart
     scale = math.sqrt((pairs - equal_weight) * (pairs - equal_length))
     return (alike - apart) / scale
+
+
+def find_gain(weight: np.ndarray, length: np.ndarray, slots: int) -> float:
+    """Passes until the last of these rows has its last token where they begin in their order, over
+    those where the heaviest begins first: 1 is no gain. Each begins in the slot that is free first,
+    a pass gives each row in a slot one token, and all passes take as long.
+    """
+    if slots >= len(length):
+        return 1.0
+    heaviest_first = np.argsort(-weight, kind="stable")
+    passes = _count_passes(length[heaviest_first], slots)
+    return _count_passes(length, slots) / max(1, passes)
+
+
+def _count_passes(lengths: np.ndarray, slots: int) -> int:
+    """Passes until the last row has ended, each begun where a slot is free first."""
+    ends = sorted(lengths[:slots].tolist())
+    last = ends[-1]
+    for length in lengths[slots:].tolist():
+        end = ends[0] + length
+        heapq.heapreplace(ends, end)
+        last = max(last, end)
+    return last
 
 
 def _count_equal(numbers: np.ndarray) -> int:

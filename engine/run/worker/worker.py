@@ -174,7 +174,11 @@ class Worker:
             node: self.rows.assemble_inputs(keys, {node: message.inputs[node]})[node]
             for node, keys in message.keys.items()
         }
-        self._reports += step_metrics(self._plan.recorded, rows)
+        slots: dict[str, int] = {}
+        for node in self._plan.nodes:
+            if node.traits.generates:
+                slots[node.name] = node.layout.slots * node.layout.replicas
+        self._reports += step_metrics(self._plan.recorded, rows, slots)
         samples, step = self._samples, message.step
         if samples is not None and samples.due(step) and any(map(len, rows.values())):
             what = f"samples of step {step}"

@@ -9,6 +9,7 @@ import { besideSection, edgeSections, edgeTitle } from "./edge.js";
 import { number, seconds } from "./format.js";
 import { Graph } from "./graph.js";
 import { nodeSections } from "./node.js";
+import { Parts } from "./parts.js";
 import { pill, steps } from "./runs.js";
 import { keyOf, sampleSections } from "./sample.js";
 import { Samples } from "./samples.js";
@@ -38,6 +39,7 @@ class RunPage {
     this.name = run.name;
     document.title = `${run.name} - dataflow watch`;
     this.graph = new Graph(session, (kind, id) => go({ kind, id }));
+    this.parts = new Parts(session);
     this.axis = new Axis(session);
     this.samples = new Samples(session, (row) => go({ kind: "sample", id: keyOf(row) }));
     this.headline = this.#headline();
@@ -45,6 +47,7 @@ class RunPage {
       this.#said.element,
       this.#how,
       this.graph.element,
+      this.parts.element,
       this.axis.element,
       this.samples.element,
       this.#tip,

@@ -23,6 +23,7 @@ from engine.keep.flow.records import Flow, ReplicaFlow
 from engine.keep.metrics.metric_lines import finite
 from engine.session.figures import figures
 from engine.watch.top.flow_tables import cut_table, edge_table, weight_table, worker_table
+from engine.watch.top.part_tables import pool_table, stream_table
 from engine.watch.top.run_view import SeenRun
 from engine.watch.top.table import TableColumn, shorten_line, table_lines
 
@@ -52,6 +53,8 @@ def page_lines(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator
     yield from _section("edges", edge_table(seen.plan, seen.flow, width))
     yield from _section("weights", weight_table(seen.flow, width))
     yield from _section("the next Step", cut_table(seen.flow, width))
+    yield from _section("parts of a Step", stream_table(seen.flow, width))
+    yield from _section("rows for slots", pool_table(seen.flow, width))
     yield from _section("workers", worker_table(seen.plan, seen.flow, width))
 
 
