@@ -98,7 +98,9 @@ class Dispatch:
         """What can be told now. able: whether a worker can run chunks of a node; whoever it becomes
         true of is considered.
         """
-        tasks = self._tell_parked(able)
+        tasks = self._tell_parked(able) if self._parked else []
+        if not self.late.has_changed:  # at most events
+            return tasks
         for chunk, worker in self.late.bind(able, self._may_read):
             chunk.again = False
             self._blocks.hold(chunk.holds)
@@ -107,8 +109,6 @@ class Dispatch:
 
     def _tell_parked(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
         tasks: list[RunChunk] = []
-        if not self._parked:
-            return tasks
         if self._lost or self._suspects:
             return self._tell_readable(able)
         if not (self._news or self._idlest.has_changed):
