@@ -98,7 +98,7 @@ class Dispatch:
         """What can be told now. able: whether a worker can run chunks of a node; whoever it becomes
         true of is considered.
         """
-        tasks = self._tell_parked(able) if self._parked else []
+        tasks = self._tell_parked(able)
         if not self.late.has_changed:  # at most events
             return tasks
         for chunk, worker in self.late.bind(able, self._may_read):
@@ -109,6 +109,8 @@ class Dispatch:
 
     def _tell_parked(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
         tasks: list[RunChunk] = []
+        if not self._parked:
+            return tasks
         if self._lost or self._suspects:
             return self._tell_readable(able)
         if not (self._news or self._idlest.has_changed):
