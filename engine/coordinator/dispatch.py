@@ -99,6 +99,8 @@ class Dispatch:
         true of is considered.
         """
         tasks = self._tell_parked(able)
+        if not self.late.has_changed:  # at most events
+            return tasks
         for chunk, worker in self.late.bind(able, self._may_read):
             chunk.again = False
             self._blocks.hold(chunk.holds)

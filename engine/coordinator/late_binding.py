@@ -59,11 +59,15 @@ class SlotCredit:
         self._ahead = ahead_rows(node)
         self._most = credit_rows(node)
         self._idlest = Idlest((node,), self.rows)
+        self._is_full = False
+        """Whether the last look found no replica that is able and has room: units that come since
+        then change nothing until a replica is touched.
+        """
 
     @property
     def has_changed(self) -> bool:
-        """Whether some unit came, or some replica has more room, since the last look."""
-        return bool(self.pool.rows) and (self.pool.has_news or self._idlest.has_changed)
+        """Whether a look may find a replica for something that waits."""
+        return bool(self.pool.rows) and (self._idlest.has_changed or not self._is_full)
 
     def use(self, worker: str, rows: int) -> None:
         """So many rows are given to a replica."""
@@ -95,11 +99,12 @@ class SlotCredit:
     def portions(self, able: Able) -> dict[str, list[WaitingUnit]]:
         """Which replica gets which of the units that wait; they count as under way from now on."""
         pool, node = self.pool, self.node
-        pool.has_news = False
+        self._is_full = False
         portions: dict[str, list[WaitingUnit]] = {}
         while pool.rows:
             worker = self._idlest.choose(node.name, lambda name: able(node, name))
             if worker is None or not self._has_room(worker):
+                self._is_full = True
                 break
             share = pool.rows // len(node.workers)
             units = pool.take(max(self._largest, min(share, self._ahead)))
@@ -118,6 +123,11 @@ class LateBinding:
         for credit in self.credits.values():
             for worker in credit.node.workers:
                 self._of_worker.setdefault(worker, []).append(credit)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether `bind` may find anything."""
+        return any(credit.has_changed for credit in self.credits.values())
 
     def consider(self, worker: str) -> None:
         """It may be able to run what it could not."""

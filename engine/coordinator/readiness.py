@@ -62,7 +62,9 @@ class Readiness:
         """Prompts that a node which reads a trained Model was given rows of, or may have been."""
         self._weighed_by = _weighed_by(nodes)
         self.pools = {
-            n.name: UnitPool(n, prompts, partial(self._bind, n)) for n in nodes if n.binds_late
+            n.name: UnitPool(n, prompts, self.units[n.name].sizes.tolist(), partial(self._bind, n))
+            for n in nodes
+            if n.binds_late
         }
         self._dirty: set[int] = set()
         """Slots."""
@@ -280,9 +282,7 @@ class Readiness:
         issued = self._issued[node.name]
         issued.reshape(-1)[at * issued.shape[1] + units] = True
         if node.name in self.pools:
-            of_node = self.units[node.name]
-            weights = self._weights(node, at, of_node.inputs_of(units))
-            self.pools[node.name].add(at, units, of_node.sizes_of(units), weights)
+            self._wait_for_slots(node, at, units)
         elif node.name in self._weighed_by or node.tail or self.units[node.name].per_row > 1:
             yield from self._cut_by_weight(node, at, units)
         elif node.chunks == 1:
@@ -291,6 +291,14 @@ class Readiness:
             tokens = self._tokens(node, at, units)
             for rows in split_by_prompt(self._prompts.position[at], tokens, node.chunks):
                 yield self._chunk(node, at[rows], units[rows])
+
+    def _wait_for_slots(self, node: PlannedNode, at: np.ndarray, units: np.ndarray) -> None:
+        """Put these units into the pool."""
+        weights = [0.0] * len(at)
+        if node.name in self._weighed_by:
+            samples = self.units[node.name].inputs_of(units)
+            weights = self._weights(node, at, samples).tolist()
+        self.pools[node.name].add(at.tolist(), units.tolist(), weights)
 
     def _cut_by_weight(
         self, node: PlannedNode, at: np.ndarray, units: np.ndarray
@@ -327,6 +335,8 @@ class Readiness:
         """The chunk of some units of the pool: by key, but the heavier first where weights say."""
         at = np.array([unit.slot for unit in waiting], dtype=np.int64)
         units = np.array([unit.unit for unit in waiting], dtype=np.int64)
+        if len(waiting) == 1:
+            return self._chunk(node, at, units)
         lightness = np.array([unit.lightness for unit in waiting])
         order = np.lexsort((units, self._prompts.position[at], lightness))
         return self._chunk(node, at[order], units[order])

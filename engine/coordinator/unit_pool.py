@@ -11,10 +11,8 @@ that of the prompt that was admitted first, also where it is to be made once mor
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.prompts import RUNNING, PromptStates
@@ -35,39 +33,37 @@ class WaitingUnit(NamedTuple):
 
 
 class UnitPool:
-    """Of one node. make_chunk: of these units. rows: output rows of all that wait; those of prompts
-    that are gone may be among them. has_news: whether some came since this was set to False.
+    """Of one node. sizes: output rows of the units of an input row. make_chunk: of these units.
+    rows: output rows of all that wait; those of prompts that are gone may be among them.
     """
 
     def __init__(
         self,
         node: PlannedNode,
         prompts: PromptStates,
+        sizes: Sequence[int],
         make_chunk: Callable[[list[WaitingUnit]], NodeChunk],
     ) -> None:
         self.node = node
         self.make_chunk = make_chunk
         self.rows = 0
-        self.has_news = False
         self._prompts = prompts
+        self._sizes = sizes
         self._heap: list[WaitingUnit] = []
 
-    def add(
-        self, slots: np.ndarray, units: np.ndarray, sizes: np.ndarray, weights: np.ndarray
-    ) -> None:
+    def add(self, slots: Sequence[int], units: Sequence[int], weights: Sequence[float]) -> None:
         """These units can begin. weights: of each, in any unit."""
-        prompts = self._prompts
-        cohorts, admissions = prompts.cohort[slots], prompts.order[slots]
-        columns = (cohorts, -weights, admissions, units, slots, sizes)
-        lists = [column.tolist() for column in columns]
-        for fields in zip(*lists, strict=True):
-            self.put(WaitingUnit(*fields))
+        # Plain numbers, as where events come one by one most calls are for one unit.
+        cohort_of, admission_of = self._prompts.cohort.item, self._prompts.order.item
+        sizes, spans = self._sizes, len(self._sizes)
+        for slot, unit, weight in zip(slots, units, weights, strict=True):
+            rows = sizes[unit % spans]
+            self.put(WaitingUnit(cohort_of(slot), -weight, admission_of(slot), unit, slot, rows))
 
     def put(self, unit: WaitingUnit) -> None:
         """It waits, also once more after it was taken."""
         heapq.heappush(self._heap, unit)
         self.rows += unit.rows
-        self.has_news = True
 
     def take(self, most: int) -> list[WaitingUnit]:
         """The first units, with so many rows in all at most; those of prompts that are gone are

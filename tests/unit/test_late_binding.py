@@ -109,6 +109,18 @@ def test_the_last_rows_go_where_room_is_in_smaller_and_smaller_shares() -> None:
     assert run.come(a, 1) == []
 
 
+def test_units_that_come_where_no_replica_has_room_are_not_looked_at_until_one_has() -> None:
+    run = LateRun("ab", slots=4)
+    late = run.dispatch.late
+    a, b = run.admit(range(12))
+    assert rows_of(run, [a, b]) == {"a": 5, "b": 5}
+    assert not late.has_changed, "two rows wait, and nobody has room"
+    assert run.admit(range(12, 13)) == []
+    assert not late.has_changed
+    assert rows_of(run, run.come(a, 5)) == {"a": 3}
+    assert rows_of(run, run.admit(range(13, 14))) == {"a": 1}, "room that was left is seen at once"
+
+
 def test_heavy_rows_come_first_but_older_cohorts_before_them() -> None:
     run = LateRun("a", slots=2)
     run.able = set()
