@@ -97,16 +97,16 @@ def _survived(
     """The last of some runs, each resumed from the last checkpoint of the killed one before."""
     past: Past | None = None
     stored: SimulatedCheckpoint | None = None
-    parts = RepeatedParts()
+    parts = RepeatedParts(case)
     for timing in range(1, draw.choice((2, 3)) + 1):
-        run = begun(parts.of_case(case), timing, stored)
+        run = begun(parts.next_case(), timing, stored)
         left = draw.randrange(len(whole.history.events))
         run.run(until=lambda run=run, left=left: len(run.history.events) >= left)
         parts.note(run)
         if run.store.stored:
             stored = run.store.stored[-1]
             past = Proof(case, run, past=past).past_of(stored)
-    run = ended(begun(parts.of_case(case), 0, stored))
+    run = ended(begun(parts.next_case(), 0, stored))
     parts.note(run)
     return run, past
 

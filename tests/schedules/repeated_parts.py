@@ -6,11 +6,12 @@ own: the record's file (engine/keep/part_record.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engine.protocol.messages import PartFormed
 from engine.run.simulated_workers.simulation import Simulation
+from tests.schedules.expected import Expected
 from tests.schedules.plans import ScheduleCase
 
 Parts = dict[tuple[str, int], list[tuple[int, ...]]]
@@ -18,14 +19,16 @@ Parts = dict[tuple[str, int], list[tuple[int, ...]]]
 
 
 class RepeatedParts:
-    """Of one case. `repeated` counts parts that an earlier run had."""
+    """Of one case."""
 
-    def __init__(self) -> None:
+    def __init__(self, case: ScheduleCase) -> None:
+        self._case = case
+        self._expected = Expected(case)
         self._recorded: Parts = {}
-        self.repeated = 0
 
-    def of_case(self, case: ScheduleCase) -> ScheduleCase:
+    def next_case(self) -> ScheduleCase:
         """The case as its next run is told of it."""
+        case = self._case
         by_source: dict[str, dict[int, list[tuple[int, ...]]]] = {}
         for (source, step), parts in self._recorded.items():
             by_source.setdefault(source, {})[step] = list(parts)
@@ -35,10 +38,20 @@ class RepeatedParts:
         """Take down what a run has cut; a Step that was cut before has the same parts."""
         for key, parts in parts_of(run).items():
             recorded = self._recorded.setdefault(key, [])
-            both = min(len(parts), len(recorded))
-            assert parts[:both] == recorded[:both], f"{key}: {parts} after {recorded}"
-            self.repeated += both
-            recorded += parts[both:]
+            trained, before = (self._trained(key[0], each) for each in (parts, recorded))
+            both = min(len(trained), len(before))
+            assert trained[:both] == before[:both], f"{key}: {parts} after {recorded}"
+            # As the record's file: what is cut in another way takes the place of all behind it.
+            if recorded[: len(parts)] != parts:
+                self._recorded[key] = parts
+
+    def _trained(self, source: str, parts: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        """The parts, of the groups that are trained: one that fails may do so before it is cut."""
+        trained_parts: list[list[int]] = []
+        for positions in parts:
+            fates = [(place, self._expected.fate(source, (place, 0))) for place in positions]
+            trained_parts.append([place for place, fate in fates if fate == "trained"])
+        return [positions for positions in trained_parts if positions]
 
 
 def parts_of(run: Simulation) -> Mapping[tuple[str, int], list[tuple[int, ...]]]:

@@ -71,12 +71,12 @@ def weathered(case: ScheduleCase) -> tuple[Simulation, Past | None, int]:
     past: Past | None = None
     stored: SimulatedCheckpoint | None = None
     deaths = 0
-    parts = RepeatedParts()
+    parts = RepeatedParts(case)
     for attempt in range(_ATTEMPTS):
         faults = drawn(draw, 0 if attempt == _ATTEMPTS - 1 else draw.choice((1, 2, 4, 8)))
         if case.plan.spare:
             faults = with_moves(draw, faults, last=attempt == _ATTEMPTS - 1)
-        run = ended(begun(parts.of_case(case), attempt, stored, faults))
+        run = ended(begun(parts.next_case(), attempt, stored, faults))
         parts.note(run)
         deaths += run.workers.deaths
         if not run.went_back:
