@@ -39,7 +39,8 @@ class PartRecord:
         not repeated. Raises StorageError, and DataError for a damaged file.
         """
         self._first = plan.first
-        self._sources = {s.name for s in plan.sources if s.stream == "arrival"}
+        arriving_sources = [source for source in plan.sources if source.stream == "arrival"]
+        self._sources = {source.name for source in arriving_sources}
         """Those whose cut does not follow from their rows."""
         self._parts: dict[tuple[str, int], list[tuple[int, ...]]] = {}
         self._log: AppendLog | None = None
@@ -80,9 +81,11 @@ class PartRecord:
     def _add(self, formed: PartFormed) -> bool:
         """Add a part; returns whether it was not there."""
         parts = self._parts.setdefault((formed.source, formed.step), [])
-        if parts[formed.part : formed.part + 1] == [formed.positions]:
+        number = formed.part
+        if number < len(parts) and parts[number] == formed.positions:
             return False
-        parts[formed.part :] = [formed.positions]
+        del parts[number:]
+        parts.append(formed.positions)
         return True
 
 

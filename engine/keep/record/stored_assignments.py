@@ -243,9 +243,11 @@ def _tasks(
                 case "part":
                     last = _task(line, step)
                     # One that is told again takes the place of the one before.
-                    parts[_step_of_rank(line)][int(line["name"])] = last
+                    number = int(line["name"])
+                    parts[_step_of_rank(line)][number] = last
                 case "finish":
-                    finish = _finish(line, step, parts[_step_of_rank(line)])
+                    step_parts = parts[_step_of_rank(line)]
+                    finish = _finish(line, step, step_parts)
                     known[finish.life, finish.id, finish.worker] = finish
                 case _:
                     last = _task(line, step)
@@ -261,7 +263,10 @@ def _finish(
     line: Mapping[str, Any], closed: int, parts_by_number: Mapping[int, RecordedTask]
 ) -> RecordedTask:
     """A Step that was trained in these parts, as a train node's task."""
-    parts = tuple(parts_by_number[number] for number in range(int(line["name"])))
+    count = int(line["name"])
+    parts = tuple(parts_by_number[number] for number in range(count))
+    keys = Keys.concat([part.keys for part in parts])
+    gathers = chain.from_iterable(part.gathers for part in parts)
     return RecordedTask(
         kind="train",
         life=line["life"],
@@ -271,8 +276,8 @@ def _finish(
         step=line["step"],
         closed=closed,
         again=line["again"],
-        rows={ROWS: AssignedRows(keys=Keys.concat([part.keys for part in parts]))},
-        gathers=list(chain.from_iterable(part.gathers for part in parts)),
+        rows={ROWS: AssignedRows(keys=keys)},
+        gathers=list(gathers),
         parts=parts,
     )
 
