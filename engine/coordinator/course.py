@@ -188,13 +188,14 @@ class Course:
         """Work on the parts of a streamed Step whose other rows are generated; returns whether a
         part was cut, so that nodes above the cut can run on it.
         """
-        is_cut = self._sources.cut_parts()
+        formed_parts = self._sources.cut_parts()
+        self.out += formed_parts
         parts = self._training.parts
         for source, slots in self._sources.take_parts():
             parts.add(self.version + 1, source, slots)
         self.assign(parts.ready(), self.version + 1)
         self.out += parts.tell(self._recovery.there)
-        return is_cut
+        return bool(formed_parts)
 
     def _in_step(self) -> bool:
         step = self._training

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple, Protocol
 
 from engine.plan.planned_source import Streaming
@@ -99,11 +99,11 @@ class OrderedCut:
 
 
 class ArrivalCut:
-    """See the module. recorded: positions of the parts that a Step was cut into before it was
-    repeated, by Step.
+    """See the module. recorded: positions of the parts that the Step was cut into before it was
+    repeated.
     """
 
-    def __init__(self, tokens: int, recorded: Sequence[Iterable[int]] = ()) -> None:
+    def __init__(self, tokens: int, recorded: Iterable[Iterable[int]] = ()) -> None:
         self._filling = _Filling(tokens)
         self._recorded = deque(frozenset(positions) for positions in recorded)
         self._waiting: dict[int, EndedGroup] = {}
@@ -124,17 +124,31 @@ class ArrivalCut:
         return parts
 
     def close(self) -> list[list[EndedGroup]]:
-        """As in PartCut."""
-        return self.cut(0) + self._filling.take()
+        """As in PartCut. Of a recorded part that has a group which does not come any more, the
+        others are one.
+        """
+        parts = self.cut(0)
+        while self._waiting and self._recorded:
+            groups = self._take_waiting(self._recorded.popleft() & self._waiting.keys())
+            if groups:
+                parts.append(groups)
+            parts += self.cut(0)
+        return parts + self._filling.take()
 
     def _take_recorded(self) -> list[list[EndedGroup]]:
         parts: list[list[EndedGroup]] = []
         while self._recorded and self._recorded[0] <= self._waiting.keys():
-            positions = sorted(self._recorded.popleft())
-            parts.append([self._waiting.pop(position) for position in positions])
+            parts.append(self._take_waiting(self._recorded.popleft()))
         return parts
 
+    def _take_waiting(self, positions: Set[int]) -> list[EndedGroup]:
+        return [self._waiting.pop(position) for position in sorted(positions)]
 
-def make_cut(stream: Streaming, tokens: int) -> PartCut:
-    """The cut of a Step that is streamed so."""
-    return OrderedCut(tokens) if stream == "ordered" else ArrivalCut(tokens)
+
+def make_cut(
+    stream: Streaming, tokens: int, recorded: Mapping[int, Iterable[Iterable[int]]], step: int
+) -> PartCut:
+    """The cut of a Step that is streamed so. recorded: as in Settings, of one source."""
+    if stream == "ordered":
+        return OrderedCut(tokens)
+    return ArrivalCut(tokens, recorded.get(step, ()))

@@ -77,10 +77,12 @@ class PromptTable:
         self.stream: StreamedGroups | None = None
         """Of a source whose Steps are streamed."""
 
-    def stream_groups(self, make_cut: Callable[[], PartCut]) -> None:
+    def stream_groups(self, make_cut: Callable[[int], PartCut]) -> None:
         """Work on parts of a Step while others are generated."""
         tables = [(name, self._tables[name]) for name in first_generations(self.nodes)]
-        self.stream = StreamedGroups(tables, self.prompts, self._readiness, self.blocks, make_cut)
+        self.stream = StreamedGroups(
+            self.source, tables, self.prompts, self._readiness, self.blocks, make_cut
+        )
 
     # --- what comes in ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Owns: how long a run is, and what a checkpoint says. Does not own: what is made 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +16,10 @@ Scaling = Literal["balance", "most", "fixed"]
 """Who decides how many replicas a node has: the rule in replica_scaling.py; as many as there may
 be; nobody but who asks.
 """
+
+
+RecordedParts = Mapping[int, Sequence[Sequence[int]]]
+"""Step -> the positions of each of its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,8 @@ class Settings:
 
     error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
     patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0: for
-    ever. grace: seconds that a replica has to leave (replicas.py).
+    ever. grace: seconds that a replica has to leave (replicas.py). parts: by source, those into
+    which groups were cut as they came, which a Step that is repeated has again.
     """
 
     steps: int | None = None
@@ -41,6 +46,7 @@ class Settings:
     patience: float = 0.0
     grace: float = 60.0
     scaling: Scaling = "fixed"
+    parts: Mapping[str, RecordedParts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

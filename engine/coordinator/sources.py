@@ -21,10 +21,10 @@ from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.part_cut import make_cut
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
-from engine.coordinator.run_settings import Restored, Settings
+from engine.coordinator.run_settings import RecordedParts, Restored, Settings
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_source import PlannedSource
-from engine.protocol.messages import Checkpoint, Task, Tombstoned
+from engine.protocol.messages import Checkpoint, PartFormed, Task, Tombstoned
 from engine.protocol.refs import Gather, Key, Ref
 from engine.protocol.staleness import lag_metrics
 
@@ -40,7 +40,9 @@ class Sources:
         self._trained = frozenset(trained)
         """Nodes whose rows change with the weights."""
         self.late = [s.name for s in plan.sources if s.max_lag > 0]
-        self.tables = {s.name: _table(plan, s, blocks) for s in plan.sources}
+        self.tables = {
+            s.name: _table(plan, s, blocks, settings.parts.get(s.name, {})) for s in plan.sources
+        }
         self.admissions = {
             s.name: Admission(s, self.tables[s.name], steps=settings.steps) for s in plan.sources
         }
@@ -52,6 +54,9 @@ class Sources:
         """Take up what a checkpoint says."""
         for name, cut in restored.sources.items():
             self.admissions[name].restore(cut, dict(restored.rows.get(name, {})), restored.step)
+        for table in self.tables.values():
+            if table.stream is not None:
+                table.stream.begin_step(restored.step + 1)
 
     # --- Steps ------------------------------------------------------------------------------------
 
@@ -90,10 +95,10 @@ class Sources:
             if admission.table.stream is not None:
                 admission.table.stream.end_step()
 
-    def cut_parts(self) -> bool:
-        """Cut the parts of streamed Steps that are full; returns whether there are any."""
-        are_cut = [table.stream.cut_parts() for table in self.tables.values() if table.stream]
-        return any(are_cut)
+    def cut_parts(self) -> list[PartFormed]:
+        """Cut the parts of streamed Steps that are full."""
+        streams = [table.stream for table in self.tables.values() if table.stream is not None]
+        return [*chain.from_iterable(stream.cut_parts() for stream in streams)]
 
     def take_parts(self) -> list[tuple[str, np.ndarray]]:
         """Each further part of which every row above the cut is decided: its source and slots."""
@@ -277,7 +282,9 @@ class Sources:
         return lines
 
 
-def _table(plan: Plan, source: PlannedSource, blocks: Blocks) -> PromptTable:
+def _table(
+    plan: Plan, source: PlannedSource, blocks: Blocks, recorded: RecordedParts
+) -> PromptTable:
     nodes = [n for n in plan.nodes if n.region == "stream" and n.source == source.name]
     above = {n.name for n in nodes}
     cut: list[str] = []
@@ -286,5 +293,5 @@ def _table(plan: Plan, source: PlannedSource, blocks: Blocks) -> PromptTable:
             cut += [gate for gate in node.gates if gate in above]
     table = PromptTable(source.name, nodes, cut, blocks)
     if source.stream != "off":
-        table.stream_groups(partial(make_cut, source.stream, source.part_tokens))
+        table.stream_groups(partial(make_cut, source.stream, source.part_tokens, recorded))
     return table

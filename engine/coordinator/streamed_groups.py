@@ -25,25 +25,29 @@ from engine.coordinator.prompts import FINISHED, RUNNING, TAKEN, PromptStates
 from engine.coordinator.readiness import Readiness
 from engine.coordinator.tables import PENDING, PRESENT, RowTable
 from engine.plan.plan import PlannedNode
+from engine.protocol.loop_messages import PartFormed
 
 
 class StreamedGroups:
-    """Of one source. roots: its first generations, with their tables."""
+    """Of one source. roots: its first generations, with their tables. make_cut: that of a Step."""
 
     def __init__(
         self,
+        source: str,
         roots: Sequence[tuple[str, RowTable]],
         prompts: PromptStates,
         readiness: Readiness,
         blocks: Blocks,
-        make_cut: Callable[[], PartCut],
+        make_cut: Callable[[int], PartCut],
     ) -> None:
+        self._source = source
         self._roots = dict(roots)
         self._prompts = prompts
         self._readiness = readiness
         self._blocks = blocks
         self._make_cut = make_cut
-        self._cut = make_cut()
+        self._step = 1
+        self._cut = make_cut(self._step)
         self._under_way: dict[NodeChunk, None] = {}
         """Chunks of first generations that have not ended, in the order of their begin."""
         self._has_news = False
@@ -82,20 +86,16 @@ class StreamedGroups:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def cut_parts(self) -> bool:
-        """Cut the parts that are full by now, and let nodes run on them; returns whether there are
-        any.
-        """
+    def cut_parts(self) -> list[PartFormed]:
+        """Cut the parts that are full by now, and let nodes run on them."""
         if not self._has_news:
-            return False
+            return []
         self._has_news = False
         self._add_ended()
         parts = self._cut.cut(self.watermark)
         if not self._is_any_pending():
             parts += self._cut.close()
-        for groups in parts:
-            self._open(groups)
-        return bool(parts)
+        return [self._open(groups) for groups in parts]
 
     def _add_ended(self) -> None:
         prompts = self._prompts
@@ -136,7 +136,7 @@ class StreamedGroups:
         tables = self._roots.values()
         return any(bool((table.state[slots] == PENDING).any()) for table in tables)
 
-    def _open(self, groups: Sequence[EndedGroup]) -> None:
+    def _open(self, groups: Sequence[EndedGroup]) -> PartFormed:
         """Let nodes run on a part."""
         if self.is_cut:
             self.parts, self.is_cut = [], False
@@ -147,6 +147,12 @@ class StreamedGroups:
         self._prompts.part[slots] = self._next
         self._next += 1
         self._readiness.note_part(slots, self._roots)
+        return PartFormed(
+            step=self._step,
+            source=self._source,
+            part=self._next - 1 - self._first,
+            positions=tuple(sorted(group.position for group in groups)),
+        )
 
     def take_finished(self) -> list[np.ndarray]:
         """The slots of each further part of which every row above the cut is decided, in order.
@@ -184,12 +190,17 @@ class StreamedGroups:
         return rows - pending, rows
 
     def end_step(self) -> None:
-        """The Step is over: the next one's parts are counted anew."""
+        """All groups of the Step are there: the next one's parts are counted anew."""
         self._first, self._taken = self._next, 0
         self._waiting.clear()
         self.is_cut = True
-        self._cut = self._make_cut()
+        self.begin_step(self._step + 1)
         self._has_news = False
+
+    def begin_step(self, step: int) -> None:
+        """What comes is of this Step."""
+        self._step = step
+        self._cut = self._make_cut(step)
 
 
 def first_generations(nodes: Iterable[PlannedNode]) -> list[str]:

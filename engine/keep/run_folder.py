@@ -8,6 +8,7 @@ commit). Does not own: the content of any other file.
         changes.json                        what a resume accepted as changed, from which Step on
         command.txt  versions.json          what was run: command line; packages, Python, git commit
         metrics.jsonl                       one object a Step
+        parts.jsonl                         how Steps were cut, with --stream arrival (part_record)
         ended.json                          how it ended; none while it runs, or if it was killed
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
         recorded/                           rows and assignments, with --record (engine/keep/record)
@@ -41,9 +42,10 @@ from engine.keep.own_files import open_own_file, require_plain
 FORMAT = 1
 LOCK = ".lock"
 ENDED = "ended.json"
+PARTS = "parts.jsonl"
 FILES = (
     *("graph.json", "plan.json", "plan.txt", "options.json", "changes.json"),
-    *("metrics.jsonl", "command.txt", "versions.json", ENDED, LOCK),
+    *("metrics.jsonl", PARTS, "command.txt", "versions.json", ENDED, LOCK),
 )
 FOLDERS = ("samples", "trace", "checkpoints", "logs", "events")
 RECORDED = "recorded"
@@ -72,6 +74,7 @@ class RunFolder:
         self.trace, self.checkpoints = path / "trace", path / "checkpoints"
         self.recorded = path / RECORDED
         self.events = path / "events"
+        self.parts = path / PARTS
         self._lock: int | None = lock
 
     @staticmethod

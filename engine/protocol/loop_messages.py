@@ -35,6 +35,18 @@ class StepClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartFormed:
+    """Groups of a source are the next part of a Step, whose other groups are still generated. part:
+    counts from 0 in each Step. positions: of the groups, ascending.
+    """
+
+    step: int
+    source: str
+    part: int
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Warn:
     """Something looks wrong in the run; it may be said several times, and is shown once."""
 

@@ -22,7 +22,14 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.protocol.fetch_messages import FetchAhead, Fetched
-from engine.protocol.loop_messages import Checkpoint, Finish, Rollback, StepClosed, Warn
+from engine.protocol.loop_messages import (
+    Checkpoint,
+    Finish,
+    PartFormed,
+    Rollback,
+    StepClosed,
+    Warn,
+)
 from engine.protocol.part_messages import FinishStep, PartTrained, TrainPart
 from engine.protocol.refs import Gather, Key, OwnRows, Ref
 from engine.protocol.replica_messages import (
@@ -409,4 +416,6 @@ class Sleep:
 ToWorker = Task | Go | Release | FetchAhead | Wake | Sleep
 """What one Worker is told; `worker` says which."""
 
-Instruction = ToWorker | Respawn | Retire | Rollback | StepClosed | Warn | Checkpoint | Finish
+Instruction = (
+    ToWorker | Respawn | Retire | Rollback | StepClosed | PartFormed | Warn | Checkpoint | Finish
+)

@@ -239,6 +239,8 @@ class _Needs:
 
     def _find_makers(self, producer: str, keys: list[Key], step: int) -> list[RecordedTask]:
         """The chunks that have to run for these rows; none where the record has them."""
+        if not keys:  # a rank may have no row of a part
+            return []
         run = self._run
         makers: dict[TaskId, RecordedTask] = {}
         for key in keys:

@@ -11,7 +11,7 @@ decides anything a second time (0034). Who loads which version is said by the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,6 @@ import numpy as np
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.kernel import Chunk, KernelNode
-from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.task_ledger import Outstanding
@@ -36,6 +35,7 @@ from engine.protocol.refs import Gather, Key
 from engine.replay.needed_tasks import NeededRun, NeededTask
 from engine.replay.rank_rows import send_rows
 from engine.replay.recorded_run import RecordedRun
+from engine.replay.train_instructions import finish_step, train_part, train_step
 from engine.run.loop.checkpoint_files import restore_state
 from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.kernel_loader import kernel_class
@@ -147,17 +147,13 @@ class Replay:
         if needed.token_versions:
             return self._replay_tokens(node, task, version)
         if task.kind == "train":
-            task = self._select_rank(task)
+            return self._train(self._select_rank(task))
         inputs = self._place_inputs(task)
         input_blocks = _list_blocks(inputs)
         try:
-            match task.kind:
-                case "chunk":
-                    return self._run_chunk(task, inputs)
-                case "train":
-                    return self._train(task, inputs)
-                case _:
-                    return self._evaluate(task, inputs)
+            if task.kind == "chunk":
+                return self._run_chunk(task, inputs)
+            return self._evaluate(task, inputs)
         finally:
             self._worker.release(input_blocks)
 
@@ -194,31 +190,38 @@ class Replay:
         rank = self._seat.rank
         tensor_ranks = self.plan.node(task.node).layout.tensor
         first_rank = rank // tensor_ranks * tensor_ranks
-        return replace(ranks[rank], gathers=ranks[first_rank].gathers)
+        mine, first = ranks[rank], ranks[first_rank]
+        pairs = zip(mine.parts, first.parts, strict=True)
+        parts = [replace(part, gathers=rows.gathers) for part, rows in pairs]
+        return replace(mine, gathers=first.gathers, parts=tuple(parts))
 
-    def _train(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
-        rank_rows: dict[str, m.OwnRows] = {}
-        for name, rows in task.rows.items():
-            rank_rows[name] = m.OwnRows(keys=rows.keys, mine=rows.mine, total=rows.total)
-        main_rows = rank_rows.pop(ROWS)
-        train_step = m.TrainStep(
-            id=task.id,
-            node=task.node,
-            worker=WORKER,
-            step=task.step,
-            keys=main_rows.keys,
-            mine=main_rows.mine,
-            total=main_rows.total,
-            inputs=inputs,
-            others=rank_rows,
-        )
-        instructions: list[m.ToWorker] = [train_step]
-        # In a run the coordinator lets several ranks go together; here they walk in step.
-        if self.plan.node(task.node).ranks > 1:
-            instructions.append(m.Go(id=task.id, node=task.node, worker=WORKER))
-        metrics = self._measure(task.step, instructions)
+    def _train(self, task: RecordedTask) -> ReplayedTask:
+        metrics = self._measure(task.step, self._train_in_turn(task))
         digest = weights_digest(self._worker.kernels[task.node].pieces())
         return ReplayedTask(task=task, digest=digest, metrics=metrics)
+
+    def _train_in_turn(self, task: RecordedTask) -> Iterator[m.ToWorker]:
+        """What the Worker is told of a Step, in turn, with its rows in the outbox meanwhile."""
+        node = self.plan.node(task.node)
+        # In a run the coordinator lets several ranks go together; here they walk in step.
+        go = m.Go(id=task.id, node=task.node, worker=WORKER)
+        if not task.parts:
+            inputs = self._place_inputs(task)
+            yield train_step(task, inputs, WORKER)
+            if node.ranks > 1:
+                yield go
+            self._worker.release(_list_blocks(inputs))
+            return
+        for number, part in enumerate(task.parts):
+            inputs = self._place_inputs(part)
+            yield train_part(part, number, inputs, WORKER)
+            # Ranks with whole weights sum a part each by itself.
+            if node.ranks > 1 and node.layout.partial:
+                yield replace(go, id=part.id)
+            self._worker.release(_list_blocks(inputs))
+        yield finish_step(task, WORKER)
+        if node.ranks > 1:
+            yield go
 
     def _evaluate(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
         evaluation = m.Evaluate(
@@ -231,7 +234,7 @@ class Replay:
         )
         return ReplayedTask(task=task, metrics=self._measure(task.step, [evaluation]))
 
-    def _measure(self, step: int, instructions: Sequence[m.ToWorker]) -> dict[str, float]:
+    def _measure(self, step: int, instructions: Iterable[m.ToWorker]) -> dict[str, float]:
         """Carry them out; the node's own metrics of it."""
         # What was reported before belongs to other tasks.
         self._worker.reports()

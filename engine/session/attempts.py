@@ -10,7 +10,6 @@ own: any of the parts. `resume` is a first attempt that begins at a checkpoint.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +32,7 @@ from engine.keep.flow.writer import FlowWriter
 from engine.keep.metrics.metric_lines import recorded_row
 from engine.keep.metrics.sinks import JsonLines, TensorBoard, View, Wandb
 from engine.keep.metrics.step_accounts import RunMetrics
+from engine.keep.part_record import PartRecord
 from engine.keep.record.run_recording import record_run
 from engine.keep.record.stored_rows import settle_rows
 from engine.keep.run_folder import RunFolder
@@ -56,6 +56,7 @@ from engine.session.progress import Progress
 from engine.session.run_beginning import Beginning
 from engine.session.run_log import RunLog
 from engine.session.run_result import Result
+from engine.session.settled_memory import settled_memory
 from engine.session.silent_failures import watch_silent_failures
 from engine.session.weight_folders import best_versions, trained_folders
 
@@ -190,12 +191,14 @@ class _Run:
         """
         plan = self._plan
         begun = latest.step if latest else plan.first
-        coordinator = Coordinator(plan, self._settings())
         hooks = self._hooks
         early = EarlyEnd(self._signals, hooks.until, hooks.threshold, requests=hooks.requests)
         if latest is not None and has_passed(hooks.threshold, self._folder, latest.step):
             early.pass_at_once()
         with ExitStack() as stack:
+            part_record = PartRecord(plan, self._folder.parts, after=begun)
+            stack.callback(part_record.close)
+            coordinator = Coordinator(plan, self._settings(part_record))
             recording = record_run(plan, self._folder, self._options, begun, stack)
             workers = self._open_workers(stack)
             lines = self._open_lines(begun, stack)
@@ -216,8 +219,9 @@ class _Run:
             steps = self._options.steps
             stream.add(watch_silent_failures(plan, self._folder.samples, stream, steps))
             stream.add(early)
-            stream.on(stack.enter_context(_settled_memory()), Opened)
+            stream.on(stack.enter_context(settled_memory()), Opened)
             stream.add(recording)
+            stream.add(part_record)
             stream.add(self._fold_flow(coordinator, workers, begun, stack))
             store = DiskStore(
                 plan,
@@ -280,7 +284,7 @@ class _Run:
             return True
         return self._stopped is None or self._stopped.reason != finish.reason
 
-    def _settings(self) -> Settings:
+    def _settings(self, part_record: PartRecord) -> Settings:
         return Settings(
             steps=self._options.steps,
             checkpoint_every=self._options.checkpoint_every,
@@ -291,6 +295,7 @@ class _Run:
             patience=self._options.watchdog,
             grace=self._options.grace,
             scaling=self._options.scaling,
+            parts=part_record.parts(),
         )
 
     def _open_workers(self, stack: ExitStack) -> Workers:
@@ -423,24 +428,6 @@ def _make_progress(plan: Plan, options: RunOptions) -> Progress:
         every=options.log_every,
         lag=any(source.max_lag for source in plan.sources),
     )
-
-
-@contextmanager
-def _settled_memory() -> Iterator[Callable[[Opened], None]]:
-    """Keep what imports and opening made out of the garbage collector's walks."""
-    # What the process itself has frozen would be thawed at the end.
-    settles = not gc.get_freeze_count()
-
-    def take(event: Opened) -> None:
-        if settles:
-            gc.collect()
-            gc.freeze()
-
-    try:
-        yield take
-    finally:
-        if settles:
-            gc.unfreeze()
 
 
 def _why(end: Finish | Rollback) -> str:

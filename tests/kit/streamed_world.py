@@ -8,13 +8,14 @@ Workers (engine/run/simulated_workers) have times and deaths besides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 
 import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.coordinator import Coordinator, Settings
+from engine.coordinator.run_settings import RecordedParts
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.refs import Ref
@@ -23,7 +24,7 @@ from engine.protocol.staleness import NO_VERSION
 
 class StreamedWorld:
     """One run. length: of the answer at a position and sample. drops: of rows of `score`. slow: a
-    Worker that goes on only where no other can, mostly.
+    Worker that goes on only where no other can, mostly. parts: as in Settings.
     """
 
     def __init__(
@@ -34,12 +35,13 @@ class StreamedWorld:
         drops: Callable[[int], bool] = lambda position: False,
         seed: int = 0,
         slow: str = "",
+        parts: Mapping[str, RecordedParts] | None = None,
     ) -> None:
         self._plan, self._length, self._drops = plan, length, drops
         self._random = Random(seed)
         self._slow = slow
         self._awake: set[str] = set()
-        self._coordinator = Coordinator(plan, Settings(steps=steps))
+        self._coordinator = Coordinator(plan, Settings(steps=steps, parts=parts or {}))
         self._queues: dict[str, deque[Iterator[m.Event]]] = {w: deque() for w in plan.workers}
         self._blocks = 0
         self.told: list[m.Instruction] = []

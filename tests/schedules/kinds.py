@@ -26,6 +26,7 @@ from tests.schedules.late import late_case
 from tests.schedules.plans import ScheduleCase, drawn_case, lossy
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past
+from tests.schedules.repeated_parts import RepeatedParts
 from tests.schedules.streamed import streamed_case
 from tests.schedules.tables import with_table
 from tests.schedules.weather import (
@@ -104,14 +105,18 @@ def _survived(
     """The last of some runs, each resumed from the last checkpoint of the killed one before."""
     past: Past | None = None
     stored: SimulatedCheckpoint | None = None
+    parts = RepeatedParts(case)
     for timing in range(1, draw.choice((2, 3)) + 1):
-        run = begun(case, timing, stored)
+        run = begun(parts.next_case(), timing, stored)
         left = draw.randrange(len(whole.history.events))
         run.run(until=lambda run=run, left=left: len(run.history.events) >= left)
+        parts.note(run)
         if run.store.stored:
             stored = run.store.stored[-1]
             past = Proof(case, run, past=past).past_of(stored)
-    return ended(begun(case, 0, stored)), past
+    run = ended(begun(parts.next_case(), 0, stored))
+    parts.note(run)
+    return run, past
 
 
 def _late(seed: int) -> None:
@@ -140,7 +145,7 @@ KINDS: dict[str, Callable[[int], object]] = {
     "lossy": lambda seed: _with_deaths_in_odd_seeds(lossy_case(seed)),
     "lossy resumed": lambda seed: _killed_and_resumed(lossy_case(seed)),
     "streamed": lambda seed: _with_deaths_in_odd_seeds(streamed_case(seed)),
-    "streamed resumed": lambda seed: _killed_and_resumed(streamed_case(seed, "ordered")),
+    "streamed resumed": lambda seed: _killed_and_resumed(streamed_case(seed)),
     "table": lambda seed: _with_deaths_in_odd_seeds(table_case(seed)),
     "table resumed": lambda seed: _killed_and_resumed(table_case(seed)),
     "slow": lambda seed: prove_undisturbed(slow_case(seed)),

@@ -24,6 +24,7 @@ from tests.schedules.late import on_one_replica
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past, chunks, contents, parts
+from tests.schedules.repeated_parts import RepeatedParts
 from tests.schedules.watermark import require_watermark_behind
 
 _ATTEMPTS = 6
@@ -72,11 +73,13 @@ def weathered(case: ScheduleCase) -> tuple[Simulation, Past | None, int]:
     past: Past | None = None
     stored: SimulatedCheckpoint | None = None
     deaths = 0
+    parts = RepeatedParts(case)
     for attempt in range(_ATTEMPTS):
         faults = drawn(draw, 0 if attempt == _ATTEMPTS - 1 else draw.choice((1, 2, 4, 8)))
         if case.plan.spare:
             faults = with_moves(draw, faults, last=attempt == _ATTEMPTS - 1)
-        run = ended(begun(case, attempt, stored, faults))
+        run = ended(begun(parts.next_case(), attempt, stored, faults))
+        parts.note(run)
         deaths += run.workers.deaths
         if not run.went_back:
             break

@@ -83,3 +83,11 @@ def test_what_arrives_is_cut_as_a_record_says_and_then_as_it_comes() -> None:
     assert positions(cut.cut(0)) == [[0, 4]]
     cut.add(groups[2])
     assert positions(cut.close()) == [[2]]
+
+
+def test_a_recorded_part_goes_on_without_a_group_that_does_not_come() -> None:
+    cut = ArrivalCut(PART, recorded=[[0, 1], [2], [7]])
+    for group in ended([[12], [12], [12], [12]])[1:]:
+        cut.add(group)
+    assert cut.cut(0) == []
+    assert positions(cut.close()) == [[1], [2], [3]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,14 +17,20 @@ from tests.kit.streamed_world import StreamedWorld
 BATCH, SAMPLES, STEPS = 6, 2, 3
 
 
-def streamed_plan(stream: Streaming = "ordered", *, train_in_parts: bool = True) -> Plan:
-    """GRPO with two replicas of the rollout; values are computed below the cut."""
+def streamed_plan(
+    stream: Streaming = "ordered",
+    *,
+    train_in_parts: bool = True,
+    replicas: Sequence[str] = ("a", "b"),
+    chunks: int = 2,
+) -> Plan:
+    """GRPO with replicas of the rollout; values are computed below the cut."""
     rows = {"rows": SAMPLES, "inner": SAMPLES}
     below = {"region": "step", "in_parts": True}
-    decode = {"work": "decode", "relation": "expand", "rows": SAMPLES, "chunks": 2}
+    decode = {"work": "decode", "relation": "expand", "rows": SAMPLES, "chunks": chunks}
     return plan_of(
-        planned_node("prompts", work="source", relation="source", workers=("a",)),
-        planned_node("rollout", "prompts", workers=("a", "b"), tokens="x", **decode),
+        planned_node("prompts", work="source", relation="source", workers=("c",)),
+        planned_node("rollout", "prompts", workers=tuple(replicas), tokens="x", **decode),
         planned_node("score", "rollout", workers=("c",), chunking="part", **rows),
         planned_node("values", "score", workers=("d",), **rows, **below),
         planned_node(
@@ -45,8 +52,8 @@ def length(position: int, sample: int) -> int:
     return 1 + (position * 7 + sample * 3) % 11 + 20 * (position % 5 == 4)
 
 
-def run(plan: Plan, seed: int, drops=lambda position: False) -> StreamedWorld:
-    world = StreamedWorld(plan, STEPS, length, drops, seed)
+def run(plan: Plan, seed: int, drops=lambda position: False, parts=None) -> StreamedWorld:
+    world = StreamedWorld(plan, STEPS, length, drops, seed, parts)
     world.run()
     return world
 
@@ -67,6 +74,29 @@ def test_an_ordered_step_has_the_same_parts_at_any_timing(seed: int) -> None:
         assert [part for _, part, _ in of_step] == list(range(task.parts))
         positions = sorted({position for _, _, keys in of_step for position, _, _ in keys})
         assert positions == list(range((task.step - 1) * BATCH, task.step * BATCH))
+
+
+@pytest.mark.parametrize("replicas", ["a", "ab", "abef"])
+def test_equal_chunks_give_the_same_parts_on_any_replicas(replicas: str) -> None:
+    alone = run(streamed_plan(replicas="a", chunks=4), 0)
+    for seed in (1, 2, 3):
+        world = run(streamed_plan(replicas=replicas, chunks=4), seed)
+        assert parts_of(world) == parts_of(alone)
+        tasks = [task for task in world.told if isinstance(task, m.RunChunk)]
+        assert {task.worker for task in tasks if task.node == "rollout"} == set(replicas)
+
+
+def test_what_arrives_is_cut_as_recorded_at_any_timing() -> None:
+    first = run(streamed_plan("arrival"), 0)
+    recorded: dict[int, list[tuple[int, ...]]] = {}
+    for formed in first.told:
+        if isinstance(formed, m.PartFormed):
+            recorded.setdefault(formed.step, []).append(formed.positions)
+    others = [run(streamed_plan("arrival"), seed) for seed in (1, 2, 3)]
+    assert any(parts_of(other) != parts_of(first) for other in others)
+    for seed in (1, 2, 3):
+        again = run(streamed_plan("arrival"), seed, parts={"prompts": recorded})
+        assert parts_of(again) == parts_of(first)
 
 
 @pytest.mark.parametrize("stream", ["ordered", "arrival"])

@@ -10,8 +10,11 @@ A line of a file is one of:
                                                  and weights, where it has them
     train       -           TrainStep            the same; of a rank's own rows, mine, total:
                                                  where they are among how many of the Step
+    part        its number  TrainPart            the same as train
+    finish      parts       FinishStep           node, worker, step
     evaluate    -           Evaluate             the same; step: the version
-    set         row set     the train before it  keys, mine, total
+    set         row set     the train or part    keys, mine, total
+                            before it
     gather      input       the task before it   producer, columns, keys (none: the task's), owners
     made        -           Produced             keys of rows that a chunk made
     stepped     -           Stepped              digest of the weights after it (first rank)
@@ -86,8 +89,8 @@ class Assignments:
     """Subscribes to a run's events and writes the files. life: the run's."""
 
     takes = (
-        *(m.RunChunk, m.TrainStep, m.Evaluate, m.Produced, m.Stepped, m.Release, m.StepClosed),
-        WritingBegan,
+        *(m.RunChunk, m.TrainStep, m.TrainPart, m.FinishStep, m.Evaluate),
+        *(m.Produced, m.Stepped, m.Release, m.StepClosed, WritingBegan),
     )
 
     def __init__(self, plan: Plan, recorded: Path, life: int) -> None:
@@ -143,12 +146,28 @@ class Assignments:
             case m.Evaluate():
                 self._add_task("evaluate", instruction, self._first + instruction.version)
                 self._add_gathers(instruction.id, instruction.inputs, lambda name: instruction.keys)
-            case m.TrainStep():
+            case m.TrainStep() | m.TrainPart():
                 self._add_train(instruction)
+            case m.FinishStep():
+                self._lines.append(
+                    AssignmentLine(
+                        life=self._life,
+                        id=instruction.id,
+                        event="finish",
+                        name=str(instruction.parts),
+                        node=instruction.node,
+                        worker=instruction.worker,
+                        step=self._first + instruction.step,
+                    )
+                )
 
-    def _add_train(self, assignment: m.TrainStep) -> None:
+    def _add_train(self, assignment: m.TrainStep | m.TrainPart) -> None:
         step = self._first + assignment.step
-        self._add_task("train", assignment, step, mine=assignment.mine, total=assignment.total)
+        event, name = "train", ""
+        if isinstance(assignment, m.TrainPart):
+            event, name = "part", str(assignment.part)
+        mine, total = assignment.mine, assignment.total
+        self._add_task(event, assignment, step, name=name, mine=mine, total=total)
         keys_by_row_set = {ROWS: assignment.keys}
         for name, rows in assignment.others.items():
             keys_by_row_set[name] = rows.keys
@@ -171,9 +190,10 @@ class Assignments:
     def _add_task(
         self,
         event: str,
-        task: m.RunChunk | m.TrainStep | m.Evaluate,
+        task: m.RunChunk | m.TrainStep | m.TrainPart | m.Evaluate,
         step: int,
         *,
+        name: str = "",
         mine: np.ndarray | None = None,
         total: int | None = None,
     ) -> None:
@@ -187,6 +207,7 @@ class Assignments:
                 life=self._life,
                 id=task.id,
                 event=event,
+                name=name,
                 node=task.node,
                 worker=task.worker,
                 step=step,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -87,18 +86,10 @@ def nodes_to_record(plan: Decisions, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def require_recordable(plans: Iterable[Plan], text: str) -> None:
-    """Raises PlanError for a name in `--record` that is no node of a plan, or makes no rows, and
-    for a plan whose Steps are streamed.
-    """
-    phases = list(plans)
-    sources = chain.from_iterable(plan.sources for plan in phases)
-    is_streamed = any(source.stream != "off" for source in sources)
-    if is_streamed and asked_for(text):
-        problem = "the parts of a streamed Step cannot be run again"
-        raise PlanError(f"options: --record: {problem}. Fix: leave out --stream.")
+    """Raises PlanError for a name in `--record` that is no node of a plan, or makes no rows."""
     known: set[str] = set()
     every: set[str] = set()
-    for plan in phases:
+    for plan in plans:
         known.update(recordable(plan))
         every.update(node.name for node in plan.nodes)
     for name in asked_for(text):

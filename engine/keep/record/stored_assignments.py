@@ -7,8 +7,10 @@ Owns: tasks with all that was told of them, and which of them made a row. Does n
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,11 @@ class RecordedGather:
 class RecordedTask:
     """A chunk, a train node's Step or an evaluation, as it was told and how it went.
 
-    kind: chunk, train, evaluate. step: of the run that it was told for; 0 above the cut. closed:
-    the Step at whose end it was written. rows: of each row set, what this Worker had; a chunk has
-    one. made: keys of a chunk's rows that came. digest: of the weights after it. spans, weights: of
-    a chunk, as in `dataflow.kernel.Chunk`.
+    kind: chunk, train, part, evaluate. step: of the run that it was told for; 0 above the cut.
+    closed: the Step at whose end it was written. rows: of each row set, what this Worker had; a
+    chunk has one. made: keys of a chunk's rows that came. digest: of the weights after it. spans,
+    weights: of a chunk, as in `dataflow.kernel.Chunk`. parts: of a Step that was trained part by
+    part, in order; its rows and gathers are then those of all parts.
     """
 
     kind: str
@@ -70,6 +73,7 @@ class RecordedTask:
     done: bool = False
     spans: np.ndarray | None = None
     weights: np.ndarray | None = None
+    parts: tuple[RecordedTask, ...] = ()
 
     @property
     def name(self) -> TaskId:
@@ -224,6 +228,7 @@ def _tasks(
 ) -> Iterator[RecordedTask]:
     """The tasks of these files in order, each with what later lines say of it."""
     known: dict[tuple[int, int, str], RecordedTask] = {}
+    parts: dict[tuple[int, str, str, int], dict[int, RecordedTask]] = defaultdict(dict)
     for step, path in files:
         last: RecordedTask | None = None
         for line in read_assignment_lines(path):
@@ -235,10 +240,46 @@ def _tasks(
                     task = known.get((line["life"], line["id"], line["worker"]))
                     if task is not None:
                         _add_heard(task, line)
+                case "part":
+                    last = _task(line, step)
+                    # One that is told again takes the place of the one before.
+                    number = int(line["name"])
+                    parts[_step_of_rank(line)][number] = last
+                case "finish":
+                    step_parts = parts[_step_of_rank(line)]
+                    finish = _finish(line, step, step_parts)
+                    known[finish.life, finish.id, finish.worker] = finish
                 case _:
                     last = _task(line, step)
                     known[last.life, last.id, last.worker] = last
     yield from known.values()
+
+
+def _step_of_rank(line: Mapping[str, Any]) -> tuple[int, str, str, int]:
+    return line["life"], line["node"], line["worker"], line["step"]
+
+
+def _finish(
+    line: Mapping[str, Any], closed: int, parts_by_number: Mapping[int, RecordedTask]
+) -> RecordedTask:
+    """A Step that was trained in these parts, as a train node's task."""
+    count = int(line["name"])
+    parts = tuple(parts_by_number[number] for number in range(count))
+    keys = Keys.concat([part.keys for part in parts])
+    gathers = chain.from_iterable(part.gathers for part in parts)
+    return RecordedTask(
+        kind="train",
+        life=line["life"],
+        id=line["id"],
+        node=line["node"],
+        worker=line["worker"],
+        step=line["step"],
+        closed=closed,
+        again=line["again"],
+        rows={ROWS: AssignedRows(keys=keys)},
+        gathers=list(gathers),
+        parts=parts,
+    )
 
 
 def _task(line: Mapping[str, Any], closed: int) -> RecordedTask:
@@ -269,7 +310,10 @@ def _add_told(task: RecordedTask, line: Mapping[str, Any], row_sets: Mapping[str
     if line["event"] == "set":
         task.rows[name] = _read_assigned(line)
         return
-    task_keys = task.rows[row_sets.get(name, ROWS) if task.kind == "train" else ROWS].keys
+    row_set = ROWS
+    if task.kind in ("train", "part"):
+        row_set = row_sets.get(name, ROWS)
+    task_keys = task.rows[row_set].keys
     keys = _keys(line)
     gather = RecordedGather(
         input=name,
