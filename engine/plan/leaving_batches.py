@@ -1,4 +1,4 @@
-"""In which batches the rows of a chunk leave its replica, and how long those are at least that stay.
+"""In which batches the rows of a chunk leave its replica, and how long those are that stay.
 
 Owns: the rule of operators/kernels/leaving_rows.py for rows whose ends are foreseen, by which runs
 are priced and simulated. Does not own: when rows end (engine/plan/cost/decode.py), what becomes of
