@@ -59,9 +59,7 @@ def group_ends(ends: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return last[groups]
 
 
-def list_batches(
-    node: PlannedNode, rows: ForeseenRows
-) -> Iterator[tuple[float, np.ndarray]]:
+def list_batches(node: PlannedNode, rows: ForeseenRows) -> Iterator[tuple[float, np.ndarray]]:
     """List when rows leave, and the numbers of those that leave together, int64.
 
     Of a generation whole groups: all at once where they fit its slots, else as soon as there are

@@ -130,6 +130,17 @@ class StepPrice:
         like = RowLengths(np.broadcast_to(prompt, rows), np.broadcast_to(answer, rows))
         return self._costs.correction(node.name, like, node.layout.data)
 
+    def count_answers(self, source: str) -> int:
+        """Tokens of a Step's answers, in the mean, that first generations of a source make of which
+        parts are worked on.
+        """
+        tokens = 0.0
+        for node in self._step_nodes():
+            if node.source == source and node.layout.part_tokens:
+                mean = self._work.distributions(node.name).answers.mean
+                tokens += self._batches[source] * node.live_rows * mean
+        return int(tokens)
+
     def _time_alone(self) -> dict[str, float]:
         seconds: dict[str, float] = {}
         for node in self._decided.nodes:

@@ -118,14 +118,7 @@ def _can_overlap(
     """Whether both could run at once in Workers of their own."""
     if one.lag or other.lag:
         return True
-    if _works_on_parts(one) and _works_on_parts(other):
-        return True
     # Without a lag nodes wait for whole chunks, regions take turns, and train nodes run alone.
     if one.region != other.region or "train" in (one.work, other.work):
         return False
     return one.name not in ancestors[other.name] and other.name not in ancestors[one.name]
-
-
-def _works_on_parts(node: PlannedNode) -> bool:
-    """Whether a node works for a Step of which others make or train parts meanwhile."""
-    return node.in_parts or bool(node.layout.part_tokens)
