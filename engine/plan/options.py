@@ -22,6 +22,7 @@ from dataflow.errors import PlanError, RunError, nearest
 from dataflow.kernel import Offload, Recompute
 from engine.plan.cluster import LEASE
 from engine.plan.placement import Placing
+from engine.plan.plan import Plan
 
 HERE = "none"
 """The cluster of a run that is on no other host, though it was begun on some."""
@@ -92,10 +93,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """What waits on the host between updates (train_policy=optimizer), or none; likewise."""
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
-    stream: Literal["off", "ordered", "arrival"] = "off"
-    """A synchronous Step in parts while it is generated: ordered keeps its bits; arrival, any."""
+    stream: Literal["auto", "off", "ordered", "arrival"] = "auto"
+    """A synchronous Step in parts while it is generated: ordered keeps its bits; auto, by price."""
     part_tokens: int = 0
-    """Tokens of answers in a part of a streamed Step; 0: as many as make some eight parts."""
+    """Tokens of answers in a part of a streamed Step; 0: by price, at least a micro-batch."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective", "ipc"] = "auto"
@@ -139,6 +140,9 @@ OF_ITS_START: Mapping[str, str] = {
     "overwrite": "a resume goes on in the folder as it is",
 }
 """Options that a run has from its start, and why a resume has no others."""
+
+_BEFORE: Mapping[str, Any] = {"stream": "off"}
+"""What was so before there was an option, where that is not its default."""
 
 _PYTHON_NAMES: Mapping[str, str] = {
     "set": 'settings=["train_policy.lr=1e-5"]',
@@ -210,7 +214,8 @@ def make_placing(options: RunOptions) -> Placing:
         recompute=options.recompute,
         offload=options.offload,
         compiled=options.compiled,
-        stream=options.stream,
+        # The parts of a streamed Step cannot be run again.
+        stream="off" if options.record and options.stream == "auto" else options.stream,
         part_tokens=options.part_tokens,
         turns=options.turns,
         hosts=hosts,
@@ -299,14 +304,33 @@ def encode_options(options: RunOptions, *, path: Sequence[str] = ()) -> str:
     return json.dumps(document | {"path": list(path)}, indent=1)
 
 
+def keep_choice(options: RunOptions, plans: Iterable[Plan]) -> RunOptions:
+    """The options as a run folder keeps them: with what the price has chosen of streamed Steps, so
+    that a resume has the same parts, whatever the price says there. Of phases with different
+    choices they stay as they are.
+    """
+    if options.stream != "auto":
+        tokens = {source.part_tokens for plan in plans for source in plan.sources}
+        if options.stream == "off" or options.part_tokens or len(tokens) != 1:
+            return options
+        return replace(options, part_tokens=tokens.pop())
+    choices = {(source.stream, source.part_tokens) for plan in plans for source in plan.sources}
+    if len(choices) != 1:
+        return options
+    stream, tokens = choices.pop()
+    return replace(options, stream=stream, part_tokens=tokens or options.part_tokens)
+
+
 def decode_options(
     text: str, changes: Mapping[str, Any], where: str = "options"
 ) -> tuple[RunOptions, tuple[str, ...]]:
     """Read what `encode_options` wrote, with changes (None: unchanged), and the import path.
-    Options that an older run did not write have their defaults. where: names the text. Raises
+    Options that an older run did not write have their defaults, or what was so before there was the
+    option. where: names the text. Raises
     RunError.
     """
     recorded_options, path = _read_document(text, where)
+    recorded_options = {**_BEFORE, **recorded_options}
     option_names = {f.name for f in fields(RunOptions)}
     for name in (*recorded_options, *changes):
         if name not in option_names:

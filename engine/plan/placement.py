@@ -14,12 +14,12 @@ from typing import Literal
 
 from dataflow.kernel import Offload, Recompute
 from engine.plan.cluster import Cluster
-from engine.plan.planned_source import Streaming
 
 Spread = Literal["one", "auto", "apart"]
 Weights = Literal["auto", "pull", "collective", "ipc"]
 Samples = Literal["brief", "full"]
 Compiled = Literal["auto", "none", "layers"]
+StreamChoice = Literal["auto", "off", "ordered", "arrival"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,8 @@ class Placing:
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of a Worker, by name or by a label (`gpu:H200`); the planner spreads all others."""
-    stream: Streaming = "off"
+    stream: StreamChoice = "off"
+    """`auto`: the price of whole plans chooses."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: the planner chooses."""
     weights: Weights = "auto"

@@ -1,6 +1,7 @@
 """Planning: from a CheckedGraph to a Plan.
 
-Owns: running the passes. Does not own: their order and their decisions (passes/).
+Owns: running the passes. Does not own: their order and their decisions (passes/), what is chosen by
+the price of whole plans (stream_choice.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
 from engine.plan.plan import Decisions, Plan
 from engine.plan.planned_phase import PlannedPhase
+from engine.plan.stream_choice import choose_stream
 from engine.plan.warnings import WARNINGS
 
 
@@ -36,7 +38,17 @@ def make_plan(
     kernel (None: all cores of its Worker). placing: None for one Worker. phase: its place in a
     Program. profile: measured rates, by which seconds are predicted. Raises PlanError.
     """
-    draft = replace(_draft(checked, seed, threads, placing, cluster, phase), profile=profile)
+    cluster = cluster or detect()
+
+    def make(wishes: Placing) -> Plan:
+        draft = _draft(checked, seed, threads, wishes, cluster, phase)
+        return _run_passes(checked, replace(draft, profile=profile))
+
+    return choose_stream(placing or Placing(workers="one"), profile, make)
+
+
+def _run_passes(checked: CheckedGraph, draft: Draft) -> Plan:
+    """Decide everything by the passes. Raises PlanError."""
     for run in PASSES:
         draft = run(draft)
     graph = draft.graph
@@ -46,7 +58,7 @@ def make_plan(
         **decisions,
         graph=graph.name,
         digest=graph.digest,
-        seed=seed,
+        seed=draft.seed,
         program=graph,
         cluster=draft.cluster,
     )

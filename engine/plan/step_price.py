@@ -8,7 +8,8 @@ Owns: what of a plan's nodes adds up in a Step, and what overlaps. Does not own:
 
 A node begins when the rows that it reads are there and its Workers are free; Workers that take
 turns are free one after another. Without a lag a Step is the time from its first node to the last,
-and until the weights are back. With a lag of k Steps it is the time of the busiest Worker, or of
+and until the weights are back; where it is worked on in parts, these go through its nodes one after
+another. With a lag of k Steps it is the time of the busiest Worker, or of
 the whole way over 1 + k, whichever is longer: so many Steps are under way at once.
 """
 
@@ -33,6 +34,7 @@ from engine.plan.plan import Decisions, Plan, PlannedNode
 from engine.plan.priced_work import PricedWork, StepLengths
 from engine.plan.row_lengths import RowLengths
 from engine.plan.step_flow import StepFlow, time_flow
+from engine.plan.streamed_step import PartPrices, StreamedSource
 
 _MOST_ROWS = 2048
 """Rows of a replica in a Step, of which several Steps are gone through one by one."""
@@ -105,6 +107,10 @@ class StepPrice:
             works = self._work.list_works(node)
             return sum(self.time_work(node, work).seconds for work in works)
         rows = -(-self._batches.get(node.source, 0) * node.rows // node.layout.replicas)
+        return self._function_rows(node, rows)
+
+    def _function_rows(self, node: PlannedNode, rows: int) -> float:
+        """Seconds of so many rows of a node that computes with no Model; 0 where nobody knows."""
         if node.name in self._function_seconds:
             return self._function_seconds[node.name] * rows
         return self._costs.function(node.name, rows) or 0.0
@@ -124,6 +130,17 @@ class StepPrice:
         like = RowLengths(np.broadcast_to(prompt, rows), np.broadcast_to(answer, rows))
         return self._costs.correction(node.name, like, node.layout.data)
 
+    def count_answers(self, source: str) -> int:
+        """Tokens of a Step's answers, in the mean, that first generations of a source make of which
+        parts are worked on.
+        """
+        tokens = 0.0
+        for node in self._step_nodes():
+            if node.source == source and node.layout.part_tokens:
+                mean = self._work.distributions(node.name).answers.mean
+                tokens += self._batches[source] * node.live_rows * mean
+        return int(tokens)
+
     def _time_alone(self) -> dict[str, float]:
         seconds: dict[str, float] = {}
         for node in self._decided.nodes:
@@ -138,7 +155,8 @@ class StepPrice:
         by_node = {**self.by_node, **(changed or {})}
         lag = min((source.max_lag for source in self._decided.sources), default=0)
         if not lag:
-            return self._time_way(by_node)
+            # What others of a node's seconds change of its parts is not looked at.
+            return self._time_way(by_node, None if changed else self._find_streamed())
         flow = None if changed else self._time_flow()
         if flow is not None:
             return flow
@@ -184,11 +202,17 @@ class StepPrice:
                 return True
         return False
 
-    def _time_way(self, by_node: Mapping[str, float]) -> float:
-        """Seconds from a Step's first node until its new weights are everywhere."""
+    def _time_way(
+        self, by_node: Mapping[str, float], streamed: StreamedSource | None = None
+    ) -> float:
+        """Seconds from a Step's first node until its new weights are everywhere. streamed: what is
+        worked on in parts while it is generated.
+        """
         ends: dict[str, float] = {}
         is_free: dict[str, float] = defaultdict(float)
         for node in self._step_nodes():
+            if node.name in ends:
+                continue  # it worked on parts
             seconds = by_node[node.name]
             if node.chunking == "ready" and not node.traits.generates:
                 seconds = 0.0  # it works on rows while the next ones are generated
@@ -196,10 +220,46 @@ class StepPrice:
             begins = [is_free[place] for place in places]
             for gate in node.gates:
                 begins.append(ends.get(gate, 0.0) + self._moving_seconds(gate, node.name))
-            ends[node.name] = max(begins, default=0.0) + seconds + self._costs.message
+            if node.work == "train":
+                # Train nodes have their turns once all rows of the Step are there.
+                begins += ends.values()
+            begin = max(begins, default=0.0)
+            if streamed is not None and node.name == streamed.root.name:
+                flow = streamed.run(self._part_prices(), begin, is_free)
+                ends |= flow.ends
+                is_free |= flow.is_free
+                continue
+            ends[node.name] = begin + seconds + self._costs.message
             is_free |= dict.fromkeys(places, ends[node.name])
         weights = max(self._weight_seconds().values(), default=0.0)
         return max(ends.values(), default=0.0) + weights + self._costs.message
+
+    def _find_streamed(self) -> StreamedSource | None:
+        """The one source whose Steps are worked on in parts; None without one, of several, and
+        where it has several first generations: then a Step is priced as if it had no parts.
+        """
+        streams = [source for source in self._decided.sources if source.stream != "off"]
+        if len(streams) != 1:
+            return None
+        (source,) = streams
+        nodes = [node for node in self._step_nodes() if node.source == source.name]
+        roots = [n for n in nodes if n.traits.generates and n.layout.part_tokens]
+        if len(roots) != 1 or self._costs.unpriced_reason(roots[0].name):
+            return None
+        return StreamedSource(
+            source=source,
+            root=roots[0],
+            nodes=tuple(node for node in nodes if node.in_parts),
+            lengths=self._work.distributions(roots[0].name),
+        )
+
+    def _part_prices(self) -> PartPrices:
+        return PartPrices(
+            costs=self._costs,
+            places=self._places,
+            moving=self._moving_seconds,
+            function=self._function_rows,
+        )
 
     def _time_busiest(self, by_node: Mapping[str, float]) -> float:
         """Seconds of a Step of the Worker that has most to do."""

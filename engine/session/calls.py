@@ -125,7 +125,8 @@ def _run_new(
         folder.write_text("graph.json", text)
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
-        folder.write_text(OPTIONS, run_options.encode_options(options, path=_import_path()))
+        kept_options = run_options.keep_choice(options, planned.phases)
+        folder.write_text(OPTIONS, run_options.encode_options(kept_options, path=_import_path()))
         ended_run = run_phases(planned, options, folder, hooks, begins)
         end.tell(ended_run.reason, interrupted=ended_run.interrupted)
     return ended_run
@@ -211,7 +212,8 @@ def _run_on(
     begins: Beginning,
 ) -> Result:
     """Run on in a folder that there was, from its records to the end."""
-    folder.write_text(OPTIONS, run_options.encode_options(options, path=_import_path()))
+    kept_options = run_options.keep_choice(options, planned.phases)
+    folder.write_text(OPTIONS, run_options.encode_options(kept_options, path=_import_path()))
     folder.write_text("plan.json", planned.to_json())
     folder.write_text("plan.txt", explain(planned))
     with EndRecord(folder) as end:

@@ -16,7 +16,16 @@ from typing import Any
 from engine.keep.checkpoint.provenance import ProvenanceDifference
 
 _OF_NODE = ("kernel", "chunks")
-_OF_LAYOUT = ("data", "tensor", "context", "threads", "tokens", "inner", "cache_bytes")
+_OF_LAYOUT = (
+    "data",
+    "tensor",
+    "context",
+    "threads",
+    "tokens",
+    "inner",
+    "cache_bytes",
+    "part_tokens",
+)
 
 
 def layout_changes(old: str, new: str) -> list[ProvenanceDifference]:

@@ -17,7 +17,8 @@ are shared, whether it all fits (engine/plan).
     snapshot        always                train whose weights others pull: two versions
     copies          always                the same by collectives or IPC, on the writer's device
     fetched         always                nodes that pull weights: a version, in shared memory
-    gradients       while the node runs   train
+    sums            always                train on the parts of a Step: gradients, summed up
+    gradients       while the node runs   train; what the sums do not have
     bucket          while the node runs   train whose optimizer waits on the host
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
@@ -51,6 +52,7 @@ LASTING = (
     "copies",
     "fetched",
     "libraries",
+    "sums",
 )
 """Parts that are held between the calls of a node."""
 

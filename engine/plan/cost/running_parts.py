@@ -15,15 +15,17 @@ from engine.plan.cost.devices import Kind
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import Head, Shape
 from engine.plan.cost.static_decode import static_decode_parts
-from engine.plan.cost.training_memory import offload_parts, recompute_parts
+from engine.plan.cost.training_memory import offload_parts, recompute_parts, sum_parts
 
-_SHARDED = ("weights", "gradients", "optimizer", "offloaded")
+_SHARDED = ("weights", "gradients", "sums", "optimizer", "offloaded")
 """Parts that ranks divide among them with shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningKernel:
-    """What bytes depend on besides Model and rows. has_static_keys: as static_decode.py says."""
+    """What bytes depend on besides Model and rows. has_static_keys: as static_decode.py says.
+    gradient_sums: that a train node keeps between the parts of a Step; 0 where it gets it whole.
+    """
 
     kind: Kind
     layout: Layout
@@ -31,6 +33,7 @@ class RunningKernel:
     head: Head = "lm"
     is_on_gpu: bool = False
     has_static_keys: bool = False
+    gradient_sums: int = 0
 
 
 def running_parts(
@@ -65,6 +68,8 @@ def _training_parts(
             row_set = recompute_parts(row_set, shape, work, kernel.dtype)
         for part, size in row_set.items():
             parts[part] = max(size, parts.get(part, 0))
+    if kernel.gradient_sums:
+        parts = sum_parts(parts, parameters, kernel.gradient_sums)
     if layout.offload == "optimizer" and kernel.is_on_gpu:
         ranks = layout.data if layout.shard else 1
         parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)

@@ -14,6 +14,7 @@ from engine.plan.cost.memory import WIDTHS, Work, token_activations
 from engine.plan.cost.models import Shape
 
 OFFLOADED_PART = "offloaded"
+SUMS_PART = "sums"
 BUCKET = 1 << 26
 """Weights whose state is on the device at once (kernels/torch/offload.py), or one larger weight."""
 _PINNED = 1.5
@@ -64,3 +65,16 @@ def offload_parts(
     if bucket:
         fitted_parts["bucket"] = bucket
     return fitted_parts
+
+
+def sum_parts(parts: Mapping[str, int], parameters: int, sums: int) -> dict[str, int]:
+    """Change parts of training to those of a Step that comes part by part: so many float32 sums of
+    gradients stay between two parts, and one of them is what a backward pass adds to.
+    """
+    summed_parts = dict(parts)
+    one_sum = parameters * _FLOAT
+    summed_parts[SUMS_PART] = sums * one_sum
+    gradients = summed_parts.pop("gradients") - one_sum
+    if gradients > 0:
+        summed_parts["gradients"] = gradients
+    return summed_parts

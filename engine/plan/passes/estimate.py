@@ -20,6 +20,7 @@ from dataflow.model_dtype import ComputedDtype
 from dataflow.node import Node
 from dataflow.operator import DATA_ROW
 from dataflow.schema import Schema
+from dataflow.training_parts import count_gradient_sums
 from engine.plan.cost import memory
 from engine.plan.cost.attention import PACKED_WORK, planned_attention
 from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
@@ -172,12 +173,19 @@ class _Cost:
             head=use.model.head,
             is_on_gpu=self._draft.is_on_gpus(planned),
             has_static_keys=self._has_static_keys(planned),
+            gradient_sums=self._count_sums(planned),
         )
         works = tuple(self.work_by_row_set(planned).values())
         parts = running_parts(use.cost.parameters or 0, shape, works, kernel)
         if shape is not None and layout.parked and not layout.cache_bytes:
             parts[PARKED_PART] = layout.parked * memory.token_keys(shape, use.dtype)
         return parts
+
+    def _count_sums(self, planned: PlannedNode) -> int:
+        """The sums of gradients that a train node keeps between the parts of a Step."""
+        if planned.work != "train" or not planned.in_parts:
+            return 0
+        return count_gradient_sums(self._nodes[planned.name].params["loss"])
 
     def _has_static_keys(self, planned: PlannedNode) -> bool:
         """Whether a node generates by torch on GPUs. The few Models that no CUDA graph holds

@@ -16,9 +16,8 @@ from dataflow.kernel import Offload, Recompute
 from engine.plan.draft import Draft
 from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import find_tensor_problems
-from engine.plan.placement import Compiled, Placing
+from engine.plan.placement import Compiled, Placing, StreamChoice
 from engine.plan.plan import PlannedNode
-from engine.plan.planned_source import Streaming
 from engine.plan.profiled_passes import samples_of
 from engine.plan.refusals import add_fix
 
@@ -206,7 +205,7 @@ def _find_training_problems(draft: Draft) -> Iterator[str]:
         ("offload", draft.placing.offload, get_args(Offload)),
     )
     placing = draft.placing
-    of_words = {"compiled": (placing.compiled, Compiled), "stream": (placing.stream, Streaming)}
+    of_words = {"compiled": (placing.compiled, Compiled), "stream": (placing.stream, StreamChoice)}
     for option, (word, kind) in of_words.items():
         words = get_args(kind)
         if word not in words:

@@ -10,7 +10,7 @@ plan with a lag has no parts: its next rows are generated while this Step is tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -19,13 +19,13 @@ from dataflow.loss_terms import Loss
 from dataflow.training_parts import why_not_in_parts
 from engine.plan.draft import Draft
 from engine.plan.passes.place import find_ancestors
-from engine.plan.plan import PlannedNode
+from engine.plan.plan import Decisions, PlannedNode
 from engine.plan.planned_input import list_fetches
 from engine.plan.planned_source import PlannedSource
 
 PARTS = 8
-"""Parts of a Step of which every answer has half of its greatest length. More of them begin sooner,
-and each costs a pass over the weights.
+"""Parts of a Step of which every answer has half of its greatest length, where no price chooses
+(engine/plan/stream_choice.py). More of them begin sooner, and each costs a pass over the weights.
 """
 
 
@@ -33,28 +33,27 @@ def stream_steps(draft: Draft) -> Draft:
     """Work on parts where it was asked for, and may be."""
     if draft.placing.stream == "off":
         return draft
-    why_not = _why_no_stream(draft)
+    why_not = find_why_no_stream(draft)
     if why_not:
         return replace(draft, notes=(*draft.notes, f"no Step is streamed: {why_not}"))
     in_parts, ends = find_parts(draft.nodes, partial(_why_whole, draft))
     nodes = tuple(work_in_parts(node) if node.name in in_parts else node for node in draft.nodes)
     sources = tuple(_stream(draft, source, nodes) for source in draft.sources)
-    tokens_by_source = {source.name: source.part_tokens for source in sources}
-    nodes = tuple(_let_rows_leave(node, tokens_by_source) for node in nodes)
+    nodes = let_rows_leave(nodes, sources)
     notes = (*draft.notes, *_describe(sources, nodes, ends))
     return replace(draft, nodes=nodes, sources=sources, notes=notes)
 
 
-def _why_no_stream(draft: Draft) -> str:
+def find_why_no_stream(decided: Decisions) -> str:
     """Why no Step of the plan can be streamed; empty if it can."""
-    late = [source.name for source in draft.sources if source.max_lag]
+    late = [source.name for source in decided.sources if source.max_lag]
     if late:
         return f"{late[0]} has a lag, with which rows are generated while others are trained"
-    generations = [n for n in draft.nodes if n.region == "stream" and n.traits.generates]
+    generations = [n for n in decided.nodes if n.region == "stream" and n.traits.generates]
     if not generations:
         return "nothing is generated"
     generating = set(chain.from_iterable(node.workers for node in generations))
-    computing = [n for n in draft.nodes if n not in generations and n.work != "source"]
+    computing = [n for n in decided.nodes if n not in generations and n.work != "source"]
     if all(generating.issuperset(node.workers) for node in computing):
         return "the Worker that generates does everything else, too (--workers apart or --pin)"
     return ""
@@ -112,14 +111,38 @@ def work_in_parts(node: PlannedNode) -> PlannedNode:
     return replace(node, in_parts=True)
 
 
-def _let_rows_leave(node: PlannedNode, tokens_by_source: Mapping[str, int]) -> PlannedNode:
-    """A first generation of a streamed Step, whose rows leave as parts of it get full."""
-    tokens = tokens_by_source.get(node.source, 0)
-    if not tokens or node.in_parts or node.region != "stream" or not node.traits.generates:
-        return node
-    # Twice for each part: the later a replica tells how far its rows are, the later a part begins.
-    leaving = max(1, tokens // (2 * node.chunks))
-    return replace(node, layout=replace(node.layout, part_tokens=leaving))
+def let_rows_leave(
+    nodes: Sequence[PlannedNode], sources: Sequence[PlannedSource]
+) -> tuple[PlannedNode, ...]:
+    """The nodes, of which rows of first generations leave as parts of a streamed Step get full."""
+    tokens_by_source = {source.name: source.part_tokens for source in sources}
+    leaving: list[PlannedNode] = []
+    for node in nodes:
+        tokens = tokens_by_source.get(node.source, 0)
+        is_first = not node.in_parts and node.region == "stream" and node.traits.generates
+        if tokens and is_first:
+            # Twice for each part: the later a replica tells how far its rows are, the later a part
+            # begins.
+            layout = replace(node.layout, part_tokens=max(1, tokens // (2 * node.chunks)))
+            node = replace(node, layout=layout)
+        leaving.append(node)
+    return tuple(leaving)
+
+
+def set_part_tokens(sources: Sequence[PlannedSource], tokens: int) -> tuple[PlannedSource, ...]:
+    """The sources, those of streamed Steps with parts of so many tokens."""
+    return tuple(
+        source if source.stream == "off" else replace(source, part_tokens=tokens)
+        for source in sources
+    )
+
+
+def least_part_tokens(nodes: Sequence[PlannedNode]) -> int:
+    """Tokens of the smallest part that fills a micro-batch of every rank that trains on parts: less
+    costs a rank as much as a whole one.
+    """
+    trains = [node.layout for node in nodes if node.in_parts and node.work == "train"]
+    return max((layout.tokens * layout.data for layout in trains), default=1)
 
 
 def _stream(draft: Draft, source: PlannedSource, nodes: Sequence[PlannedNode]) -> PlannedSource:
@@ -127,7 +150,8 @@ def _stream(draft: Draft, source: PlannedSource, nodes: Sequence[PlannedNode]) -
     if not any(node.in_parts and node.source == source.name for node in nodes):
         return source
     tokens = draft.placing.part_tokens or _choose_tokens(source, nodes, draft)
-    return replace(source, stream=draft.placing.stream, part_tokens=tokens)
+    stream = "arrival" if draft.placing.stream == "arrival" else "ordered"
+    return replace(source, stream=stream, part_tokens=tokens)
 
 
 def _choose_tokens(source: PlannedSource, nodes: Sequence[PlannedNode], draft: Draft) -> int:
@@ -137,7 +161,7 @@ def _choose_tokens(source: PlannedSource, nodes: Sequence[PlannedNode], draft: D
         if node.source == source.name and node.region == "stream" and node.traits.generates:
             answer = int(draft.graph.node(node.name).params["max_tokens"])
             most += source.batch * node.live_rows * answer
-    return max(1, most // (2 * PARTS))
+    return max(least_part_tokens(nodes), most // (2 * PARTS))
 
 
 def _describe(

@@ -29,5 +29,5 @@ def runs_beside_others(plan: Plan, node: PlannedNode) -> bool:
 
 
 def _runs_ahead(plan: Plan) -> bool:
-    """Whether one node works for a Step while another does for the next."""
-    return any(source.max_lag for source in plan.sources)
+    """Whether one node works for a Step while another does for the next, or for another part."""
+    return any(source.max_lag or source.stream != "off" for source in plan.sources)
