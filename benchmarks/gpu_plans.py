@@ -46,7 +46,8 @@ class PlanFiles:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
     """What is planned. generating, training: GPUs of either side; tensor: ranks of training that
-    split each matrix; longest: tokens of an answer. A max_lag above 0 is AReaL's: decoupled PPO,
+    split each matrix; longest: tokens of an answer; microbatch: tokens that are trained at once,
+    0 for the planner's. A max_lag above 0 is AReaL's: decoupled PPO,
     and rows admitted by its rule.
     """
 
@@ -60,6 +61,7 @@ class GpuPlan:
     longest: int
     longest_prompt: int = 512
     minibatches: int = 4
+    microbatch: int = 0
     max_lag: int = 0
 
 
@@ -79,8 +81,10 @@ def planned(folder: Path, asked: GpuPlan) -> Plan:
         "rollout": ",".join(f"g{i}@{host_of(i, count)}" for i in range(gen)),
         "train_policy": ",".join(f"t{i}@{host_of(gen + i, count)}" for i in range(own)),
     }
+    updated = ["train_policy"]
     if asked.max_lag:
         pin["proximal"] = pin["train_policy"]
+        updated.append("proximal")
     options = RunOptions(
         cluster=files.hosts,
         workers="apart",
@@ -88,6 +92,7 @@ def planned(folder: Path, asked: GpuPlan) -> Plan:
         ranks={"train_policy": own // asked.tensor},
         tensor={"train_policy": asked.tensor},
         kernel={"rollout": "vllm"},
+        microbatch=dict.fromkeys(updated, asked.microbatch) if asked.microbatch else {},
     )
     found = plan(_graph(files.base, files.data, asked), options)
     assert isinstance(found, Plan)

@@ -31,8 +31,6 @@ from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_l
 from operators.reward import reward
 from operators.train import train
 
-MICROBATCH = 16384
-"""Tokens of a micro-batch, as the planner has them."""
 TRAINED = ("train_policy", "train_critic")
 _TRAINING_PASSES = 4
 """Of an update, in forward passes: forward, backward as two, and once more what is not kept."""
@@ -42,7 +40,7 @@ _TRAINING_PASSES = 4
 class PpoPlan:
     """What is planned. generating, training: GPUs of either side; tensor: ranks that split each
     matrix, of either; rows: prompts of a Step, with one answer each; longest: tokens of an answer;
-    stream: of a Step without a lag.
+    microbatch: tokens that are trained at once; stream: of a Step without a lag.
     """
 
     model: Sizes
@@ -53,6 +51,7 @@ class PpoPlan:
     rows: int
     longest: int
     longest_prompt: int
+    microbatch: int
     max_lag: int = 0
     stream: Literal["off", "ordered", "arrival"] = "off"
 
@@ -107,11 +106,13 @@ def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSid
         ranks=dict.fromkeys(TRAINED, ranks),
         tensor={"rollout": asked.tensor[0], **dict.fromkeys(TRAINED, tensor)},
         shard=not side.tensor,
+        microbatch=dict.fromkeys((*TRAINED, *asked.scored), asked.microbatch),
         kernel={"rollout": "vllm"},
     )
     if asked.stream != "off":
-        # A part that gives each rank less than a micro-batch would cost as much.
-        options = replace(options, stream=asked.stream, part_tokens=MICROBATCH * ranks)
+        # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less.
+        part_tokens = asked.microbatch * ranks // 2
+        options = replace(options, stream=asked.stream, part_tokens=part_tokens)
     planned = plan(graph, options)
     assert isinstance(planned, Plan)
     return planned

@@ -72,6 +72,7 @@ def _seconds(
         samples=16,
         longest=said["lengths"]["longest"],
         minibatches=said["updates"],
+        microbatch=said["microbatch"],
         max_lag=max_lag,
     )
     return _mean_seconds(said, run, max_lag, lambda folder: planned(folder, asked))
@@ -90,6 +91,7 @@ def streamrl_by_us(
         rows=said["rows"],
         longest=said["lengths"]["longest"],
         longest_prompt=said["prompt"],
+        microbatch=said["microbatch"],
     )
     late = replace(asked, generating=splits.overlapped, training=run["gpus"] - splits.overlapped)
     plans = {

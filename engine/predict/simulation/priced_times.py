@@ -186,9 +186,7 @@ class PricedTimes:
         """Cores of a Worker's host, as the plan's cluster says."""
         return self._costs.cores(worker)
 
-    def batches(
-        self, node: PlannedNode, rows: ForeseenRows
-    ) -> Iterator[tuple[float, np.ndarray]]:
+    def batches(self, node: PlannedNode, rows: ForeseenRows) -> Iterator[tuple[float, np.ndarray]]:
         """As kernels hand them over."""
         return list_batches(node, rows)
 

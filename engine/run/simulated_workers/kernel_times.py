@@ -82,9 +82,7 @@ class KernelTimes(Protocol):
         """Of a Worker's host."""
         ...
 
-    def batches(
-        self, node: PlannedNode, rows: ForeseenRows
-    ) -> Iterator[tuple[float, np.ndarray]]:
+    def batches(self, node: PlannedNode, rows: ForeseenRows) -> Iterator[tuple[float, np.ndarray]]:
         """When rows of a chunk are handed over, in seconds from its start, and their numbers."""
         ...
 
@@ -221,9 +219,7 @@ class RandomTimes:
         """Nobody asks."""
         return 1
 
-    def batches(
-        self, node: PlannedNode, rows: ForeseenRows
-    ) -> Iterator[tuple[float, np.ndarray]]:
+    def batches(self, node: PlannedNode, rows: ForeseenRows) -> Iterator[tuple[float, np.ndarray]]:
         """The rows in the order in which they end, cut at random; at times after an empty batch."""
         draw, order = self._draw, np.argsort(rows.ends, kind="stable")
         parts = draw.choice((1, 1, 2, len(order)))
