@@ -1,7 +1,8 @@
 """Plans on GPUs that are not here: Models without weights, and generation and training apart.
 
 Owns: model directories with a config and the header of their weights, and where Workers are. Does
-not own: what is done with the plans (simulate.py, published_ours.py).
+not own: plans with a critic (ppo_plans.py), what is done with the plans (simulate.py,
+published_ours.py).
 """
 
 from __future__ import annotations
@@ -34,9 +35,19 @@ SCORED = {"score": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFiles:
+    """Paths of what a plan is made of."""
+
+    base: str
+    data: str
+    hosts: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
     """What is planned. generating, training: GPUs of either side; tensor: ranks of training that
-    split each matrix; longest: tokens of an answer. A max_lag above 0 is AReaL's: decoupled PPO,
+    split each matrix; longest: tokens of an answer; microbatch: tokens that are trained at once,
+    0 for the planner's. A max_lag above 0 is AReaL's: decoupled PPO,
     and rows admitted by its rule.
     """
 
@@ -50,6 +61,7 @@ class GpuPlan:
     longest: int
     longest_prompt: int = 512
     minibatches: int = 4
+    microbatch: int = 0
     max_lag: int = 0
 
 
@@ -62,37 +74,46 @@ def planned(folder: Path, asked: GpuPlan) -> Plan:
     """Generation in a replica a GPU, by vLLM, and training's ranks on GPUs of their own. Raises
     PlanError where that does not fit.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    base, data, hosts = folder / "model", folder / "prompts.parquet", folder / "hosts.toml"
-    save_model(base, asked.model)
-    pq.write_table(pa.table({"prompt": ["a"] * 16, "answer": ["b"] * 16}), data)
     count = -(-(asked.generating + asked.training) // EACH)
-    hosts.write_text(
-        f"[hosts.h]\ncount = {count}\ncores = 128\nmemory_gib = 2048\n"
-        f'devices = "{EACH}x{asked.device}"\n'
-    )
+    files = write_inputs(folder, asked.model, asked.device, hosts=count)
     gen, own = asked.generating, asked.training
     pin = {
-        "rollout": ",".join(f"g{i}@{_host(i, count)}" for i in range(gen)),
-        "train_policy": ",".join(f"t{i}@{_host(gen + i, count)}" for i in range(own)),
+        "rollout": ",".join(f"g{i}@{host_of(i, count)}" for i in range(gen)),
+        "train_policy": ",".join(f"t{i}@{host_of(gen + i, count)}" for i in range(own)),
     }
+    updated = ["train_policy"]
     if asked.max_lag:
         pin["proximal"] = pin["train_policy"]
+        updated.append("proximal")
     options = RunOptions(
-        cluster=str(hosts),
+        cluster=files.hosts,
         workers="apart",
         pin=pin,
         ranks={"train_policy": own // asked.tensor},
         tensor={"train_policy": asked.tensor},
         kernel={"rollout": "vllm"},
+        microbatch=dict.fromkeys(updated, asked.microbatch) if asked.microbatch else {},
     )
-    found = plan(_graph(str(base), str(data), asked), options)
+    found = plan(_graph(files.base, files.data, asked), options)
     assert isinstance(found, Plan)
     return found
 
 
-def _host(number: int, count: int) -> str:
+def host_of(number: int, count: int) -> str:
+    """The name of the host of a GPU, among so many hosts."""
     return f"h-{number // EACH}" if count > 1 else "h"
+
+
+def write_inputs(folder: Path, model: Sizes, device: str, *, hosts: int) -> PlanFiles:
+    """Write a Model without weights, some prompts, and a cluster of equal hosts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    base, data, cluster = folder / "model", folder / "prompts.parquet", folder / "hosts.toml"
+    save_model(base, model)
+    pq.write_table(pa.table({"prompt": ["a"] * 16, "answer": ["b"] * 16}), data)
+    cluster.write_text(
+        f'[hosts.h]\ncount = {hosts}\ncores = 128\nmemory_gib = 2048\ndevices = "{EACH}x{device}"\n'
+    )
+    return PlanFiles(base=str(base), data=str(data), hosts=str(cluster))
 
 
 def _graph(base: str, data: str, asked: GpuPlan) -> Graph:

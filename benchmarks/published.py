@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.published_areal import AdmissionRule, asynchronous
-from benchmarks.published_ours import areal_by_us
+from benchmarks.published_ours import StreamSplits, areal_by_us, streamrl_by_us
 from benchmarks.published_schedules import (
     Engines,
     Pool,
@@ -36,12 +36,13 @@ from benchmarks.published_schedules import (
     Rollouts,
     Trainer,
     allocation,
+    best_streamed,
     cache_room,
     colocated,
     cost_gain,
     decoded_rate,
     gpus,
-    streamed,
+    overlapped,
     synchronous,
 )
 from benchmarks.published_table import Row, ordered, summary, table
@@ -54,6 +55,9 @@ from engine.plan.cost.models import Shape, formula
 DATA = Path(__file__).with_suffix(".toml")
 SCALE = 8
 """AReaL's engines and rows are an eighth of the published number, which changes no ratio."""
+
+STREAM_STEPS = 20
+"""Of an asynchronous run with StreamRL's prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +219,8 @@ def streamrl(data: Mapping[str, Any], fit: Fit) -> Iterator[Row]:
     least, most = said["colocated"]
     for run in said["runs"]:
         pool = _pool(said, run, sizes(data, run["model"]), fit)
-        gain = colocated(pool, rollouts, answers) / streamed(pool, rollouts, answers)
+        streamed, _ = best_streamed(pool, rollouts, answers)
+        gain = colocated(pool, rollouts, answers) / streamed
         yield Row(
             name=f"streamrl/{run['model']}/streamed",
             published=None,
@@ -233,7 +238,36 @@ def streamrl(data: Mapping[str, Any], fit: Fit) -> Iterator[Row]:
             source=source,
             fitted=fit.passes,
         )
+        for kind, seconds in _stream_steps(said, pool, rollouts, answers):
+            yield Row(
+                name=f"streamrl/{run['model']}/{kind}",
+                published=None,
+                simulated=seconds,
+                unit="s",
+                source=source,
+                fitted=fit.passes,
+                assumed=said["assumed"],
+            )
     yield from _cost(data, rollouts, answers, fit)
+
+
+def _stream_steps(
+    said: Mapping[str, Any], pool: Pool, rollouts: Rollouts, answers: np.ndarray
+) -> Iterator[tuple[str, float]]:
+    """Seconds of its own Steps, each at its best split: streamed, against which both orders of ours
+    are measured; one step off, which is the longer of generation and training; and fully
+    asynchronous at that split, where engines never wait: AReaL's schedule, with StreamRL's prices,
+    since StreamRL's own needs a buffer of which the paper says no more.
+    """
+    seconds, _ = best_streamed(pool, rollouts, answers)
+    yield "streamed_step", seconds
+    yield "streamed_in_order_step", seconds
+    split = allocation(pool, rollouts, answers)[1]
+    yield "one_step_off_step", overlapped(pool, split, rollouts, answers)
+    sides = pool.engines(split), pool.trainer(pool.gpus - split)
+    rule = AdmissionRule(eta=said["eta"])
+    run = asynchronous(rollouts, *sides, rule, steps=STREAM_STEPS, scale=1)
+    yield "asynchronous_step", run.seconds
 
 
 def _pool(said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, fit: Fit) -> Pool:
@@ -329,10 +363,24 @@ def _rates(data: Mapping[str, Any], fit: Fit, context: int, answers: int) -> lis
 
 def with_ours(found: list[Row], data: Mapping[str, Any]) -> list[Row]:
     """The rows, with what this project's coordinator gives where that was planned."""
-    said = data["areal"]
-    ours = dict(
-        pair for run in said["runs"] for pair in areal_by_us(said, run, sizes(data, run["model"]))
-    )
+    said, ours = data["areal"], dict[str, float]()
+    for run in said["runs"]:
+        ours |= areal_by_us(said, run, sizes(data, run["model"]))
+    said, by_name = data["streamrl"], {row.name: row for row in found}
+    rollouts = _rollouts(said)
+    answers = rollouts.answers(0, rollouts.rows)
+    for run in said["runs"]:
+        model = sizes(data, run["model"])
+        pool = _pool(said, run, model, UNTUNED)
+        splits = StreamSplits(
+            streamed=best_streamed(pool, rollouts, answers)[1],
+            overlapped=allocation(pool, rollouts, answers)[1],
+        )
+        ours |= streamrl_by_us(said, run, model, splits)
+        name = f"streamrl/{run['model']}/streamed"
+        if f"{name}_step" in ours:
+            colocated_step = by_name[name].simulated * by_name[f"{name}_step"].simulated
+            ours[name] = colocated_step / ours[f"{name}_step"]
     return [replace(row, ours=ours.get(row.name)) for row in found]
 
 

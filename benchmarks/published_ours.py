@@ -3,27 +3,33 @@
 Owns: which of the published runs are planned as graphs of this project, and their numbers. Does not
 own: the inputs (published.toml), the systems' own schedules (published.py).
 
-AReaL's runs are planned with its numbers of GPUs, rows, lengths and tensor ranks. Where that does
-not fit there is no number. StreamRL's are not planned yet, and EARL's are no runs.
+AReaL's runs are planned with its numbers of GPUs, rows, lengths and tensor ranks, StreamRL's with
+those of its numbers and at the split of the devices that its own schedule takes. Where that does
+not fit there is no number. EARL's are no runs. Steps count from the middle of a run to its last
+Step beside which rows are still generated.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.gpu_plans import SCORED, GpuPlan, planned
+from benchmarks.ppo_plans import PpoPlan, plan_ppo
 from dataflow.errors import PlanError
 from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal
 from engine.plan.cost.model_passes import Sizes
+from engine.plan.plan import Plan
 from engine.predict.simulation.prediction_run import predict
 
-STEPS = 10
+STEPS = 12
+"""Of a run that count or come before these, and further ones for a lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +72,60 @@ def _seconds(
         samples=16,
         longest=said["lengths"]["longest"],
         minibatches=said["updates"],
+        microbatch=said["microbatch"],
         max_lag=max_lag,
     )
+    return _mean_seconds(said, run, max_lag, lambda folder: planned(folder, asked))
+
+
+def streamrl_by_us(
+    said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, splits: StreamSplits
+) -> Iterator[tuple[str, float]]:
+    """Names of rows, with the seconds of our Steps: streamed, one step off, asynchronous."""
+    asked = PpoPlan(
+        model=model,
+        device=said["device"],
+        generating=splits.streamed,
+        training=run["gpus"] - splits.streamed,
+        tensor=tuple(run["tensor"]),
+        rows=said["rows"],
+        longest=said["lengths"]["longest"],
+        longest_prompt=said["prompt"],
+        microbatch=said["microbatch"],
+    )
+    late = replace(asked, generating=splits.overlapped, training=run["gpus"] - splits.overlapped)
+    plans = {
+        "streamed_step": replace(asked, stream="arrival"),
+        "streamed_in_order_step": replace(asked, stream="ordered"),
+        "one_step_off_step": replace(late, max_lag=1),
+        "asynchronous_step": replace(late, max_lag=said["eta"]),
+    }
+    for kind, each in plans.items():
+        seconds = _mean_seconds(said, run, each.max_lag, partial(plan_ppo, asked=each))
+        if seconds is not None:
+            yield f"streamrl/{run['model']}/{kind}", seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSplits:
+    """Devices that generate, at the best of StreamRL's own splits of each kind."""
+
+    streamed: int
+    overlapped: int
+
+
+def _mean_seconds(
+    said: Mapping[str, Any], run: Mapping[str, Any], max_lag: int, make: Callable[[Path], Plan]
+) -> float | None:
+    """Of a Step, in the second half of a run; None where the plan does not fit."""
     rows = PublishedRows(constant_length(said["prompt"]), lognormal(**said["lengths"]))
+    steps = STEPS + max_lag
     try:
         with tempfile.TemporaryDirectory() as folder:
-            plan = planned(Path(folder), asked)
-            found = predict(plan, steps=STEPS, lengths=rows, seconds=SCORED, spans=False)
+            plan = make(Path(folder))
+            prediction = predict(plan, steps=steps, lengths=rows, seconds=SCORED, spans=False)
     except PlanError as error:
         print(f"{run['model']}, max_lag {max_lag}: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
-    return fmean(step.end - step.start for step in found.steps[STEPS // 2 :])
+    counted = prediction.steps[STEPS // 2 : STEPS]
+    return fmean(step.end - step.start for step in counted)

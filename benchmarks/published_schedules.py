@@ -194,7 +194,12 @@ def streamed(pool: Pool, rollouts: Rollouts, answers: np.ndarray) -> float:
     """Seconds of a synchronous Step at the best split: rows are trained as they are finished, as
     many as there are once they fill the trainer (section 4.1, dynamic-batch pipelining).
     """
-    return min(_streamed(pool, split, rollouts, answers) for split in pool.splits)
+    return best_streamed(pool, rollouts, answers)[0]
+
+
+def best_streamed(pool: Pool, rollouts: Rollouts, answers: np.ndarray) -> tuple[float, int]:
+    """Seconds of the best split, and the devices that generate in it."""
+    return min((_streamed(pool, split, rollouts, answers), split) for split in pool.splits)
 
 
 def _streamed(pool: Pool, split: int, rollouts: Rollouts, answers: np.ndarray) -> float:

@@ -19,6 +19,8 @@ from benchmarks.report import SideResult
 WITHIN = 0.25
 """Of the published number, which a reproduced one may be off."""
 NOTHING = "nothing fitted"
+REACHED = 0.9
+"""Of what a system's own schedule gives, that our coordinator is to reach with the same prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,15 @@ class Row:
         return None if beyond is None else self.simulated / beyond
 
     @property
+    def reached(self) -> float | None:
+        """What our coordinator reaches of the system's own schedule, 1 or more where it is no
+        slower; None where it was not run.
+        """
+        if self.ours is None:
+            return None
+        return self.simulated / self.ours if self.unit == "s" else self.ours / self.simulated
+
+    @property
     def verdict(self) -> str:
         """In words; empty where nothing was published."""
         if self.holds is None:
@@ -96,6 +107,10 @@ class Row:
                     goal=bound,
                     least=lower,
                 )
+        if self.reached is not None:
+            name = f"{self.name}/with this coordinator"
+            yield SideResult(name=f"{name}/of its own", value=self.reached, unit="x", goal=REACHED)
+            yield SideResult(name=name, value=self.ours or 0.0, unit=self.unit)
 
 
 def ordered(found: Sequence[Row]) -> list[Row]:
@@ -115,9 +130,9 @@ def table(found: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
     cells = [_cells(row) for row in rows]
     if all(row.ours is None for row in found):
         return head, cells
-    ours = [_number(row.ours, row.unit) for row in rows]
-    head = (*head[:3], "with this coordinator", *head[3:])
-    return head, [(*c[:3], own, *c[3:]) for c, own in zip(cells, ours, strict=True)]
+    ours = [(_number(row.ours, row.unit), _number(row.reached, "x")) for row in rows]
+    head = (*head[:3], "with this coordinator", "of its own", *head[3:])
+    return head, [(*c[:3], *own, *c[3:]) for c, own in zip(cells, ours, strict=True)]
 
 
 def summary(found: Sequence[Row]) -> str:

@@ -91,6 +91,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """What a backward pass computes again (train_policy=layers), or none; else as memory asks."""
     offload: Mapping[str, Offload] = field(default_factory=dict)
     """What waits on the host between updates (train_policy=optimizer), or none; likewise."""
+    microbatch: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of one forward pass or micro-batch (train_policy=32768); by default 16384."""
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
     stream: Literal["auto", "off", "ordered", "arrival"] = "auto"
@@ -213,6 +215,7 @@ def make_placing(options: RunOptions) -> Placing:
         shard=options.shard,
         recompute=options.recompute,
         offload=options.offload,
+        microbatch=options.microbatch,
         compiled=options.compiled,
         # The parts of a streamed Step cannot be run again.
         stream="off" if options.record and options.stream == "auto" else options.stream,

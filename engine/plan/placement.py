@@ -45,6 +45,8 @@ class Placing:
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
     """Of train nodes that are not named, the planner chooses; as of the next."""
     offload: Mapping[str, Offload] = field(default_factory=dict)
+    microbatch: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of one forward pass or micro-batch of nodes that compute."""
     compiled: Compiled = "auto"
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)

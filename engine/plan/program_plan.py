@@ -186,6 +186,7 @@ class _Wishes:
             tensor=pick(placing.tensor),
             recompute=pick(placing.recompute),
             offload=pick(placing.offload),
+            microbatch=pick(placing.microbatch),
             hosts=hosts,
             turns=(),
         )

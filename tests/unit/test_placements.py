@@ -52,6 +52,9 @@ PLACE = {
         {"chunks": {"train_policy": 2}},
     "together: rollout,score, but rollout is pinned to a and score to b. Fix: one pin, rollout=a.":
         {"together": (("rollout", "score"),), "pin": {"rollout": ("a",), "score": ("b",)}},
+    "microbatch: score=9, and nodes that run no Model have no micro-batches.":
+        {"microbatch": {"score": 9}},
+    "microbatch: train_policy=0. Fix: train_policy=16384.": {"microbatch": {"train_policy": 0}},
     "together: score is in two groups.":
         {"together": (("rollout", "score"), ("score", "advantage"))},
 }  # fmt: skip
@@ -114,6 +117,17 @@ def test_replicas_and_ranks_do_a_part_each() -> None:
         for asked in ({}, two, two | {"shard": True})
     )
     assert parts == [whole, whole / 2]
+
+
+def test_a_microbatch_is_of_the_node_that_is_named() -> None:
+    usual = placed(small_grpo())
+    plan = placed(small_grpo(), microbatch={"train_policy": 64})
+    assert plan.node("train_policy").layout.tokens == 64
+    assert plan.node("rollout").layout.tokens == usual.node("rollout").layout.tokens
+    fewer = plan.node("train_policy").estimate.bytes["activations"]
+    assert fewer < usual.node("train_policy").estimate.bytes["activations"]
+    here = placed(small_grpo(), microbatch={"train_policy": 64}, inproc=True)
+    assert here.node("train_policy").layout.tokens == 64
 
 
 def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:

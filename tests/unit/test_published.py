@@ -7,21 +7,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import published
+from benchmarks.ppo_plans import PpoPlan, list_sides, plan_ppo
 from benchmarks.published import UNTUNED, earl, fit_of, inputs, rows, sizes
 from benchmarks.published_areal import AdmissionRule, asynchronous
-from benchmarks.published_ours import areal_by_us
+from benchmarks.published_ours import StreamSplits, areal_by_us, streamrl_by_us
 from benchmarks.published_schedules import (
     Engines,
     Pool,
     Rollouts,
     Trainer,
     allocation,
+    best_streamed,
     colocated,
     cost_gain,
     gpus,
@@ -29,7 +32,7 @@ from benchmarks.published_schedules import (
     streamed,
     synchronous,
 )
-from benchmarks.published_table import NOTHING, WITHIN, Row, ordered, summary, table
+from benchmarks.published_table import NOTHING, REACHED, WITHIN, Row, ordered, summary, table
 from engine.plan.cost.devices import KINDS, catalogue
 from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.model_passes import Sizes
@@ -266,8 +269,20 @@ def test_what_our_coordinator_gives_is_a_column_where_there_is_any() -> None:
     rows_ = [Row(name="a", published=2.0, simulated=3.0), Row(name="b", published=1, simulated=1)]
     assert "with this coordinator" not in table(rows_)[0]
     head, cells = table([replace(rows_[0], ours=2.5), rows_[1]])
-    assert head[3] == "with this coordinator"
-    assert {c[0]: c[3] for c in cells} == {"a": "2.5 x", "b": ""}
+    assert head[3:5] == ("with this coordinator", "of its own")
+    assert {c[0]: c[3:5] for c in cells} == {"a": ("2.5 x", "0.833 x"), "b": ("", "")}
+
+
+def test_our_coordinator_is_to_reach_nine_tenths_of_the_own_schedule() -> None:
+    slower = Row(name="a", published=None, simulated=90.0, unit="s", ours=100.0)
+    assert slower.reached == pytest.approx(0.9)
+    shares = [r for r in replace(slower, ours=101.0).results() if r.goal is not None]
+    assert [(r.name, r.goal, r.holds) for r in shares] == [
+        ("a/with this coordinator/of its own", REACHED, False)
+    ]
+    gain = Row(name="b", published=None, simulated=2.0, ours=1.9)
+    assert gain.reached == pytest.approx(0.95), "more is better of a ratio"
+    assert replace(gain, ours=None).reached is None
 
 
 @pytest.mark.long
@@ -282,6 +297,69 @@ def test_our_coordinator_runs_a_published_run_where_it_fits(all_installed: None)
     assert results["areal/1_5B/asynchronous"] > 1.0, "that Steps overlap"
     large = {"model": "32B", "gpus": 16, "tensor": 2}
     assert not dict(areal_by_us(areal, large, sizes(inputs(), "32B"))), "which does not fit"
+
+
+def ppo(**how: object) -> PpoPlan:
+    """Few rows of the model of 1.5B on two hosts."""
+    plan = PpoPlan(
+        model=small(),
+        device="H800",
+        generating=8,
+        training=8,
+        tensor=(1, 2),
+        rows=64,
+        longest=4000,
+        longest_prompt=512,
+        microbatch=32768,
+    )
+    return replace(plan, **how)
+
+
+def test_actor_and_critic_train_where_reference_and_critic_score(
+    all_installed: None, tmp_path: Path
+) -> None:
+    plan = plan_ppo(tmp_path, ppo(stream="arrival"))
+    actor, critic = plan.node("train_policy"), plan.node("train_critic")
+    assert actor.workers == critic.workers == plan.node("reference").workers
+    assert (actor.layout.tensor, actor.layout.tokens) == (2, 32768)
+    assert {n.name for n in plan.nodes if n.work == "forward"} == {"reference", "value"}
+    assert (actor.in_parts, critic.in_parts) == (True, True), "the stream goes through to both"
+    (source,) = plan.sources
+    assert source.part_tokens == 32768 * 4 // 2
+
+
+def test_with_a_lag_the_actor_scores_too(all_installed: None, tmp_path: Path) -> None:
+    plan = plan_ppo(tmp_path, ppo(max_lag=1))
+    assert plan.node("old").workers == plan.node("train_policy").workers
+    assert plan.node("rollout").binds_late
+
+
+def test_forward_passes_get_devices_by_their_share_of_the_work() -> None:
+    *first, last = list_sides(ppo(training=40))
+    assert [side.scoring for side in first] == [0, 0]
+    assert last.scoring == 4, "of 40, with 8 passes of training and one each of two others"
+
+
+@pytest.mark.long
+def test_our_coordinator_runs_streams_where_they_fit(all_installed: None) -> None:
+    streamrl = inputs()["streamrl"] | {"rows": 256}
+    run = {"model": "7B", "gpus": 32, "tensor": [1, 2]}
+    splits = StreamSplits(streamed=16, overlapped=16)
+    steps = dict(streamrl_by_us(streamrl, run, sizes(inputs(), "7B"), splits))
+    assert set(steps) == {
+        f"streamrl/7B/{kind}_step"
+        for kind in ("streamed", "streamed_in_order", "one_step_off", "asynchronous")
+    }
+    assert steps["streamrl/7B/asynchronous_step"] < steps["streamrl/7B/streamed_step"]
+    large = {"model": "72B", "gpus": 32, "tensor": [8, 8]}
+    assert not dict(streamrl_by_us(streamrl, large, sizes(inputs(), "72B"), splits))
+
+
+def test_the_best_streamed_split_is_that_of_all() -> None:
+    answers, devices = ROLLOUTS.answers(0, ROLLOUTS.rows), pool()
+    seconds, split = best_streamed(devices, ROLLOUTS, answers)
+    assert seconds == streamed(devices, ROLLOUTS, answers)
+    assert split in devices.splits
 
 
 def test_lengths_are_those_of_the_log() -> None:

@@ -98,14 +98,16 @@ def _place_each(draft: Draft) -> Iterator[PlannedNode]:
     for node in draft.nodes:
         workers = places[node.name]
         inner = _count_engine_ranks(draft, node, engine_groups.get(node.name, ()), places)
-        layout = replace(_split(draft, node, len(workers)), inner=inner)
+        tokens = draft.placing.microbatch.get(node.name, Layout().tokens)
+        layout = replace(_split(draft, node, len(workers)), inner=inner, tokens=tokens)
         chunks = draft.placing.chunks.get(node.name, layout.replicas)
         yield replace(node, workers=workers, layout=layout, chunks=chunks)
 
 
 def _put_here(node: PlannedNode) -> PlannedNode:
     """The node in this process, with what its layout says besides places."""
-    layout = Layout(recompute=node.layout.recompute, offload=node.layout.offload)
+    planned = node.layout
+    layout = Layout(recompute=planned.recompute, offload=planned.offload, tokens=planned.tokens)
     return replace(node, workers=(MAIN,), layout=layout)
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import get_args
 
 from dataflow.errors import nearest, nearest_or_all
-from dataflow.kernel import Offload, Recompute
+from dataflow.kernel import Layout, Offload, Recompute
 from engine.plan.draft import Draft
 from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import find_tensor_problems
@@ -66,6 +66,7 @@ def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
         "tensor": placing.tensor,
         "recompute": placing.recompute,
         "offload": placing.offload,
+        "microbatch": placing.microbatch,
     }
     known_names = [node.name for node in draft.nodes]
     for option, names in names_by_option.items():
@@ -115,6 +116,7 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
         (_find_rank_problems, placing.ranks),
         (find_tensor_problems, placing.tensor),
         (_find_chunk_problems, placing.chunks),
+        (_find_microbatch_problems, placing.microbatch),
     )
     for find_problems, counts in counted_options:
         for name, count in counts.items():
@@ -124,6 +126,17 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
     for name, workers in placing.pin.items():
         if name in nodes:
             yield from _find_pin_problems(draft, nodes[name], workers)
+
+
+def _find_microbatch_problems(draft: Draft, node: PlannedNode, tokens: int) -> Iterator[str]:
+    """Why a node cannot have micro-batches of so many tokens."""
+    del draft
+    wish = f"microbatch: {node.name}={tokens}"
+    if not node.traits.computes:
+        others = "nodes that run no Model have no micro-batches"
+        yield add_fix(f"{wish}, and {others}", f"leave out {node.name}")
+    elif tokens < 1:
+        yield add_fix(wish, f"{node.name}={Layout().tokens}")
 
 
 def _find_replica_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:

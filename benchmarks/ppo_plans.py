@@ -1,0 +1,163 @@
+"""Plans of PPO with a critic on GPUs that are not here, as StreamRL trains it.
+
+Owns: the graph, and which devices do what. Does not own: Models without weights (gpu_plans.py),
+what is done with the plans (published_ours.py).
+
+A row is generated for each prompt. The reference gives log-probs, the critic values, and the actor
+its own log-probs. Without a lag and with one update a Step the planner leaves the last ones out,
+since they are those of the update itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.gpu_plans import EACH, PlanFiles, host_of, right, write_inputs
+from dataflow.errors import PlanError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from engine.api import plan
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.options import RunOptions
+from engine.plan.plan import Plan
+from operators.advantage import gae, kl_in_reward
+from operators.data import prompts
+from operators.forward import logprobs, values
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
+from operators.reward import reward
+from operators.train import train
+
+TRAINED = ("train_policy", "train_critic")
+_TRAINING_PASSES = 4
+"""Of an update, in forward passes: forward, backward as two, and once more what is not kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoPlan:
+    """What is planned. generating, training: GPUs of either side; tensor: ranks that split each
+    matrix, of either; rows: prompts of a Step, with one answer each; longest: tokens of an answer;
+    microbatch: tokens that are trained at once; stream: of a Step without a lag.
+    """
+
+    model: Sizes
+    device: str
+    generating: int
+    training: int
+    tensor: tuple[int, int]
+    rows: int
+    longest: int
+    longest_prompt: int
+    microbatch: int
+    max_lag: int = 0
+    stream: Literal["off", "ordered", "arrival"] = "off"
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """Nodes of forward passes."""
+        return ("reference", "value", "old") if self.max_lag else ("reference", "value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSide:
+    """How the devices that do not generate are used. scoring: devices of each node of forward
+    passes; 0: those that train. tensor: 0 where weights are sharded over all ranks instead.
+    """
+
+    scoring: int
+    tensor: int
+
+
+def list_sides(asked: PpoPlan) -> Iterator[TrainingSide]:
+    """The ways to use them, what is nearest to the published one first: forward passes have no
+    tensor ranks here. Those with devices of their own have as many as their share of the work.
+    """
+    yield TrainingSide(scoring=0, tensor=asked.tensor[1])
+    yield TrainingSide(scoring=0, tensor=0)
+    work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
+    yield TrainingSide(scoring=max(1, round(asked.training / work)), tensor=0)
+
+
+def plan_ppo(folder: Path, asked: PpoPlan) -> Plan:
+    """The first way that fits. Raises PlanError where none does: that of the last one."""
+    count = -(-(asked.generating + asked.training) // EACH)
+    files = write_inputs(folder, asked.model, asked.device, hosts=count)
+    graph = _make_graph(files, asked)
+    *first_sides, last_side = list_sides(asked)
+    for side in first_sides:
+        try:
+            return _plan_side(graph, files, asked, side)
+        except PlanError:
+            continue
+    return _plan_side(graph, files, asked, last_side)
+
+
+def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSide) -> Plan:
+    training = asked.training - side.scoring * len(asked.scored)
+    tensor = side.tensor or 1
+    ranks = training // tensor
+    options = RunOptions(
+        cluster=files.hosts,
+        workers="apart",
+        pin=_pin_nodes(asked, side),
+        ranks=dict.fromkeys(TRAINED, ranks),
+        tensor={"rollout": asked.tensor[0], **dict.fromkeys(TRAINED, tensor)},
+        shard=not side.tensor,
+        microbatch=dict.fromkeys((*TRAINED, *asked.scored), asked.microbatch),
+        kernel={"rollout": "vllm"},
+    )
+    if asked.stream != "off":
+        # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less.
+        part_tokens = asked.microbatch * ranks // 2
+        options = replace(options, stream=asked.stream, part_tokens=part_tokens)
+    planned = plan(graph, options)
+    assert isinstance(planned, Plan)
+    return planned
+
+
+def _pin_nodes(asked: PpoPlan, side: TrainingSide) -> dict[str, str]:
+    """Generation on the first devices, then training, then forward passes, node by node."""
+    count = -(-(asked.generating + asked.training) // EACH)
+    width = asked.tensor[0]
+    engines = range(asked.generating // width)
+    training = asked.training - side.scoring * len(asked.scored)
+    ranks = ",".join(f"t{i}@{host_of(asked.generating + i, count)}" for i in range(training))
+    pins = {"rollout": ",".join(f"g{i}@{host_of(i * width, count)}" for i in engines)}
+    pins |= dict.fromkeys(TRAINED, ranks)
+    first = asked.generating + training
+    for name in asked.scored:
+        replicas = range(side.scoring)
+        own_pins = ",".join(f"{name}-{i}@{host_of(first + i, count)}" for i in replicas)
+        pins[name] = own_pins or ranks
+        first += side.scoring
+    return pins
+
+
+def _make_graph(files: PlanFiles, asked: PpoPlan) -> Graph:
+    policy = Model("policy", files.base, trainable=True, dtype="bfloat16")
+    critic = Model("critic", files.base, trainable=True, head="scalar", dtype="bfloat16")
+    rollout = generate(
+        policy,
+        prompts(files.data, batch=asked.rows),
+        n=1,
+        max_tokens=asked.longest,
+        max_prompt_tokens=asked.longest_prompt,
+        max_lag=asked.max_lag,
+        name="rollout",
+    )
+    reference = Model("reference", files.base, dtype="bfloat16")
+    divergence = logprobs(reference, rollout, name="reference")
+    value = values(critic, rollout, name="value")
+    old = logprobs(policy, rollout, name="old")
+    score = kl_in_reward(rollout, reward(right, rollout, name="score"), divergence, beta=0.05)
+    advantage = gae(rollout, score, value, gamma=1.0, lam=0.95)
+    loss = clipped_policy_loss(advantage, old=old)
+    if asked.max_lag:
+        loss = decoupled_policy_loss(advantage, proximal=old)
+    how: dict[str, Any] = {"intake": "admission" if asked.max_lag else "exact"}
+    actor = train(policy, rollout, loss=loss, lr=1e-6, **how)
+    fit = value_loss(advantage, old=value, clip=0.2)
+    return Graph("ppo", actor, train(critic, rollout, loss=fit, lr=1e-5, **how))
