@@ -49,9 +49,11 @@ class PartRecord:
         for formed in _read(path):
             if formed.step > after:
                 self._add(formed)
-        with replacing("the parts of Steps", path) as file:
-            file.writelines(_lines(self._parts))
-        with writing("the parts of Steps", path):
+        what = "the parts of Steps"
+        with replacing(what, path) as file:
+            lines = _lines(self._parts)
+            file.writelines(lines)
+        with writing(what, path):
             self._log = AppendLog(path)
 
     def parts(self) -> dict[str, dict[int, list[tuple[int, ...]]]]:
@@ -80,7 +82,8 @@ class PartRecord:
 
     def _add(self, formed: PartFormed) -> bool:
         """Add a part; returns whether it was not there."""
-        parts = self._parts.setdefault((formed.source, formed.step), [])
+        of_step = formed.source, formed.step
+        parts = self._parts.setdefault(of_step, [])
         number = formed.part
         if number < len(parts) and parts[number] == formed.positions:
             return False
@@ -111,4 +114,5 @@ def _lines(parts: Mapping[tuple[str, int], Iterable[tuple[int, ...]]]) -> Iterab
 
 
 def _line(formed: PartFormed) -> bytes:
-    return msgspec.json.encode(formed) + b"\n"
+    line = msgspec.json.encode(formed)
+    return line + b"\n"

@@ -149,17 +149,8 @@ class Assignments:
             case m.TrainStep() | m.TrainPart():
                 self._add_train(instruction)
             case m.FinishStep():
-                self._lines.append(
-                    AssignmentLine(
-                        life=self._life,
-                        id=instruction.id,
-                        event="finish",
-                        name=str(instruction.parts),
-                        node=instruction.node,
-                        worker=instruction.worker,
-                        step=self._first + instruction.step,
-                    )
-                )
+                step = self._first + instruction.step
+                self._add_task("finish", instruction, step, name=str(instruction.parts))
 
     def _add_train(self, assignment: m.TrainStep | m.TrainPart) -> None:
         step = self._first + assignment.step
@@ -190,14 +181,16 @@ class Assignments:
     def _add_task(
         self,
         event: str,
-        task: m.RunChunk | m.TrainStep | m.TrainPart | m.Evaluate,
+        task: m.RunChunk | m.TrainStep | m.TrainPart | m.FinishStep | m.Evaluate,
         step: int,
         *,
         name: str = "",
         mine: np.ndarray | None = None,
         total: int | None = None,
     ) -> None:
-        begin = end = weights = None
+        begin = end = weights = keys = None
+        if not isinstance(task, m.FinishStep):
+            keys = task.keys
         if isinstance(task, m.RunChunk):
             weights = task.weights
             if task.spans is not None:
@@ -212,7 +205,7 @@ class Assignments:
                 worker=task.worker,
                 step=step,
                 again=isinstance(task, m.RunChunk) and task.again,
-                keys=task.keys,
+                keys=keys,
                 mine=mine,
                 total=total,
                 begin=begin,
