@@ -53,7 +53,7 @@ def length(position: int, sample: int) -> int:
 
 
 def run(plan: Plan, seed: int, drops=lambda position: False, parts=None) -> StreamedWorld:
-    world = StreamedWorld(plan, STEPS, length, drops, seed, parts)
+    world = StreamedWorld(plan, STEPS, length, drops, seed, parts=parts)
     world.run()
     return world
 
