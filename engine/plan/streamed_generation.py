@@ -145,8 +145,9 @@ def _stand_for(
     # Spans of a prompt go to chunks one after another, as do prompts.
     unit = group * node.layout.spread + sample * node.layout.spread // samples
     units = prompts * node.layout.spread
+    prompt_lengths = lengths.prompts.spread(prompts)
     return _StandingRows(
-        lengths=RowLengths(np.repeat(lengths.prompts.spread(prompts), samples), answers),
+        lengths=RowLengths(np.repeat(prompt_lengths, samples), answers),
         group=group,
         chunk=unit * chunks // units if node.layout.spread == 1 else unit % chunks,
         groups=prompts,

@@ -297,20 +297,19 @@ def _write(recorded: Path, step: int, lines: Sequence[AssignmentLine]) -> None:
 
 def assignment_table(lines: Sequence[AssignmentLine]) -> pa.Table:
     """Lines as a table of `SCHEMA`."""
-    columns = {
-        name: pa.array([getattr(line, name) for line in lines], kind)
-        for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
-        if not pa.types.is_list(kind)
-    }
+    columns: dict[str, pa.Array] = {}
+    for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True):
+        if not pa.types.is_list(kind):
+            numbers = [getattr(line, name) for line in lines]
+            columns[name] = pa.array(numbers, kind)
     columns["columns"] = pa.array([line.columns for line in lines], pa.list_(pa.utf8()))
     for name in ("mine", "begin", "end"):
         columns[name] = _lists([getattr(line, name) for line in lines], np.int32)
     columns["weights"] = _lists([line.weights for line in lines], np.float32)
     for prefix, keys in (("", [x.keys for x in lines]), ("of_", [x.owners for x in lines])):
         for part, kind in (("position", np.int64), ("sample", np.int32), ("attempt", np.int32)):
-            columns[prefix + part] = _lists(
-                [None if k is None else getattr(k, part) for k in keys], kind
-            )
+            lists = [getattr(each, part, None) for each in keys]
+            columns[prefix + part] = _lists(lists, kind)
     return pa.table(columns, schema=SCHEMA)
 
 

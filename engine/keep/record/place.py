@@ -128,14 +128,14 @@ def row_files(recorded: Path, node: str) -> list[RowFile]:
         paths = folder.iterdir()
     else:
         paths = ()
-    named = [(path, _ROWS.fullmatch(path.name)) for path in paths]
-    return sorted(
-        RowFile(
-            life=int(match[1]), first=int(match[2]), last=int(match[3]), worker=match[4], path=path
-        )
-        for path, match in named
-        if match
-    )
+    row_files: list[RowFile] = []
+    for path in paths:
+        match = _ROWS.fullmatch(path.name)
+        if match:
+            life, first, last = (int(number) for number in match.group(1, 2, 3))
+            row_file = RowFile(life=life, first=first, last=last, worker=match[4], path=path)
+            row_files.append(row_file)
+    return sorted(row_files)
 
 
 def life_of(recorded: Path) -> int:

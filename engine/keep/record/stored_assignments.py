@@ -215,12 +215,13 @@ def _add_later_columns(table: pa.Table) -> pa.Table:
 def _values(column: pa.Array) -> list[Any]:
     if not pa.types.is_list(column.type) or pa.types.is_string(column.type.value_type):
         return column.to_pylist()
-    flat, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
+    flat = column.values.to_numpy(zero_copy_only=False)
+    offsets = column.offsets.to_numpy()
     validity = column.is_valid().to_numpy(zero_copy_only=False)
-    return [
-        flat[low:high] if is_there else None
-        for low, high, is_there in zip(offsets[:-1], offsets[1:], validity, strict=True)
-    ]
+    lists: list[np.ndarray | None] = []
+    for low, high, is_there in zip(offsets[:-1], offsets[1:], validity, strict=True):
+        lists.append(flat[low:high] if is_there else None)
+    return lists
 
 
 def _tasks(

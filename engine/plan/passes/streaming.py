@@ -37,7 +37,10 @@ def stream_steps(draft: Draft) -> Draft:
     if why_not:
         return replace(draft, notes=(*draft.notes, f"no Step is streamed: {why_not}"))
     in_parts, ends = find_parts(draft.nodes, partial(_why_whole, draft))
-    nodes = tuple(work_in_parts(node) if node.name in in_parts else node for node in draft.nodes)
+    nodes = list[PlannedNode]()
+    for node in draft.nodes:
+        works_on_parts = node.name in in_parts
+        nodes.append(work_in_parts(node) if works_on_parts else node)
     sources = tuple(_stream(draft, source, nodes) for source in draft.sources)
     nodes = let_rows_leave(nodes, sources)
     notes = (*draft.notes, *_describe(sources, nodes, ends))
@@ -131,10 +134,12 @@ def let_rows_leave(
 
 def set_part_tokens(sources: Sequence[PlannedSource], tokens: int) -> tuple[PlannedSource, ...]:
     """The sources, those of streamed Steps with parts of so many tokens."""
-    return tuple(
-        source if source.stream == "off" else replace(source, part_tokens=tokens)
-        for source in sources
-    )
+    sized = list[PlannedSource]()
+    for source in sources:
+        if source.stream != "off":
+            source = replace(source, part_tokens=tokens)
+        sized.append(source)
+    return tuple(sized)
 
 
 def least_part_tokens(nodes: Sequence[PlannedNode]) -> int:
