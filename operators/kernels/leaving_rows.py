@@ -136,14 +136,17 @@ class LeavingRows:
     def _end(self, numbers: np.ndarray) -> None:
         if len(self._chunks) == 1:
             (chunk,) = self._chunks.values()
-            chunk.end(self._place[numbers])
+            self._end_rows(chunk, numbers)
             return
         chunk_of = self._chunk_of[numbers]
         for serial in np.unique(chunk_of).tolist():
-            chunk, its_numbers = self._chunks[serial], numbers[chunk_of == serial]
-            chunk.end(self._place[its_numbers])
-            if self._tokens:
-                chunk.ended_tokens += int(self._lengths()[its_numbers].sum())
+            self._end_rows(self._chunks[serial], numbers[chunk_of == serial])
+
+    def _end_rows(self, chunk: ChunkRows, numbers: np.ndarray) -> None:
+        """These rows of a chunk have ended."""
+        chunk.end(self._place[numbers])
+        if self._tokens:
+            chunk.ended_tokens += int(self._lengths()[numbers].sum())
 
     def find_least_tokens(self, chunk: ChunkRows) -> int:
         """The tokens that each row of a chunk has at least that has not ended."""

@@ -25,6 +25,7 @@ from dataflow.schema import TokenPrompt
 from engine.plan.cost.memory import HOST_PARTS, SHARED_PARTS, lasting
 from engine.plan.costs import PlanCosts
 from engine.plan.joining_decode import PricedDecode
+from engine.plan.leaving_batches import ForeseenRows, group_ends, list_batches
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.plan.row_lengths import RowLengths
@@ -186,34 +187,16 @@ class PricedTimes:
         return self._costs.cores(worker)
 
     def batches(
-        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray
-    ) -> Iterator[np.ndarray]:
-        """Hand over rows that end at the same time together; of a generation whole groups, all at
-        once where they fit its slots, else as soon as there are enough for a quarter of them.
-        """
-        if not len(ends):
-            return
-        least, slots = 1, node.layout.slots
-        if node.traits.generates:
-            least = len(ends) if len(ends) <= slots else max(1, slots // 4)
-            ends = _group_ends(ends, groups)
-        order = np.argsort(ends, kind="stable")
-        # Where the next row in this order ends later, other rows than those before it begin.
-        cuts = np.flatnonzero(np.diff(ends[order])) + 1
-        batch: list[np.ndarray] = []
-        for rows in np.split(order, cuts):
-            batch.append(rows)
-            if sum(map(len, batch)) >= least:
-                yield np.concatenate(batch)
-                batch = []
-        if batch:
-            yield np.concatenate(batch)
+        self, node: PlannedNode, rows: ForeseenRows
+    ) -> Iterator[tuple[float, np.ndarray]]:
+        """As kernels hand them over."""
+        return list_batches(node, rows)
 
     def interrupted_rows(
         self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray, seconds: float
     ) -> np.ndarray:
         """All whole groups that have ended."""
-        return np.flatnonzero(_group_ends(ends, groups) <= seconds)
+        return np.flatnonzero(group_ends(ends, groups) <= seconds)
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -416,13 +399,6 @@ def _gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> Iterator[Gather]:
 def _at_least_one(lengths: RowLengths) -> RowLengths:
     """Each row gets a token at least."""
     return RowLengths(lengths.prompts, np.maximum(lengths.answers, 1))
-
-
-def _group_ends(ends: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """When the last row of each row's group ends."""
-    last = np.zeros(int(groups.max(initial=-1)) + 1)
-    np.maximum.at(last, groups, ends)
-    return last[groups]
 
 
 def _makes_prompts(node: Node) -> bool:

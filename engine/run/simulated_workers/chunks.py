@@ -7,11 +7,13 @@ whether it fails or is kept (behaviour.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from engine.coordinator.tables import codes
+from engine.plan.leaving_batches import ForeseenRows
 from engine.plan.plan import PlannedNode
 from engine.protocol.messages import Produced, RunChunk, Tombstoned
 from engine.protocol.staleness import NO_VERSION, ages
@@ -89,16 +91,20 @@ class RowsOfChunk:
             return 0
         return int(self.lengths.prompts.sum() + self.lengths.answers.sum())
 
-    def find_watermark(self, written: np.ndarray, has_left: np.ndarray) -> int:
-        """The least tokens of a row that has not left, of which a share is written, 0 to 1."""
-        if not self.node.traits.generates or has_left.all():
+    def foresee(self, starts: np.ndarray, ends: np.ndarray) -> ForeseenRows:
+        """When its rows begin and end. Where nobody knows lengths, those told of rows count."""
+        answers = count_tokens(self.node, self.keys, self.lengths)
+        return ForeseenRows(starts=starts, ends=ends, groups=self.groups, answers=answers)
+
+    def find_watermark(self, rows: ForeseenRows, seconds: float, has_left: np.ndarray) -> int:
+        """The least tokens of a row that has not ended; where nobody knows lengths of one that has
+        not left, as rows may be lost whose group then is shorter than was foreseen.
+        """
+        if not self.node.traits.generates:
             return 0
-        tokens = count_tokens(self.keys, self.lengths)
-        prompts = 0 if self.lengths is None else self.lengths.prompts
-        # One that has ended and not left counts as if its last token were still to come.
-        answers = tokens - prompts
-        ended = np.minimum((answers * written).astype(np.int64), answers - 1)
-        return max(0, int((prompts + ended)[~has_left].min()))
+        if self.lengths is None:
+            rows = replace(rows, groups=np.arange(len(rows.ends)))
+        return rows.watermark(seconds, has_left)
 
     def produce(
         self,
@@ -176,18 +182,20 @@ class ChunkRuns:
         def version_of(row: int) -> int:
             return self.version_at(node.name, float(begun + starts[row]))
 
+        foreseen = rows.foresee(starts, ends)
+
         def produce(batch: np.ndarray) -> None:
             has_left[batch] = True
             seconds = self._world.clock.now - begun
-            written = np.clip((seconds - starts) / np.maximum(ends - starts, 1e-9), 0.0, 1.0)
-            rows.produce(batch, version_of, watermark=rows.find_watermark(written, has_left))
+            watermark = rows.find_watermark(foreseen, seconds, has_left)
+            rows.produce(batch, version_of, watermark=watermark)
 
-        batches = list(world.kernels.batches(node, ends, rows.groups))
+        batches = list(world.kernels.batches(node, foreseen))
         seconds = max(ends.tolist(), default=0.0)
         if world.kernels.computing(node):  # a function: its rows are there all at once
 
             def produce_all() -> None:
-                for batch in batches:
+                for _, batch in batches:
                     produce(batch)
                 end()
 
@@ -199,12 +207,12 @@ class ChunkRuns:
     def _run_kernel(
         self,
         rows: RowsOfChunk,
-        batches: Sequence[np.ndarray],
+        batches: Sequence[tuple[float, np.ndarray]],
         ends: np.ndarray,
         produce: Callable[[np.ndarray], None],
         end: Callable[[], None],
     ) -> None:
-        """Hand each batch over when its last row has ended, and keep cores busy until then."""
+        """Hand each batch over when it leaves, and keep cores busy until then."""
         node = rows.node
 
         def end_kernel() -> None:
@@ -215,9 +223,8 @@ class ChunkRuns:
         chunk = _KernelRun(node, self._world.clock.now, ends, rows.groups, produce)
         self._running[node.name] = chunk
         self._world.cores.begin(self._worker.name, node)
-        for batch in batches:
-            last = max(ends[batch].tolist(), default=0.0)
-            self._worker.after(last, partial(chunk.hand_over, batch))
+        for leaving, batch in batches:
+            self._worker.after(leaving, partial(chunk.hand_over, batch))
         self._worker.after(max(ends.tolist(), default=0.0), end_kernel)
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:

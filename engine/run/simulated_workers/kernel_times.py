@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.plan.leaving_batches import ForeseenRows
 from engine.plan.plan import PlannedNode
 from engine.plan.row_lengths import RowLengths
 from engine.protocol import messages as m
@@ -82,11 +83,9 @@ class KernelTimes(Protocol):
         ...
 
     def batches(
-        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray
-    ) -> Iterator[np.ndarray]:
-        """In which batches rows are handed over that end then: their numbers, in order. groups:
-        int64 [rows], of which those with one number are what a chunk has of one prompt.
-        """
+        self, node: PlannedNode, rows: ForeseenRows
+    ) -> Iterator[tuple[float, np.ndarray]]:
+        """When rows of a chunk are handed over, in seconds from its start, and their numbers."""
         ...
 
     def interrupted_rows(
@@ -223,17 +222,18 @@ class RandomTimes:
         return 1
 
     def batches(
-        self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray
-    ) -> Iterator[np.ndarray]:
+        self, node: PlannedNode, rows: ForeseenRows
+    ) -> Iterator[tuple[float, np.ndarray]]:
         """The rows in the order in which they end, cut at random; at times after an empty batch."""
-        draw, order = self._draw, np.argsort(ends, kind="stable")
+        draw, order = self._draw, np.argsort(rows.ends, kind="stable")
         parts = draw.choice((1, 1, 2, len(order)))
         cuts = {draw.randint(0, len(order)) for _ in range(parts - 1)} | {0, len(order)}
         if draw.random() < 0.1:
-            yield order[:0]
+            yield 0.0, order[:0]
         for first, last in pairwise(sorted(cuts)):
-            rows = order[first:last]
-            yield rows[draw.sample(range(len(rows)), len(rows))]
+            batch = order[first:last]
+            shuffled = batch[draw.sample(range(len(batch)), len(batch))]
+            yield float(rows.ends[batch].max(initial=0.0)), shuffled
 
     def interrupted_rows(
         self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray, seconds: float

@@ -51,7 +51,7 @@ class SimulatedOutboxes:
         """Keep rows; version int32 [rows]."""
         self._made += 1
         self.blocks[worker, self._made] = SimulatedBlock(node.name, keys, version, sizes)
-        lengths = count_tokens(keys, sizes)
+        lengths = count_tokens(node, keys, sizes)
         draw = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
         # It stands for a row's content: the same for the same draws and weights.
         block, digest = self._made, (draw * 1019 + version).astype(np.uint64)
@@ -175,8 +175,12 @@ class SimulatedOutboxes:
         return block
 
 
-def count_tokens(keys: Keys, sizes: RowLengths | None) -> np.ndarray:
-    """int64 [rows]: tokens of each row; where nobody says, any, but the same for a row."""
+def count_tokens(node: PlannedNode, keys: Keys, sizes: RowLengths | None) -> np.ndarray:
+    """int64 [rows]: tokens of each row, of a generation those of its answer; where nobody says,
+    any, but the same for a row.
+    """
+    if sizes is not None and node.traits.generates:
+        return sizes.answers
     if sizes is not None:
         return sizes.prompts + sizes.answers
     return 1 + (keys.position * 31 + keys.sample) % 17
