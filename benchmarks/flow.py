@@ -1,13 +1,15 @@
 """What keeps devices busy in a Step, each against what it replaces: real runs and `simulate`.
 
-    python -m benchmarks.flow [spread ordered slots reward_lag reward_stream] [--quick] [--json FILE]
+    python -m benchmarks.flow [COMPARISON ...] [--quick] [--json FILE]
 
 Owns: the comparisons, their goals, and what is told of them. Does not own: runs, turns and
 predictions (flow_runs.py), the Model and its data (settings.py), how results are shown (report.py).
 
 The Model and the lengths of the answers are those of the long-tailed setting against TRL: p50 8,
-p90 26, at most 43 tokens, which the learning rate is too small to change. Each kernel has one
-thread. Generation and training are in different processes, on two cores.
+p90 26 tokens, which the learning rate is too small to change; but they are cut at 128 tokens, as
+the tail is what this is about. For slots few rows make a Step, so that a decode step costs about
+the same whatever its rows are, as on a device. Each kernel has one thread; generation and training
+are in different processes, on two cores.
 
 spread         the answers of each of three prompts in two replicas, against whole prompts; lag 0
 ordered        `--stream ordered` against `off`; lag 0
@@ -42,14 +44,17 @@ from graphs.grpo import grpo
 from operators.rewards import RewardFn
 
 SETTING = "long_tail"
+MAX_TOKENS = 128
 GOAL = 0.85
 """Measured ratio over predicted ratio."""
 LEAST = 0.98
 """Measured speed over that of what is replaced."""
 LEFT = 0.02
 """Share of a Step that a reward may leave of itself."""
-ROW_SECONDS = 0.00014
+ROW_SECONDS = 0.0002
 """Of the slow reward: with 256 rows about a tenth of a Step."""
+PART_TOKENS = 384
+"""About an eighth of a Step of 256 rows."""
 _IN_PROCESSES: Mapping[str, str] = {
     "rollout": "generator",
     "score": "scorer",
@@ -91,7 +96,7 @@ def _make_side(
         reward_fn,
         n=n,
         batch=batch,
-        max_tokens=told.max_new_tokens,
+        max_tokens=MAX_TOKENS,
         lr=told.lr,
         max_lag=max_lag,
     )
@@ -107,18 +112,17 @@ def _spread_sides(told: Run) -> tuple[FlowSide, FlowSide]:
     return whole, spread
 
 
-def _usual(told: Run) -> Callable[..., FlowSide]:
-    sizes = {"batch": told.prompts_per_step, "n": told.num_generations}
-    return partial(_make_side, told, pin=dict(_IN_PROCESSES), **sizes)
+def _usual(told: Run, batch: int = 64) -> Callable[..., FlowSide]:
+    return partial(_make_side, told, pin=dict(_IN_PROCESSES), batch=batch, n=4)
 
 
 def _ordered_sides(told: Run) -> tuple[FlowSide, FlowSide]:
     side = _usual(told)
-    return side("off"), side("ordered", stream="ordered")
+    return side("off"), side("ordered", stream="ordered", part_tokens=PART_TOKENS)
 
 
 def _slots_sides(told: Run) -> tuple[FlowSide, FlowSide]:
-    side = partial(_usual(told), max_lag=1)
+    side = partial(_usual(told, batch=16), max_lag=1)
     return side("chunks", chunks={"rollout": 1}), side("slots")
 
 
@@ -128,7 +132,7 @@ def _reward_lag_sides(told: Run) -> tuple[FlowSide, FlowSide]:
 
 
 def _reward_stream_sides(told: Run) -> tuple[FlowSide, FlowSide]:
-    side = partial(_usual(told), stream="ordered")
+    side = partial(_usual(told), stream="ordered", part_tokens=PART_TOKENS)
     return side("without"), side("with", reward_fn=slow_even_share)
 
 
@@ -171,7 +175,9 @@ def _gain_lines(turns: FlowTurns) -> list[SideResult]:
         SideResult(name="measured, least", value=min(turns.ratios), unit="ratio"),
         SideResult(name="measured, greatest", value=max(turns.ratios), unit="ratio"),
         SideResult(name="predicted", value=predicted, unit="ratio"),
-        SideResult(name="measured / predicted", value=measured / predicted, unit="share", goal=GOAL),
+        SideResult(
+            name="measured / predicted", value=measured / predicted, unit="share", goal=GOAL
+        ),
     ]
     if predicted > 1.0:
         gain = (measured - 1.0) / (predicted - 1.0)
@@ -192,7 +198,7 @@ def _reward_lines(turns: FlowTurns) -> list[SideResult]:
     ]
 
 
-def _keep_others(path: Path, names: Sequence[str]) -> list[SideResult]:
+def keep_others(path: Path, names: Sequence[str]) -> list[SideResult]:
     """Lines of the file that are of other comparisons."""
     if not path.exists():
         return []
@@ -224,16 +230,19 @@ def main(
     """
     turns, steps = (1, 4) if quick else (turns, steps)
     told, where = prepare(SETTINGS[SETTING]), machine()
+    kept = keep_others(json, names) if json is not None else []
     lines: list[SideResult] = []
     for comparison in COMPARISONS:
-        if comparison.name in names:
-            with tempfile.TemporaryDirectory() as made:
-                both = comparison.sides(told)
-                paired = take_turns(*both, Path(made), turns=turns, steps=steps, say=_say)
-                lines += results(comparison, paired)
+        if comparison.name not in names:
+            continue
+        with tempfile.TemporaryDirectory() as made:
+            both = comparison.sides(told)
+            paired = take_turns(*both, Path(made), turns=turns, steps=steps, say=_say)
+            lines += results(comparison, paired)
+        if json is not None:
+            # At once: whoever is stopped keeps what was measured.
+            write_json(json, [*kept, *lines], where)
     show("devices kept busy in a Step", lines, where)
-    if json is not None:
-        write_json(json, [*_keep_others(json, names), *lines], where)
 
 
 def _say(text: str) -> None:
