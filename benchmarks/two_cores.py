@@ -13,10 +13,9 @@ by side, on rows as a Step has them:
     apart       one core generates all rows, the other one trains all rows
 
 At lag 0 rows are trained after they were generated, with the weights of the Step before. `halves`
-keeps both cores busy from the first token to the update. If one core alone decodes (a pass over few
-rows costs nearly as much as one over many), the other one has nothing to do until the first rows
-are there, and all of its work before it; so `apart` one after the other, each on both cores as far
-as it can be divided, is no faster. At lag 1 nothing waits: the slower side of `apart`, or `halves`.
+keeps both cores busy from the first token to the update. Were all rows decoded on one core, the
+other one could train only groups that have ended, and most of them end late (docs/from-trl.md has
+the numbers): that is slower. At lag 1 nothing waits: the slower side of `apart`, or `halves`.
 """
 
 from __future__ import annotations
