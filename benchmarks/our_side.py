@@ -1,6 +1,6 @@
 """Our side of a comparison: graphs/grpo.py on the engine, in a process of its own.
 
-    python -m benchmarks.our_side RUN.json
+    python -m benchmarks.our_side RUN.json [LAYOUT]
 
 Owns: running one Run and measuring it as the peer's side does. Does not own: the settings, the
 pairing.
@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
@@ -23,7 +25,31 @@ from benchmarks.settings import Run
 from graphs.grpo import grpo
 
 
-def measure(told: Run) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideLayout:
+    """How the run's threads are divided. options: of the run, besides those of the setting."""
+
+    max_lag: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+LAYOUTS = {
+    "one": SideLayout(),
+    "halves": SideLayout(
+        options={
+            "threads": 1,
+            "replicas": {"rollout": 2},
+            "ranks": {"train_policy": 2},
+            "pin": {"rollout": "a,b", "train_policy": "a,b"},
+        }
+    ),
+    "lag1": SideLayout(max_lag=1, options={"threads": 1}),
+}
+"""one: a Worker with all threads. halves: two Workers of one thread, which each generate half of
+the prompts' answers and train half of the rows. lag1: generation beside training."""
+
+
+def measure(told: Run, layout: SideLayout) -> dict[str, float]:
     """Train as told; numbers over the Steps after the warm-up, by the names of sides.Measured."""
     graph = grpo(
         told.model_dir,
@@ -33,8 +59,9 @@ def measure(told: Run) -> dict[str, float]:
         batch=told.prompts_per_step,
         max_tokens=told.max_new_tokens,
         lr=told.lr,
+        max_lag=layout.max_lag,
     )
-    return _numbers(run_steps(graph, told), told)
+    return _numbers(run_steps(graph, told, **layout.options), told)
 
 
 def _numbers(rows: Sequence[StepRow], told: Run) -> dict[str, float]:
@@ -75,4 +102,5 @@ def _mean(rows: Sequence[StepRow], name: str) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Run(**json.loads(Path(sys.argv[1]).read_text())))))
+    chosen = LAYOUTS[sys.argv[2]] if len(sys.argv) > 2 else LAYOUTS["one"]
+    print(json.dumps(measure(Run(**json.loads(Path(sys.argv[1]).read_text())), chosen)))

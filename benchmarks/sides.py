@@ -56,9 +56,10 @@ class Side(Protocol):
 
 
 class OurSide:
-    """This engine with graphs/grpo.py, in this environment."""
+    """This engine with graphs/grpo.py, in this environment. layout: a name of our_side.LAYOUTS."""
 
-    name = "ours"
+    def __init__(self, name: str = "ours", layout: str = "one") -> None:
+        self.name, self._layout = name, layout
 
     def run(self, run: Run) -> Measured:
         """In its own process, like the peer."""
@@ -66,7 +67,10 @@ class OurSide:
             told = Path(folder) / "run.json"
             told.write_text(json.dumps(asdict(run)))
             return measured(
-                last_line([sys.executable, "-m", "benchmarks.our_side", str(told)], run.threads)
+                last_line(
+                    [sys.executable, "-m", "benchmarks.our_side", str(told), self._layout],
+                    run.threads,
+                )
             )
 
 

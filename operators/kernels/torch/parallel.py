@@ -18,6 +18,7 @@ the same and fail the same. Sums over rows count only the first of them.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -37,6 +38,9 @@ from dataflow.kernel import Piece, Session
 from operators.kernels.torch.decoder_layers import find_decoder_layers
 
 T = TypeVar("T")
+
+SIZE_BYTES, FIRST_BYTES = 8, 4096
+"""Of a message between ranks: how long it is, and how much of it is sent along at once."""
 
 BUCKET = 1 << 24
 """Gradient elements per all-reduce, to within one weight: 64 MB in float32."""
@@ -143,32 +147,39 @@ class Ranks:
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Add up by name over the shares of rows; a rank need not have every name."""
-        return self._by_name(numbers, 0.0, self._sum)
+        return self._by_name(numbers, 0.0, lambda table: table.sum(axis=0))
 
     def greatest(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Find the maxima by name; a rank need not have every name."""
-        return self._by_name(numbers, -math.inf, self._greatest)
+        return self._by_name(numbers, -math.inf, lambda table: table.max(axis=0))
 
     def _by_name(
-        self, numbers: Mapping[str, float], missing: float, combine: Callable[[Tensor], Tensor]
+        self,
+        numbers: Mapping[str, float],
+        missing: float,
+        combine: Callable[[np.ndarray], np.ndarray],
     ) -> dict[str, float]:
         """Combine numbers of all ranks by name.
 
-        combine: of all ranks' float64 [names]; missing: the number of a rank without a name.
+        combine: of all ranks' float64 [ranks, names]; missing: the number of a rank without a name.
         """
         if self.world == 1:
             return dict(numbers)
         numbers = numbers if self.counts else {}
-        # All ranks must have the same names in the same order before numbers can be combined.
+        # Names and numbers in one message: on CPUs a collective takes as long as waking a process.
+        numbers_by_rank: list[dict[str, float]] = []
+        for message in self._exchange(json.dumps(dict(numbers)).encode()):
+            numbers_by_rank.append(json.loads(message))
         names: dict[str, None] = {}
-        for joined_names in self._exchange("\n".join(numbers).encode()):
-            rank_names = joined_names.decode().split("\n")
-            names |= dict.fromkeys(filter(None, rank_names))
+        for rank_numbers in numbers_by_rank:
+            names |= dict.fromkeys(rank_numbers)
         if not names:
             return {}
-        own_numbers = [numbers.get(name, missing) for name in names]
-        combined = combine(torch.tensor(own_numbers, dtype=torch.float64))
-        return dict(zip(names, combined.tolist(), strict=True))
+        table = np.full((self.world, len(names)), missing, dtype=np.float64)
+        for rank, rank_numbers in enumerate(numbers_by_rank):
+            for column, name in enumerate(names):
+                table[rank, column] = rank_numbers.get(name, missing)
+        return dict(zip(names, combine(table).tolist(), strict=True))
 
     def agree(self, error: BaseException | None) -> None:
         """On ranks without an error, raise the text of the first failing rank as KernelError."""
@@ -183,9 +194,6 @@ class Ranks:
     def _sum(self, tensor: Tensor) -> Tensor:
         return self._reduce(tensor, dist.ReduceOp.SUM)
 
-    def _greatest(self, tensor: Tensor) -> Tensor:
-        return self._gather(tensor).amax(dim=0)
-
     def _reduce(self, tensor: Tensor, how: Any) -> Tensor:
         moved = tensor.to(self._device)
         dist.all_reduce(moved, how, group=self._group)
@@ -193,14 +201,26 @@ class Ranks:
 
     def _exchange(self, message: bytes) -> list[bytes]:
         """Send a message to every rank. Returns those of all, by rank."""
-        size = torch.tensor([len(message)])
-        sizes = self._gather(size)[:, 0].tolist()
-        # all_gather takes equal lengths; frombuffer refuses an empty buffer.
-        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
-        if message:
-            padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        rows = self._gather(padded)
-        return [rows[rank, :size].numpy().tobytes() for rank, size in enumerate(sizes)]
+        # all_gather takes equal lengths: the first one has the size and what there is room for.
+        head = len(message).to_bytes(SIZE_BYTES, "little") + message[:FIRST_BYTES]
+        messages: list[bytes] = []
+        sizes: list[int] = []
+        for received in self._gather_bytes(head, SIZE_BYTES + FIRST_BYTES):
+            sizes.append(int.from_bytes(received[:SIZE_BYTES], "little"))
+            messages.append(received[SIZE_BYTES:])
+        rest = max(sizes) - FIRST_BYTES
+        if rest > 0:
+            rests = self._gather_bytes(message[FIRST_BYTES:], rest)
+            messages = [first + other for first, other in zip(messages, rests, strict=True)]
+        return [whole[:size] for whole, size in zip(messages, sizes, strict=True)]
+
+    def _gather_bytes(self, message: bytes, length: int) -> list[bytes]:
+        """Send at most so many bytes to every rank; those of all, by rank, with zeros behind."""
+        padded = bytearray(message.ljust(length, b"\0"))
+        return [
+            row.numpy().tobytes()
+            for row in self._gather(torch.frombuffer(padded, dtype=torch.uint8))
+        ]
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """[n] -> [world, n]."""

@@ -194,6 +194,9 @@ def _zero() -> Tensor:
     return torch.zeros((), dtype=torch.float64)
 
 
+_SUM, _COUNT = "sum ", "count "
+"""What the names of sums and counts begin with while they are added up together."""
+
 _ByName = Callable[[Mapping[str, float]], Mapping[str, float]]
 
 
@@ -234,13 +237,19 @@ class MetricSums:
         """Compute the metrics to report, without means and maxima of no numbers. add_up: sums over
         ranks, by name; most: maxima.
         """
-        totals, counts = add_up(_read(self.sums)), add_up(_read(self.counts))
-        peaks = most(_read(self.greatest))
+        numbers = {(_SUM + name): number for name, number in _read(self.sums).items()}
+        for name, number in _read(self.counts).items():
+            numbers[_COUNT + name] = number
+        added = add_up(numbers)  # all at once: between ranks each call is a collective
         metrics: dict[str, float] = {}
-        for name, total in totals.items():
-            count = counts.get(name, 1.0)  # a sum has no count
+        for name, total in added.items():
+            if not name.startswith(_SUM):
+                continue
+            metric = name.removeprefix(_SUM)
+            count = added.get(_COUNT + metric, 1.0)  # a sum has no count
             if count:
-                metrics[name] = total / count
+                metrics[metric] = total / count
+        peaks = most(_read(self.greatest))
         return metrics | {name: peak for name, peak in peaks.items() if peak != -math.inf}
 
 

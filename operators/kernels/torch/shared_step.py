@@ -52,7 +52,9 @@ class SharedStep:
     def __init__(
         self, module: PreTrainedModel, task: DecodeTask, written: Written, counts: Counts
     ) -> None:
-        self._module, self._task = module, task
+        self._task = task
+        # transformers looks a module's dtype up among all of its parameters.
+        self._dtype = module.dtype
         self._written, self._counts = written, counts
         self._rows = TaskRows(task)
         self._feeder = Feeder(module, task, self._rows)
@@ -143,7 +145,9 @@ class SharedStep:
 
     def drop(self, ended_rows: np.ndarray) -> None:
         """Move the last live rows into the slots of those that have ended."""
-        count, source, target = _find_moves(~np.isin(self._row, ended_rows))
+        goes_on = np.ones(len(self._rows), bool)
+        goes_on[ended_rows] = False
+        count, source, target = _find_moves(goes_on[self._row])
         self._move(self._cache.own, source, target)
         self._row[target] = self._row[source]
         self._row, self._layout = self._row[:count], None
@@ -242,11 +246,11 @@ class SharedStep:
             # Without a bias where all are equally long: an addition less in each layer.
             bias = None
             if (lengths != lengths[0]).any():
-                bias = _make_bias(last_index[begin:end] + 1, int(lengths.max()), self._module.dtype)
+                bias = _make_bias(last_index[begin:end] + 1, int(lengths.max()), self._dtype)
             parts.append(OwnPart(begin=begin, end=end, longest=int(lengths.max()), bias=bias))
         prompt_bias = None
         if (rests != rests[0]).any():
-            prompt_bias = _make_bias(self._to(rests), int(rests.max()), self._module.dtype)
+            prompt_bias = _make_bias(self._to(rests), int(rests.max()), self._dtype)
         return Decode(
             cache=self._cache,
             rows=len(last),
