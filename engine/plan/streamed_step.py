@@ -127,9 +127,9 @@ class PartFlow:
     def run(self) -> None:
         """Go through all parts."""
         waiting: list[tuple[float, int, int]] = []
-        told: set[tuple[int, int]] = set()
+        queued: set[tuple[int, int]] = set()
         for part in range(len(self._parts)):
-            self._tell(part, waiting, told)
+            self._tell(part, waiting, queued)
         while waiting:
             ready, part, place = heapq.heappop(waiting)
             node = self._nodes[place]
@@ -139,20 +139,20 @@ class PartFlow:
             self.is_free |= dict.fromkeys(busy, end)
             self._ends[part, place] = end
             self.ends[node.name] = max(end, self.ends.get(node.name, 0.0))
-            self._tell(part, waiting, told)
+            self._tell(part, waiting, queued)
             if part + 1 < len(self._parts):
-                self._tell(part + 1, waiting, told)
+                self._tell(part + 1, waiting, queued)
 
     def _tell(
-        self, part: int, waiting: list[tuple[float, int, int]], told: set[tuple[int, int]]
+        self, part: int, waiting: list[tuple[float, int, int]], queued: set[tuple[int, int]]
     ) -> None:
         """Tell nodes of a part that has all that they read."""
         for place, node in enumerate(self._nodes):
-            if (part, place) in told:
+            if (part, place) in queued:
                 continue
             ready = self._find_ready(part, place, node)
             if ready is not None:
-                told.add((part, place))
+                queued.add((part, place))
                 heapq.heappush(waiting, (ready, part, place))
 
     def _find_ready(self, part: int, place: int, node: PlannedNode) -> float | None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataflow.batch import Keys, Ragged
+from dataflow.batch import Keys
 from dataflow.check import check
 from dataflow.graph import Graph
+from dataflow.ragged import Ragged
 from engine.plan.cluster import Cluster
 from engine.plan.leaving_batches import ForeseenRows, list_batches
 from engine.plan.options import (
@@ -184,7 +185,7 @@ def test_rows_are_foreseen_to_leave_as_the_kernel_lets_them(part_tokens: int) ->
     leaving = LeavingRows(
         node.layout.slots, flows=False, tokens=part_tokens, lengths=lambda: np.minimum(answers, now)
     )
-    prompts = Ragged.from_rows([np.zeros(1, np.int32)] * 6)
+    prompts = Ragged(np.zeros(6, np.int32), np.arange(7))
     keys = Keys.of(range(6)).expand(4)
     leaving.add(ChunkRows(prompts=prompts, counts=np.full(6, 4), keys=keys, numbers=np.arange(24)))
     left: list[tuple[float, list[int]]] = []

@@ -131,10 +131,12 @@ def let_rows_leave(
 
 def set_part_tokens(sources: Sequence[PlannedSource], tokens: int) -> tuple[PlannedSource, ...]:
     """The sources, those of streamed Steps with parts of so many tokens."""
-    return tuple(
-        source if source.stream == "off" else replace(source, part_tokens=tokens)
-        for source in sources
-    )
+    changed: list[PlannedSource] = []
+    for source in sources:
+        if source.stream != "off":
+            source = replace(source, part_tokens=tokens)
+        changed.append(source)
+    return tuple(changed)
 
 
 def least_part_tokens(nodes: Sequence[PlannedNode]) -> int:
