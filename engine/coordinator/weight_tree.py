@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-FAN_OUT = 2
-"""Loads over the network from one source at a time."""
+from engine.plan.cost.transfers import FAN_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -313,17 +312,15 @@ def keep_choice(options: RunOptions, plans: Iterable[Plan]) -> RunOptions:
     that a resume has the same parts, whatever the price says there. Of phases with different
     choices they stay as they are.
     """
-    sources = list(chain.from_iterable(plan.sources for plan in plans))
-    if options.stream != "auto":
-        tokens = {source.part_tokens for source in sources}
-        if options.stream == "off" or options.part_tokens or len(tokens) != 1:
-            return options
-        return replace(options, part_tokens=tokens.pop())
-    choices = {(source.stream, source.part_tokens) for source in sources}
+    choices: set[tuple[str, int]] = set()
+    for plan in plans:
+        choices.update((source.stream, source.part_tokens) for source in plan.sources)
     if len(choices) != 1:
         return options
     stream, tokens = choices.pop()
-    return replace(options, stream=stream, part_tokens=tokens or options.part_tokens)
+    if options.stream == "auto":
+        options = replace(options, stream=stream)
+    return replace(options, part_tokens=tokens or options.part_tokens)
 
 
 def decode_options(

@@ -59,13 +59,16 @@ def choose_stream(
         streamed, streamed_seconds = _choose_tokens(asked, profile, make)
     except PlanError as error:
         return _add_note(whole, f"no Step is streamed: no plan with parts: {error}")
-    gain = 1.0 - streamed_seconds / seconds if seconds else 0.0
+    gain = 0.0
+    if seconds:
+        gain = 1.0 - streamed_seconds / seconds
     if not any(node.in_parts for node in streamed.nodes):
         ends = [note for note in streamed.notes if note.startswith("the stream ends at ")]
         return _add_note(whole, "; ".join(["no Step is streamed", *ends]))
     if shared := _find_shared_cores(streamed):
         return _add_note(whole, f"no Step is streamed: {shared}")
-    worth = f"a Step is {abs(gain):.0%} {'shorter' if gain > 0 else 'longer'} by its price"
+    shorter = "shorter" if gain > 0 else "longer"
+    worth = f"a Step is {abs(gain):.0%} {shorter} by its price"
     if gain < LEAST_GAIN:
         wish = f"less than {LEAST_GAIN:.0%} gained: with parts {worth} (--stream ordered)"
         return _add_note(whole, f"no Step is streamed: {wish}")

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataflow.batch import Keys, Ragged
+from dataflow.batch import Keys
 from dataflow.check import check
 from dataflow.graph import Graph
+from dataflow.ragged import Ragged
 from engine.plan.cluster import Cluster
 from engine.plan.leaving_batches import ForeseenRows, list_batches
 from engine.plan.options import (

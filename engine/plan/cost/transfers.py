@@ -30,6 +30,9 @@ HASH_TRAFFIC = 6.0
 it reads each twice, and writes and reads two products; less where products stay in its cache.
 """
 
+FAN_OUT = 2
+"""Loads of a version over the network from one source at a time."""
+
 START = 0.3
 """Seconds until a Worker that joins a run, forked from the template of its host, has begun to open
 its kernels; of a small Model on two cores of an AMD EPYC, opened, 0.33 (benchmarks/starts.py).
@@ -58,6 +61,17 @@ def weights_time(
     turns = math.ceil(readers * reader.tensor / servers)
     link = turns * size / reader.tensor / way.rate
     return Time(seconds=copied + link + way.delay, memory=copied, link=link, latency=way.delay)
+
+
+def count_rounds(hosts: int) -> int:
+    """Count the rounds of loads, one after another, until so many hosts have a version that one
+    has: each that has it passes it on to `FAN_OUT` more.
+    """
+    rounds, sources = 0, 1
+    while sources <= hosts:
+        sources *= 1 + FAN_OUT
+        rounds += 1
+    return rounds
 
 
 def opening_seconds(model: Sizes, device: Device) -> float:

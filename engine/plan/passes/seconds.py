@@ -16,6 +16,7 @@ from engine.plan.cost.distribution import LengthDistribution
 from engine.plan.cost.memory import Work
 from engine.plan.cost.model_passes import Time
 from engine.plan.cost.models import ModelCost
+from engine.plan.cost.transfers import FAN_OUT, count_rounds
 from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
@@ -95,7 +96,10 @@ class _Seconds:
         return self._costs.rows(edge.bytes / pairs, senders[0], readers[-1]).seconds
 
     def time_weights(self, model: PlannedModel) -> float | None:
-        """Time a version's way to the readers in other Workers, all at once."""
+        """Time a version's way to the readers in other Workers: on the writer's host all at once,
+        to other hosts by a tree (engine/coordinator/weight_tree.py), on each of which all have it
+        from the first.
+        """
         if not model.writer or self._costs.unpriced_reason(model.writer):
             return None
         writer = self._planned[model.writer].workers[0]
@@ -107,7 +111,13 @@ class _Seconds:
         if not remote_readers or any(map(self._costs.unpriced_reason, remote_readers)):
             return None
         slowest = max(readers_by_worker, key=lambda w: self._costs.link(writer, w).delay)
-        return self._costs.weights(model, slowest, len(readers_by_worker)).seconds
+        home = self._draft.host_of(writer)
+        hosts = {self._draft.host_of(worker) for worker in readers_by_worker} - {home}
+        if not hosts or model.route == "collective":
+            return self._costs.weights(model, slowest, len(readers_by_worker)).seconds
+        at_once = min(len(hosts), FAN_OUT)
+        one_round = self._costs.weights(model, slowest, at_once).seconds
+        return count_rounds(len(hosts)) * one_round
 
     def describe_rates(self) -> Iterator[str]:
         """What has no known rate, though its Model is known; and what a profile does not tell, or

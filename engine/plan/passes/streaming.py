@@ -134,12 +134,12 @@ def let_rows_leave(
 
 def set_part_tokens(sources: Sequence[PlannedSource], tokens: int) -> tuple[PlannedSource, ...]:
     """The sources, those of streamed Steps with parts of so many tokens."""
-    sized = list[PlannedSource]()
+    changed: list[PlannedSource] = []
     for source in sources:
         if source.stream != "off":
             source = replace(source, part_tokens=tokens)
-        sized.append(source)
-    return tuple(sized)
+        changed.append(source)
+    return tuple(changed)
 
 
 def least_part_tokens(nodes: Sequence[PlannedNode]) -> int:

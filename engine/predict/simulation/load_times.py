@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 
-from engine.coordinator.weight_tree import FAN_OUT
+from engine.plan.cost.transfers import FAN_OUT
 from engine.plan.costs import PlanCosts
 from engine.plan.plan import Plan
 from engine.predict.simulation.routes import Ways
