@@ -217,8 +217,7 @@ def make_placing(options: RunOptions) -> Placing:
         offload=options.offload,
         microbatch=options.microbatch,
         compiled=options.compiled,
-        # The parts of a streamed Step cannot be run again.
-        stream="off" if options.record and options.stream == "auto" else options.stream,
+        stream=options.stream,
         part_tokens=options.part_tokens,
         turns=options.turns,
         hosts=hosts,

@@ -153,10 +153,6 @@ def test_the_choice_is_kept_for_a_resume() -> None:
     assert decode_options("{}", {})[0].stream == "off"
 
 
-def test_recorded_rows_are_those_of_whole_steps() -> None:
-    assert chosen(large(), workers="apart", record="rollout").sources[0].stream == "off"
-
-
 def test_sums_of_gradients_are_counted() -> None:
     whole, parts = (
         placed(grpo(), **WIDE, stream=stream, part_tokens=500).node("train_policy")
