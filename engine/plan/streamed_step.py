@@ -83,7 +83,7 @@ class StreamedSource:
         )
         flow = PartFlow(prices, self.nodes, generated, begin, is_free)
         end = begin + generated.seconds + message
-        flow.is_free |= dict.fromkeys(prices.places(self.root), end)
+        flow.is_free.update(dict.fromkeys(prices.places(self.root), end))
         flow.ends[self.root.name] = end
         flow.run()
         for node in self.nodes:
@@ -97,7 +97,7 @@ class StreamedSource:
                 end = begin + costs.update(node.name).seconds * prices.slowdown(node) + message
                 whole_end = end
                 flow.ends[node.name] = end
-                flow.is_free |= dict.fromkeys(places, end)
+                flow.is_free.update(dict.fromkeys(places, end))
         return flow
 
 
@@ -136,7 +136,7 @@ class PartFlow:
             busy = self._prices.places(node)
             begin = max([ready, *(self.is_free[each] for each in busy)])
             end = begin + self._prices.seconds(node, self._parts[part])
-            self.is_free |= dict.fromkeys(busy, end)
+            self.is_free.update(dict.fromkeys(busy, end))
             self._ends[part, place] = end
             self.ends[node.name] = max(end, self.ends.get(node.name, 0.0))
             self._tell(part, waiting, queued)
