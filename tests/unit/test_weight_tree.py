@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.coordinator.weight_tree import FAN_OUT, WeightSource, WeightTree
+from engine.plan.cost.transfers import count_rounds
 
 WRITER = WeightSource(worker="t0", block=0, digest="d")
 
@@ -137,3 +138,8 @@ def test_each_rank_that_offers_serves_its_share() -> None:
     readers.tree.add(WeightSource(worker="t1", block=7, digest="d"))
     readers.begin()
     assert Counter(source for _, source, _ in readers.loading.values()) == {"t0": 2, "t1": 2}
+
+
+def test_rounds_of_a_tree() -> None:
+    """Each host that has a version passes it on to two: 1, 3, 9 hosts have it."""
+    assert [count_rounds(hosts) for hosts in (0, 1, 2, 3, 8, 9)] == [0, 1, 1, 2, 2, 3]
