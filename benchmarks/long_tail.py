@@ -37,7 +37,7 @@ BOUND_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class LayoutRound:
     """What was measured within one round, by the name of the side."""
 
     bound: StepTimes
@@ -48,18 +48,20 @@ class Round:
         return 1e3 * rows / self.sides[side].samples_per_second
 
 
-def measure_rounds(run: Run, count: int) -> list[Round]:
+def measure_rounds(run: Run, count: int) -> list[LayoutRound]:
     """Measure so many rounds, each with its own seed."""
-    rounds: list[Round] = []
+    rounds: list[LayoutRound] = []
     for number in range(count):
         order = SIDES if number % 2 == 0 else tuple(reversed(SIDES))
         seeded = replace(run, seed=run.seed + number)
         bound = measure_step(SETTING, BOUND_ROUNDS)
-        rounds.append(Round(bound=bound, sides={side.name: side.run(seeded) for side in order}))
+        rounds.append(
+            LayoutRound(bound=bound, sides={side.name: side.run(seeded) for side in order})
+        )
     return rounds
 
 
-def list_results(rounds: Sequence[Round], rows: int) -> list[SideResult]:
+def list_results(rounds: Sequence[LayoutRound], rows: int) -> list[SideResult]:
     """All numbers, for Steps of so many rows."""
     bounds = [each.bound for each in rounds]
     results = [
@@ -87,7 +89,7 @@ def list_results(rounds: Sequence[Round], rows: int) -> list[SideResult]:
     return results + _list_shares(rounds, rows)
 
 
-def _list_shares(rounds: Sequence[Round], rows: int) -> list[SideResult]:
+def _list_shares(rounds: Sequence[LayoutRound], rows: int) -> list[SideResult]:
     """How much of its bound each layout reaches; the best of the synchronous ones has the goal."""
     shares: dict[str, float] = {}
     for name in SYNCHRONOUS:

@@ -54,7 +54,7 @@ SLOTS, TOKENS = 256, 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class CorePhase:
     """One phase of a Step on one core. work: generate or train; part: which of the cores' parts, of
     so many prompts each.
     """
@@ -125,7 +125,7 @@ class StepKernels:
         self._train.step(Assignment(sequence=step, step=step, keys=rows.keys, inputs=inputs))
 
 
-def take_turn(kernels: StepKernels, phase: Phase) -> float:
+def take_turn(kernels: StepKernels, phase: CorePhase) -> float:
     """Do one phase of a Step, once the other core can begin too; milliseconds."""
     first = 2 * phase.step * phase.prompts + phase.part * phase.prompts
     rows = kernels.generate(first, phase.prompts) if phase.work == "train" else None
@@ -144,7 +144,7 @@ def serve_phases(run: Run) -> None:
     kernels = StepKernels(run)
     print("open", flush=True)
     for line in sys.stdin:
-        print(json.dumps(take_turn(kernels, Phase(**json.loads(line)))), flush=True)
+        print(json.dumps(take_turn(kernels, CorePhase(**json.loads(line)))), flush=True)
 
 
 class CoreProcess:
@@ -177,7 +177,7 @@ class CoreProcess:
         self._process.communicate()
 
 
-def time_side_by_side(cores: Sequence[CoreProcess], phases: Sequence[Phase]) -> list[float]:
+def time_side_by_side(cores: Sequence[CoreProcess], phases: Sequence[CorePhase]) -> list[float]:
     """Begin a phase on each core at the same time; milliseconds of each."""
     for core, phase in zip(cores, phases, strict=True):
         core.tell(json.dumps(asdict(phase)))
@@ -197,12 +197,12 @@ def measure_step(setting: str, rounds: int = ROUNDS) -> StepTimes:
             halves: dict[str, float] = {}
             for work in ("generate", "train"):
                 phases = [
-                    Phase(work=work, prompts=prompts // 2, step=step, part=part)
+                    CorePhase(work=work, prompts=prompts // 2, step=step, part=part)
                     for part in range(2)
                 ]
                 halves[work] = statistics.fmean(time_side_by_side(cores, phases))
-            generation = Phase(work="generate", prompts=prompts, step=step, part=0)
-            training = Phase(work="train", prompts=prompts, step=step, part=0)
+            generation = CorePhase(work="generate", prompts=prompts, step=step, part=0)
+            training = CorePhase(work="train", prompts=prompts, step=step, part=0)
             whole = time_side_by_side(cores, (generation, training))
             if step >= WARM_UP:
                 taken["generate"].append(halves["generate"])

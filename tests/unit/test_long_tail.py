@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from benchmarks.long_tail import SIDES, Round, list_results
+from benchmarks.long_tail import SIDES, LayoutRound, list_results
 from benchmarks.report import SideResult
 from benchmarks.sides import Measured
 from benchmarks.two_cores import StepTimes
@@ -22,7 +22,7 @@ def list_by_name(step_ms: dict[str, float]) -> dict[str, SideResult]:
         numbers = dict.fromkeys((field.name for field in fields(Measured)), 1.0)
         numbers["samples_per_second"] = 1e3 * ROWS / milliseconds
         sides[name] = Measured(**numbers)  # type: ignore[arg-type]
-    results = list_results([Round(bound=BOUND, sides=sides)], ROWS)
+    results = list_results([LayoutRound(bound=BOUND, sides=sides)], ROWS)
     return {each.name: each for each in results}
 
 

@@ -168,18 +168,19 @@ class Ranks:
         numbers = numbers if self.counts else {}
         # Names and numbers in one message: on CPUs a collective takes as long as waking a process.
         numbers_by_rank: list[dict[str, float]] = []
-        for message in self._exchange(json.dumps(dict(numbers)).encode()):
+        own_message = json.dumps(dict(numbers)).encode()
+        for message in self._exchange(own_message):
             numbers_by_rank.append(json.loads(message))
         names: dict[str, None] = {}
         for rank_numbers in numbers_by_rank:
             names |= dict.fromkeys(rank_numbers)
         if not names:
             return {}
-        table = np.full((self.world, len(names)), missing, dtype=np.float64)
-        for rank, rank_numbers in enumerate(numbers_by_rank):
-            for column, name in enumerate(names):
-                table[rank, column] = rank_numbers.get(name, missing)
-        return dict(zip(names, combine(table).tolist(), strict=True))
+        table: list[list[float]] = []
+        for rank_numbers in numbers_by_rank:
+            table.append([rank_numbers.get(name, missing) for name in names])
+        combined = combine(np.array(table, dtype=np.float64))
+        return dict(zip(names, combined.tolist(), strict=True))
 
     def agree(self, error: BaseException | None) -> None:
         """On ranks without an error, raise the text of the first failing rank as KernelError."""
@@ -217,10 +218,8 @@ class Ranks:
     def _gather_bytes(self, message: bytes, length: int) -> list[bytes]:
         """Send at most so many bytes to every rank; those of all, by rank, with zeros behind."""
         padded = bytearray(message.ljust(length, b"\0"))
-        return [
-            row.numpy().tobytes()
-            for row in self._gather(torch.frombuffer(padded, dtype=torch.uint8))
-        ]
+        rows = self._gather(torch.frombuffer(padded, dtype=torch.uint8))
+        return [row.numpy().tobytes() for row in rows]
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """[n] -> [world, n]."""

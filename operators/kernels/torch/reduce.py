@@ -237,18 +237,15 @@ class MetricSums:
         """Compute the metrics to report, without means and maxima of no numbers. add_up: sums over
         ranks, by name; most: maxima.
         """
-        numbers = {(_SUM + name): number for name, number in _read(self.sums).items()}
-        for name, number in _read(self.counts).items():
-            numbers[_COUNT + name] = number
+        numbers = {_SUM + name: number for name, number in _read(self.sums).items()}
+        numbers |= {_COUNT + name: number for name, number in _read(self.counts).items()}
         added = add_up(numbers)  # all at once: between ranks each call is a collective
+        totals = {name[len(_SUM) :]: added[name] for name in added if name.startswith(_SUM)}
         metrics: dict[str, float] = {}
-        for name, total in added.items():
-            if not name.startswith(_SUM):
-                continue
-            metric = name.removeprefix(_SUM)
-            count = added.get(_COUNT + metric, 1.0)  # a sum has no count
+        for name, total in totals.items():
+            count = added.get(_COUNT + name, 1.0)  # a sum has no count
             if count:
-                metrics[metric] = total / count
+                metrics[name] = total / count
         peaks = most(_read(self.greatest))
         return metrics | {name: peak for name, peak in peaks.items() if peak != -math.inf}
 
