@@ -47,5 +47,6 @@ def test_who_knows_the_mean_knows_most_and_chance_nothing() -> None:
 def test_the_share_of_ranking_is_of_a_steps_seconds() -> None:
     row = {"time/step": 10.0, "time/rollout": 6.0, "time/rank": 0.5, "time/train_ranker": 0.5}
     warm_up = [row | {"time/rank": 1e9}] * length_ranks.WARM_UP
-    slow = row | {"time/step": 1000.0}
-    assert length_ranks.find_share([*warm_up, row, slow, row]) == pytest.approx(0.1)
+    untrained = row | {"time/step": 20.0}
+    del untrained["time/train_ranker"]
+    assert length_ranks.find_share([*warm_up, row, untrained]) == pytest.approx(1.5 / 30)
