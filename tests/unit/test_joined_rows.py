@@ -130,7 +130,8 @@ def test_rows_that_join_are_those_that_they_are_alone(
     for task, rows in zip(made, together, strict=True):
         for row, alone in zip(rows, write_alone(module, task), strict=True):
             assert row[0] == alone[0]
-            np.testing.assert_allclose(row[1], alone[1], atol=1e-5)
+            # Sums over other numbers of places round differently, by the size of what they sum.
+            np.testing.assert_allclose(row[1], alone[1], rtol=1e-5, atol=1e-5)
     present = max(len(task.seeds) for task in made) * 5
     assert len(decoder.written.length) <= present
 
@@ -158,7 +159,8 @@ def test_what_all_prompts_share_becomes_what_joined_ones_share_too(
     for task, rows in zip((first, near, other), together, strict=True):
         for row, alone in zip(rows, write_alone(module, task), strict=True):
             assert row[0] == alone[0]
-            np.testing.assert_allclose(row[1], alone[1], atol=1e-5)
+            # Sums over other numbers of places round differently, by the size of what they sum.
+            np.testing.assert_allclose(row[1], alone[1], rtol=1e-5, atol=1e-5)
 
 
 def test_a_loop_without_an_end_keeps_what_is_in_it(module: PreTrainedModel) -> None:
