@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.plan.plan import PlannedNode
+from engine.protocol.workers import BEAT
 
 _ROUNDING = 1e-9
 
@@ -64,7 +65,8 @@ def list_batches(node: PlannedNode, rows: ForeseenRows) -> Iterator[tuple[float,
 
     Of a generation whole groups: all at once where they fit its slots, else as soon as there are
     enough for a quarter of them; where its Step is worked on in parts, also once so many tokens of
-    a part have ended. Of other nodes those that end at the same time.
+    a part have ended, and with each heartbeat, if only to say the watermark. Of other nodes those
+    that end at the same time.
     """
     if not len(rows.ends):
         return
@@ -80,9 +82,11 @@ def list_batches(node: PlannedNode, rows: ForeseenRows) -> Iterator[tuple[float,
     for now in leaving.list_moments(ready_at):
         last = int(np.searchsorted(sorted_ready, now, side="right"))
         is_enough = last - first >= least or leaving.is_enough(now)
-        if last > first and (is_enough or last == len(order)):
+        has_all = last > first and (is_enough or last == len(order))
+        if has_all or leaving.is_beat(now):
             yield now, order[first:last]
-            leaving.note_left(now)
+            if last > first:
+                leaving.note_left(now)
             first = last
 
 
@@ -100,16 +104,21 @@ class _LeavingTokens:
             order = np.argsort(rows.ends, kind="stable")
             self._ends = rows.ends[order]
             self._sums = np.concatenate([[0], np.cumsum(rows.answers[order])])
+            self._beats = set(np.arange(BEAT, self._ends[-1], BEAT).tolist())
 
     def list_moments(self, ready_at: np.ndarray) -> list[float]:
-        """When rows may leave: as some get ready, or as enough tokens have ended."""
+        """When rows may leave: as some get ready, enough tokens have ended, or at a heartbeat."""
         if self._enough:
-            return np.unique(self._ends).tolist()
+            return sorted(self._beats.union(self._ends.tolist()))
         return np.unique(ready_at).tolist()
 
     def is_enough(self, now: float) -> bool:
         """Whether enough tokens have ended by now."""
         return bool(self._enough) and self._count(now) - self._left >= self._enough
+
+    def is_beat(self, now: float) -> bool:
+        """Whether there is a heartbeat now, in seconds from the chunk's begin."""
+        return bool(self._enough) and now in self._beats
 
     def note_left(self, now: float) -> None:
         """All rows have left that were ready now."""

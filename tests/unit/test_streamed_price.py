@@ -166,16 +166,18 @@ def test_sums_of_gradients_are_counted() -> None:
 # --- rows that leave ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pass_seconds", [0.01, 0.125])
 @pytest.mark.parametrize("part_tokens", [0, 1, 40, 100])
-def test_rows_are_foreseen_to_leave_as_the_kernel_lets_them(part_tokens: int) -> None:
-    """In the batches of operators/kernels/leaving_rows.py, one pass a second."""
+def test_rows_are_foreseen_to_leave_as_the_kernel_lets_them(
+    part_tokens: int, pass_seconds: float
+) -> None:
+    """In the batches of operators/kernels/leaving_rows.py, which is interrupted each second."""
     answers = np.random.default_rng(0).integers(1, 60, 24)
     groups = np.repeat(np.arange(6), 4)
     node = placed(grpo(), **WIDE, stream="ordered", part_tokens=500).node("rollout")
     node = replace(node, layout=replace(node.layout, part_tokens=part_tokens))
-    rows = ForeseenRows(
-        starts=np.zeros(24), ends=answers.astype(float), groups=groups, answers=answers
-    )
+    ends = pass_seconds * answers
+    rows = ForeseenRows(starts=np.zeros(24), ends=ends, groups=groups, answers=answers)
     foreseen = [(now, sorted(batch.tolist())) for now, batch in list_batches(node, rows)]
     now = 0
     leaving = LeavingRows(
@@ -186,9 +188,14 @@ def test_rows_are_foreseen_to_leave_as_the_kernel_lets_them(part_tokens: int) ->
     leaving.add(ChunkRows(prompts=prompts, counts=np.full(6, 4), keys=keys, numbers=np.arange(24)))
     left: list[tuple[float, list[int]]] = []
     for now in range(1, 61):
+        moment = pass_seconds * now
         ended = np.flatnonzero(answers == now)
-        if len(ended):
-            for _, batch in leaving.gather(iter([ended])):
-                left.append((float(now), sorted(batch.tolist())))
+        beats = [ended[:0]] if part_tokens and moment % 1.0 == 0.0 and leaving.chunks else []
+        batches: list[int] = []
+        for numbers in [ended, *beats] if len(ended) else beats:
+            for _, batch in leaving.gather(iter([numbers])):
+                batches += batch.tolist()
+        if batches or beats:
+            left.append((moment, sorted(batches)))
     assert left == foreseen
     assert len(left) > 1 or not part_tokens

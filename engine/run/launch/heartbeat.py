@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.run.launch.child import ChildProcess
 
-BEAT = 1.0
-"""Seconds between two heartbeats."""
 FIRST_BEAT = 120.0
 """Seconds for the first one: an interpreter starts, and many may start at once."""
 STACK_WAIT = 0.5

@@ -23,7 +23,7 @@ from typing import Any
 
 from dataflow.batch import Batch
 from dataflow.kernel import Chunk
-from dataflow.kernel_abilities import Joinable
+from dataflow.kernel_abilities import Interruptible, Joinable
 from engine.channels.contract import PeerLost
 from engine.keep.record.recorder import RowRecorder
 from engine.plan.plan import PlannedNode
@@ -65,6 +65,8 @@ class KernelRuns:
         self._lock = threading.Lock()
         self._open_to = ""
         """The running node, if chunks may join."""
+        self._in_parts: Interruptible | None = None
+        """The running kernel, if its rows are worked on in parts."""
 
     # --- from any thread --------------------------------------------------------------------------
 
@@ -92,6 +94,14 @@ class KernelRuns:
             if self._open_to:
                 self._kernels[self._open_to].interrupt()
 
+    def ask_for_watermark(self) -> None:
+        """Let a run whose rows are worked on in parts hand over what is ready, and say how long
+        the others are at least: no row may end for long.
+        """
+        with self._lock:
+            if self._in_parts is not None:
+                self._in_parts.interrupt()
+
     def forget(self) -> None:
         """Drop rows that were fetched ahead: their chunks will not begin."""
         self._joined_inputs.forget()
@@ -114,6 +124,7 @@ class KernelRuns:
         try:
             if self._lets_join(node):
                 self._open(node)
+            self._set_in_parts(node)
             chunks = ChunksUnderWay(first)
             for batch_events in self._write(chunks, node):
                 yield from batch_events
@@ -122,7 +133,7 @@ class KernelRuns:
         finally:
             self._is_running = False
             with self._lock:
-                self._open_to = ""
+                self._open_to, self._in_parts = "", None
         yield from self._delivery.ends()
 
     def _run_within(self, chunk: m.RunChunk) -> Iterator[m.Event]:
@@ -140,6 +151,12 @@ class KernelRuns:
         with self._lock:
             self._open_to = node.name
         self.interrupt()
+
+    def _set_in_parts(self, node: PlannedNode) -> None:
+        kernel = self._kernels[node.name]
+        if node.layout.part_tokens and isinstance(kernel, Interruptible):
+            with self._lock:
+                self._in_parts = kernel
 
     def _begin(self, chunk: m.RunChunk, *, counted: bool) -> ChunkUnderWay:
         """A chunk with its rows. Raises PeerLost, KernelError."""
@@ -175,9 +192,12 @@ class KernelRuns:
     def _take_batch(
         self, chunks: ChunksUnderWay, batch: Batch, during: During
     ) -> Iterator[m.Event]:
-        """Keep a batch and tell of it. One without rows only lets something else happen."""
+        """Keep a batch and tell of it. One without rows lets something else happen, and may say how
+        long all rows are at least.
+        """
         if not len(batch):
             during.note_rows(None)
+            yield from self._tell_watermark(chunks.oldest().message, batch)
             yield from self._report_tombstones(chunks)
             yield from self._end_over(chunks)
             return
@@ -197,6 +217,13 @@ class KernelRuns:
         # At once: the other rows of a group need not wait for the end of the chunk.
         yield from self._report_tombstones(chunks)
         yield from self._end_over(chunks)
+
+    def _tell_watermark(self, chunk: m.RunChunk, batch: Batch) -> Iterator[m.Event]:
+        """Tell how long the rows of a chunk are at least, with a batch without rows."""
+        watermark = self._kernels.sessions[chunk.node].take_least_tokens()
+        if watermark:
+            ref = self._rows.keep(chunk.node, batch)
+            yield m.Produced(id=chunk.id, node=chunk.node, ref=ref, watermark=watermark)
 
     def _report_tombstones(self, chunks: ChunksUnderWay) -> Iterator[m.Event]:
         """Report the rows that were given up since the last call, and chunks that end by that."""

@@ -40,10 +40,10 @@ from engine.keep.worker_logs import log_to_stderr, make_output_ignore_full_disk
 from engine.plan.plan import Plan
 from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report
+from engine.protocol.workers import BEAT
 from engine.run.control import control
 from engine.run.control.control_socket import ControlSocket, Frame
 from engine.run.control.wire import TO_WORKER, decode_message, encode_message
-from engine.run.launch.heartbeat import BEAT
 from engine.run.loop.watchdog import STACK_SIGNAL
 from engine.run.worker.counters import PeakReports
 from engine.run.worker_process.task_inbox import Inbox
@@ -141,6 +141,7 @@ class WorkerProcess:
         if self._worker is not None:
             self._updates.report([*self._memory(), *self._worker.waits.reports()])
             self._updates.flush()
+            self._worker.runs.ask_for_watermark()
 
     def _memory(self) -> list[Report]:
         return self._peaks.reports(self._channel.shm.nbytes)
