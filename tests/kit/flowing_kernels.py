@@ -86,6 +86,22 @@ class QueueingRows(RowsOfRuns):
     """No chunk can join it."""
 
 
+class RowsInParts(RowsOfRuns):
+    """Asked for the first and the second time it says that rows have 3 and 7 tokens, and then all
+    rows end.
+    """
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        for tokens in (3, 7):
+            if not self._asked.wait(PATIENCE):
+                raise KernelError("flows: expected to be asked, found silence. Fix: interrupt it.")
+            self._asked.clear()
+            self._session.note_least_tokens(tokens)
+            yield Batch.make(Keys.of([]), {"reward": np.zeros(0, np.float32)}, Reward)
+        reward = np.ones(len(chunk.keys), np.float32)
+        yield Batch.make(chunk.keys, {"reward": reward}, Reward)
+
+
 class NumbersAsTold(host_plans.Numbers):
     """A source whose rows are their positions modulo 50; from 50 on negative."""
 
@@ -96,12 +112,13 @@ class NumbersAsTold(host_plans.Numbers):
             yield Batch.make(chunk.keys, {"prompt": texts}, host_plans.Prompt)
 
 
-def plan(kernel: type[RowsOfRuns] = FlowingRows, lag: int = 1) -> Plan:
+def plan(kernel: type[RowsOfRuns] = FlowingRows, lag: int = 1, part_tokens: int = 0) -> Plan:
     """`numbers` in the Workers `source` and `host` -> `doubled` by this kernel in `host`."""
     planned = host_plans.plan(source=NumbersAsTold)
     numbers, second = planned.nodes
+    layout = replace(second.layout, part_tokens=part_tokens)
     nodes = (
         replace(numbers, kernel=f"{__name__}:NumbersAsTold", workers=("source", "host")),
-        replace(second, kernel=f"{__name__}:{kernel.__name__}", lag=lag),
+        replace(second, kernel=f"{__name__}:{kernel.__name__}", lag=lag, layout=layout),
     )
     return replace(planned, nodes=nodes)

@@ -20,7 +20,7 @@ from engine.protocol.refs import Ref
 from engine.run.worker.in_process_worker import InprocWorkers
 from engine.run.worker.worker import Worker
 from tests.kit import flowing_kernels, host_plans
-from tests.kit.flowing_kernels import QueueingRows
+from tests.kit.flowing_kernels import QueueingRows, RowsInParts
 from tests.kit.supervisors import Start
 
 pytestmark = pytest.mark.timeout(120)
@@ -131,6 +131,15 @@ def test_a_chunk_that_was_told_before_the_run_began_joins_it(begin: Begin) -> No
         workers.tell(host_plans.chunk_of(11, first))
         workers.tell(host_plans.chunk_of(12, second))
         assert sorted(ends(hear(workers, 3))) == [3, 11, 12]
+
+
+def test_a_run_in_parts_is_asked_for_its_watermark_with_each_heartbeat(start: Start) -> None:
+    with start(flowing_kernels.plan(kernel=RowsInParts, lag=0, part_tokens=1)) as supervisor:
+        block = block_of(supervisor, 1, 4, 2)
+        supervisor.tell(host_plans.chunk_of(11, block))
+        made = [event for event in hear(supervisor, 1) if isinstance(event, m.Produced)]
+    positions = [(event.watermark, event.ref.keys.position.tolist()) for event in made]
+    assert positions == [(3, []), (7, []), (0, [4, 2])]
 
 
 @pytest.mark.parametrize("how", [{"kernel": QueueingRows}, {"lag": 0}])

@@ -188,6 +188,8 @@ class RandomTimes:
     def __init__(self, durations: Durations) -> None:
         self._durations = durations
         self._draw = Random(durations.seed)
+        # Apart from all else, so that a seed's times stay the same.
+        self._beats = Random(f"{durations.seed}/beats")
 
     def lengths(self, chunk: m.RunChunk, node: PlannedNode) -> None:
         """Nobody needs them."""
@@ -220,7 +222,7 @@ class RandomTimes:
         return 1
 
     def batches(self, node: PlannedNode, rows: ForeseenRows) -> Iterator[tuple[float, np.ndarray]]:
-        """The rows in the order in which they end, cut at random; at times after an empty batch."""
+        """The rows in the order in which they end, cut at random; at times with an empty batch."""
         draw, order = self._draw, np.argsort(rows.ends, kind="stable")
         parts = draw.choice((1, 1, 2, len(order)))
         cuts = {draw.randint(0, len(order)) for _ in range(parts - 1)} | {0, len(order)}
@@ -230,6 +232,8 @@ class RandomTimes:
             batch = order[first:last]
             shuffled = batch[draw.sample(range(len(batch)), len(batch))]
             yield float(rows.ends[batch].max(initial=0.0)), shuffled
+        if node.traits.generates and self._beats.random() < 0.3:
+            yield float(rows.ends.max(initial=0.0)) * self._beats.random(), order[:0]
 
     def interrupted_rows(
         self, node: PlannedNode, ends: np.ndarray, groups: np.ndarray, seconds: float
