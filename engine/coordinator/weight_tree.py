@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.plan.cost.transfers import FAN_OUT
+from engine.plan.run_limits import FAN_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

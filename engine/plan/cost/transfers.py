@@ -10,6 +10,7 @@ import math
 
 from engine.plan.cost.devices import Device, Link, Place
 from engine.plan.cost.model_passes import Sizes, Time
+from engine.plan.run_limits import FAN_OUT
 
 HOST_DELAY = 2e-4
 """Seconds of a message between processes of one host: half to all of ZeroMQ's round trip of 4 kB,
@@ -29,9 +30,6 @@ HASH_TRAFFIC = 6.0
 """Bytes that a device reads or writes for each byte that it hashes (engine/weights/device_hash.py):
 it reads each twice, and writes and reads two products; less where products stay in its cache.
 """
-
-FAN_OUT = 2
-"""Loads of a version over the network from one source at a time."""
 
 START = 0.3
 """Seconds until a Worker that joins a run, forked from the template of its host, has begun to open

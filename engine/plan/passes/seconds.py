@@ -16,12 +16,13 @@ from engine.plan.cost.distribution import LengthDistribution
 from engine.plan.cost.memory import Work
 from engine.plan.cost.model_passes import Time
 from engine.plan.cost.models import ModelCost
-from engine.plan.cost.transfers import FAN_OUT, count_rounds
+from engine.plan.cost.transfers import count_rounds
 from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
 from engine.plan.row_lengths import RowLengths
+from engine.plan.run_limits import FAN_OUT
 
 _WAVES = 4
 """Fillings of the slots that a schedule of equal rows is worked out for; more are as many more."""

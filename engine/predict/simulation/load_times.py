@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 
-from engine.plan.cost.transfers import FAN_OUT
 from engine.plan.costs import PlanCosts
 from engine.plan.plan import Plan
+from engine.plan.run_limits import FAN_OUT
 from engine.predict.simulation.routes import Ways
 from engine.predict.simulation.worker_sets import list_fetching_workers
 from engine.protocol import messages as m

@@ -1,0 +1,9 @@
+"""Numbers by which a run goes on, and by which its plan is priced.
+
+Owns: what both have to know alike. Does not own: estimates (engine/plan/cost).
+"""
+
+from __future__ import annotations
+
+FAN_OUT = 2
+"""Loads of a version over the network from one source at a time."""
