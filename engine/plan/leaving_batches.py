@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.plan.plan import PlannedNode
-from engine.protocol.workers import BEAT
+from engine.plan.run_limits import BEAT
 
 _ROUNDING = 1e-9
 

@@ -19,11 +19,6 @@ from engine.protocol.messages import Event, From, ToWorker
 from engine.protocol.refs import Gather
 from engine.protocol.reports import Doing, Report, SpanOf
 
-BEAT = 1.0
-"""Seconds between two heartbeats of a Worker. With each, a generation whose Step is worked on in
-parts hands over what is ready, and says its watermark.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:

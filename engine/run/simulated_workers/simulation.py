@@ -52,7 +52,7 @@ class Simulation:
             closed, disk = latest.message.step, latest.rows
         self.history = history = History(closed=closed)
         self.store = MemoryStore(plan, latest)
-        self.faulty = faults is not None
+        self.faulty, self.outcomes = faults is not None, outcomes
         self._watchers, self._together = watchers, together
         self.workers = SimulatedWorkers(
             plan,

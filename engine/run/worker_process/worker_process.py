@@ -38,9 +38,9 @@ from engine.channels.contract import PeerLost
 from engine.channels.descriptors import make_room_for_peers
 from engine.keep.worker_logs import log_to_stderr, make_output_ignore_full_disk
 from engine.plan.plan import Plan
+from engine.plan.run_limits import BEAT
 from engine.protocol import messages as m
 from engine.protocol.reports import Doing, Report
-from engine.protocol.workers import BEAT
 from engine.run.control import control
 from engine.run.control.control_socket import ControlSocket, Frame
 from engine.run.control.wire import TO_WORKER, decode_message, encode_message
