@@ -81,7 +81,7 @@ class FlowComparison:
 
 
 def _make_side(
-    told: Run,
+    prepared: Run,
     name: str,
     *,
     batch: int,
@@ -91,48 +91,48 @@ def _make_side(
     **options: Any,
 ) -> FlowSide:
     graph = grpo(
-        told.model_dir,
-        told.data,
+        prepared.model_dir,
+        prepared.data,
         reward_fn,
         n=n,
         batch=batch,
         max_tokens=MAX_TOKENS,
-        lr=told.lr,
+        lr=prepared.lr,
         max_lag=max_lag,
     )
     usual: dict[str, Any] = {"threads": 1, "progress": False, "samples_every": 4}
     return FlowSide(name=name, graph=graph, options=RunOptions(**usual | options))
 
 
-def _spread_sides(told: Run) -> tuple[FlowSide, FlowSide]:
+def _spread_sides(prepared: Run) -> tuple[FlowSide, FlowSide]:
     side = partial(
-        _make_side, told, batch=3, n=128, replicas={"rollout": 2}, pin={"rollout": "g0,g1"}
+        _make_side, prepared, batch=3, n=128, replicas={"rollout": 2}, pin={"rollout": "g0,g1"}
     )
     whole, spread = side("whole", spread={"rollout": 1}), side("spread", spread={"rollout": 2})
     return whole, spread
 
 
-def _usual(told: Run, batch: int = 64) -> Callable[..., FlowSide]:
-    return partial(_make_side, told, pin=dict(_IN_PROCESSES), batch=batch, n=4)
+def _usual(prepared: Run, batch: int = 64) -> Callable[..., FlowSide]:
+    return partial(_make_side, prepared, pin=dict(_IN_PROCESSES), batch=batch, n=4)
 
 
-def _ordered_sides(told: Run) -> tuple[FlowSide, FlowSide]:
-    side = _usual(told)
+def _ordered_sides(prepared: Run) -> tuple[FlowSide, FlowSide]:
+    side = _usual(prepared)
     return side("off"), side("ordered", stream="ordered", part_tokens=PART_TOKENS)
 
 
-def _slots_sides(told: Run) -> tuple[FlowSide, FlowSide]:
-    side = partial(_usual(told, batch=16), max_lag=1)
+def _slots_sides(prepared: Run) -> tuple[FlowSide, FlowSide]:
+    side = partial(_usual(prepared, batch=16), max_lag=1)
     return side("chunks", chunks={"rollout": 1}), side("slots")
 
 
-def _reward_lag_sides(told: Run) -> tuple[FlowSide, FlowSide]:
-    side = partial(_usual(told), max_lag=1)
+def _reward_lag_sides(prepared: Run) -> tuple[FlowSide, FlowSide]:
+    side = partial(_usual(prepared), max_lag=1)
     return side("without"), side("with", reward_fn=slow_even_share)
 
 
-def _reward_stream_sides(told: Run) -> tuple[FlowSide, FlowSide]:
-    side = partial(_usual(told), stream="ordered", part_tokens=PART_TOKENS)
+def _reward_stream_sides(prepared: Run) -> tuple[FlowSide, FlowSide]:
+    side = partial(_usual(prepared), stream="ordered", part_tokens=PART_TOKENS)
     return side("without"), side("with", reward_fn=slow_even_share)
 
 
@@ -229,14 +229,14 @@ def main(
         steps: Steps of a run that count.
     """
     turns, steps = (1, 4) if quick else (turns, steps)
-    told, where = prepare(SETTINGS[SETTING]), machine()
+    prepared, where = prepare(SETTINGS[SETTING]), machine()
     kept = keep_others(json, names) if json is not None else []
     lines: list[SideResult] = []
     for comparison in COMPARISONS:
         if comparison.name not in names:
             continue
         with tempfile.TemporaryDirectory() as made:
-            both = comparison.sides(told)
+            both = comparison.sides(prepared)
             paired = take_turns(*both, Path(made), turns=turns, steps=steps, say=_say)
             lines += results(comparison, paired)
         if json is not None:

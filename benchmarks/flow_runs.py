@@ -11,17 +11,15 @@ seconds of functions, are those of the runs before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from json import loads
 from pathlib import Path
 from statistics import fmean, median
 
-from dataflow.graph import Graph
-from engine.api import plan, run
+from benchmarks.predicted_runs import SteppedGraph
+from engine.api import run
 from engine.plan.cost.profile import Profile
-from engine.plan.options import RunOptions
-from engine.plan.plan import Plan
 from engine.predict.profile.profiler import ProfileRequest, measure_profile
 from engine.predict.row_statistics import seen_rows
 from engine.predict.simulation.prediction_run import predict
@@ -34,18 +32,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlowSide:
-    """A graph, and how it is run. name: of its runs."""
-
-    name: str
-    graph: Graph
-    options: RunOptions
-    plan: Plan = field(init=False)
-
-    def __post_init__(self) -> None:
-        planned = plan(self.graph, self.options)
-        assert isinstance(planned, Plan)
-        object.__setattr__(self, "plan", planned)
+class FlowSide(SteppedGraph):
+    """A graph whose runs take turns with those of another."""
 
     def run_turn(self, folder: Path, turn: int, steps: int) -> Path:
         """Run so many Steps after the warm-up; returns the run's folder."""

@@ -199,8 +199,19 @@ def test_only_what_is_expected_is_taken() -> None:
 def test_what_cannot_be_sent_says_so() -> None:
     with pytest.raises(RunError, match=r"expected one of .* found a dict"):
         encode_message({})
-    with pytest.raises(RunError, match="one dimension"):
-        encode_message(train_step(Keys.of([1]), mine=np.zeros((2, 2))))
+    for shape in ((2, 2, 2), (2, 0)):
+        with pytest.raises(RunError, match="one or two dimensions"):
+            encode_message(train_step(Keys.of([1]), mine=np.zeros(shape, np.int32)))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_spans_of_a_chunk_keep_their_two_columns(rows: int) -> None:
+    spans = np.arange(2 * rows, dtype=np.int32).reshape(rows, 2)
+    chunk = dataclasses.replace(run_chunk(1), keys=Keys.of(range(rows)), spans=spans)
+    arrived = decode_message(encode_message(chunk))
+    assert arrived.spans.dtype == spans.dtype
+    assert arrived.spans.tolist() == spans.tolist()
+    assert arrived.spans.shape == (rows, 2)
 
 
 Pair = tuple[ControlSocket, ControlSocket]

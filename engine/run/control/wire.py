@@ -5,7 +5,8 @@ Owns: the codec of events, instructions, requests and control messages. Does not
 
     message   [name of its class, {field: value}]
               [name of its class, bytes], of rows to train on one of several ranks: these, deflated
-    array     [dtype, bytes]; one dimension, of the dtypes below
+    array     [dtype, bytes], of the dtypes below
+              [dtype, bytes, columns], of two dimensions
 """
 
 from __future__ import annotations
@@ -159,10 +160,14 @@ def _decoder(kind: type) -> Callable[[Any], Any]:
 def _to_plain(unknown: Any) -> Any:
     """Encode what msgspec does not know: arrays, NumPy numbers, paths."""
     if isinstance(unknown, np.ndarray):
-        if unknown.ndim != 1 or unknown.dtype.str not in _DTYPES:
-            expected = f"expected an array of one dimension of {', '.join(_DTYPES)}"
+        is_table = unknown.ndim == 2 and unknown.shape[1] > 0
+        if not (unknown.ndim == 1 or is_table) or unknown.dtype.str not in _DTYPES:
+            expected = f"expected an array of one or two dimensions of {', '.join(_DTYPES)}"
             raise TypeError(f"{expected}, found {unknown.dtype} {unknown.shape}")
-        return unknown.dtype.str, np.ascontiguousarray(unknown).data
+        elements = np.ascontiguousarray(unknown).reshape(-1).data
+        if is_table:
+            return unknown.dtype.str, elements, unknown.shape[1]
+        return unknown.dtype.str, elements
     if isinstance(unknown, np.generic):
         return unknown.item()
     if isinstance(unknown, Path):
@@ -180,7 +185,9 @@ def _from_plain(kind: type, plain: Any) -> Any:
     match plain:
         case [str() as name, bytes() as elements] if name in _DTYPES:
             return np.frombuffer(elements, _DTYPES[name])
-    raise ValueError("an array that is not of one dimension and a known dtype")
+        case [str() as name, bytes() as elements, int() as columns] if name in _DTYPES:
+            return np.frombuffer(elements, _DTYPES[name]).reshape(-1, columns)
+    raise ValueError("an array that is not of one or two dimensions and a known dtype")
 
 
 _BYTES = (b"\xc4", b"\xc5", b"\xc6")
