@@ -19,10 +19,13 @@ from tests.kit.processes import ROOT, go_on, wait_for, wait_for_error
 pytestmark = pytest.mark.timeout(60)
 
 RUN = """
-import sys, threading
+import signal, sys, threading
 from contextlib import nullcontext
 from engine.run.loop.signals import Signalled, StopSignals, code, ending_command
 grace, command = float(sys.argv[1]), sys.argv[2] == "command"
+if sys.argv[2] == "deaf script":
+    send, sent = signal.pthread_kill, []
+    signal.pthread_kill = lambda *to: send(*to) if sent else sent.append(to)
 with ending_command() if command else nullcontext():
     print("ready", flush=True)
     sys.stdin.readline()
@@ -141,6 +144,14 @@ def test_a_process_that_is_no_command_s_own_is_told_by_an_exception(grace: float
         run.signalled(15)
         if grace:
             run.send_signal(15)
+        assert run.ended()[1].startswith("raised 15 ended")
+
+
+def test_an_interrupt_that_wakes_nobody_is_repeated() -> None:
+    # A signal between Python's look for signals and its wait for a lock does not end the wait.
+    with process(60.0, "deaf script") as run:
+        run.signalled(15)
+        run.send_signal(15)
         assert run.ended()[1].startswith("raised 15 ended")
 
 

@@ -31,6 +31,8 @@ from dataflow.signals import STOPS, call_in_forked_child, is_ignored
 
 SAME = 0.1
 """Seconds within which a further signal is the same request."""
+REPEAT = 0.1
+"""Seconds after which an interrupt that the run's thread has not heard is sent again."""
 _OVER = 0
 """In place of a signal's number: the run is over."""
 _command = False
@@ -70,6 +72,10 @@ class StopSignals:
         self._grace = grace
         self._describe_safe = describe_safe
         self._raises = ""
+        self._has_raised = False
+        self._is_over = False
+        # Held by who sends an interrupt, so that none is sent to a run that is over.
+        self._sending = threading.Lock()
         self._runs = 0
         self._previous: dict[int, Any] = {}
         self._previous_fd = -1
@@ -113,6 +119,8 @@ class StopSignals:
     def __exit__(self, *exc: object) -> None:
         if self._thread is None or self._heard is None or self._told is None:
             return
+        with self._sending:
+            self._is_over = True
         _handling.remove(self)
         self.let_go()
         self._told.send(bytes([_OVER]))
@@ -127,9 +135,20 @@ class StopSignals:
             signal.set_wakeup_fd(self._previous_fd)
 
     def interrupt(self, why: str) -> None:
-        """From any thread: raise KeyboardInterrupt in the run's, even if that waits for a lock."""
-        self._raises = why
-        signal.pthread_kill(self._runs, signal.SIGINT)
+        """From any thread: raise KeyboardInterrupt in the run's, even if that waits for a lock.
+
+        The watching thread repeats it until it is heard: Python looks for signals before it waits
+        for a lock, and one that comes between the two wakes nobody.
+        """
+        with self._sending:
+            if not self._is_over:
+                self._raises, self._has_raised = why, False
+                signal.pthread_kill(self._runs, signal.SIGINT)
+
+    def _repeat_interrupt(self) -> None:
+        with self._sending:
+            if not (self._is_over or self._has_raised):
+                signal.pthread_kill(self._runs, signal.SIGINT)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the run's thread; the watching thread does all else."""
@@ -137,6 +156,7 @@ class StopSignals:
         # held: so it takes no lock, prints nothing and writes nothing. It only raises, when asked.
         del frame
         if self._raises:
+            self._has_raised = True
             raise Signalled(self.number or number, self._raises)
 
     def _watch(self) -> None:
@@ -151,15 +171,16 @@ class StopSignals:
             same = self._until(began + min(SAME, self._grace))
         again = "Ctrl-C again" if first == signal.SIGINT else "another signal"
         _say(f"\n{name(first)}: {_DOING}, within {self._grace:g} s; {again} to stop now")
-        if same == _OVER:
+        second = _OVER if same == _OVER else self._until(began + self._grace)
+        if second == _OVER:
             return
-        second = self._until(began + self._grace)
         if second is None:
             late = f"{_DOING} took longer than --grace {self._grace:g} s"
             self._end(first, f"ended by {name(first)}: {late}; safe: {self._describe_safe()}")
-        elif second != _OVER:
+        else:
             safe = self._describe_safe()
             self._end(second, f"ended at once by {name(second)}; safe: {safe}")
+        self._until(None)
 
     def _until(self, end: float | None) -> int | None:
         """The next stop signal; _OVER once the run is over; None after this time."""
@@ -167,11 +188,13 @@ class StopSignals:
         poller = select.poll()
         poller.register(self._heard, select.POLLIN)
         while True:
-            patience = None
-            if end is not None:
-                patience = math.ceil(max(0.0, end - time.monotonic()) * 1e3)
-            if not poller.poll(patience):
-                return None
+            unheard = bool(self._raises) and not self._has_raised
+            until = _first_of(end, time.monotonic() + REPEAT if unheard else None)
+            if not poller.poll(_milliseconds_until(until)):
+                if end is not None and end <= time.monotonic():
+                    return None
+                self._repeat_interrupt()
+                continue
             number = self._heard.recv(1)[0]
             if number == signal.SIGHUP:
                 _leave_terminals(self._terminals)
@@ -245,6 +268,16 @@ def _handlers() -> dict[int, Any]:
 def _restore(handlers: dict[int, Any]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _first_of(*times: float | None) -> float | None:
+    """The earliest of these times; None where each is."""
+    return min((time for time in times if time is not None), default=None)
+
+
+def _milliseconds_until(end: float | None) -> int | None:
+    """How long `poll` is to wait; None for ever."""
+    return None if end is None else math.ceil(max(0.0, end - time.monotonic()) * 1e3)
 
 
 def _is_terminal(fd: int) -> bool:
