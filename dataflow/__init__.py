@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from dataflow.adapters import lora, subset
 from dataflow.batch import Ragged
 from dataflow.check import CheckedGraph, CheckedProgram, check
 from dataflow.errors import (
@@ -116,8 +117,10 @@ __all__ = [
     "column",
     "cosine",
     "linear",
+    "lora",
     "loss",
     "operator",
+    "subset",
     "warmup",
 ]
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVarTuple
 
+from dataflow.adapters import Lora, Subset
 from dataflow.calls import call_error, call_site, constructs, require
 from dataflow.errors import Origin
-from dataflow.limits import choice, flag, number, text, whole
+from dataflow.limits import choice, number, text, whole
 from dataflow.schedule import Number as Number
 from dataflow.schedule import Schedule as Schedule
 from dataflow.schedule import cosine as cosine
@@ -42,7 +43,9 @@ class Head:
 class Model:
     """Weights. `base` is a Hugging Face model directory or hub name.
 
-    trainable: some train node writes it. follows: another Model that this one copies when that is
+    trainable: some train node writes it; `subset(...)`: only some of its weights. adapter:
+    `lora(...)`: only weights beside the base's, which stay as they are; a follower has its leader's.
+    follows: another Model that this one copies when that is
     published, every `every` Steps, moving `rate` of the way (1.0 is a plain copy); with every=0
     never, so that it stays as its leader was when the run, or the phase of a Program, began. head:
     `lm` or `scalar`. dtype: that it computes in; `auto`: bfloat16 if its base is in bfloat16, else
@@ -51,7 +54,8 @@ class Model:
 
     name: str
     base: str
-    trainable: bool = field(default=False, kw_only=True)
+    trainable: bool | Subset = field(default=False, kw_only=True)
+    adapter: Lora | None = field(default=None, kw_only=True)
     head: Literal["lm", "scalar"] = field(default="lm", kw_only=True)
     follows: Model | None = field(default=None, kw_only=True)
     rate: float = field(default=1.0, kw_only=True)
@@ -69,6 +73,7 @@ class Model:
             fits, expected = limit.accepts(argument), limit.describe(argument)
             fix = f"{name}={limit.suggestion(argument)!r}"
             require(where, name, argument, fits=fits, expected=expected, fix=fix)
+        _require_tuned_part(where, self)
         has_base, expected = bool(self.base), "a model directory or name"
         require(where, "base", self.base, fits=has_base, expected=expected, fix=_BASE)
         fits = self.follows is None or isinstance(self.follows, Model)
@@ -81,11 +86,36 @@ class Model:
             raise call_error(where, problem, "trainable=False, or no follows=")
         if self.every == 0:
             _require_copy(where, self)
+        if self.follows is not None and self.adapter is None:
+            object.__setattr__(self, "adapter", self.follows.adapter)
+
+    @property
+    def subset(self) -> Subset | None:
+        """Which of the base's weights are trained; None where all are, or none."""
+        return self.trainable if isinstance(self.trainable, Subset) else None
 
     @property
     def copies(self) -> Model | None:
         """The leader of which this is a frozen copy; None for every other Model."""
         return self.follows if self.every == 0 else None
+
+
+def _require_tuned_part(where: str, model: Model) -> None:
+    """Refuse what is neither all of a Model, nor a part of it that somebody trains or has saved."""
+    trainable, adapter = model.trainable, model.adapter
+    fits, expected = isinstance(trainable, bool | Subset), "True, False or subset(...)"
+    require(where, "trainable", trainable, fits=fits, expected=expected, fix="trainable=True")
+    fits = adapter is None or isinstance(adapter, Lora)
+    fix = "adapter=lora(rank=16)"
+    require(where, "adapter", adapter, fits=fits, expected="lora(...) or None", fix=fix)
+    if adapter is None:
+        return
+    if model.subset is not None:
+        problem = "with an adapter no weight of the base is trained, and it names a subset of them"
+        raise call_error(where, problem, "trainable=True, or no adapter=")
+    if not model.trainable and model.follows is None and adapter.start is None:
+        problem = "its adapter is trained by nobody and begins as nothing"
+        raise call_error(where, problem, "trainable=True, or lora(start=FOLDER), or no adapter=")
 
 
 def _require_copy(where: str, model: Model) -> None:
@@ -102,7 +132,6 @@ _BASE = 'Model("policy", "path/to/model")'
 _LIMITS = {
     "name": text(like="policy"),
     "base": text(like="path/to/model"),
-    "trainable": flag(),
     "head": choice("lm", "scalar"),
     "rate": number(0.0, 1.0, above=True, like=1.0),
     "every": whole(0, like=1),

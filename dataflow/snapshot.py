@@ -180,6 +180,9 @@ class _Writer:
         """One entry of `states`."""
         where = f"{type(state).__name__} {state.name!r}"
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        if fields.get("adapter", LOST) is None:
+            # A Model without one has the digest that it had before there were any.
+            del fields["adapter"]
         if "origin" in fields:
             fields["origin"] = Plain(origin_document(fields["origin"]))
         if isinstance(state, Buffer):

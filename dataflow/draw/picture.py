@@ -379,8 +379,12 @@ def _describe_state(state: State) -> str:
         facts.append(_describe_following(state, state.follows))
     elif not state.trainable:
         facts.append("fixed")
-    if state.trainable:
+    if state.subset is not None:
+        facts.append(f"trainable: {state.subset}")
+    elif state.trainable:
         facts.append("trainable")
+    if state.adapter is not None:
+        facts.append(str(state.adapter))
     return ", ".join(facts)
 
 

@@ -95,6 +95,12 @@ def _check_follower(context: Context, model: Model) -> Iterator[Fault]:
         )
         fix = f"Model({model.name!r}, {leader.base!r}, head={leader.head!r}, follows={leader.name})"
         yield _fault(where, problem, fix, origin)
+    if leader.adapter != model.adapter:
+        problem = (
+            f"it copies the weights of {leader.name!r}, expected its adapter, {leader.adapter},"
+            f" found {model.adapter}"
+        )
+        yield _fault(where, problem, "no adapter= beside follows=", origin)
 
 
 def _find_line(context: Context, model: Model) -> Origin | None:

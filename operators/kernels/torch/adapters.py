@@ -1,0 +1,206 @@
+"""Models of which a part is trained: their modules, on one copy of the base.
+
+Owns: which weights of a module are trained, the matrices that an adapter adds (made by peft), how
+they begin, and that a base is in memory once. Does not own: what a user says (dataflow/adapters.py),
+files of adapters (adapter_files.py), who shares what (the plan), updates (optimizer.py).
+
+Each Model has a module of its own, and modules of one base share its weights: they are the same
+Parameters. So policy, reference and critic compute side by side, and nobody switches an adapter on
+or off: what is recomputed, captured or compiled has the adapter of its own Model. peft's own way,
+named adapters of one module, has one active adapter at a time, which is state that outlives an
+error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dataflow.adapters import ALL_LINEAR, Lora, Subset
+from dataflow.errors import KernelError
+from dataflow.model import Model
+from operators.kernels.torch.decoder_layers import find_decoder_layers
+from operators.kernels.torch.scalar import HEADS
+
+ADAPTER = "adapter"
+"""The name that peft's layers have for the one adapter of a module."""
+NOT_SERVED = ("embed_tokens", "lm_head")
+
+
+class BaseWeights:
+    """The weights of one base on one device, which all Models of it share and nobody changes."""
+
+    def __init__(self) -> None:
+        self._parameters: dict[str, nn.Parameter] = {}
+
+    def share(self, module: nn.Module, trained_names: frozenset[str] = frozenset()) -> None:
+        """Replace the module's weights by those that are here under the same names, and keep the
+        others for the Models that follow; but for those that are trained, which are its own.
+        """
+        named = module.named_parameters(remove_duplicate=False)
+        for name, parameter in list(named):
+            if name in trained_names:
+                continue
+            parameter.requires_grad_(False)
+            shared = self._parameters.setdefault(name, parameter)
+            path, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(path), leaf, shared)
+
+
+def is_partial(model: Model) -> bool:
+    """Whether a Model has weights that nobody trains beside those that somebody does."""
+    return model.adapter is not None or model.subset is not None
+
+
+def find_trained_names(module: PreTrainedModel, model: Model) -> frozenset[str]:
+    """The names of the base's weights that are trained, and not shared: those of the subset, and of
+    a scalar head. Raises KernelError, naming the Model, if a subset has none.
+    """
+    heads = [name for name, _ in _named_head(module)] if model.head == "scalar" else []
+    if model.subset is None:
+        return frozenset(heads)
+    names = list(_list_subset(module, model.subset))
+    if not names:
+        raise _error(model, f"expected weights in {model.subset}, found none", "other parts")
+    return frozenset((*names, *heads))
+
+
+def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
+    """Add the Model's adapter to a module, in place: A is drawn from the seed and the Model's name,
+    B is zero. All other weights but a scalar head are frozen. Raises KernelError, naming the Model,
+    without peft, or for targets that the base does not have.
+    """
+    adapter = model.adapter
+    assert adapter is not None
+    peft = _import_peft(model)
+    targets = find_targets(module, model, adapter)
+    config = make_config(peft, adapter, targets, model)
+    trained_ids = {id(p) for p in module.parameters() if p.requires_grad}
+    peft.inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+    for name, parameter in module.named_parameters():
+        is_added = f".{ADAPTER}." in name
+        parameter.requires_grad_(is_added or id(parameter) in trained_ids)
+        if is_added:
+            parameter.data = parameter.data.to(module.dtype)
+    for name, parameter in _named_added(module):
+        _begin(parameter, name, f"{seed} {model.name}")
+
+
+def make_config(peft: ModuleType, adapter: Lora, targets: list[str], model: Model) -> Any:
+    """Make peft's description of an adapter on these modules of a base."""
+    return peft.LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        use_rslora=adapter.scale == "rslora",
+        init_lora_weights=True,
+        base_model_name_or_path=model.base,
+        task_type="CAUSAL_LM" if model.head == "lm" else "TOKEN_CLS",
+    )
+
+
+def find_targets(module: PreTrainedModel, model: Model, adapter: Lora) -> list[str]:
+    """The paths of the modules that get two matrices each, in the module's order. Raises
+    KernelError, naming the Model, for a name that no linear layer has, and for a head or embedding,
+    which samplers do not serve.
+    """
+    linears = {path: part for path, part in module.named_modules() if isinstance(part, nn.Linear)}
+    in_layers = [path for path in linears if path.rpartition(".")[2] not in (*NOT_SERVED, *HEADS)]
+    if adapter.targets == ALL_LINEAR:
+        return in_layers
+    names = (adapter.targets,) if isinstance(adapter.targets, str) else adapter.targets
+    leaves = sorted({path.rpartition(".")[2] for path in in_layers})
+    for name in names:
+        if not any(_is_at(path, name) for path in in_layers):
+            problem = f"expected targets among its linear layers, {', '.join(leaves)}, found {name!r}"
+            raise _error(model, problem, f"targets={ALL_LINEAR!r}")
+    return [path for path in in_layers if any(_is_at(path, name) for name in names)]
+
+
+def find_fused_experts(module: PreTrainedModel) -> list[str]:
+    """The names of experts' weights of three dimensions, [experts, out, in]: no linear layers."""
+    names: list[str] = []
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 3 and ".experts." in name:
+            names.append(name)
+    return names
+
+
+def piece_name(name: str) -> str:
+    """A trained weight's name in adapter_model.safetensors and on a weight edge: without the name
+    that peft has for the adapter.
+    """
+    return name.replace(f".{ADAPTER}.", ".")
+
+
+def _is_at(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def _named_added(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in module.named_parameters():
+        if f".{ADAPTER}." in name:
+            yield piece_name(name), parameter
+
+
+@torch.no_grad()
+def _begin(parameter: nn.Parameter, name: str, seed: str) -> None:
+    """Draw a matrix A as peft does, from a stream of its own; B is zero.
+
+    By name, so that neither the order of modules nor the number of ranks changes a bit.
+    """
+    if ".lora_B." in name:
+        parameter.zero_()
+        return
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
+    stream = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    matrix = torch.empty(parameter.shape, dtype=torch.float32)
+    nn.init.kaiming_uniform_(matrix, a=math.sqrt(5), generator=stream)
+    parameter.copy_(matrix)
+
+
+def _list_subset(module: PreTrainedModel, subset: Subset) -> Iterator[str]:
+    layers = find_decoder_layers(module)
+    first = 0 if subset.last is None else max(0, len(layers) - subset.last)
+    chosen_ids = {id(p) for layer in list(layers)[first:] for p in layer.parameters()}
+    chosen_ids |= {id(p) for p in _last_norm(module)}
+    for name, parameter in module.named_parameters():
+        in_parts = not subset.parts or any(part in name for part in subset.parts)
+        if id(parameter) in chosen_ids and in_parts:
+            yield name
+
+
+def _last_norm(module: PreTrainedModel) -> Iterator[Tensor]:
+    """The weights of the norm behind the last layer."""
+    backbone: Any = module.base_model
+    norm = getattr(backbone, "norm", None)
+    if norm is not None:
+        yield from norm.parameters()
+
+
+def _named_head(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in module.named_parameters():
+        if name.partition(".")[0] in HEADS:
+            yield name, parameter
+
+
+def _import_peft(model: Model) -> ModuleType:
+    try:
+        return importlib.import_module("peft")
+    except ImportError:
+        problem = "expected peft, which makes the modules of an adapter, found no such package"
+        raise _error(model, problem, "pip install 'dataflow-rl[lora]'") from None
+
+
+def _error(model: Model, problem: str, fix: str) -> KernelError:
+    return KernelError(f"Model {model.name!r}: {problem}. Fix: {fix}.")

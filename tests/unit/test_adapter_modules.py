@@ -1,0 +1,134 @@
+"""Modules with adapters and subsets: shared base, beginning, targets, gradients, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dataflow import KernelError, Model, Ragged, lora, subset
+from operators.kernels.torch.adapters import (
+    BaseWeights,
+    add_adapter,
+    find_trained_names,
+    piece_name,
+)
+from operators.kernels.torch.models import load_model
+from operators.kernels.torch.probe import compute_probe
+from tests.kit.models import save_critic, save_tiny
+
+peft = pytest.importorskip("peft")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("base"))
+
+
+def load(model: Model, weights: BaseWeights | None = None, seed: int = 1) -> Any:
+    """A Model's module, on shared weights where there are some."""
+    module = load_model(model, "cpu")
+    (weights or BaseWeights()).share(module, find_trained_names(module, model))
+    if model.adapter is not None:
+        add_adapter(module, model, seed)
+    return module
+
+
+def numbers(module: Any, head: str = "lm") -> Any:
+    """What the module computes of a few rows."""
+    ids = Ragged(np.array([3, 4, 5, 6, 9, 8, 7], np.int32), np.array([0, 4, 7]))
+    return compute_probe(module, ids, head=head)  # type: ignore[arg-type]
+
+
+def trained_names(module: Any) -> list[str]:
+    return [piece_name(name) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def policy(base: str, **how: Any) -> Model:
+    return Model("policy", base, trainable=True, adapter=lora(rank=4, **how))
+
+
+def test_a_fresh_adapter_changes_no_bit(base: str) -> None:
+    assert np.array_equal(numbers(load(policy(base))), numbers(load(Model("reference", base))))
+
+
+def test_modules_of_one_base_are_the_same_weights(base: str) -> None:
+    weights = BaseWeights()
+    reference = load(Model("reference", base), weights)
+    adapted = load(policy(base), weights)
+    base_weights = {id(p) for p in reference.parameters()}
+    own = [p for p in adapted.parameters() if id(p) not in base_weights]
+    assert all(p.requires_grad for p in own)
+    assert len(own) == len(trained_names(adapted)) == 28
+    with torch.no_grad():
+        for parameter in own:
+            parameter.add_(0.1)
+    assert not np.array_equal(numbers(adapted), numbers(reference))
+    assert np.array_equal(numbers(reference), numbers(load(Model("reference", base))))
+
+
+def test_an_adapter_begins_by_seed_and_name_alone(base: str) -> None:
+    first, again = (dict(load(policy(base)).named_parameters()) for _ in range(2))
+    other = dict(load(policy(base), seed=2).named_parameters())
+    name = "model.layers.1.mlp.up_proj.lora_A.adapter.weight"
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+    bound = 1 / first[name].shape[1] ** 0.5  # kaiming_uniform_ with a=sqrt(5)
+    assert 0.5 * bound < first[name].abs().max() <= bound
+
+
+def test_targets_by_name(base: str) -> None:
+    adapted = load(policy(base, targets=("q_proj", "layers.0.mlp.up_proj")))
+    paths = {name.partition(".lora_")[0] for name in trained_names(adapted)}
+    assert sorted(paths) == [
+        "model.layers.0.mlp.up_proj",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.self_attn.q_proj",
+    ]
+
+
+@pytest.mark.parametrize("name", ["query", "lm_head"])
+def test_a_target_that_the_base_lacks_is_named(base: str, name: str) -> None:
+    with pytest.raises(KernelError, match=f"Model 'policy'.*q_proj.*found '{name}'"):
+        load(policy(base, targets=name))
+
+
+def test_a_critic_has_its_own_head_and_adapter_on_the_policys_body(base: str) -> None:
+    weights = BaseWeights()
+    actor = load(policy(base), weights)
+    critic_model = Model("critic", base, trainable=True, head="scalar", adapter=lora(rank=2))
+    critic = load(critic_model, weights)
+    actor_ids = {id(p) for p in actor.parameters()}
+    own_names = [piece_name(n) for n, p in critic.named_parameters() if id(p) not in actor_ids]
+    assert own_names == trained_names(critic)
+    assert [name for name in own_names if "lora" not in name] == [
+        "score.weight",
+        "score.bias",
+    ]
+
+
+def test_a_subset_is_the_last_layers_and_the_norm_behind_them(base: str) -> None:
+    weights = BaseWeights()
+    reference = load(Model("reference", base), weights)
+    model = Model("policy", base, trainable=subset(last=1))
+    names = trained_names(load(model, weights))
+    assert {name.partition(".layers.")[2].partition(".")[0] or name for name in names} == {
+        "1",
+        "model.norm.weight",
+    }
+    shared_names = {name for name, p in reference.named_parameters() if p.requires_grad}
+    assert not shared_names
+
+
+def test_parts_of_a_subset(base: str) -> None:
+    model = Model("policy", base, trainable=subset(last=1, parts=("norm",)))
+    assert trained_names(load(model)) == [
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.norm.weight",
+    ]
+    with pytest.raises(KernelError, match="expected weights in subset"):
+        load(Model("policy", base, trainable=subset(parts=("bias_of",))))
