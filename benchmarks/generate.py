@@ -111,6 +111,10 @@ class Alone:
         """A module of its own."""
         return make()
 
+    def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        """There is nobody to share with."""
+        return make()
+
     def allocate(self, count: int, dtype: Any) -> np.ndarray:
         """Ordinary memory."""
         return np.empty(count, dtype)

@@ -81,6 +81,10 @@ class OneProcess:
         """There is nobody to share with."""
         return make()
 
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """There is nobody to share with."""
+        return make()
+
     def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
         """Ordinary memory: nobody else reads it."""
         return np.empty(count, dtype)

@@ -302,6 +302,12 @@ class Session(Protocol):
         """
         ...
 
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """Return what all kernels of one Worker have under this name, made by the first of them:
+        weights of a base, which several Models share and nobody changes.
+        """
+        ...
+
     def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
         """Allocate `count` numbers of this dtype, [count], in memory that other Workers read: a
         column built there is not copied when its batch is yielded. For large columns (below about

@@ -44,10 +44,10 @@ class Model:
     """Weights. `base` is a Hugging Face model directory or hub name.
 
     trainable: some train node writes it; `subset(...)`: only some of its weights. adapter:
-    `lora(...)`: only weights beside the base's, which stay as they are; a follower has its leader's.
-    follows: another Model that this one copies when that is
-    published, every `every` Steps, moving `rate` of the way (1.0 is a plain copy); with every=0
-    never, so that it stays as its leader was when the run, or the phase of a Program, began. head:
+    `lora(...)`: only weights beside those of the base, which stay as they are; a follower has its
+    leader's. follows: another Model that this one copies when that is published, every `every`
+    Steps, moving `rate` of the way (1.0 is a plain copy); with every=0 never, so that it stays as
+    its leader was when the run, or the phase of a Program, began. head:
     `lm` or `scalar`. dtype: that it computes in; `auto`: bfloat16 if its base is in bfloat16, else
     float32; of a follower its leader's, and float32 if its rate is below 1.
     """
@@ -91,8 +91,15 @@ class Model:
 
     @property
     def subset(self) -> Subset | None:
-        """Which of the base's weights are trained; None where all are, or none."""
+        """Which of the base's weights are trained, or follow those; None: all of them, or none."""
+        if self.follows is not None:
+            return self.follows.subset
         return self.trainable if isinstance(self.trainable, Subset) else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it has weights of its base that never change, and others that do."""
+        return self.adapter is not None or self.subset is not None
 
     @property
     def copies(self) -> Model | None:

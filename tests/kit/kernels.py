@@ -79,9 +79,13 @@ class FakeSession:
 
     def module(self, model: Any, make: Callable[[], Any]) -> Any:
         """One module per Model name."""
-        if model.name not in self.modules:
-            self.modules[model.name] = make()
-        return self.modules[model.name]
+        return self.shared(model.name, make)
+
+    def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        """One for each name."""
+        if name not in self.modules:
+            self.modules[name] = make()
+        return self.modules[name]
 
     def allocate(self, count: int, dtype: Any) -> np.ndarray:
         """Not initialised, as in an outbox: here filled with what no column can take for zeros."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,11 @@ import torch
 from dataflow import KernelError, Model, Ragged, lora, subset
 from operators.kernels.torch.adapters import (
     BaseWeights,
-    add_adapter,
-    find_trained_names,
     piece_name,
 )
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.probe import compute_probe
-from tests.kit.models import save_critic, save_tiny
+from tests.kit.models import save_tiny
 
 peft = pytest.importorskip("peft")
 
@@ -30,11 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def load(model: Model, weights: BaseWeights | None = None, seed: int = 1) -> Any:
     """A Model's module, on shared weights where there are some."""
-    module = load_model(model, "cpu")
-    (weights or BaseWeights()).share(module, find_trained_names(module, model))
-    if model.adapter is not None:
-        add_adapter(module, model, seed)
-    return module
+    return load_model(model, "cpu", weights or BaseWeights(), seed)
 
 
 def numbers(module: Any, head: str = "lm") -> Any:

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from dataflow import Graph, GraphError, Model, check, lora, subset
+from dataflow import GraphError, Model, lora, subset
 from dataflow.adapters import Lora
-from dataflow.snapshot import fingerprint, from_json, to_json
-from graphs.sft import sft
 
 BASE = "path/to/model"
 

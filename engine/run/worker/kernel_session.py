@@ -123,7 +123,10 @@ class NodeSession:
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
         """The module that the plan lets this node use for a Model, made at its first use."""
-        name = self._names[model.name]
+        return self.shared(self._names[model.name], make)
+
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """What this Worker has under a name, made at its first use."""
         if name not in self._modules:
             self._modules[name] = make()
         return self._modules[name]

@@ -1,8 +1,8 @@
 """Models of which a part is trained: their modules, on one copy of the base.
 
 Owns: which weights of a module are trained, the matrices that an adapter adds (made by peft), how
-they begin, and that a base is in memory once. Does not own: what a user says (dataflow/adapters.py),
-files of adapters (adapter_files.py), who shares what (the plan), updates (optimizer.py).
+they begin, and that a base is in memory once. Does not own: what a user says (the language), files
+of adapters (adapter_files.py), who shares what (the plan), updates (optimizer.py).
 
 Each Model has a module of its own, and modules of one base share its weights: they are the same
 Parameters. So policy, reference and critic compute side by side, and nobody switches an adapter on
@@ -55,9 +55,11 @@ class BaseWeights:
             setattr(module.get_submodule(path), leaf, shared)
 
 
-def is_partial(model: Model) -> bool:
-    """Whether a Model has weights that nobody trains beside those that somebody does."""
-    return model.adapter is not None or model.subset is not None
+def share_base(module: PreTrainedModel, model: Model, weights: BaseWeights) -> None:
+    """Let the module have the weights of its base from those that are shared, but for those that
+    are trained. Raises as `find_trained_names`.
+    """
+    weights.share(module, find_trained_names(module, model))
 
 
 def find_trained_names(module: PreTrainedModel, model: Model) -> frozenset[str]:
@@ -119,10 +121,10 @@ def find_targets(module: PreTrainedModel, model: Model, adapter: Lora) -> list[s
     if adapter.targets == ALL_LINEAR:
         return in_layers
     names = (adapter.targets,) if isinstance(adapter.targets, str) else adapter.targets
-    leaves = sorted({path.rpartition(".")[2] for path in in_layers})
+    leaves = ", ".join(sorted({path.rpartition(".")[2] for path in in_layers}))
     for name in names:
         if not any(_is_at(path, name) for path in in_layers):
-            problem = f"expected targets among its linear layers, {', '.join(leaves)}, found {name!r}"
+            problem = f"expected targets among its linear layers, {leaves}, found {name!r}"
             raise _error(model, problem, f"targets={ALL_LINEAR!r}")
     return [path for path in in_layers if any(_is_at(path, name) for name in names)]
 

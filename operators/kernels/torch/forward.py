@@ -30,8 +30,8 @@ from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predict_scores, predict_values, predictions
 from operators.kernels.torch.models import (
     find_position_limit,
-    load_model,
     load_pieces,
+    open_module,
     restore_model,
 )
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
@@ -52,7 +52,7 @@ class _Forward(Sleeper, Probeable):
         model = self._model
         self._session, self._tokens = session, layout.tokens
         self._temperatures = Temperatures.of(node.params.get("temperature"))
-        self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
+        self._module: PreTrainedModel = open_module(session, model)
         if layout.compiled:
             compile_layers(self._module)
         self._device = next(self._module.parameters()).device

@@ -24,8 +24,8 @@ from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.models import (
     find_position_limit,
-    load_model,
     load_pieces,
+    open_module,
     restore_model,
 )
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
@@ -46,7 +46,7 @@ class TorchGenerate(Generating, Sleeper, Probeable):
                 f"{self._node.name}: expected sampler='keyed', found {self._sampler!r}. Fix:"
                 f" sampler='keyed', or --kernel {self._node.name}={self._sampler}."
             )
-        self._module: Any = self._session.module(model, lambda: load_model(model))
+        self._module: Any = open_module(self._session, model)
         if self._layout.compiled:
             compile_layers(self._module)
         self._device = next(self._module.parameters()).device

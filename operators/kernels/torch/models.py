@@ -24,10 +24,11 @@ from transformers.utils.hub import cached_file
 
 from dataflow.architectures import refusal
 from dataflow.errors import KernelError, nearest
-from dataflow.kernel import Piece
+from dataflow.kernel import Piece, Session
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype, choose_dtype
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
+from operators.kernels.torch.adapters import BaseWeights, add_adapter, piece_name, share_base
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packing_trial import require_packable
@@ -44,14 +45,35 @@ with contextlib.suppress(ImportError):
     get_checkpoint_conversion_mapping("")
 
 
-def load_model(model: Model, device: str | torch.device | None = None) -> PreTrainedModel:
+def open_module(session: Session, model: Model) -> PreTrainedModel:
+    """Return the module of a Model that the plan lets a kernel use, loaded by the first kernel; all
+    Models that leave their base as it is have it in memory once. Raises as `load_model`.
+    """
+    return session.module(model, lambda: _load_for(session, model))
+
+
+def _load_for(session: Session, model: Model) -> PreTrainedModel:
+    if not model.is_partial and (model.trainable or model.follows is not None):
+        return load_model(model)
+    # By its dtype, not by the name of one: `auto` and `float32` may be the same.
+    name = f"weights of {model.base} in {load_dtype(model)}"
+    return load_model(model, weights=session.shared(name, BaseWeights), seed=session.seed)
+
+
+def load_model(
+    model: Model,
+    device: str | torch.device | None = None,
+    weights: BaseWeights | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
     """Load the module of a Model: eval mode, dropout off, packed attention (attention.py), weights
     in the dtype that it computes in (`load_dtype`).
 
     head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden,
     1] (scalar.py), read from the base if it has one (a token or sequence classifier with one
     label). The base of a Model that is trained, or follows a trained one, may lack it: it is then
-    zero, and so the same in every process. device: default_device() if None. Raises KernelError,
+    zero, and so the same in every process. device: default_device() if None. weights: of its base,
+    which it shares. seed: the run's, by which an adapter begins. Raises KernelError,
     naming the base, if it is missing, damaged or incomplete (soundness.py), has no tokenizer, or
     has an architecture that is refused (dataflow/architectures.py).
     """
@@ -71,7 +93,12 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     module.name_or_path = model.base
     require_sound(where, model, module, Loading.of(info))
     _drop_dropout(module)
+    if model.is_partial or weights is not None:
+        # Before it moves: what is shared is on the device already.
+        share_base(module, model, weights or BaseWeights())
     module = module.to(device or default_device()).eval()
+    if model.adapter is not None:
+        add_adapter(module, model, seed)
     if module.device.type == "cpu":
         keep_freed_memory()
     # Last: the trial needs eval mode, and finite weights.
@@ -177,11 +204,26 @@ def restore_model(module: nn.Module, model: Model, directory: Path | str) -> Non
 
 
 def pieces(module: nn.Module) -> Iterator[Piece]:
-    """Every weight once (tied ones by their first name), as the module's own tensors."""
-    for name, parameter in module.named_parameters():
+    """Every weight that is trained once (tied ones by their first name), as the module's own
+    tensors.
+    """
+    for name, parameter in _named_trained(module):
         yield Piece(name, parameter.detach())
     for name, buffer in _kept_buffers(module):
         yield Piece(name, buffer)
+
+
+def _named_trained(
+    module: nn.Module, *, remove_duplicate: bool = True
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """The weights that are trained; those of a module that nobody trains count as such."""
+    named = list(module.named_parameters(remove_duplicate=remove_duplicate))
+    if not any(parameter.requires_grad for _, parameter in named):
+        yield from named
+        return
+    for name, parameter in named:
+        if parameter.requires_grad:
+            yield piece_name(name), parameter
 
 
 def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.0) -> int:
@@ -194,7 +236,8 @@ def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.
     new_pieces = list(new_pieces)
     if not new_pieces:
         return 0
-    targets = dict(module.named_parameters(remove_duplicate=False)) | dict(_kept_buffers(module))
+    targets: dict[str, Tensor] = dict(_named_trained(module, remove_duplicate=False))
+    targets |= dict(_kept_buffers(module))
     done: set[int] = set()
     with torch.no_grad():
         for piece in new_pieces:

@@ -24,7 +24,13 @@ from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
 from dataflow.kernel_abilities import PartTrainer, Probeable, Sleeper
 from dataflow.training_parts import why_not_in_parts
 from operators.kernels.torch.loss_backward import LossBackward
-from operators.kernels.torch.models import find_position_limit, load_model, load_pieces, pieces
+from operators.kernels.torch.models import (
+    find_position_limit,
+    load_model,
+    load_pieces,
+    open_module,
+    pieces,
+)
 from operators.kernels.torch.optimizer import Optimizer, require_adamw, save_optimizer_state
 from operators.kernels.torch.parallel import Ranks, collect_pieces, part_like
 from operators.kernels.torch.part_training import PartTraining
@@ -60,7 +66,7 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
         self._model = model
         settings = TrainSettings.of(node, model)
         require_one_split(layout, node.name)
-        self._module = session.module(model, lambda: load_model(model))
+        self._module = open_module(session, model)
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
         self._split, self._slices = prepare_module(
