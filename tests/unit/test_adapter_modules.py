@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from dataflow import KernelError, Model, Ragged, lora, subset
 from operators.kernels.torch.adapters import (
     BaseWeights,
+    named_trained,
     piece_name,
 )
-from operators.kernels.torch.models import load_model
+from operators.kernels.torch.models import load_model, restore_model
 from operators.kernels.torch.probe import compute_probe
+from operators.kernels.torch.saving import save_model
 from tests.kit.models import save_tiny
 
 peft = pytest.importorskip("peft")
@@ -125,3 +129,41 @@ def test_parts_of_a_subset(base: str) -> None:
     ]
     with pytest.raises(KernelError, match="expected weights in subset"):
         load(Model("policy", base, trainable=subset(parts=("bias_of",))))
+
+
+def test_peft_reads_what_was_written(base: str, tmp_path: Path) -> None:
+    adapted = load(policy(base))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.01)
+    save_model(adapted, tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path)
+    ours = dict(named_trained(adapted))
+    state = peft.get_peft_model_state_dict(theirs)
+    assert {name.removeprefix("base_model.model.") for name in state} == set(ours)
+    for name, parameter in state.items():
+        assert torch.equal(parameter, ours[name.removeprefix("base_model.model.")])
+
+
+def test_a_model_begins_with_a_folder_and_goes_on_with_it(base: str, tmp_path: Path) -> None:
+    first = load(policy(base))
+    with torch.no_grad():
+        for _, parameter in named_trained(first):
+            parameter.add_(0.02)
+    save_model(first, tmp_path / "adapter")
+    again = load(policy(base, start=str(tmp_path / "adapter")), seed=7)
+    assert np.array_equal(numbers(first), numbers(again))
+    fresh = load(policy(base))
+    restore_model(fresh, policy(base), tmp_path / "adapter")
+    assert np.array_equal(numbers(first), numbers(fresh))
+
+
+def test_a_folder_of_another_rank_is_refused(base: str, tmp_path: Path) -> None:
+    save_model(load(policy(base)), tmp_path)
+    model = Model("policy", base, trainable=True, adapter=lora(rank=8, start=str(tmp_path)))
+    with pytest.raises(KernelError, match=r"expected r 8, found 4.*lora.rank=4, alpha=32"):
+        load(model)
+    with pytest.raises(KernelError, match=r"adapter_model\.safetensors"):
+        load(policy(base, start=base))

@@ -138,11 +138,40 @@ def find_fused_experts(module: PreTrainedModel) -> list[str]:
     return names
 
 
+def named_trained(
+    module: nn.Module, *, remove_duplicate: bool = True
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """The weights that are trained; those of a module that nobody trains count as such."""
+    named = list(module.named_parameters(remove_duplicate=remove_duplicate))
+    if not any(parameter.requires_grad for _, parameter in named):
+        yield from named
+        return
+    for name, parameter in named:
+        if parameter.requires_grad:
+            yield piece_name(name), parameter
+
+
 def piece_name(name: str) -> str:
     """A trained weight's name in adapter_model.safetensors and on a weight edge: without the name
     that peft has for the adapter.
     """
     return name.replace(f".{ADAPTER}.", ".")
+
+
+def has_adapter(module: nn.Module) -> bool:
+    """Whether `add_adapter` has added one."""
+    return hasattr(module, "peft_config")
+
+
+def describe_adapter(module: nn.Module) -> dict[str, Any]:
+    """What peft writes to adapter_config.json, as values of JSON."""
+    configs: Any = module.peft_config
+    config = configs[ADAPTER].to_dict()
+    for name, setting in config.items():
+        if isinstance(setting, set):
+            config[name] = sorted(setting)
+    config["inference_mode"] = True
+    return config
 
 
 def _is_at(path: str, name: str) -> bool:

@@ -28,7 +28,8 @@ from dataflow.kernel import Piece, Session
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype, choose_dtype
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
-from operators.kernels.torch.adapters import BaseWeights, add_adapter, piece_name, share_base
+from operators.kernels.torch.adapter_files import read_adapter
+from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_trained, share_base
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packing_trial import require_packable
@@ -99,6 +100,8 @@ def load_model(
     module = module.to(device or default_device()).eval()
     if model.adapter is not None:
         add_adapter(module, model, seed)
+        if model.adapter.start is not None:
+            load_pieces(module, read_adapter(model, Path(model.adapter.start).expanduser()))
     if module.device.type == "cpu":
         keep_freed_memory()
     # Last: the trial needs eval mode, and finite weights.
@@ -199,31 +202,24 @@ def _drop_dropout(module: nn.Module) -> None:
 def restore_model(module: nn.Module, model: Model, directory: Path | str) -> None:
     """Read into the module what `save_model` wrote for this Model."""
     device = next(module.parameters()).device
-    saved = load_model(replace(model, base=str(directory)), device)
-    load_pieces(module, pieces(saved))
+    load_pieces(module, read_pieces(model, directory, device))
+
+
+def read_pieces(model: Model, directory: Path | str, device: torch.device) -> Iterable[Piece]:
+    """Read the weights that `save_model` wrote for this Model: those that are trained."""
+    if model.adapter is not None:
+        return read_adapter(model, Path(directory))
+    return pieces(load_model(replace(model, base=str(directory)), device))
 
 
 def pieces(module: nn.Module) -> Iterator[Piece]:
     """Every weight that is trained once (tied ones by their first name), as the module's own
     tensors.
     """
-    for name, parameter in _named_trained(module):
+    for name, parameter in named_trained(module):
         yield Piece(name, parameter.detach())
     for name, buffer in _kept_buffers(module):
         yield Piece(name, buffer)
-
-
-def _named_trained(
-    module: nn.Module, *, remove_duplicate: bool = True
-) -> Iterator[tuple[str, nn.Parameter]]:
-    """The weights that are trained; those of a module that nobody trains count as such."""
-    named = list(module.named_parameters(remove_duplicate=remove_duplicate))
-    if not any(parameter.requires_grad for _, parameter in named):
-        yield from named
-        return
-    for name, parameter in named:
-        if parameter.requires_grad:
-            yield piece_name(name), parameter
 
 
 def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.0) -> int:
@@ -236,7 +232,7 @@ def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.
     new_pieces = list(new_pieces)
     if not new_pieces:
         return 0
-    targets: dict[str, Tensor] = dict(_named_trained(module, remove_duplicate=False))
+    targets: dict[str, Tensor] = dict(named_trained(module, remove_duplicate=False))
     targets |= dict(_kept_buffers(module))
     done: set[int] = set()
     with torch.no_grad():

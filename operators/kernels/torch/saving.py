@@ -25,6 +25,8 @@ from dataflow.errors import KernelError
 from dataflow.model_dtype import stored_dtype
 from dataflow.model_files import CONFIG
 from dataflow.storage import replace_text, writing
+from operators.kernels.torch.adapter_files import save_adapter
+from operators.kernels.torch.adapters import describe_adapter, has_adapter, named_trained
 from operators.kernels.torch.transformers_log import quiet
 
 TOKENIZER_FILES = (
@@ -66,7 +68,8 @@ def save_model(
     exact: bool = False,
 ) -> None:
     """Write a Hugging Face directory in the base's dtype: config, safetensors, generation config,
-    and the base's tokenizer files.
+    and the base's tokenizer files. Of a module with an adapter only that is written, in peft's
+    files.
 
     weights: by name, if the module has only a part of them; None: the module's own. exact: if that
     dtype is not the module's, write the folder EXACT too, from which load_model reads the same
@@ -74,6 +77,10 @@ def save_model(
     gone or a weight is too large for the dtype, StorageError if the disk is full or fails.
     """
     target, base = Path(directory), str(module.name_or_path)
+    if has_adapter(module):
+        trained = weights or dict(named_trained(module))
+        save_adapter(target, describe_adapter(module), trained)
+        return
     dtype = saved_dtype(base, module.dtype)
     if dtype == module.dtype:
         _write(module, target, weights)

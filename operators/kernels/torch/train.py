@@ -11,7 +11,6 @@ and no gradient outlives a Step, or the computation of one of its parts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from dataflow.training_parts import why_not_in_parts
 from operators.kernels.torch.loss_backward import LossBackward
 from operators.kernels.torch.models import (
     find_position_limit,
-    load_model,
     load_pieces,
     open_module,
     pieces,
+    read_pieces,
 )
 from operators.kernels.torch.optimizer import Optimizer, require_adamw, save_optimizer_state
 from operators.kernels.torch.parallel import Ranks, collect_pieces, part_like
@@ -191,10 +190,8 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
         """Read what `save` wrote, on any number of ranks; the next Step gives the same bits."""
         self.forget_parts()
         targets = {piece.name: piece.data for piece in pieces(self._module)}
-        saved_model = replace(self._model, base=str(directory))
-        saved = load_model(saved_model, self._device)
         parts: list[Piece] = []
-        for piece in pieces(saved):
+        for piece in read_pieces(self._model, directory, self._device):
             target = targets.get(piece.name, piece.data)
             parts.append(Piece(piece.name, part_like(target, piece.data)))
         load_pieces(self._module, parts)

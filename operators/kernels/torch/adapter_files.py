@@ -1,0 +1,103 @@
+"""Adapters as peft's files: adapter_model.safetensors and adapter_config.json.
+
+Owns: writing and reading them, and the digest of the base that they were trained on. Does not own:
+the matrices in a module (adapters.py), when they are written (the engine).
+
+peft, vLLM and TRL read such a folder. The base's digest is in the header of the weights, which they
+leave alone; adapter_config.json has only what peft knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dataflow.errors import KernelError
+from dataflow.kernel import Piece
+from dataflow.model import Model
+from dataflow.storage import replace_text, writing
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+BASE_DIGEST = "base_digest"
+"""The key in the weights' header."""
+_PREFIX = "base_model.model."
+"""peft's, before the names of the base's modules."""
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Whether a folder has an adapter in peft's format."""
+    return (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file()
+
+
+def save_adapter(
+    folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], base_digest: str = ""
+) -> None:
+    """Write an adapter's folder. config: peft's, as values of JSON. weights: by the names of its
+    pieces. Raises StorageError if the disk is full or fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        tensors[f"{_PREFIX}{name}"] = weight.detach().cpu().contiguous()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    header = {"format": "pt", BASE_DIGEST: base_digest}
+    with writing("the adapter", folder, size):
+        save_file(tensors, folder / WEIGHTS, header)
+    text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
+    replace_text("the adapter's configuration", folder / CONFIG, text)
+
+
+def read_adapter(model: Model, folder: Path) -> list[Piece]:
+    """Read an adapter's weights, by the names that they have in a module. Raises KernelError,
+    naming the Model, for a folder without one, a damaged file, or one of another rank or scale.
+    """
+    where = f"Model {model.name!r}: adapter {folder}"
+    if not is_adapter_folder(folder):
+        raise KernelError(
+            f"{where}: expected {WEIGHTS} and {CONFIG}, found neither or one of them. Fix: the"
+            " folder that peft's save_pretrained wrote, or a checkpoint of a run."
+        )
+    _require_config(where, model, json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    pieces: list[Piece] = []
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                pieces.append(Piece(name.removeprefix(_PREFIX), file.get_tensor(name)))
+    except SafetensorError as error:
+        raise KernelError(f"{where}: {WEIGHTS} is damaged ({error}). Fix: another copy.") from None
+    return pieces
+
+
+def read_base_digest(folder: Path) -> str:
+    """The digest of the base that an adapter was trained on; empty if its writer knew none."""
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        return (file.metadata() or {}).get(BASE_DIGEST, "")
+
+
+def _require_config(where: str, model: Model, config: Mapping[str, Any]) -> None:
+    """Raise KernelError unless a saved adapter is computed as the Model's."""
+    adapter = model.adapter
+    assert adapter is not None
+    expected = {
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "use_rslora": adapter.scale == "rslora",
+        "use_dora": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    for name, expected_setting in expected.items():
+        setting = config.get(name) or type(expected_setting)()
+        if setting != expected_setting:
+            fix = f"lora(rank={config.get('r')}, alpha={config.get('lora_alpha')})"
+            if name not in ("r", "lora_alpha"):
+                fix = "an adapter of plain LoRA"
+            raise KernelError(
+                f"{where}: expected {name} {expected_setting}, found {setting}. Fix: {fix}."
+            )
