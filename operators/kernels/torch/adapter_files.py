@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
 from dataflow.model import Model
-from dataflow.storage import replace_text, writing
+from dataflow.storage import writing
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BASE_DIGEST = "base_digest"
@@ -38,19 +38,27 @@ def is_adapter_folder(folder: Path) -> bool:
 def save_adapter(
     folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], base_digest: str = ""
 ) -> None:
-    """Write an adapter's folder. config: peft's, as values of JSON. weights: by the names of its
-    pieces. Raises StorageError if the disk is full or fails.
+    """Write an adapter's folder: `encode_adapter`. Raises StorageError if the disk is full or
+    fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for name, content in encode_adapter(config, weights, base_digest).items():
+        with writing("the adapter", folder / name, len(content)):
+            (folder / name).write_bytes(content)
+
+
+def encode_adapter(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor], base_digest: str = ""
+) -> dict[str, bytes]:
+    """The content of both files, by their names. config: peft's, as values of JSON. weights: by the
+    names of their pieces.
+    """
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         tensors[f"{_PREFIX}{name}"] = weight.detach().cpu().contiguous()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     header = {"format": "pt", BASE_DIGEST: base_digest}
-    with writing("the adapter", folder, size):
-        save_file(tensors, folder / WEIGHTS, header)
     text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
-    replace_text("the adapter's configuration", folder / CONFIG, text)
+    return {WEIGHTS: save(tensors, header), CONFIG: text.encode()}
 
 
 def read_adapter(model: Model, folder: Path) -> list[Piece]:

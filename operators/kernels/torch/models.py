@@ -119,13 +119,17 @@ def _find_class(model: Model, config: Any) -> type[PreTrainedModel]:
 
 def make_meta_module(model: Model) -> PreTrainedModel:
     """Make the module of a Model without its weights (on the meta device): its config, and the
-    names and shapes that `pieces` gives. Raises KernelError as `load_model` does, before weights
-    are read.
+    names and shapes that `pieces` gives; with its adapter. Raises KernelError as `load_model` does,
+    before weights are read.
     """
     config = _read_config(f"Model {model.name!r}", model.base)
     with torch.device("meta"):
         module: Any = _find_class(model, config)(config)
     module.tie_weights()
+    if model.is_partial:
+        share_base(module, model, BaseWeights())
+    if model.adapter is not None:
+        add_adapter(module, model, seed=0)
     return module
 
 

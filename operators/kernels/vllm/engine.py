@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ import numpy as np
 from dataflow.batch import Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
+from dataflow.model import Model
+from operators.kernels.torch.adapter_files import read_adapter
+from operators.kernels.torch.adapters import describe_adapter
 from operators.kernels.vllm.engine_errors import VllmErrors
+from operators.kernels.vllm.served_adapter import ServedAdapter
 from operators.kernels.vllm.startup import BLOCK, EngineSize, rank_processes, start_engine
 from operators.kernels.vllm.weights import (
     SharedWeights,
@@ -51,7 +56,9 @@ class Token:
 class Engine:
     """A Model's engine, which all generate nodes of that Model in a Worker share."""
 
-    def __init__(self, model: Any, described: Any, base: str, dtype: str, size: EngineSize) -> None:
+    def __init__(
+        self, model: Model, described: Any, base: str, dtype: str, size: EngineSize
+    ) -> None:
         """described: the Model's module of transformers, on the meta device. base: directory.
         dtype: that the Model computes in, by torch's name.
         """
@@ -59,7 +66,12 @@ class Engine:
         self.size = size
         self.version = 0
         self._names, self._shapes = names_and_shapes(described)
-        self._llm = start_engine(model.name, base, dtype, size)
+        self._adapter: ServedAdapter | None = None
+        if model.adapter is not None:
+            self._adapter = ServedAdapter(model, describe_adapter(described))
+        self._is_part = model.subset is not None
+        rank = self._adapter.room if self._adapter else 0
+        self._llm = start_engine(model.name, base, dtype, size, adapter_rank=rank)
         self._core: Any = self._llm.llm_engine.engine_core
         self._shared = SharedWeights() if size.tensor > 1 else None
         self._ranks: list[Any] = rank_processes(self._llm) if size.tensor > 1 else []
@@ -68,6 +80,8 @@ class Engine:
         self._lost = self._asleep = self._closed = False
         self._probed: int | None = None
         self.vocabulary = int(described.config.vocab_size)
+        if self._adapter is not None:
+            self._begin_adapter(self._adapter, model)
 
     def add(self, ids: Sequence[int], params: Any) -> str:
         """Begin a row by these SamplingParams (sampling_processor.py); returns its request."""
@@ -84,12 +98,18 @@ class Engine:
                     sampling_params=params,
                     pooling_params=None,
                     arrival_time=time.time(),
-                    lora_request=None,
+                    lora_request=self._request_adapter(),
                     cache_salt=None,
                     data_parallel_rank=None,
                 )
             )
         return name
+
+    def _request_adapter(self) -> Any:
+        """What a row names its adapter by; None while no version of one has come."""
+        if self._adapter is None or not self._adapter.is_loaded:
+            return None
+        return self._adapter.make_request(load=False)
 
     def step(self) -> list[Token]:
         """One token of each row that runs."""
@@ -154,6 +174,31 @@ class Engine:
         """Load all weights of a version, in place; then forget what older ones computed."""
         require_whole(self.name, self._names, pieces)
         require_shapes(self.name, self._shapes, pieces)
+        if self._adapter is not None:
+            self._load_adapter(self._adapter, pieces)
+        else:
+            self._load_weights(pieces)
+        self.version = version
+        self.forget()
+
+    def _begin_adapter(self, adapter: ServedAdapter, model: Model) -> None:
+        """Load what a Model's adapter begins with; a fresh one changes no number."""
+        start = model.adapter.start if model.adapter else None
+        if start is not None:
+            self._load_adapter(adapter, read_adapter(model, Path(start).expanduser()))
+
+    def _load_adapter(self, adapter: ServedAdapter, pieces: list[Piece]) -> None:
+        adapter.write({piece.name: piece.data for piece in pieces})
+        with self._call_context():
+            is_loaded = self._core.add_lora(adapter.make_request(load=True))
+        if not is_loaded:
+            raise KernelError(
+                f"Model {self.name!r}: expected vLLM to load its adapter, found that it declined."
+                " Fix: --kernel NODE=torch."
+            )
+        adapter.is_loaded = True
+
+    def _load_weights(self, pieces: list[Piece]) -> None:
         with self._call_context():
             if self._shared is None:
                 pairs = [(piece.name, piece.data) for piece in pieces]
@@ -162,14 +207,13 @@ class Engine:
                 where = (self._shared.path, self._shared.write(pieces))
                 missing_of_ranks = self._llm.collective_rpc("take_shared", args=where)
         missing = next(filter(None, missing_of_ranks), None)
-        if missing:
+        # Of a subset the engine has the rest from its base.
+        if missing and not self._is_part:
             raise KernelError(
                 f"Model {self.name!r}: expected all weights of vLLM's module, found that"
                 f" {missing[0]} did not come. Fix: a base whose names vLLM knows,"
                 " or --kernel NODE=torch."
             )
-        self.version = version
-        self.forget()
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """float32: the log-prob at temperature 1 of each token but its row's first, in one pass.
@@ -275,3 +319,5 @@ class Engine:
         self._core.shutdown()
         if self._shared is not None:
             self._shared.close()
+        if self._adapter is not None:
+            self._adapter.close()

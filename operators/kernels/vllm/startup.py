@@ -35,9 +35,10 @@ class EngineSize:
     threads: int = 1
 
 
-def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
-    """A vLLM of this Model, whose base is a directory. Raises KernelError if the environment says
-    what the kernel cannot run with.
+def start_engine(model: str, base: str, dtype: str, size: EngineSize, adapter_rank: int = 0) -> Any:
+    """A vLLM of this Model, whose base is a directory. adapter_rank: up to which rank it has room
+    for one adapter; 0: for none. Raises KernelError if the environment says what the kernel cannot
+    run with.
     """
     cuda = torch.cuda.is_available()
     _set_environment(model, cuda=cuda)
@@ -70,9 +71,17 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
             worker_extension_cls="operators.kernels.vllm.rank.EngineRank",
             tensor_parallel_size=size.tensor,
             distributed_executor_backend="mp" if size.tensor > 1 else None,
+            **_describe_room(adapter_rank),
         )
     torch.set_num_threads = set_threads
     return llm
+
+
+def _describe_room(adapter_rank: int) -> dict[str, Any]:
+    """vLLM's settings for one adapter of at most this rank; none for rank 0."""
+    if adapter_rank == 0:
+        return {}
+    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": adapter_rank}
 
 
 def rank_processes(llm: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece
+from operators.kernels.torch.adapters import named_trained
 
 
 def require_whole(model: str, expected: Mapping[str, frozenset[str]], pieces: list[Piece]) -> None:
@@ -49,10 +50,10 @@ def require_shapes(model: str, shapes: Mapping[str, torch.Size], pieces: list[Pi
 
 
 def names_and_shapes(module: Any) -> tuple[dict[str, frozenset[str]], dict[str, torch.Size]]:
-    """Of the weights of a module, which may be on the meta device: for each name all names of that
-    weight (a tied one has several), and its shape.
+    """Of the trained weights of a module, which may be on the meta device: for each name all names
+    of that weight (a tied one has several), and its shape.
     """
-    weights = dict(module.named_parameters(remove_duplicate=False))
+    weights = dict(named_trained(module, remove_duplicate=False))
     tied: dict[int, list[str]] = {}
     for name, weight in weights.items():
         tied.setdefault(id(weight), []).append(name)
