@@ -45,12 +45,12 @@ def choose_dtype(model: Model, folder: Path) -> ComputedDtype | None:
 
     A Model that follows at a rate below 1 is in float32 whatever its base: it moves by a rate's
     part of a difference, of which bfloat16, with 8 bits, has nothing left below 1/256 of a weight,
-    so that it would stand still.
+    so that it would stand still. Of one with an adapter only that is in float32.
     """
     if model.dtype != AUTO:
         return model.dtype
     if model.follows is not None:
-        if model.rate != 1.0:
+        if model.rate != 1.0 and model.adapter is None:
             return "float32"
         return choose_dtype(model.follows, folder)
     stored = stored_dtype(folder)

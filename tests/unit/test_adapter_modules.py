@@ -16,7 +16,7 @@ from operators.kernels.torch.adapters import (
     named_trained,
     piece_name,
 )
-from operators.kernels.torch.models import load_model, restore_model
+from operators.kernels.torch.models import load_model, load_pieces, pieces, restore_model
 from operators.kernels.torch.probe import compute_probe
 from operators.kernels.torch.saving import save_model
 from tests.kit.models import save_tiny
@@ -167,3 +167,22 @@ def test_a_folder_of_another_rank_is_refused(base: str, tmp_path: Path) -> None:
         load(model)
     with pytest.raises(KernelError, match=r"adapter_model\.safetensors"):
         load(policy(base, start=base))
+
+
+def test_a_follower_moves_in_float32_on_a_base_in_bfloat16(tmp_path: Path) -> None:
+    narrow = save_tiny(tmp_path, dtype="bfloat16")
+    leader = Model("policy", narrow, trainable=True, adapter=lora(rank=4), dtype="bfloat16")
+    weights = BaseWeights()
+    leader_module = load(leader, weights)
+    follower = load(Model("mean", narrow, follows=leader, rate=0.001), weights)
+    with torch.no_grad():
+        for _, parameter in named_trained(leader_module):
+            parameter.fill_(1.0)
+    for _ in range(3):
+        load_pieces(follower, pieces(leader_module), rate=0.001)
+    parameters = dict(follower.named_parameters())
+    moved = parameters["model.layers.0.mlp.up_proj.lora_B.adapter.weight"]
+    assert moved.dtype == torch.float32
+    torch.testing.assert_close(moved, torch.full_like(moved, 1 - 0.999**3))
+    assert parameters["model.norm.weight"].dtype == torch.bfloat16
+    assert np.isfinite(numbers(follower)).all()

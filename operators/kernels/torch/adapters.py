@@ -87,11 +87,13 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
     config = make_config(peft, adapter, targets, model)
     trained_ids = {id(p) for p in module.parameters() if p.requires_grad}
     peft.inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+    # One that moves by a part of a difference would stand still in bfloat16.
+    dtype = torch.float32 if model.rate != 1.0 else module.dtype
     for name, parameter in module.named_parameters():
         is_added = f".{ADAPTER}." in name
         parameter.requires_grad_(is_added or id(parameter) in trained_ids)
         if is_added:
-            parameter.data = parameter.data.to(module.dtype)
+            parameter.data = parameter.data.to(dtype)
     for name, parameter in _named_added(module):
         _begin(parameter, name, f"{seed} {model.name}")
 
