@@ -5,6 +5,7 @@ Use it where a model calls tools, or talks to an environment, over several turns
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -31,6 +32,7 @@ def agent(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Group-relative policy optimisation of episodes, by the rewards that their environments give.
 
@@ -46,8 +48,9 @@ def agent(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     episode = interact(
         policy,
         prompts(data, batch=batch),

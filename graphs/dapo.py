@@ -5,6 +5,7 @@ Use it when many groups have equal rewards, or answers run into their limit.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -34,6 +35,7 @@ def dapo(
     max_lag: int = 0,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Replace groups of equal rewards, punish the last tokens before the limit, clip less above.
 
@@ -50,8 +52,9 @@ def dapo(
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")

@@ -5,6 +5,7 @@ Use it when generation and training overlap, so that rows are several versions o
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -35,6 +36,7 @@ def decoupled_ppo(
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Asynchronous: rows of several versions; the sampler's log-probs only weigh, they do not clip.
 
@@ -51,8 +53,9 @@ def decoupled_ppo(
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")

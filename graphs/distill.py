@@ -5,6 +5,7 @@ Use it when there is a better model of the same tokenizer.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -26,6 +27,7 @@ def distill(
     top_k: int = 64,
     lr: Number = 1e-5,
     max_lag: int = 0,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Reverse KL to a larger model of the same tokenizer, over the teacher's likeliest tokens.
 
@@ -38,8 +40,9 @@ def distill(
         top_k: how many of the teacher's likeliest tokens are compared.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     grades = logprobs(Model("teacher", teacher), rollout, top_k=top_k)

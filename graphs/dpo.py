@@ -5,6 +5,7 @@ Use it when preferences have been collected, and nothing is to be generated.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -23,6 +24,7 @@ def dpo(
     beta: float = 0.1,
     lr: Number = 5e-7,
     minibatches: int = 1,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Raise the chosen answer against the rejected one, measured from the base model.
 
@@ -33,8 +35,9 @@ def dpo(
         beta: how far the policy may move from the base.
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     rows, pairs = preferences(data, batch=batch)
     reference = logprobs(Model("reference", base), rows)
     loss = dpo_loss(pairs, reference=reference, beta=beta)

@@ -5,6 +5,7 @@ Use it when one sampler explores too little, or two are to be compared in one gr
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -35,6 +36,7 @@ def dual_generator(
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """A cautious and a bold sampler of one policy; each group has the answers of both.
 
@@ -51,8 +53,9 @@ def dual_generator(
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     calm = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="calm")
     wild = generate(

@@ -5,6 +5,7 @@ Use it where a few answers are much longer than the others, and the same prompts
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number, Table
@@ -35,6 +36,7 @@ def grpo_by_length(
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Group-relative policy optimisation, the answers that are expected to be longest first.
 
@@ -51,8 +53,9 @@ def grpo_by_length(
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy, lengths = Model("policy", base, trainable=True), Table("lengths")
+    policy, lengths = Model("policy", base, trainable=True, adapter=adapter), Table("lengths")
     prompt = prompts(data, batch=batch)
     weight = lookup(lengths, prompt, max_lag=max_lag)
     rollout = generate(

@@ -5,6 +5,7 @@ Use it where answers differ much in length, and most prompts come once.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -37,6 +38,7 @@ def grpo_ranked(
     max_lag: int = 0,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """GRPO, and a ranker that learns from the lengths of each Step's answers.
 
@@ -54,8 +56,9 @@ def grpo_ranked(
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     ranker = Model("ranker", ranker_base, trainable=True, head="scalar")
     prompt = prompts(data, batch=batch)
     tasks = prompt_rows(prompt, name="tasks")

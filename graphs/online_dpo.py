@@ -5,6 +5,7 @@ Use it when a reward ranks answers, and its scale means nothing.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -33,6 +34,7 @@ def online_dpo(
     max_lag: int = 0,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """The best and the worst answer to each prompt are a pair; equal rewards make none.
 
@@ -48,8 +50,9 @@ def online_dpo(
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")

@@ -5,6 +5,7 @@ Use it when the tokens of an answer deserve different credit, and a critic fits 
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -35,6 +36,7 @@ def ppo(
     max_lag: int = 0,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """A critic of its own, GAE, and several clipped updates per Step; KL in the reward.
 
@@ -50,9 +52,10 @@ def ppo(
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
-    critic = Model("critic", base, trainable=True, head="scalar")
+    policy = Model("policy", base, trainable=True, adapter=adapter)
+    critic = Model("critic", base, trainable=True, head="scalar", adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     reference = logprobs(Model("reference", base), rollout)

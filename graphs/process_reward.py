@@ -5,6 +5,7 @@ Use it when the steps of an answer can be judged one by one.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -30,6 +31,7 @@ def process_reward(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Each token's advantage is the whitened sum of the rewards of the steps from there on.
 
@@ -43,8 +45,9 @@ def process_reward(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = step_reward(step_fn, rollout, split=split, name="score")

@@ -5,6 +5,7 @@ Use it when you can afford one or two answers to a prompt: its baseline needs no
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -32,6 +33,7 @@ def remax(
     max_lag: int = 0,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """A second, greedy generation for each prompt gives the baseline of all its sampled answers.
 
@@ -46,8 +48,9 @@ def remax(
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")

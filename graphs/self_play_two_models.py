@@ -5,6 +5,7 @@ Use it when tasks are to get harder as the solver gets better.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -23,7 +24,9 @@ from operators.train import train
 
 @operator()
 def posed(task: Columns[Rollout]) -> Columns[Prompt]:
-    """What the setter wrote, as a prompt for the solver."""
+    """What the setter wrote, as a prompt for the solver.
+    adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
+    """
     return Columns.make(Prompt, like=task, prompt=list(task["completion"]))
 
 
@@ -40,6 +43,7 @@ def self_play_two_models(
     lr: Number = 1e-6,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """The setter earns what the solver loses: tasks compete, and so do the answers to each task.
 
@@ -55,8 +59,8 @@ def self_play_two_models(
         eval_data: held-out prompts, which the solver answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
-    setter = Model("setter", setter_base, trainable=True)
-    solver = Model("solver", solver_base, trainable=True)
+    setter = Model("setter", setter_base, trainable=True, adapter=adapter)
+    solver = Model("solver", solver_base, trainable=True, adapter=adapter)
     task = generate(setter, prompts(data, batch=batch), n=n, max_tokens=max_tokens, name="task")
     asked = posed(task)
     answer = generate(solver, asked, n=n, max_tokens=max_tokens, empty_prompt="drop", name="answer")

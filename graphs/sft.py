@@ -5,6 +5,7 @@ Use it before reinforcement: it teaches a format, and what rewards would not fin
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -14,7 +15,9 @@ from operators.train import train
 
 
 @declares
-def sft(base: str, data: str, *, batch: int = 128, lr: Number = 1e-5) -> Graph:
+def sft(
+    base: str, data: str, *, batch: int = 128, lr: Number = 1e-5, adapter: Lora | None = None
+) -> Graph:
     """Imitate demonstrations.
 
     Args:
@@ -22,8 +25,9 @@ def sft(base: str, data: str, *, batch: int = 128, lr: Number = 1e-5) -> Graph:
         data: Parquet, JSONL or CSV with prompt and completion, or messages.
         batch: rows per Step.
         lr: learning rate, or a schedule of the Step.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     return Graph(
         "sft", train(policy, demonstrations(data, batch=batch), loss=supervised_loss(), lr=lr)
     )

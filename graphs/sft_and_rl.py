@@ -5,6 +5,7 @@ Use it when reinforcement must not lose what demonstrations taught.
 
 from __future__ import annotations
 
+from dataflow.adapters import Lora
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -35,6 +36,7 @@ def sft_and_rl(
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
+    adapter: Lora | None = None,
 ) -> Graph:
     """Each update has a policy loss on rollouts and a supervised loss on demonstrations.
 
@@ -52,8 +54,9 @@ def sft_and_rl(
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy = Model("policy", base, trainable=True)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, name="rollout")
     score = reward(reward_fn, rollout, name="score")

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from dataflow.adapters import ALL_LINEAR, Lora, Subset
 from dataflow.errors import KernelError
@@ -32,6 +33,7 @@ from operators.kernels.torch.scalar import HEADS
 
 ADAPTER = "adapter"
 """The name that peft's layers have for the one adapter of a module."""
+LINEAR = (nn.Linear, Conv1D)
 NOT_SERVED = ("embed_tokens", "lm_head")
 
 
@@ -84,7 +86,8 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
     assert adapter is not None
     peft = _import_peft(model)
     targets = find_targets(module, model, adapter)
-    config = make_config(peft, adapter, targets, model)
+    experts = find_fused_experts(module) if adapter.targets == ALL_LINEAR else []
+    config = make_config(peft, model, targets, experts)
     trained_ids = {id(p) for p in module.parameters() if p.requires_grad}
     peft.inject_adapter_in_model(config, module, adapter_name=ADAPTER)
     # One that moves by a part of a difference would stand still in bfloat16.
@@ -98,12 +101,17 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
         _begin(parameter, name, f"{seed} {model.name}")
 
 
-def make_config(peft: ModuleType, adapter: Lora, targets: list[str], model: Model) -> Any:
-    """Make peft's description of an adapter on these modules of a base."""
+def make_config(peft: ModuleType, model: Model, targets: list[str], experts: list[str]) -> Any:
+    """Make peft's description of a Model's adapter. targets: the paths of linear layers. experts:
+    the names of experts' weights.
+    """
+    adapter = model.adapter
+    assert adapter is not None
     return peft.LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         target_modules=targets,
+        target_parameters=experts or None,
         lora_dropout=0.0,
         bias="none",
         use_rslora=adapter.scale == "rslora",
@@ -118,8 +126,11 @@ def find_targets(module: PreTrainedModel, model: Model, adapter: Lora) -> list[s
     KernelError, naming the Model, for a name that no linear layer has, and for a head or embedding,
     which samplers do not serve.
     """
-    linears = {path: part for path, part in module.named_modules() if isinstance(part, nn.Linear)}
+    linears = [path for path, part in module.named_modules() if isinstance(part, LINEAR)]
     in_layers = [path for path in linears if path.rpartition(".")[2] not in (*NOT_SERVED, *HEADS)]
+    if not in_layers:
+        problem = f"expected linear layers in its base, found none in {type(module).__name__}"
+        raise _error(model, problem, "no adapter=")
     if adapter.targets == ALL_LINEAR:
         return in_layers
     names = (adapter.targets,) if isinstance(adapter.targets, str) else adapter.targets
