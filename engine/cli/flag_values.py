@@ -154,26 +154,42 @@ def _texts(form: str, like: str) -> PrimitiveConstructorSpec[Any]:
 def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
     """Read what a parameter takes that may be a schedule of the Step. hint: its annotation."""
     accepted = AcceptedValues(hint=hint, schedulable=True)
+    return _called_value(accepted, "FLOAT|SCHEDULE", "1e-6 or 'cosine(1e-6, 100)'")
+
+
+def value_by_call(hint: Any) -> PrimitiveConstructorSpec[Any] | None:
+    """Read what a parameter takes that is written as a call, as `lora(rank=16)`, or none; None for
+    other annotations.
+    """
+    accepted = AcceptedValues(hint=hint)
+    if not accepted.constructors:
+        return None
+    call = f"{next(iter(accepted.constructors))}()"
+    return _called_value(accepted, accepted.description, shlex.quote(call))
+
+
+def _called_value(
+    accepted: AcceptedValues, metavar: str, like: str
+) -> PrimitiveConstructorSpec[Any]:
+    """Read one text as a value that may be written as a call. like: the fix, if none is nearer."""
 
     def read(words: list[str]) -> Any:
         try:
             return accepted.read(words[0])
-        except GraphError as error:  # of the schedule's constructor; no line of a file made it
+        except GraphError as error:  # of the constructor; no line of a file made it
             lines = [f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults]
             raise ValueError("; ".join(lines)) from error
         except ValueError as error:
-            fix = "1e-6 or 'cosine(1e-6, 100)'"
             near = accepted.fix(words[0])
-            if near:
-                fix = shlex.quote(near)
+            fix = shlex.quote(near) if near else like
             raise ValueError(f"{error}. Fix: {fix}") from error
 
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="FLOAT|SCHEDULE",
+        metavar=metavar,
         instance_from_str=read,
         is_instance=accepted.accepts,
-        str_from_instance=lambda number: [str(number)],
+        str_from_instance=lambda instance: [str(instance)],
     )
 
 

@@ -33,6 +33,7 @@ from engine.cli.flag_values import (
     option_names,
     registry,
     takes_function,
+    value_by_call,
 )
 from engine.cli.screen import read_flags, say
 from engine.cli.set_flag import (
@@ -326,6 +327,9 @@ def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
     kind = parameter.annotation
     if Schedule in get_args(kind):
         return Annotated[Any, number_or_schedule(kind)], default
+    called_value = value_by_call(kind)
+    if called_value is not None:
+        return Annotated[Any, called_value], default
     if not _is_readable(kind):
         problem = f"parameter {parameter.name!r} is {parameter.annotation}, which no flag can give"
         fix = "str, int, float, bool, a Literal, a tuple of these, a Number, or a function"
