@@ -45,6 +45,8 @@ PIN = {"rollout": HERE, "in_parts": HERE, "train_policy": WRITER}
 N, LONGEST, SLOTS = 4, 12, 4
 WORDS = ("abc", "hello you", "q", "Reverse this", "12", "Reverse that", "xyz", "no")
 TOO_LONG = "a prompt that has more tokens than there is room for"
+STOPS = tuple("abcdefghijklmXYZ0123456789")
+"""Rows of all lengths."""
 NEW = 5
 """The version with other weights."""
 
@@ -57,7 +59,7 @@ def make_graph(folder: Path, model: str) -> Graph:
         pq.write_table(pa.table({"prompt": [f"{name} {word}" for word in WORDS]}), files[-1])
     policy = Model("policy", str(folder / model), trainable=True)
     asked = prompts(files[0], batch=4)
-    how: dict[str, Any] = {"n": N, "max_tokens": LONGEST, "stop": ("a", "X", "7")}
+    how: dict[str, Any] = {"n": N, "max_tokens": LONGEST, "stop": STOPS}
     how |= {"max_prompt_tokens": 20, "overlong_prompt": "drop"}
     rollout = generate(policy, asked, max_lag=1, name="rollout", **how)
     advantage = group_advantage(rollout, reward(vowels, rollout, name="score"), name="advantage")
@@ -76,8 +78,9 @@ def make_plan(folder: Path, model: str) -> Plan:
     planned = plan(make_graph(folder, model), RunOptions(threads=1, pin=PIN))
     nodes: list[Any] = []
     for node in planned.nodes:
-        parts = int(node.name == "in_parts")
-        layout = replace(node.layout, slots=SLOTS, part_tokens=parts)
+        layout = replace(node.layout, slots=SLOTS)
+        if node.name == "in_parts":
+            layout = replace(node.layout, slots=3 * SLOTS, part_tokens=1)
         nodes.append(replace(node, layout=layout))
     return replace(planned, nodes=tuple(nodes))
 
@@ -188,25 +191,31 @@ def select_made(events: Sequence[m.Event]) -> list[m.Produced]:
     return [event for event in events if isinstance(event, m.Produced)]
 
 
+def id_of(event: m.Event) -> int | None:
+    return getattr(event, "id", None)
+
+
 def list_kinds(events: Sequence[m.Event]) -> list[type]:
     return [type(event) for event in events]
 
 
 def require_whole(events: Sequence[m.Event], chunks: Sequence[m.RunChunk]) -> None:
-    """Each chunk's rows come once, or were given up, under its id, and then its end, once."""
+    """Each chunk's rows come once, or were given up, under its id, and then at once its end."""
     for chunk in chunks:
-        its_events = [event for event in events if getattr(event, "id", None) == chunk.id]
+        numbers = [number for number, event in enumerate(events) if id_of(event) == chunk.id]
         rows: list[Key] = []
         lost: set[int] = set()
-        for event in its_events:
+        for event in (events[number] for number in numbers):
             if isinstance(event, m.Produced):
                 rows += event.ref.keys.rows()
             elif isinstance(event, m.Tombstoned):
                 lost.add(event.key[0])
         expected = chunk.keys.expand_spans(N, chunk.spans).rows()
         assert sorted(rows) == sorted(key for key in expected if key[0] not in lost)
-        ends = [place for place, kind in enumerate(list_kinds(its_events)) if kind is m.ChunkDone]
-        assert ends == [len(its_events) - 1], "the end comes once, and last"
+        kinds = list_kinds([events[number] for number in numbers])
+        assert kinds.index(m.ChunkDone) == len(kinds) - 1, "the end comes once, and last"
+        first_behind = numbers[-2] + 1 if len(numbers) > 1 else numbers[-1]
+        assert not select_made(events[first_behind : numbers[-1]]), "no other row comes before"
 
 
 def test_a_chunk_of_spans_makes_these_samples_and_the_rest_makes_the_others(bench: Bench) -> None:
@@ -366,5 +375,5 @@ def test_a_chunk_whose_rows_are_gone_fails_once_and_others_go_on(bench: Bench) -
     failed = [event for event in events if isinstance(event, m.FetchFailed)]
     assert failed == [m.FetchFailed(id=gone.id, worker=HERE, peer=ELSEWHERE)]
     require_whole(events, [first, third])
-    assert {getattr(event, "id", 0) for event in events} == {each.id for each in chunks}
+    assert set(map(id_of, events)) == {each.id for each in chunks}
     require_whole(bench.run(gone), [gone])

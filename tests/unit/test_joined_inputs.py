@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from queue import SimpleQueue
 
 import pytest
@@ -152,11 +153,9 @@ def test_whatever_comes_in_between_a_chunk_gets_its_own_rows_or_an_error(
             if here:
                 world.kill(here.pop())
         else:
-            try:
+            # Of a Worker that is gone only what was fetched before.
+            with nullcontext() if here else suppress(PeerLost):
                 assert take_texts(joined, chunk) == [f"row {number}"]
-            except PeerLost as lost:
-                assert lost.peer == "source"
-                assert not here
             assert not joined.has_begun(chunk)
     joined.close()
     world.close()
