@@ -104,6 +104,8 @@ class WorkerProcess:
         self._updates = Updates(link, opened.worker, opened.epoch)
         logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
         self._channel = worker_channel(opened)
+        # Else peers would take a Worker that lives for lost, and ask it again and again.
+        self._channel.shm.fail_by(_end_without_rows)
         if self._channel.bound is not None:
             self._link.send(encode_message(self._channel.bound))
         self._peaks = PeakReports(opened.worker)
@@ -381,6 +383,11 @@ def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
     finally:
         traceback.print_exc()
         end(1, "the control thread failed")
+
+
+def _end_without_rows(error: BaseException) -> NoReturn:
+    traceback.print_exception(error)
+    end(1, "the thread that tells peers where rows are failed")
 
 
 def _first(link: ControlSocket) -> list[Frame]:
