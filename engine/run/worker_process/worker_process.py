@@ -167,9 +167,10 @@ class WorkerProcess:
                     self._worker.runs.forget()
                 self._updates.count_ended(self._inbox.forget() + fetches)
             case control.Quit():
+                # First: the main thread looks at it once it is busy, so one of both sees the other.
+                self._over.set()
                 if self._busy:  # the result is not wanted, and nothing of it is durable
                     self._end_busy()
-                self._over.set()
                 self._inbox.close()
 
     def _end_busy(self) -> NoReturn:
@@ -229,10 +230,13 @@ class WorkerProcess:
         """Open the kernels, then carry out the inbox until Quit; after a failure wait for Quit."""
         with FailureReport(self._link, self._open.worker) as report:
             self._busy = True
-            self._begin()
+            if not self._over.is_set():
+                self._begin()
             self._busy = False
             while (item := self._inbox.take()) is not None:
                 self._busy = True
+                if self._over.is_set():
+                    break
                 if isinstance(item, control.Request):
                     self._reply(item)
                 else:
