@@ -86,7 +86,7 @@ def make_plan(folder: Path, model: str) -> Plan:
 
 
 @dataclass(kw_only=True)
-class Bench:
+class ChunkBench:
     """A Worker that generates, rows that others keep, and what it has made."""
 
     told: ToldWorker
@@ -172,13 +172,13 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Any:
         writers[model] = open_worker(WRITER, make_plan(folder, model), channel)
     planned = make_plan(folder, "old")
     worker = open_worker(HERE, planned, channel)
-    yield Bench(told=ToldWorker(worker), channel=channel, plan=planned, writers=writers)
+    yield ChunkBench(told=ToldWorker(worker), channel=channel, plan=planned, writers=writers)
     for each in (worker, *writers.values()):
         each.close()
 
 
 @pytest.fixture
-def bench(opened: Bench) -> Any:
+def bench(opened: ChunkBench) -> Any:
     """At the old weights."""
     yield opened
     opened.channel.lost.clear()
@@ -218,7 +218,9 @@ def require_whole(events: Sequence[m.Event], chunks: Sequence[m.RunChunk]) -> No
         assert not select_made(events[first_behind : numbers[-1]]), "no other row comes before"
 
 
-def test_a_chunk_of_spans_makes_these_samples_and_the_rest_makes_the_others(bench: Bench) -> None:
+def test_a_chunk_of_spans_makes_these_samples_and_the_rest_makes_the_others(
+    bench: ChunkBench,
+) -> None:
     texts = ("abc", "q", "12")
     whole = bench.make_chunk("rollout", [0, 1, 2], texts)
     expected = bench.rows(bench.run(whole))
@@ -234,7 +236,7 @@ def test_a_chunk_of_spans_makes_these_samples_and_the_rest_makes_the_others(benc
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_the_heaviest_rows_of_a_chunk_are_begun_first(bench: Bench, joins: bool) -> None:
+def test_the_heaviest_rows_of_a_chunk_are_begun_first(bench: ChunkBench, joins: bool) -> None:
     weights = np.array([2, 5, 1, 6, 3, 4], np.float32)
     chunk = bench.make_chunk("rollout", range(6), WORDS[:6], weights=weights)
     if joins:
@@ -259,7 +261,7 @@ DRAWN = st.tuples(
 )
 
 
-def draw_chunk(bench: Bench, number: int, drawn: Any) -> m.RunChunk:
+def draw_chunk(bench: ChunkBench, number: int, drawn: Any) -> m.RunChunk:
     prompts_and_draws, has_spans, has_weights, _ = drawn
     how: dict[str, Any] = {}
     draws = np.array([draw for _, draw in prompts_and_draws], np.int32)
@@ -275,7 +277,7 @@ def draw_chunk(bench: Bench, number: int, drawn: Any) -> m.RunChunk:
 @settings(max_examples=example_count(15), deadline=None)
 @given(drawn=st.lists(DRAWN, min_size=1, max_size=5))
 def test_each_row_comes_once_and_is_what_it_is_alone_whenever_chunks_join(
-    opened: Bench, drawn: list[Any]
+    opened: ChunkBench, drawn: list[Any]
 ) -> None:
     drawn.sort(key=lambda each: each[-1])
     chunks = [draw_chunk(opened, number, each) for number, each in enumerate(drawn)]
@@ -295,7 +297,7 @@ def test_each_row_comes_once_and_is_what_it_is_alone_whenever_chunks_join(
     asks=st.sets(st.integers(0, 12)),
 )
 def test_no_group_that_still_comes_has_as_few_tokens_as_the_watermark(
-    opened: Bench, words: list[str], asks: set[int]
+    opened: ChunkBench, words: list[str], asks: set[int]
 ) -> None:
     """Whenever a heartbeat asks for it."""
     chunk = opened.make_chunk("in_parts", range(len(words)), words)
@@ -312,7 +314,7 @@ def test_no_group_that_still_comes_has_as_few_tokens_as_the_watermark(
             longest[position] = max(length, longest.get(position, 0))
 
 
-def test_rows_go_on_under_new_weights_between_two_steps(bench: Bench) -> None:
+def test_rows_go_on_under_new_weights_between_two_steps(bench: ChunkBench) -> None:
     chunk = bench.make_chunk("rollout", range(8), WORDS)
     bench.told.tell(chunk)
     events = bench.told.carry_out([(3, partial(bench.told.tell, bench.offer("new", NEW)))])
@@ -326,7 +328,7 @@ def test_rows_go_on_under_new_weights_between_two_steps(bench: Bench) -> None:
     assert all(each == sorted(each) for each in versions)
 
 
-def test_another_nodes_weights_wait_for_a_run_with_the_same_module(bench: Bench) -> None:
+def test_another_nodes_weights_wait_for_a_run_with_the_same_module(bench: ChunkBench) -> None:
     first, second = (bench.make_chunk("rollout", [at], ["abc"]) for at in (0, 1))
     in_parts = bench.make_chunk("in_parts", [0], ["q"])
     expected = bench.rows(bench.run(first, second))
@@ -343,7 +345,7 @@ def test_another_nodes_weights_wait_for_a_run_with_the_same_module(bench: Bench)
     assert {version for row in bench.list_versions(events[:loaded]) for version in row} == {0}
 
 
-def test_a_run_goes_on_while_the_rows_of_one_that_joins_are_on_their_way(bench: Bench) -> None:
+def test_a_run_goes_on_while_the_rows_of_one_that_joins_are_on_their_way(bench: ChunkBench) -> None:
     first = bench.make_chunk("rollout", range(6), WORDS[:6])
     second = bench.make_chunk("rollout", [9], ["abc"])
     bench.told.tell(first)
@@ -358,7 +360,7 @@ def test_a_run_goes_on_while_the_rows_of_one_that_joins_are_on_their_way(bench: 
     assert ids[:10] == [first.id] * 10
 
 
-def test_a_chunk_whose_rows_are_gone_fails_once_and_others_go_on(bench: Bench) -> None:
+def test_a_chunk_whose_rows_are_gone_fails_once_and_others_go_on(bench: ChunkBench) -> None:
     chunks = [bench.make_chunk("rollout", [at, at + 1], WORDS[at : at + 2]) for at in (0, 2, 4)]
     first, gone, third = chunks
     bench.told.tell(first)
