@@ -34,6 +34,8 @@ class GatedChannel(InprocChannel):
         self.asked: list[int] = []
         """Blocks of others, as they were asked for."""
         self.began = threading.Semaphore(0)
+        self.refused = threading.Semaphore(0)
+        """Of fetches whose rows are lost."""
         self.may_answer = threading.Event()
         self.may_answer.set()
 
@@ -45,6 +47,7 @@ class GatedChannel(InprocChannel):
             assert self.may_answer.wait(SOON)
         for request in others:
             if request.worker in self.lost:
+                self.refused.release()
                 raise PeerLost(request.worker, "its process is gone")
         return super().fetch(requests)
 

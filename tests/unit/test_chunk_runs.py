@@ -37,7 +37,7 @@ from operators.train import evaluate, train
 from tests.kit import host_plans
 from tests.kit.models import save_tiny
 from tests.kit.run_graphs import vowels
-from tests.kit.told_worker import GatedChannel, ToldWorker
+from tests.kit.told_worker import SOON, GatedChannel, ToldWorker
 from tests.kit.turns import example_count
 
 HERE, ELSEWHERE, WRITER = "gen", "data", "train"
@@ -368,6 +368,7 @@ def test_a_chunk_whose_rows_are_gone_fails_once_and_others_go_on(bench: ChunkBen
     def lose() -> None:
         bench.channel.lost = {ELSEWHERE}
         bench.told.tell(gone)
+        assert bench.channel.refused.acquire(timeout=SOON)
 
     def find() -> None:
         bench.channel.lost.clear()
