@@ -189,7 +189,10 @@ class StopSignals:
         poller.register(self._heard, select.POLLIN)
         while True:
             unheard = bool(self._raises) and not self._has_raised
-            until = _first_of(end, time.monotonic() + REPEAT if unheard else None)
+            repeat_at = None
+            if unheard:
+                repeat_at = time.monotonic() + REPEAT
+            until = _first_of(end, repeat_at)
             if not poller.poll(_milliseconds_until(until)):
                 if end is not None and end <= time.monotonic():
                     return None
