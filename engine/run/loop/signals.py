@@ -280,7 +280,10 @@ def _first_of(*times: float | None) -> float | None:
 
 def _milliseconds_until(end: float | None) -> int | None:
     """How long `poll` is to wait; None for ever."""
-    return None if end is None else math.ceil(max(0.0, end - time.monotonic()) * 1e3)
+    if end is None:
+        return None
+    seconds = max(0.0, end - time.monotonic())
+    return math.ceil(seconds * 1e3)
 
 
 def _is_terminal(fd: int) -> bool:
