@@ -117,6 +117,10 @@ class PlannedNode:
     """Of its rows, places for the rows of one episode, of a generation: only one of them is written
     at a time, and most stay empty.
     """
+    waits: bool = False
+    """Whether its rows leave their slots between two turns, each until it is answered: a replica
+    needs more rows than slots to have these full.
+    """
     estimate: Estimate = field(default_factory=Estimate)
 
     @property
