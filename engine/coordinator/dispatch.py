@@ -336,13 +336,13 @@ class Dispatch:
         """Give up the chunks of these nodes; the results of those under way are discarded. but:
         other ones of these nodes, which are not given up.
         """
-        kept = frozenset(but)
+        others = frozenset(but)
         for asked in self._outstanding.of(RunChunk):
             chunk = asked.chunk
-            if chunk is not None and chunk not in kept and whose(chunk.node):
+            if chunk is not None and chunk not in others and whose(chunk.node):
                 asked.wanted = False
                 self._never_ends(chunk)
-        for chunk in self._parked.take_if(lambda c: c not in kept and whose(c.node)):
+        for chunk in self._parked.take_if(lambda c: c not in others and whose(c.node)):
             self._end(chunk)
 
     def next_step(self, but: Iterable[NodeChunk]) -> None:

@@ -82,12 +82,12 @@ class NextWave:
         return [chunk for chunk in chunks if not self._is_told(chunk)]
 
     def _is_told(self, chunk: NodeChunk) -> bool:
-        told = self._told.pop(chunk.node.name, None)
-        if told is None:
+        early = self._told.pop(chunk.node.name, None)
+        if early is None:
             return False
-        assert told.keys.rows() == chunk.keys.rows(), "a wave has other prompts than was foreseen"
-        self._due += [answer for answer in self._put_off if answer[1].chunk is told]
-        self._put_off = [answer for answer in self._put_off if answer[1].chunk is not told]
+        assert early.keys.rows() == chunk.keys.rows(), "a wave has other prompts than was foreseen"
+        self._due += [answer for answer in self._put_off if answer[1].chunk is early]
+        self._put_off = [answer for answer in self._put_off if answer[1].chunk is not early]
         return True
 
     def take_due(self) -> list[Answer]:

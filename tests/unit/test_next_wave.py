@@ -54,7 +54,7 @@ def simulated(plan: Plan, *, every: int = 0) -> Simulation:
     return run
 
 
-class ByHand:
+class FirstStepByHand:
     """A coordinator that is told by hand what two Workers say."""
 
     def __init__(self, plan: Plan) -> None:
@@ -102,7 +102,7 @@ def _kind(instructions: Sequence[m.Instruction], kind: type) -> list:
 
 
 def test_generation_begins_with_the_answer_that_ends_the_step() -> None:
-    run = ByHand(synchronous())
+    run = FirstStepByHand(synchronous())
     ahead, train = run.train()
     assert ahead.node == "prompts"
     assert not _kind(run.run_chunk(ahead), m.RunChunk), "its prompts are not admitted yet"
@@ -115,7 +115,7 @@ def test_generation_begins_with_the_answer_that_ends_the_step() -> None:
 
 
 def test_rows_that_come_late_are_as_any_others() -> None:
-    run = ByHand(synchronous())
+    run = FirstStepByHand(synchronous())
     ahead, train = run.train()
     assert not _kind(run.end_step(train), m.RunChunk), "the source was told of its wave before"
     (rollout,) = _kind(run.run_chunk(ahead), m.RunChunk)
@@ -123,7 +123,7 @@ def test_rows_that_come_late_are_as_any_others() -> None:
 
 
 def test_rows_that_were_lost_are_made_again() -> None:
-    run = ByHand(synchronous())
+    run = FirstStepByHand(synchronous())
     ahead, train = run.train()
     run.run_chunk(ahead)
     told = run.say(m.WorkerLost(worker="data", epoch=0, error="it was killed"))
@@ -139,7 +139,7 @@ def test_rows_that_were_lost_are_made_again() -> None:
 
 @pytest.mark.parametrize("has_come", [False, True])
 def test_a_run_that_ends_here_has_not_begun_another_step(has_come: bool) -> None:
-    run = ByHand(synchronous())
+    run = FirstStepByHand(synchronous())
     ahead, train = run.train()
     if has_come:
         run.run_chunk(ahead)
