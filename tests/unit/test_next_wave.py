@@ -41,11 +41,11 @@ def synchronous() -> Plan:
     return replace(plan, recorder="data")
 
 
-def simulated(plan: Plan, *, every: int = 0) -> Simulation:
+def simulated(plan: Plan, *, every: int = 99) -> Simulation:
     """A run of three Steps; every: Steps between checkpoints."""
     run = Simulation(
         plan,
-        Settings(steps=3, checkpoint_every=every or None),
+        Settings(steps=3, checkpoint_every=every),
         rows={"prompts": 99},
         durations=Durations(row={"rollout": 1.0}, train=10.0, slots=1, tail=0.0),
         outcomes=Outcomes(),
