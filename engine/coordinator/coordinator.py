@@ -61,6 +61,7 @@ class Coordinator:
         self._versions = parts.versions
         self._recovery = parts.recovery
         self._replicas = parts.replicas
+        self._next_wave = parts.next_wave
         self._regions = parts.regions
         self._course = Course(plan, settings, parts)
         self._ranks = RankGroups(plan, parts.outstanding)
@@ -183,7 +184,8 @@ class Coordinator:
         if self.at == "finished":
             self._note_the_end(event, asked)
             return False
-        self._note(event, asked)
+        if not self._next_wave.put_off(event, asked):
+            self._note(event, asked)
         return not isinstance(event, _WITHIN)
 
     def _go_on(self, *, may_move: bool) -> None:
@@ -192,6 +194,10 @@ class Coordinator:
             # Before anything else is said: a replica that ends is to be told nothing more.
             self._losses.move_replicas()
         self._course.advance()
+        while due := self._next_wave.take_due():
+            for event, asked in due:
+                self._note(event, asked)
+            self._course.advance()
         self._course.release()
 
     def _note_the_end(self, event: m.Event, asked: Pending | None) -> None:
@@ -237,6 +243,8 @@ class Coordinator:
             case _ if asked is not None and isinstance(event, m.TaskEnd):
                 self._take_task_end(event, asked)
             case m.WorkerLost():
+                for ended in self._next_wave.lose(event.worker):
+                    self._dispatch.take_back(ended)
                 self._losses.lose_worker(event)
             case m.WorkerOpened() if self._recovery.note_opened(event):
                 self._versions.note_opened(event.worker)

@@ -332,19 +332,25 @@ class Dispatch:
         self._end(chunk)
         return [chunk] if asked.wanted else []
 
-    def abandon(self, whose: Callable[[PlannedNode], bool]) -> None:
-        """Give up the chunks of these nodes; the results of those under way are discarded."""
+    def abandon(self, whose: Callable[[PlannedNode], bool], but: Iterable[NodeChunk] = ()) -> None:
+        """Give up the chunks of these nodes; the results of those under way are discarded. but:
+        other ones of these nodes, which are not given up.
+        """
+        others = frozenset(but)
         for asked in self._outstanding.of(RunChunk):
-            if asked.chunk is not None and whose(asked.chunk.node):
+            chunk = asked.chunk
+            if chunk is not None and chunk not in others and whose(chunk.node):
                 asked.wanted = False
-                self._never_ends(asked.chunk)
-        for chunk in self._parked.take_if(lambda c: whose(c.node)):
+                self._never_ends(chunk)
+        for chunk in self._parked.take_if(lambda c: c not in others and whose(c.node)):
             self._end(chunk)
 
-    def next_step(self) -> None:
-        """The Step is done: drop chunks that still run again for it, as the weights changed."""
+    def next_step(self, but: Iterable[NodeChunk]) -> None:
+        """The Step is done: drop chunks that still run again for it, as the weights changed. but:
+        those for the next one.
+        """
         self.moved_on = False
-        self.abandon(lambda node: node.name in self._again and node.region != "evaluation")
+        self.abandon(lambda node: node.name in self._again and node.region != "evaluation", but)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""

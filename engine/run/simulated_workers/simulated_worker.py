@@ -153,8 +153,7 @@ class SimulatedWorker:
                 task = partial(self._read_and_answer, message, answer)
         task = partial(self._fetch, message, task)
         chunk = isinstance(message, m.RunChunk)
-        joins = isinstance(message, m.RunChunk) and self._world.nodes[message.node].binds_late
-        self._enqueue(Waiting(task, chunk=chunk, joins=joins))
+        self._enqueue(Waiting(task, chunk=chunk))
 
     def _enqueue(self, waiting: Waiting) -> None:
         self._world.devices.check(self.name)
@@ -321,7 +320,8 @@ class SimulatedWorker:
         """
         self._world.devices.check(self.name)
         seconds, now = self._times.load(message), self._world.clock.now
-        interrupts = self._times.interrupts(message.reader)
+        has_lag = self._world.nodes[message.reader].lag > 0
+        interrupts = has_lag and self._times.interrupts(message.reader)
         if not interrupts and message.source in ("", self.name):
             self._enqueue_first(partial(self._load_here, message, seconds))
             return

@@ -3,7 +3,7 @@
 Owns: which task is next. Does not own: what a task is (simulated_worker.py).
 
 While rows are decoded that others may join, chunks and requests go on, and all else waits for the
-last row; none joins while new weights wait for that.
+last row; no chunk passes new weights that wait for that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ Task = Callable[[Done], None]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A task in the queue. chunk: requests overtake it; asked: it is a request; joins: it is a
-    chunk whose rows join others.
-    """
+    """A task in the queue. chunk: requests overtake it; asked: it is a request."""
 
     task: Task
     chunk: bool = False
     asked: bool = False
-    joins: bool = False
 
 
 class TaskQueue:
@@ -61,7 +58,7 @@ class TaskQueue:
         if not decoding and self._first:
             return self._first.popleft()
         for place, waiting in enumerate(self._queue):
-            may_begin = (waiting.chunk or waiting.asked) and not (waiting.joins and self._first)
+            may_begin = waiting.asked or (waiting.chunk and not self._first)
             if may_begin or not decoding:
                 del self._queue[place]
                 return waiting.task

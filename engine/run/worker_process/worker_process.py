@@ -49,8 +49,8 @@ from engine.run.worker.counters import PeakReports
 from engine.run.worker_process.task_inbox import Inbox
 from engine.run.worker_process.worker_updates import Updates
 
-_WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
-"""Events at the end of an instruction, sent in one frame with it."""
+_WAITS_FOR_MORE = (*(m.Reported, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded),)
+"""Events that come before another one, or the end, of an instruction: sent in one frame with it."""
 _log = logging.getLogger(__name__)
 
 
