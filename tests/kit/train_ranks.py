@@ -309,12 +309,17 @@ _IN_PARTS = (
     *("two sets in parts", "fitted in parts"),
 )
 _SPLIT_IN_PARTS = ("in parts", "groups in parts", "two sets in parts", "fitted in parts")
+_BOTH_WAYS = (
+    *("grpo", "fitted", "value", "no row", "chunked", "qwen3"),
+    *("two sets", "no row of a set", "in parts", "two sets in parts", "fitted in parts"),
+)
 _BY_MATRICES = ("grpo", "fitted", "value", "group", "chunked", "qwen3")
 WORLDS = {
     "whole": World(cases=(*_BY_ROWS, "in parts", "two sets in parts")),
     "split": World(shard=True, cases=(*_BY_ROWS, "fitted", *_SPLIT_IN_PARTS)),
     "1 x 2": World(tensor=2, cases=(*_BY_MATRICES, "in parts", "groups in parts")),
     "2 x 2": World(size=4, tensor=2, cases=("value", "two sets", "two sets in parts")),
+    "2 x 2, split": World(size=4, tensor=2, shard=True, cases=_BOTH_WAYS),
 }
 THREE = World(size=3, cases=_IN_PARTS)
 """Which only trains in parts."""

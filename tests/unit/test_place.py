@@ -146,6 +146,13 @@ def test_generation_together_with_ranks_is_replicated_and_shares_their_weights()
     assert sharded.node("train_policy").layout.shard
 
 
+@pytest.mark.parametrize(("ranks", "shard"), [(2, True), (1, False)])
+def test_shard_splits_over_ranks_with_other_rows_alone(ranks: int, shard: bool) -> None:
+    two = {"tensor": {"train_policy": 2}, "shard": True}
+    layout = placed(small_grpo(), ranks={"train_policy": ranks}, **two).node("train_policy").layout
+    assert (layout.data, layout.tensor, layout.shard) == (ranks, 2, shard)
+
+
 def test_inproc_keeps_the_chunks_and_nothing_else() -> None:
     pin = {"rollout": ("g0", "g1", "g2")}
     plan = placed(small_grpo(), inproc=True, workers="apart", ranks={"train_policy": 2}, pin=pin)

@@ -19,6 +19,7 @@ are shared, whether it all fits (engine/plan).
     fetched         always                nodes that pull weights: a version, in shared memory
     sums            always                train on the parts of a Step: gradients, summed up
     gradients       while the node runs   train; what the sums do not have
+    gathered        while the node runs   train whose weights FSDP splits: those of other ranks
     bucket          while the node runs   train whose optimizer waits on the host
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
