@@ -74,9 +74,9 @@ class TrainingSide:
 
 
 def list_sides(asked: PpoPlan) -> Iterator[Sequence[TrainingSide]]:
-    """The ways to use them, what is nearest to the published one first; of several at once the
-    fastest is taken. Forward passes have no tensor ranks here: those with devices of their own have
-    as many as their share of the work.
+    """The ways to use them, what is nearest to the published one first; those of one tier differ in
+    how training is split. Forward passes have no tensor ranks here: those with devices of their own
+    have as many as their share of the work.
     """
     yield (TrainingSide(scoring=0, tensor=asked.tensor[1], shard=False),)
     splits = _list_splits(asked.tensor[1])
@@ -94,9 +94,9 @@ def _list_splits(most: int) -> Sequence[int]:
     return splits
 
 
-def plan_ppo(folder: Path, asked: PpoPlan) -> Plan:
-    """The first way that fits, as list_sides has them. Raises PlanError where none does: that of
-    the last one.
+def plan_ppo(folder: Path, asked: PpoPlan) -> Sequence[Plan]:
+    """The plans of the first ways of list_sides of which some fit. Raises PlanError where none
+    does: that of the last one.
     """
     count = -(-(asked.generating + asked.training) // EACH)
     files = write_inputs(folder, asked.model, asked.device, hosts=count)
@@ -110,19 +110,8 @@ def plan_ppo(folder: Path, asked: PpoPlan) -> Plan:
             except PlanError as error:
                 problem = error
         if plans:
-            return min(plans, key=_training_seconds)
+            return plans
     raise problem
-
-
-def _training_seconds(planned: Plan) -> float:
-    """Seconds of a Step on the busiest device that does not generate, by the plan's estimate."""
-    seconds_by_worker: dict[str, float] = {}
-    for node in planned.nodes:
-        if node.traits.computes and not node.traits.generates:
-            for worker in node.workers:
-                before = seconds_by_worker.get(worker, 0.0)
-                seconds_by_worker[worker] = before + (node.estimate.seconds or 0.0)
-    return max(seconds_by_worker.values())
 
 
 def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSide) -> Plan:

@@ -371,16 +371,24 @@ class Rank:
         return report | ({"held": held(kernel)} if self.world.tensor > 1 else {})
 
     def state(self, name: str, case: Case) -> dict[str, Any]:
-        """A Step, saved, and a second; and the second after what one rank saved."""
+        """A Step, saved, with the pieces that readers get, and a second; and the second after what
+        one rank saved.
+        """
         case, kernel = self.mine(case), self.open(case)
         train(case, kernel, FIRST, self.share)
         kernel.save(self.folder / f"{name} of many")
         kernel.save_weights(self.folder / f"{name} of many, weights")
+        sent = weights_of(kernel)
         metrics = train(case, kernel, SECOND, self.share)
         other = self.open(case)
         other.restore(self.folder.parent / f"{name} of one")
         train(case, other, SECOND, self.share)
-        return {"metrics": metrics, "weights": weights_of(kernel), "restored": weights_of(other)}
+        return {
+            "metrics": metrics,
+            "sent": sent,
+            "weights": weights_of(kernel),
+            "restored": weights_of(other),
+        }
 
     def still(self) -> list[dict[str, float]]:
         """The metrics of a Step that moves no weight."""

@@ -238,6 +238,17 @@ def test_a_checkpoint_of_one_rank_goes_on_with_many(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", tr.STATES)
+@in_every_world
+def test_readers_get_the_bits_that_a_checkpoint_has(
+    all_bases: dict[str, str], folder: Path, ranks: Reports, name: str
+) -> None:
+    kernel = tr.STATES[name].open(all_bases)
+    kernel.restore(folder / f"{name} of many")
+    assert distance(ranks[0][name]["sent"], weights_of(kernel)) == 0.0
+
+
+@pytest.mark.long
 @in_every_world
 def test_narrow_weights_keep_their_wide_copies(
     all_bases: dict[str, str], world: str, folder: Path, ranks: Reports
