@@ -14,8 +14,8 @@ are shared, whether it all fits (engine/plan).
     device_columns  always                nodes that make columns declared `device`
     libraries       always                where a profile tells: what the libraries of its kernels
                                           take when they are first used
-    snapshot        always                train whose weights others pull: two versions; of ranks with
-                                          a part of them each, the first alone
+    snapshot        always                train whose weights others pull: two versions; of ranks
+                                          that have a part of them each, the first alone
     copies          always                the same by collectives or IPC, on the writer's device
     fetched         always                nodes that pull weights: a version, in shared memory
     sums            always                train on the parts of a Step: gradients, summed up
