@@ -46,7 +46,7 @@ _WHOLE = "embedding_rowwise"
 class Slices:
     """One rank's part of a module that is split in place; ranks must start with equal weights.
 
-    After FSDP has split it too, `share` says so.
+    After FSDP has split it too, `note_sharding` says so.
     """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, node: str) -> None:
@@ -66,7 +66,7 @@ class Slices:
         self._summed_blocks = [backbone.get_submodule(path) for path in summed_paths]
         self._summed = self._find_summed()
 
-    def share(self, all_ranks: Any) -> None:
+    def note_sharding(self, all_ranks: Any) -> None:
         """Take note that FSDP has split the module, over the ranks of this group that have the same
         part: the weights are others now.
         """

@@ -36,5 +36,5 @@ def prepare_module(
     device = next(module.parameters()).device
     split = split_module(module, session, device, ranks.data_mesh)
     if slices is not None:
-        slices.share(session.group)
+        slices.note_sharding(session.group)
     return split, slices
