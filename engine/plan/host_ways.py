@@ -39,9 +39,9 @@ class HostWays:
             workers_by_host.setdefault(self._decided.host_of(worker), []).append(worker)
         home, *far = workers_by_host.values()
         rates: list[float] = []
-        for there in far:
-            beside = min(len(home), len(there))
-            rates.append(self.between(home[0], there[0], beside=beside).rate)
+        for others in far:
+            beside = min(len(home), len(others))
+            rates.append(self.between(home[0], others[0], beside=beside).rate)
         return min(device.link, *rates) if rates else 0.0
 
     def _share_of_network(self, worker: str) -> float:
