@@ -10,7 +10,7 @@ since they are those of the update itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -64,48 +64,69 @@ class PpoPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSide:
     """How the devices that do not generate are used. scoring: devices of each node of forward
-    passes; 0: those that train. tensor: 0 where weights are sharded over all ranks instead.
+    passes; 0: those that train. tensor: ranks that split each matrix; shard: whether what they have
+    is split over the ranks with other rows.
     """
 
     scoring: int
     tensor: int
+    shard: bool = True
 
 
-def list_sides(asked: PpoPlan) -> Iterator[TrainingSide]:
-    """The ways to use them, what is nearest to the published one first: forward passes have no
-    tensor ranks here. Those with devices of their own have as many as their share of the work.
+def list_sides(asked: PpoPlan) -> Iterator[Sequence[TrainingSide]]:
+    """The ways to use them, what is nearest to the published one first; those of one tier differ in
+    how training is split. Forward passes have no tensor ranks here: those with devices of their own
+    have as many as their share of the work.
     """
-    yield TrainingSide(scoring=0, tensor=asked.tensor[1])
-    yield TrainingSide(scoring=0, tensor=0)
+    yield (TrainingSide(scoring=0, tensor=asked.tensor[1], shard=False),)
+    splits = _list_splits(asked.tensor[1])
+    yield [TrainingSide(scoring=0, tensor=tensor) for tensor in splits]
     work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
-    yield TrainingSide(scoring=max(1, round(asked.training / work)), tensor=0)
+    scoring = max(1, round(asked.training / work))
+    yield [TrainingSide(scoring=scoring, tensor=tensor) for tensor in splits]
 
 
-def plan_ppo(folder: Path, asked: PpoPlan) -> Plan:
-    """The first way that fits. Raises PlanError where none does: that of the last one."""
+def _list_splits(most: int) -> Sequence[int]:
+    """Tensor ranks of training: those that were published, halves of them, and none."""
+    splits = [most]
+    while splits[-1] > 1:
+        splits.append(splits[-1] // 2)
+    return splits
+
+
+def plan_ppo(folder: Path, asked: PpoPlan) -> Sequence[Plan]:
+    """The plans of the first ways of list_sides of which some fit. Raises PlanError where none
+    does: that of the last one.
+    """
     count = -(-(asked.generating + asked.training) // EACH)
     files = write_inputs(folder, asked.model, asked.device, hosts=count)
     graph = _make_graph(files, asked)
-    *first_sides, last_side = list_sides(asked)
-    for side in first_sides:
-        try:
-            return _plan_side(graph, files, asked, side)
-        except PlanError:
-            continue
-    return _plan_side(graph, files, asked, last_side)
+    problem = PlanError("no way to use the devices")
+    for sides in list_sides(asked):
+        plans: list[Plan] = []
+        for side in sides:
+            try:
+                plans.append(_plan_side(graph, files, asked, side))
+            except PlanError as error:
+                problem = error
+        if plans:
+            return plans
+    raise problem
 
 
 def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSide) -> Plan:
     training = asked.training - side.scoring * len(asked.scored)
-    tensor = side.tensor or 1
-    ranks = training // tensor
+    if training % side.tensor:
+        problem = f"{training} devices train, in shares of {side.tensor} tensor ranks"
+        raise PlanError(f"expected whole shares, found {problem}. Fix: other tensor ranks.")
+    ranks = training // side.tensor
     options = RunOptions(
         cluster=files.hosts,
         workers="apart",
         pin=_pin_nodes(asked, side),
         ranks=dict.fromkeys(TRAINED, ranks),
-        tensor={"rollout": asked.tensor[0], **dict.fromkeys(TRAINED, tensor)},
-        shard=not side.tensor,
+        tensor={"rollout": asked.tensor[0], **dict.fromkeys(TRAINED, side.tensor)},
+        shard=side.shard,
         microbatch=dict.fromkeys((*TRAINED, *asked.scored), asked.microbatch),
         kernel={"rollout": "vllm"},
     )

@@ -88,7 +88,7 @@ class Layout:
     """
     shard: bool = False
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
-    (FSDP2).
+    (FSDP2); with `tensor`, of what its tensor rank has.
     """
     recompute: Recompute = "none"
     """What a train node's backward pass computes again: nothing, or each decoder layer from its

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import published
-from benchmarks.ppo_plans import PpoPlan, list_sides, plan_ppo
+from benchmarks.ppo_plans import PpoPlan, TrainingSide, list_sides, plan_ppo
 from benchmarks.published import UNTUNED, earl, fit_of, inputs, rows, sizes
 from benchmarks.published_areal import AdmissionRule, asynchronous
 from benchmarks.published_ours import StreamSplits, areal_by_us, streamrl_by_us
@@ -318,7 +318,7 @@ def ppo(**how: object) -> PpoPlan:
 def test_actor_and_critic_train_where_reference_and_critic_score(
     all_installed: None, tmp_path: Path
 ) -> None:
-    plan = plan_ppo(tmp_path, ppo(stream="arrival"))
+    [plan] = plan_ppo(tmp_path, ppo(stream="arrival"))
     actor, critic = plan.node("train_policy"), plan.node("train_critic")
     assert actor.workers == critic.workers == plan.node("reference").workers
     assert (actor.layout.tensor, actor.layout.tokens) == (2, 32768)
@@ -329,20 +329,45 @@ def test_actor_and_critic_train_where_reference_and_critic_score(
 
 
 def test_with_a_lag_the_actor_scores_too(all_installed: None, tmp_path: Path) -> None:
-    plan = plan_ppo(tmp_path, ppo(max_lag=1))
+    [plan] = plan_ppo(tmp_path, ppo(max_lag=1))
     assert plan.node("old").workers == plan.node("train_policy").workers
     assert plan.node("rollout").binds_late
 
 
 def test_forward_passes_get_devices_by_their_share_of_the_work() -> None:
-    *first, last = list_sides(ppo(training=40))
-    assert [side.scoring for side in first] == [0, 0]
-    assert last.scoring == 4, "of 40, with 8 passes of training and one each of two others"
+    published_side, *sides = list_sides(ppo(training=40, tensor=(1, 8)))
+    assert published_side == (TrainingSide(scoring=0, tensor=8, shard=False),)
+    for scoring, tier in zip((0, 4), sides, strict=True):
+        # Of 40, with 8 passes of training and one each of two others.
+        assert [side.scoring for side in tier] == [scoring] * 4
+        assert [side.tensor for side in tier] == [8, 4, 2, 1]
+        assert all(side.shard for side in tier)
+
+
+def test_each_way_to_split_training_that_fits_is_planned(
+    all_installed: None, tmp_path: Path
+) -> None:
+    """14B does not fit by tensor ranks alone."""
+    model = sizes(inputs(), "14B")
+    plans = plan_ppo(tmp_path, ppo(model=model, generating=16, training=40, tensor=(2, 8)))
+    layouts = [plan.node("train_critic").layout for plan in plans]
+    assert len({layout.tensor for layout in layouts}) == len(layouts) > 1
+    assert all(layout.shard and layout.data * layout.tensor == 40 for layout in layouts)
+
+
+@pytest.mark.parametrize(("ranks", "cards"), [((16, 1), 4), ((8, 4), 2), ((8, 8), 1), ((2, 4), 4)])
+def test_data_ranks_on_several_hosts_have_the_cards_of_one(
+    ranks: tuple[int, int], cards: int
+) -> None:
+    """At most what the link between devices has, which is that of four cards."""
+    data, tensor = ranks
+    where = gpus("H800", data=data, tensor=tensor)
+    assert where.between == cards * where.device.network
 
 
 @pytest.mark.long
 def test_our_coordinator_runs_streams_where_they_fit(all_installed: None) -> None:
-    streamrl = inputs()["streamrl"] | {"rows": 256}
+    streamrl = inputs()["streamrl"] | {"rows": 64}
     run = {"model": "7B", "gpus": 32, "tensor": [1, 2]}
     splits = StreamSplits(streamed=16, overlapped=16)
     steps = dict(streamrl_by_us(streamrl, run, sizes(inputs(), "7B"), splits))

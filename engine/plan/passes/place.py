@@ -116,7 +116,8 @@ def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     if node.work != "train":
         return Layout(replicas=worker_count)
     tensor = draft.placing.tensor.get(node.name, 1)
-    shard = draft.placing.shard and worker_count > 1
+    # Ranks with the same rows have different weights already.
+    shard = draft.placing.shard and worker_count > tensor
     return Layout(
         data=worker_count // tensor,
         tensor=tensor,

@@ -1,6 +1,7 @@
 """Which nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
-Those of a train node are Workers; those of a kernel that starts them itself are not.
+Those of a train node are Workers; those of a kernel that starts them itself are not. With `shard`
+FSDP splits what each of them has over the ranks of other rows.
 
 Owns: the refusals, from a Model's config. Does not own: how a kernel splits its module
 (operators/kernels/torch/slices.py), which decides if there is no config.
@@ -28,8 +29,6 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
     elif count < 1:
         fix = f"{node.name}=1"
         yield add_fix(wish, fix)
-    elif count > 1 and draft.placing.shard and node.work == "train":
-        yield add_fix(f"{wish} with shard, and weights are split in one way only", "one of both")
     elif count > 1:
         shape = _find_shape(draft, node)
         if shape is not None:
