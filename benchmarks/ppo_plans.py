@@ -64,21 +64,28 @@ class PpoPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSide:
     """How the devices that do not generate are used. scoring: devices of each node of forward
-    passes; 0: those that train. tensor: 0 where weights are sharded over all ranks instead.
+    passes; 0: those that train. tensor: ranks that train, 0 where weights are sharded over all of
+    them instead. scored: tensor ranks of forward passes.
     """
 
     scoring: int
     tensor: int
+    scored: int = 1
 
 
 def list_sides(asked: PpoPlan) -> Iterator[TrainingSide]:
-    """The ways to use them, what is nearest to the published one first: forward passes have no
-    tensor ranks here. Those with devices of their own have as many as their share of the work.
+    """The ways to use them, what is nearest to the published one first. Forward passes with devices
+    of their own have as many as their share of the work, at least those of one replica.
     """
-    yield TrainingSide(scoring=0, tensor=asked.tensor[1])
+    width = asked.tensor[1]
+    yield TrainingSide(scoring=0, tensor=width, scored=width)
     yield TrainingSide(scoring=0, tensor=0)
     work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
-    yield TrainingSide(scoring=max(1, round(asked.training / work)), tensor=0)
+    share = asked.training / work
+    yield TrainingSide(scoring=max(1, round(share)), tensor=0)
+    replicas = max(1, round(share / width))
+    yield TrainingSide(scoring=replicas * width, tensor=0, scored=width)
+    yield TrainingSide(scoring=replicas * width, tensor=width, scored=width)
 
 
 def plan_ppo(folder: Path, asked: PpoPlan) -> Plan:
@@ -104,7 +111,11 @@ def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSid
         workers="apart",
         pin=_pin_nodes(asked, side),
         ranks=dict.fromkeys(TRAINED, ranks),
-        tensor={"rollout": asked.tensor[0], **dict.fromkeys(TRAINED, tensor)},
+        tensor={
+            "rollout": asked.tensor[0],
+            **dict.fromkeys(TRAINED, tensor),
+            **dict.fromkeys(asked.scored, side.scored),
+        },
         shard=not side.tensor,
         microbatch=dict.fromkeys((*TRAINED, *asked.scored), asked.microbatch),
         kernel={"rollout": "vllm"},

@@ -13,7 +13,7 @@ from dataflow.kernel import Layout, Session
 from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.parallel import Ranks, Sharded, split_module
 from operators.kernels.torch.recompute import recompute_layers
-from operators.kernels.torch.slices import Slices
+from operators.kernels.torch.slices import Slices, slice_module
 
 
 def require_one_split(layout: Layout, node: str) -> None:
@@ -40,5 +40,5 @@ def prepare_module(
     if layout.shard and session.world > 1:
         return split_module(module, session, next(module.parameters()).device), None
     if ranks.mesh is not None:
-        return None, Slices(module, ranks.mesh, node)
+        return None, slice_module(module, ranks.mesh, node)
     return None, None
