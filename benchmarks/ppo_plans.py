@@ -65,27 +65,31 @@ class PpoPlan:
 class TrainingSide:
     """How the devices that do not generate are used. scoring: devices of each node of forward
     passes; 0: those that train. tensor: ranks that train, 0 where weights are sharded over all of
-    them instead. scored: tensor ranks of forward passes.
+    them instead. scored: tensor ranks of forward passes. tokens: of a micro-batch.
     """
 
     scoring: int
     tensor: int
-    scored: int = 1
+    scored: int
+    tokens: int
 
 
 def list_sides(asked: PpoPlan) -> Iterator[TrainingSide]:
     """The ways to use them, what is nearest to the published one first. Forward passes with devices
     of their own have as many as their share of the work, at least those of one replica.
     """
-    width = asked.tensor[1]
-    yield TrainingSide(scoring=0, tensor=width, scored=width)
-    yield TrainingSide(scoring=0, tensor=0)
+    width, tokens = asked.tensor[1], asked.microbatch
+    yield TrainingSide(scoring=0, tensor=width, scored=width, tokens=tokens)
+    yield TrainingSide(scoring=0, tensor=0, scored=1, tokens=tokens)
     work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
     share = asked.training / work
-    yield TrainingSide(scoring=max(1, round(share)), tensor=0)
-    replicas = max(1, round(share / width))
-    yield TrainingSide(scoring=replicas * width, tensor=0, scored=width)
-    yield TrainingSide(scoring=replicas * width, tensor=width, scored=width)
+    yield TrainingSide(scoring=max(1, round(share)), tensor=0, scored=1, tokens=tokens)
+    devices = max(1, round(share / width)) * width
+    if devices * len(asked.scored) < asked.training:
+        yield TrainingSide(scoring=devices, tensor=0, scored=width, tokens=tokens)
+        # A row is never cut: less than the longest one takes no less memory.
+        longest_row = asked.longest_prompt + asked.longest
+        yield TrainingSide(scoring=devices, tensor=0, scored=width, tokens=longest_row)
 
 
 def plan_ppo(folder: Path, asked: PpoPlan) -> Plan:
@@ -117,12 +121,12 @@ def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSid
             **dict.fromkeys(asked.scored, side.scored),
         },
         shard=not side.tensor,
-        microbatch=dict.fromkeys((*TRAINED, *asked.scored), asked.microbatch),
+        microbatch=dict.fromkeys((*TRAINED, *asked.scored), side.tokens),
         kernel={"rollout": "vllm"},
     )
     if asked.stream != "off":
         # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less.
-        part_tokens = asked.microbatch * ranks // 2
+        part_tokens = side.tokens * ranks // 2
         options = replace(options, stream=asked.stream, part_tokens=part_tokens)
     planned = plan(graph, options)
     assert isinstance(planned, Plan)

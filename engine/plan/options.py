@@ -84,9 +84,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
-    """Tensor ranks: Workers of each data-parallel rank of a train node, and of each replica of a
-    node of forward passes by torch; those of an engine (rollout=2) are in its one Worker.
-    """
+    """Tensor ranks of each data-parallel one, each replica of forward passes, or an engine."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     recompute: Mapping[str, Recompute] = field(default_factory=dict)

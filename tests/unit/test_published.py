@@ -335,9 +335,19 @@ def test_with_a_lag_the_actor_scores_too(all_installed: None, tmp_path: Path) ->
 
 
 def test_forward_passes_get_devices_by_their_share_of_the_work() -> None:
-    *first, last = list_sides(ppo(training=40))
-    assert [side.scoring for side in first] == [0, 0]
-    assert last.scoring == 4, "of 40, with 8 passes of training and one each of two others"
+    sides = list(list_sides(ppo(training=40)))
+    assert [side.scored for side in sides] == [2, 1, 1, 2, 2]
+    # Four of 40, with 8 passes of training and one each of two others.
+    assert [side.scoring for side in sides] == [0, 0, 4, 4, 4]
+    assert sides[-1].tokens == 4512, "of the longest row"
+
+
+def test_a_reference_that_no_device_holds_has_ranks(all_installed: None, tmp_path: Path) -> None:
+    large = ppo(model=sizes(inputs(), "72B"), generating=64, training=64, tensor=(8, 8))
+    plan = plan_ppo(tmp_path, replace(large, rows=1024, longest=20000, stream="arrival"))
+    reference = plan.node("reference")
+    assert (reference.layout.tensor, len(reference.workers)) == (8, 8)
+    assert reference.in_parts
 
 
 @pytest.mark.long
