@@ -57,20 +57,26 @@ class ReplicaChunks:
         self._world.groups.meet(work, self._worker.name, then, len(ranks))
 
     def _begin(self, chunk: m.RunChunk, done: Done) -> None:
-        begun = self._world.clock.now
+        begun, is_lead = self._world.clock.now, chunk.giver == self._worker.name
+        cores, node = self._world.cores, self._world.nodes[chunk.node]
 
         def end() -> None:
-            self._worker.note_compute(self._world.clock.now - begun)
+            if not is_lead:
+                cores.end(self._worker.name, node)
+                self._worker.note_compute(self._world.clock.now - begun)
             self._say_ended(chunk, done)
 
         version = self._chunks.version_at(chunk.node, begun)
         self._world.groups.require_one_version(chunk, version)
         if self._world.groups.is_nothing_given(chunk.id):
             self._say_ended(chunk, done)
-        elif chunk.giver == self._worker.name:
+            return
+        if is_lead:
             self._run(chunk, partial(self._meet, "end of chunk", chunk, end))
-        else:
-            self._meet("end of chunk", chunk, end)
+            return
+        # The lead's cores are kept busy with its rows.
+        cores.begin(self._worker.name, node)
+        self._meet("end of chunk", chunk, end)
 
     def _say_ended(self, chunk: m.RunChunk, done: Done) -> None:
         if chunk.giver == self._worker.name:
