@@ -88,3 +88,12 @@ def test_pins_have_all_workers_of_a_replica() -> None:
 def test_replicas_of_several_workers_neither_come_nor_go() -> None:
     with pytest.raises(PlanError, match="tensor: reference=2, and its replicas come and go"):
         placed(small_grpo(), **TWO, replicas={"reference": 3}, least={"reference": 1})
+    two = {"rollout": 2}
+    with pytest.raises(PlanError, match="workers: reference has ranks on r"):
+        placed(
+            small_grpo(),
+            **TWO,
+            together=(("rollout", "reference"),),
+            replicas=two,
+            least={"rollout": 1},
+        )

@@ -23,6 +23,10 @@ def check_workers(draft: Draft) -> Iterator[str]:
             if node.ranks > 1:
                 split += f" of {node.ranks} ranks"
             yield add_fix(f"{node.name}: {split} on {list(node.workers)}", "a worker each")
+        spare = [worker for worker in node.workers if worker in draft.spare]
+        if node.work != "train" and node.ranks > 1 and spare:
+            problem = f"{node.name} has ranks on {','.join(spare)}, which join and leave"
+            yield add_fix(problem, f"pin {node.name} to other workers")
         if layout.threads < 1:
             yield add_fix(f"{node.name}: {layout.threads} threads", "threads=1")
 
