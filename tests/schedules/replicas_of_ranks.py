@@ -22,10 +22,11 @@ def with_replica_ranks(case: ScheduleCase) -> ScheduleCase:
     draw = random.Random(f"replica ranks {case.seed}")
     plan = case.plan
     trained = [n.shares for n in plan.nodes if n.work == "train" and n.layout.tensor > 1]
+    pool = draw.choice([PAIRS, PAIRS[:1], TRIPLE])
     nodes: list[PlannedNode] = []
     for node in plan.nodes:
         if _may_have_ranks(node) and draw.random() < 0.8:
-            shares = draw.choice([PAIRS, PAIRS, TRIPLE, *trained])
+            shares = draw.choice([pool, pool, *trained])
             some = draw.sample(shares, draw.randint(1, min(2, len(shares))))
             node = _on_shares(node, tuple(some))
         nodes.append(node)
@@ -53,9 +54,15 @@ def _turns(draw: random.Random, plan: Plan, workers: list[str]) -> Shares:
     """Some Workers on the same devices; as the plan's check wants it."""
     ranked = [node for node in plan.nodes if node.ranks > 1]
     groups: list[list[str]] = []
-    left = [worker for worker in workers if draw.random() < 0.7]
+    if draw.random() < 0.4:
+        # Replicas that have each other's devices: the order of their turns is all that counts.
+        groups = [
+            [worker for worker in each if worker in workers] for each in zip(*PAIRS, strict=True)
+        ]
+    taken = {worker for group in groups for worker in group}
+    left = [worker for worker in workers if worker not in taken and draw.random() < 0.7]
     draw.shuffle(left)
-    for worker in left if draw.random() < 0.4 else []:
+    for worker in left if draw.random() < 0.6 else []:
         for group in groups:
             if len(group) < 3 and not _are_ranks_of_one(ranked, [*group, worker]):
                 group.append(worker)
