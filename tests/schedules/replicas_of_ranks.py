@@ -74,7 +74,11 @@ def _turns(draw: random.Random, plan: Plan, workers: list[str]) -> Shares:
 
 
 def _are_ranks_of_one(ranked: list[PlannedNode], group: list[str]) -> bool:
-    return any(len(set(node.workers).intersection(group)) > 1 for node in ranked)
+    for node in ranked:
+        for ranks in node.rank_groups:
+            if len({rank.worker for rank in ranks}.intersection(group)) > 1:
+                return True
+    return False
 
 
 def _may_overlap(plan: Plan, turns: Shares) -> bool:

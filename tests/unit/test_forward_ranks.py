@@ -97,3 +97,20 @@ def test_replicas_of_several_workers_neither_come_nor_go() -> None:
             replicas=two,
             least={"rollout": 1},
         )
+
+
+def test_no_turns_where_ranks_train_while_chunks_of_ranks_go_on() -> None:
+    tensor = {"train_policy": 2, "reference": 2}
+    pins = {"train_policy": ("t0", "t1"), "reference": ("t0", "t1"), "rollout": ("gen",)}
+    how: dict[str, Any] = {"tensor": tensor, "pin": pins, "threads": 1, "turns": (("gen", "t0"),)}
+    assert placed(small_grpo(), **how).turns
+    with pytest.raises(PlanError, match="turns: reference has ranks where train_policy trains me"):
+        placed(small_grpo(max_lag=1), **how)
+
+
+def test_replicas_of_one_node_may_take_turns_and_ranks_may_not() -> None:
+    pins = {"reference": ("a0", "a1", "b0", "b1")}
+    turns = (("a0", "b0"), ("a1", "b1"))
+    assert placed(small_grpo(), **TWO, pin=pins, turns=turns).turns == turns
+    with pytest.raises(PlanError, match="turns: a0,a1: these are ranks of reference, which act"):
+        placed(small_grpo(), **TWO, pin=pins, turns=(("a0", "a1"),))

@@ -23,7 +23,10 @@ def check_turns(draft: Draft) -> Iterator[str]:
     seen: set[str] = set()
     workers = dict.fromkeys(draft.workers)
     ranked_nodes = [node for node in draft.nodes if node.ranks > 1]
-    ranks_by_node = {node.name: set(node.workers) for node in ranked_nodes}
+    rank_groups: list[tuple[str, set[str]]] = []
+    for node in ranked_nodes:
+        for ranks in node.rank_groups:
+            rank_groups.append((node.name, {rank.worker for rank in ranks}))
     for group in draft.turns:
         shown = ",".join(group)
         for worker in group:
@@ -32,8 +35,8 @@ def check_turns(draft: Draft) -> Iterator[str]:
         if len(group) < 2:
             problem = f"{shown}: one worker, which has nobody to take turns with"
             yield add_fix(problem, "leave it out")
-        for name, ranks in ranks_by_node.items():
-            if len(ranks.intersection(group)) > 1:
+        for name, workers_of_replica in rank_groups:
+            if len(workers_of_replica.intersection(group)) > 1:
                 problem = f"{shown}: these are ranks of {name}, which act together"
                 fix = f"pin {name} to workers of different groups"
                 yield add_fix(problem, fix)
