@@ -64,26 +64,43 @@ class PpoPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSide:
     """How the devices that do not generate are used. scoring: devices of each node of forward
-    passes; 0: those that train. tensor: ranks that split each matrix; shard: whether what they have
-    is split over the ranks with other rows.
+    passes; 0: those that train. tensor: ranks that split each matrix of what is trained; shard:
+    whether what they have is split over the ranks with other rows. scored: tensor ranks of forward
+    passes. tokens: of a micro-batch.
     """
 
     scoring: int
     tensor: int
+    scored: int
+    tokens: int
     shard: bool = True
 
 
 def list_sides(asked: PpoPlan) -> Iterator[Sequence[TrainingSide]]:
     """The ways to use them, what is nearest to the published one first; those of one tier differ in
-    how training is split. Forward passes have no tensor ranks here: those with devices of their own
-    have as many as their share of the work.
+    how training is split. Forward passes with devices of their own have as many as their share of
+    the work, at least those of one replica.
     """
-    yield (TrainingSide(scoring=0, tensor=asked.tensor[1], shard=False),)
-    splits = _list_splits(asked.tensor[1])
-    yield [TrainingSide(scoring=0, tensor=tensor) for tensor in splits]
+    width, tokens = asked.tensor[1], asked.microbatch
+    splits = _list_splits(width)
+    yield (TrainingSide(scoring=0, tensor=width, scored=width, tokens=tokens, shard=False),)
+    yield [TrainingSide(scoring=0, tensor=split, scored=split, tokens=tokens) for split in splits]
     work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
-    scoring = max(1, round(asked.training / work))
-    yield [TrainingSide(scoring=scoring, tensor=tensor) for tensor in splits]
+    share = asked.training / work
+    yield _split_sides(asked, max(1, round(share)), 1, tokens)
+    devices = max(1, round(share / width)) * width
+    if devices * len(asked.scored) < asked.training:
+        yield _split_sides(asked, devices, width, tokens)
+        # A row is never cut: less than the longest one takes no less memory.
+        yield _split_sides(asked, devices, width, asked.longest_prompt + asked.longest)
+
+
+def _split_sides(asked: PpoPlan, scoring: int, scored: int, tokens: int) -> Sequence[TrainingSide]:
+    """One for each way to split training, with devices of their own for forward passes."""
+    sides: list[TrainingSide] = []
+    for split in _list_splits(asked.tensor[1]):
+        sides.append(TrainingSide(scoring=scoring, tensor=split, scored=scored, tokens=tokens))
+    return sides
 
 
 def _list_splits(most: int) -> Sequence[int]:
@@ -125,14 +142,18 @@ def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSid
         workers="apart",
         pin=_pin_nodes(asked, side),
         ranks=dict.fromkeys(TRAINED, ranks),
-        tensor={"rollout": asked.tensor[0], **dict.fromkeys(TRAINED, side.tensor)},
+        tensor={
+            "rollout": asked.tensor[0],
+            **dict.fromkeys(TRAINED, side.tensor),
+            **dict.fromkeys(asked.scored, side.scored),
+        },
         shard=side.shard,
-        microbatch=dict.fromkeys((*TRAINED, *asked.scored), asked.microbatch),
+        microbatch=dict.fromkeys((*TRAINED, *asked.scored), side.tokens),
         kernel={"rollout": "vllm"},
     )
     if asked.stream != "off":
         # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less.
-        part_tokens = asked.microbatch * ranks // 2
+        part_tokens = side.tokens * ranks // 2
         options = replace(options, stream=asked.stream, part_tokens=part_tokens)
     planned = plan(graph, options)
     assert isinstance(planned, Plan)

@@ -36,7 +36,10 @@ _WITHIN = (m.Wish, m.Checkpointed)
 would be told the rest of them.
 """
 
-GROUPABLE = (m.Produced, m.ChunkDone, m.Reported, m.Loaded, m.Prepared, m.Woken, m.Slept)
+GROUPABLE = (
+    *(m.Produced, m.ChunkDone, m.RankDone, m.Reported),
+    *(m.Loaded, m.Prepared, m.Woken, m.Slept),
+)
 """Events that only say what has become of something that was asked: the run may move on after
 several of them as well as after each. All others are handled alone, as what they mean depends on
 how far the run is.
@@ -163,6 +166,7 @@ class Coordinator:
             for core_event in core_events:
                 is_heard |= self.at != "gone"
                 may_move |= self._hear(core_event, asked)
+            self._ranks.replicas.note_ended(event, asked)
         if is_heard:
             self._go_on(may_move=may_move)
         livelock = self._livelock.find_cause(now)
@@ -315,7 +319,8 @@ class Coordinator:
         self._dispatch.note_rows(chunk, number, event.ref)
 
     def _close_chunk(self, event: m.ChunkDone, asked: Pending) -> None:
-        self._recovery.note_finished(asked.task.worker)
+        for rank in self._ranks.replicas.ranks_of(asked.task):
+            self._recovery.note_finished(rank)
         chunk = asked.chunk
         assert chunk is not None
         difference = self._dispatch.finish(asked)

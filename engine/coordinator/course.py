@@ -119,8 +119,13 @@ class Course:
 
     def _able(self, node: PlannedNode, worker: str) -> bool:
         """Whether a Worker can run chunks of a node: both it and the node's weights are there, and
-        it is not leaving.
+        it is not leaving; and so for all ranks of a replica that it leads.
         """
+        if node.ranks > 1:
+            return all(self._is_ready(node, rank) for rank in node.share_of(worker))
+        return self._is_ready(node, worker)
+
+    def _is_ready(self, node: PlannedNode, worker: str) -> bool:
         takes_chunks = self._recovery.there(worker) and self._replicas.takes(worker)
         return takes_chunks and not self._versions.lacks(node.name, worker)
 

@@ -300,9 +300,11 @@ class Dispatch:
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def lose(self, worker: str, owed: Iterable[Pending], blocks: frozenset[int]) -> list[NodeChunk]:
-        """A Worker is gone, with what it owed and these blocks. Returns the given-up chunks."""
-        self._suspects.discard(worker)
+    def lose(
+        self, workers: Iterable[str], owed: Iterable[Pending], blocks: frozenset[int]
+    ) -> list[NodeChunk]:
+        """Workers are gone, with what they owed and these blocks. Returns the given-up chunks."""
+        self._suspects.difference_update(workers)
         self._lost |= blocks
         self._news = True
         given_up: list[NodeChunk] = []
@@ -370,7 +372,7 @@ class Dispatch:
         lost_with = {self._blocks.lost_with(n) for n in self._blocks.missing(chunk.holds)}
         if lost_with:
             return f"rows that {', '.join(sorted(lost_with))} had"
-        return f"one of {', '.join(chunk.node.workers)}"
+        return f"one of {', '.join(chunk.node.leads)}"
 
 
 def _remade(chunk: NodeChunk) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

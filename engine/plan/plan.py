@@ -178,11 +178,20 @@ class PlannedNode:
         return PlannedRank(worker=worker, index=index, share=share, part=part)
 
     @property
+    def leads(self) -> tuple[str, ...]:
+        """The first Worker of each replica, which is told of its chunks and keeps their rows."""
+        return self.workers[:: self.ranks]
+
+    @property
     def shares(self) -> tuple[tuple[str, ...], ...]:
-        """Workers with the same rows, by share of a train node's Step; the first one fetches."""
+        """Workers with the same rows: of a share, or a replica; the first one fetches."""
         tensor = self.layout.tensor
         firsts = range(0, len(self.workers), tensor)
         return tuple(self.workers[first : first + tensor] for first in firsts)
+
+    def share_of(self, worker: str) -> tuple[str, ...]:
+        """The Workers that have a Worker's rows, itself included."""
+        return next(share for share in self.shares if worker in share)
 
     def rank_of(self, worker: str) -> PlannedRank:
         """A Worker's rank. Raises KeyError for a Worker without this node."""
@@ -395,7 +404,7 @@ class Plan(Decisions, Displayed):
     @property
     def stateful(self) -> frozenset[str]:
         """Workers whose state only a checkpoint restores: those of train and record nodes, and of
-        readers of followers.
+        readers of followers; and the others of their replicas, which end with them.
         """
         followers = {model.name for model in self.models if model.follows}
         stateful: set[str] = set()
@@ -403,6 +412,9 @@ class Plan(Decisions, Displayed):
             models = {use.model for use in node.models if use.param != "tokenizer"}
             if node.traits.steps or not followers.isdisjoint(models):
                 stateful.update(node.workers)
+        for share in chain.from_iterable(node.shares for node in self.nodes):
+            if not stateful.isdisjoint(share):
+                stateful.update(share)
         return frozenset(stateful)
 
     @property

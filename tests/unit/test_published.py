@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import published
-from benchmarks.ppo_plans import PpoPlan, TrainingSide, list_sides, plan_ppo
+from benchmarks.ppo_plans import PpoPlan, list_sides, plan_ppo
 from benchmarks.published import UNTUNED, earl, fit_of, inputs, rows, sizes
 from benchmarks.published_areal import AdmissionRule, asynchronous
 from benchmarks.published_ours import StreamSplits, areal_by_us, streamrl_by_us
@@ -335,13 +335,24 @@ def test_with_a_lag_the_actor_scores_too(all_installed: None, tmp_path: Path) ->
 
 
 def test_forward_passes_get_devices_by_their_share_of_the_work() -> None:
-    published_side, *sides = list_sides(ppo(training=40, tensor=(1, 8)))
-    assert published_side == (TrainingSide(scoring=0, tensor=8, shard=False),)
-    for scoring, tier in zip((0, 4), sides, strict=True):
-        # Of 40, with 8 passes of training and one each of two others.
-        assert [side.scoring for side in tier] == [scoring] * 4
+    published_side, *tiers = list_sides(ppo(training=40, tensor=(1, 8)))
+    [side] = published_side
+    assert (side.scoring, side.tensor, side.scored, side.shard) == (0, 8, 8, False)
+    # Of 40, with 8 passes of training and one each of two others.
+    assert [tier[0].scoring for tier in tiers] == [0, 4, 8, 8]
+    assert [tier[0].scored for tier in tiers] == [8, 1, 8, 8]
+    for tier in tiers:
         assert [side.tensor for side in tier] == [8, 4, 2, 1]
         assert all(side.shard for side in tier)
+    assert tiers[-1][0].tokens == 4512, "of the longest row"
+
+
+def test_a_reference_that_no_device_holds_has_ranks(all_installed: None, tmp_path: Path) -> None:
+    large = ppo(model=sizes(inputs(), "72B"), generating=64, training=64, tensor=(8, 8))
+    plans = plan_ppo(tmp_path, replace(large, rows=1024, longest=20000, stream="arrival"))
+    reference = plans[0].node("reference")
+    assert (reference.layout.tensor, len(reference.workers)) == (8, 8)
+    assert reference.in_parts
 
 
 def test_each_way_to_split_training_that_fits_is_planned(

@@ -19,11 +19,14 @@ Task = Callable[[Done], None]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A task in the queue. chunk: requests overtake it; asked: it is a request."""
+    """A task in the queue. chunk: requests overtake it; asked: it is a request; together: a chunk
+    that several ranks run, which nothing overtakes that ranks do together as well.
+    """
 
     task: Task
     chunk: bool = False
     asked: bool = False
+    together: bool = False
 
 
 class TaskQueue:
@@ -46,10 +49,18 @@ class TaskQueue:
         """It comes before all that did not."""
         self._first.append(task)
 
+    def add_go(self, task: Task) -> None:
+        """It comes first, but after all chunks of several ranks."""
+        for place in reversed(range(len(self._queue))):
+            if self._queue[place].together:
+                self._queue.insert(place + 1, Waiting(task))
+                return
+        self.add_first(task)
+
     def add_request(self, task: Task) -> None:
         """It comes before the chunks at the end of the queue, after all else."""
         place = len(self._queue)
-        while place and self._queue[place - 1].chunk:
+        while place and self._queue[place - 1].chunk and not self._queue[place - 1].together:
             place -= 1
         self._queue.insert(place, Waiting(task, asked=True))
 
@@ -58,6 +69,8 @@ class TaskQueue:
         if not decoding and self._first:
             return self._first.popleft()
         for place, waiting in enumerate(self._queue):
+            if waiting.together and decoding and place:
+                return None
             may_begin = waiting.asked or (waiting.chunk and not self._first)
             if may_begin or not decoding:
                 del self._queue[place]

@@ -257,7 +257,7 @@ class WorkerProcess:
         keep_pandas_out()  # unless the user's functions have it
         make_room_for_peers(len(plan.workers))
         gc.enable()  # off since the start (engine/run/launch/child.py)
-        group, cast = join_ranks(opened, plan, self._descriptors, self._channel)
+        ranks = join_ranks(opened, plan, self._descriptors, self._channel)
         self._worker = Worker(
             opened.worker,
             plan,
@@ -265,8 +265,9 @@ class WorkerProcess:
             inproc=opened.inproc,
             samples=_samples(opened, plan),
             recorder=_recorder(opened, plan),
-            group=group,
-            cast=cast,
+            group=ranks.group,
+            replica_group=ranks.replica_group,
+            cast=ranks.broadcast,
             pairs=self._channel.pairs,
             memories=self._channel.memories,
             newest=None if opened.folder is None else NewestRows(opened.folder),

@@ -37,6 +37,7 @@ from operators.kernels.torch.models import (
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
+from operators.kernels.torch.slices import split_over_replica
 from operators.kernels.torch.temperatures import Temperatures
 
 
@@ -53,6 +54,8 @@ class _Forward(Sleeper, Probeable):
         self._session, self._tokens = session, layout.tokens
         self._temperatures = Temperatures.of(node.params.get("temperature"))
         self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
+        if session.world > 1:
+            split_over_replica(self._module, session, node.name)
         if layout.compiled:
             compile_layers(self._module)
         self._device = next(self._module.parameters()).device

@@ -31,6 +31,7 @@ from dataflow.model_files import CONFIG, is_path, listing, near_directory, posit
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packing_trial import require_packable
+from operators.kernels.torch.parallel import part_like
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.torch.scalar import scalar_class
 from operators.kernels.torch.soundness import Loading, loading_errors, require_sound
@@ -200,7 +201,7 @@ def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.
         for piece in new_pieces:
             target = _find_target(targets, piece)
             if id(target) not in done:
-                _move(target, piece.data, rate)
+                _move(target, part_like(target, piece.data), rate)
             done.add(id(target))
     left = [name for name, target in targets.items() if id(target) not in done]
     if left:

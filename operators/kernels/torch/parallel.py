@@ -379,8 +379,10 @@ def gather_whole(tensor: Tensor) -> Tensor:
 
 
 def part_like(target: Tensor, tensor: Tensor) -> Tensor:
-    """Cut this rank's part out of a whole tensor if the target is split; nothing is sent."""
-    if not isinstance(target, DTensor):
+    """Cut this rank's part out of a whole tensor if the target is split; nothing is sent. One that
+    is cut is returned unchanged.
+    """
+    if not isinstance(target, DTensor) or isinstance(tensor, DTensor):
         return tensor
     moved = tensor.to(device=target.device)
     return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import filter as matching
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -35,12 +36,41 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.utils import get_total_norm
 
 from dataflow.errors import KernelError
+from dataflow.kernel import Session
 from operators.kernels.torch.parallel import TENSOR, gather_whole, part_like
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _SUMMED = "replicated_with_grad_allreduce"
 _WHOLE = "embedding_rowwise"
 """The embeddings', in plans of transformers up to 5.19: every rank has them whole here."""
+
+
+def split_over_replica(module: nn.Module, session: Session, node: str) -> None:
+    """Split a module over the ranks of a replica, unless it is: kernels may share it. Raises
+    KernelError for one that cannot be split, and without a process group.
+    """
+    if session.group is None:
+        raise KernelError(
+            f"{node}: expected a process group for its {session.world} ranks, found none. Fix:"
+            " plan it with one rank."
+        )
+    device = next(module.parameters()).device
+    slice_module(module, DeviceMesh.from_group(session.group, device.type), node)
+
+
+def slice_module(module: nn.Module, mesh: DeviceMesh, node: str) -> Slices:
+    """Split a module in place, or return what it is split by. mesh: of the ranks that have a part
+    each; the same ones for all nodes that share the module. Raises KernelError for a module that
+    cannot be split over so many.
+    """
+    slices = _SLICES.get(module)
+    if slices is None:
+        slices = _SLICES[module] = Slices(module, mesh, node)
+    return slices
+
+
+_SLICES: WeakKeyDictionary[nn.Module, Slices] = WeakKeyDictionary()
+"""What splits each module that is split."""
 
 
 class Slices:

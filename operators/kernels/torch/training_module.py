@@ -12,7 +12,7 @@ from dataflow.kernel import Layout, Session
 from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.parallel import Ranks, Sharded, split_module
 from operators.kernels.torch.recompute import recompute_layers
-from operators.kernels.torch.slices import Slices
+from operators.kernels.torch.slices import Slices, slice_module
 
 
 def prepare_module(
@@ -29,7 +29,7 @@ def prepare_module(
         recompute_layers(module)
     slices: Slices | None = None
     if ranks.mesh is not None:
-        slices = Slices(module, ranks.mesh, node)
+        slices = slice_module(module, ranks.mesh, node)
     if not layout.shard or session.world == layout.tensor:
         return None, slices
     # Matrices first: FSDP then splits each tensor rank's part of them.
