@@ -167,6 +167,11 @@ class PlanCosts:
             return transfers.MESSAGE
         return self._profile.message
 
+    @property
+    def handling(self) -> float:
+        """Seconds of a core that a message takes beside what nodes compute, as was measured."""
+        return 0.0 if self._profile is None else self._profile.handling
+
     def link(self, one: str, other: str) -> Link:
         """The way from a Worker to another: memory, within a host, or the network."""
         if one == other:
