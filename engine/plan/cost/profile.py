@@ -129,8 +129,8 @@ class Profile:
     and column operators, by node, each with a core of its own. cpu: the share of these seconds in
     which one computes; in the others it waits, for a judge over HTTP say. message: seconds from
     what a Worker says until what follows. handling: seconds of a core that processes of the run
-    take for each message beside nodes, with all else of a Step; 0 where nobody measured it. load: how
-    busy others kept the machine meanwhile. process: what Workers' processes take.
+    take for each message beside nodes, with all else of a Step; 0 where nobody measured it.
+    load: how busy others kept the machine meanwhile. process: what Workers' processes take.
     """
 
     machine: Fingerprint

@@ -35,7 +35,8 @@ class ShortRun:
     which a function waited for a core. cpu: the share of these in which it computed. message: from
     what a Worker says until what follows; not measured where nodes work at the same time. engine:
     seconds of a core that processes of the run took of a Step beside nodes, where there are several
-    Workers. steps: how many counted. rows: how long they were; None where the run has no samples to say so.
+    Workers. steps: how many counted. rows: how long they were; None where the run has no samples to
+    say so.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
