@@ -163,9 +163,7 @@ class PlanCosts:
     @property
     def message(self) -> float:
         """Seconds from what a Worker tells the coordinator until what follows from it begins."""
-        if self._profile is None:
-            return transfers.MESSAGE
-        return self._profile.message
+        return transfers.MESSAGE if self._profile is None else self._profile.message
 
     @property
     def handling(self) -> float:

@@ -58,9 +58,12 @@ class _Function:
     """The share of a core that is not free for it, 0 to 1."""
 
     @property
-    def taken(self) -> float:
+    def taken_cores(self) -> float:
         """Seconds of cores a second that it has now and kernels have not."""
-        return self.lacking * self.cpu / self.stretch if self.stretch else 0.0
+        if not self.stretch:
+            return 0.0
+        speed = self.cpu / self.stretch
+        return self.lacking * speed
 
 
 @dataclass(slots=True)
@@ -106,7 +109,8 @@ class SimulatedCores:
 
     def find_lost(self, worker: str) -> float:
         """Seconds that a kernel of a Worker would have lost so far had it computed all the time."""
-        lost = self._lost[self._plan.host_of(worker)]
+        host = self._plan.host_of(worker)
+        lost = self._lost[host]
         lost.advance(self._clock.now)
         return lost.seconds
 
@@ -115,16 +119,22 @@ class SimulatedCores:
         lost; what ends now has ended.
         """
         seconds = self._clock.now - begun
-        lost = self.find_lost(worker) - lost
-        return seconds - lost + 2.0 * _LEAST if lost > 0.0 else seconds
+        since = self.find_lost(worker) - lost
+        if since <= 0.0:
+            return seconds
+        computed = seconds - since
+        return computed + 2.0 * _LEAST
 
     def take(self, worker: str, seconds: float) -> None:
         """Something beside nodes computes for so long on a Worker's host: the coordinator."""
         host = self._plan.host_of(worker)
         threads = sum(self._kernels[host].values())
-        if threads and seconds:
-            self._lost[host].advance(self._clock.now)
-            self._lost[host].seconds += seconds * self._lack(host, worker, 0.0) / threads
+        if not threads:
+            return
+        lost = self._lost[host]
+        lost.advance(self._clock.now)
+        lacking = self._lack(host, worker, 0.0)
+        lost.seconds += lacking * seconds / threads
 
     def begin(self, worker: str, node: PlannedNode) -> None:
         """A Worker begins to run a kernel."""
@@ -167,30 +177,41 @@ class SimulatedCores:
         functions = self._functions[host]
         lost = self._lost[host]
         lost.advance(self._clock.now)
-        lost.rate = 0.0
         for name, each in functions.items():
             each.lacking = self._lack(host, name, each.cpu)
             stretch = 1.0 + each.cpu * (SHARES - 1.0) * each.lacking
             if stretch != each.stretch:
                 self._foresee(each, stretch)
+        lost.rate = self._rate_of_loss(host)
+
+    def _rate_of_loss(self, host: str) -> float:
+        """Seconds a second that each kernel of a host loses to its functions."""
+        functions = self._functions[host]
         threads = sum(self._kernels[host].values())
-        if threads and functions:
-            taken = sum(each.taken for each in functions.values()) / threads
-            # Of many functions none has more than the kernel that it shares a core with.
-            fair = self._times.cores(next(iter(functions))) / self._count_busy(host)
-            lost.rate = min(taken, 1.0 - min(1.0, fair))
+        if not threads or not functions:
+            return 0.0
+        taken_cores = sum(each.taken_cores for each in functions.values())
+        # Of many functions none has more than the kernel that it shares a core with.
+        cores = self._times.cores(next(iter(functions)))
+        fair = cores / self._count_busy(host)
+        most = max(0.0, 1.0 - fair)
+        return min(most, taken_cores / threads)
 
     def _lack(self, host: str, worker: str, cpu: float) -> float:
         """The share of a core that is not free for something on a Worker of a host, 0 to 1. cpu:
         what counts of it as busy already.
         """
         others = self._count_busy(host) - cpu
-        return min(1.0, max(0.0, others - (self._times.cores(worker) - 1)))
+        free = self._times.cores(worker) - others
+        lacking = 1.0 - free
+        return min(1.0, max(0.0, lacking))
 
     def _count_busy(self, host: str) -> float:
         """Cores of a host that kernels and functions would keep busy, each with its own."""
         functions = self._functions[host].values()
-        return sum(self._kernels[host].values()) + sum(each.cpu for each in functions)
+        threads = sum(self._kernels[host].values())
+        wanted = sum(each.cpu for each in functions)
+        return threads + wanted
 
     def _foresee(self, function: _Function, stretch: float) -> None:
         now = self._clock.now

@@ -240,7 +240,8 @@ class During:
         if error is None:  # else the device may never be done
             error = self._wait()
         self._end = time.monotonic()
-        self._timing.computed += time.process_time() - self._process_before
+        computed = time.process_time() - self._process_before
+        self._timing.computed += computed
         self._timing.doing = self._timing.idle
         show(self._timing.between)
         if self._counted:
@@ -283,8 +284,11 @@ class During:
     def _took(self) -> ProcessorTime | None:
         if not self._queues:
             return None
-        here = processor_time.of_thread().since(self._before)
-        return here if self._elsewhere is None else here + self._elsewhere()
+        now = processor_time.of_thread()
+        here = now.since(self._before)
+        if self._elsewhere is None:
+            return here
+        return here + self._elsewhere()
 
     def _report_peak(self) -> None:
         peak = DEVICE_MEMORY.since()

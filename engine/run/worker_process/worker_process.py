@@ -280,7 +280,7 @@ class WorkerProcess:
         self._updates.flush()
         gc.collect()
         gc.freeze()  # what imports and opening have made stays
-        self._engine_before = time.process_time() - self._worker.timing.computed
+        self._engine_before = self._count_engine()
 
     def _execute(self, instruction: m.ToWorker) -> None:
         for event in self._worker.execute(instruction):
@@ -331,11 +331,18 @@ class WorkerProcess:
 
     def _engine(self) -> list[Report]:
         """What this process computed beside nodes, once that is long enough to be told."""
-        seconds = time.process_time() - self._worker.timing.computed
-        if seconds - self._engine_before < _LEAST_ENGINE:
+        seconds = self._count_engine()
+        new_seconds = seconds - self._engine_before
+        if new_seconds < _LEAST_ENGINE:
             return []
-        told, self._engine_before = self._engine_before, seconds
-        return [(ENGINE, seconds - told, 1.0)]
+        self._engine_before = seconds
+        report = ENGINE, new_seconds, 1.0
+        return [report]
+
+    def _count_engine(self) -> float:
+        """Seconds of processors that this process has taken beside nodes."""
+        in_nodes = self._worker.timing.computed
+        return time.process_time() - in_nodes
 
 
 def _samples(opened: control.Open, plan: Plan) -> Any:
