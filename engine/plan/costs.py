@@ -165,9 +165,12 @@ class PlanCosts:
     @property
     def message(self) -> float:
         """Seconds from what a Worker tells the coordinator until what follows from it begins."""
-        if self._profile is None:
-            return transfers.MESSAGE
-        return self._profile.message
+        return transfers.MESSAGE if self._profile is None else self._profile.message
+
+    @property
+    def handling(self) -> float:
+        """Seconds of a core that a message takes beside what nodes compute, as was measured."""
+        return 0.0 if self._profile is None else self._profile.handling
 
     def link(self, one: str, other: str) -> Link:
         """The way from a Worker to another: memory, within a host, or the network."""

@@ -246,11 +246,16 @@ class SimulatedWorker:
 
     def _make_rows(self, chunk: m.RunChunk, done: Done) -> None:
         """Make a chunk's rows, as the only Worker that does."""
-        begun = self._world.clock.now
+        begun, cores = self._world.clock.now, self._world.cores
+        lost = cores.find_lost(self.name)
 
         def end() -> None:
             self._check(chunk)
-            self.note_compute(self._world.clock.now - begun, rows, tokens)
+            if self._times.threads(self._world.nodes[chunk.node]):
+                computed = cores.count_computed(self.name, begun, lost)
+            else:
+                computed = self._world.clock.now - begun
+            self.note_compute(computed, rows, tokens)
             self._chunks.note_read(chunk, begun)
             done()
 

@@ -141,8 +141,9 @@ class OpenKernels:
     def during(
         self, node: str, name: str, what: str = "", *, task: int = -1, computes: bool = True
     ) -> During:
-        """A context in which the node computes; only its first rank counts the time. Of a function
-        it counts how much was computing, too: predictions ask whether it waits for something else.
+        """A context in which the node computes; only its first rank counts the time, and how much
+        of it was waiting for a core. Of a function it counts how much was computing, too:
+        predictions ask whether it waits for something else.
         """
         planned = self.nodes.get(node)
         counted = planned is None or self.rank(node) == 0
@@ -155,6 +156,7 @@ class OpenKernels:
             task=task,
             counted=counted,
             computes=computes,
+            queues=planned is not None,
             elsewhere=elsewhere,
         )
 

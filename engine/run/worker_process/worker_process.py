@@ -46,11 +46,14 @@ from engine.run.control.control_socket import ControlSocket, Frame
 from engine.run.control.wire import TO_WORKER, decode_message, encode_message
 from engine.run.loop.watchdog import STACK_SIGNAL
 from engine.run.worker.counters import PeakReports
+from engine.run.worker.timing import ENGINE
 from engine.run.worker_process.task_inbox import Inbox
 from engine.run.worker_process.worker_updates import Updates
 
-_WAITS_FOR_MORE = (*(m.Reported, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded),)
+_WAITS_FOR_MORE = (m.Reported, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
 """Events that come before another one, or the end, of an instruction: sent in one frame with it."""
+_LEAST_ENGINE = 1e-3
+"""Seconds of processors beside nodes that are told together, at least."""
 _log = logging.getLogger(__name__)
 
 
@@ -109,6 +112,8 @@ class WorkerProcess:
         if self._channel.bound is not None:
             self._link.send(encode_message(self._channel.bound))
         self._peaks = PeakReports(opened.worker)
+        self._engine_before = 0.0
+        """Seconds of processors that this process has taken beside nodes and has told."""
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
@@ -282,6 +287,7 @@ class WorkerProcess:
         self._updates.flush()
         gc.collect()
         gc.freeze()  # what imports and opening have made stays
+        self._engine_before = self._count_engine()
 
     def _execute(self, instruction: m.ToWorker) -> None:
         for event in self._worker.execute(instruction):
@@ -327,7 +333,23 @@ class WorkerProcess:
         self._updates.report(self._channel.reports())
         if self._peaks.has_grown():
             self._updates.report(self._memory())
+        self._updates.report(self._engine())
         self._updates.flush()
+
+    def _engine(self) -> list[Report]:
+        """What this process computed beside nodes, once that is long enough to be told."""
+        seconds = self._count_engine()
+        new_seconds = seconds - self._engine_before
+        if new_seconds < _LEAST_ENGINE:
+            return []
+        self._engine_before = seconds
+        report = ENGINE, new_seconds, 1.0
+        return [report]
+
+    def _count_engine(self) -> float:
+        """Seconds of processors that this process has taken beside nodes."""
+        in_nodes = self._worker.timing.computed
+        return time.process_time() - in_nodes
 
 
 def _samples(opened: control.Open, plan: Plan) -> Any:
