@@ -93,13 +93,11 @@ class PlannedNode:
     tokens: str = ""
     """The column whose length is a row's, if any."""
     weight: str = ""
-    """The column of its rows by which a generation below weighs them (`generate(weight=...)`), if
-    any: it is told with each row, and does not travel to that generation.
+    """The column by which a generation below weighs its rows, if any: told with each row, and not
+    moved to that generation.
     """
     tail: float = 0.0
-    """Of a generation that is cut into chunks: the share of the heaviest rows that have chunks of
-    their own; 0: none have.
-    """
+    """Of a generation in chunks: the share of the heaviest rows that have chunks of their own."""
     tail_chunks: int = 0
     """How many chunks those have; 0: as many as is their share of the weight."""
     max_lag: int = 0
@@ -114,9 +112,7 @@ class PlannedNode:
     max_attempts: int = 10
     every: int = 0
     segments: int = 1
-    """Of its rows, places for the rows of one episode, of a generation: only one of them is written
-    at a time, and most stay empty.
-    """
+    """Of its rows, places for the rows of one episode, of which one is written at a time."""
     waits: bool = False
     """Whether its rows leave their slots between two turns, each until it is answered: a replica
     needs more rows than slots to have these full.

@@ -251,10 +251,9 @@ class SimulatedWorker:
 
         def end() -> None:
             self._check(chunk)
+            computed = self._world.clock.now - begun
             if self._times.threads(self._world.nodes[chunk.node]):
                 computed = cores.count_computed(self.name, begun, lost)
-            else:
-                computed = self._world.clock.now - begun
             self.note_compute(computed, rows, tokens)
             self._chunks.note_read(chunk, begun)
             done()
@@ -269,8 +268,7 @@ class SimulatedWorker:
         if lane is None:
             over = partial(self._end_lane, chunk.node)
             lane = DecodeLane(self, self._world, self._chunks, rows.node, over)
-            self._lanes[chunk.node] = lane
-        span = self._span
+        self._lanes[chunk.node], span = lane, self._span
 
         def end(seconds: float) -> None:
             self._check(chunk)
