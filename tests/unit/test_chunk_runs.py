@@ -4,6 +4,7 @@ watermarks, new weights between two steps, and rows that are gone.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -272,6 +273,21 @@ def draw_chunk(bench: ChunkBench, number: int, drawn: Any) -> m.RunChunk:
         how["weights"] = draws.astype(np.float32)
     texts = [text for text, _ in prompts_and_draws]
     return bench.make_chunk("rollout", range(10 * number, 10 * number + len(texts)), texts, **how)
+
+
+def test_a_chunk_that_comes_as_a_run_ends_begins_its_own(bench: ChunkBench) -> None:
+    none_fits = bench.make_chunk("rollout", [0, 1], [TOO_LONG] * 2)
+    late = bench.make_chunk("rollout", [2], ["no"])
+    is_here = threading.Event()
+
+    def tell_late() -> None:
+        bench.told.tell(late)
+        bench.told.worker.runs._joined_inputs.call_when_ready(late, is_here.set)
+        assert is_here.wait(SOON)
+
+    bench.told.tell(none_fits)
+    events = bench.told.carry_out([(1, tell_late)])
+    require_whole(events, [none_fits, late])
 
 
 @settings(max_examples=example_count(15), deadline=None)

@@ -358,8 +358,8 @@ def test_a_reference_that_no_device_holds_has_ranks(all_installed: None, tmp_pat
 def test_each_way_to_split_training_that_fits_is_planned(
     all_installed: None, tmp_path: Path
 ) -> None:
-    """14B does not fit by tensor ranks alone."""
-    model = sizes(inputs(), "14B")
+    """32B does not fit by tensor ranks alone."""
+    model = sizes(inputs(), "32B")
     plans = plan_ppo(tmp_path, ppo(model=model, generating=16, training=40, tensor=(2, 8)))
     layouts = [plan.node("train_critic").layout for plan in plans]
     assert len({layout.tensor for layout in layouts}) == len(layouts) > 1

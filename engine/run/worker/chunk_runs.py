@@ -141,17 +141,25 @@ class KernelRuns:
                 yield from batch_events
                 yield from self._delivery.meanwhile()
                 yield from self._carry_out_others(chunks, node)
+            # The kernel has ended: a chunk that comes from now on begins a run of its own.
+            self._let_nothing_join()
+            yield from self._end_all(chunks, node)
         finally:
             self._is_running = False
-            with self._lock:
-                self._open_to, self._in_parts = "", None
+            self._let_nothing_join()
         yield from self._delivery.ends()
+
+    def _let_nothing_join(self) -> None:
+        with self._lock:
+            self._open_to, self._in_parts = "", None
 
     def _run_within(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         """Run a chunk of another node between two batches of the running one."""
+        node = self._kernels.nodes[chunk.node]
         chunks = ChunksUnderWay(self._begin(chunk, counted=False))
-        for batch_events in self._write(chunks, self._kernels.nodes[chunk.node]):
+        for batch_events in self._write(chunks, node):
             yield from batch_events
+        yield from self._end_all(chunks, node)
 
     def _run_as_rank(self, chunk: m.RunChunk) -> m.RankDone:
         """Do one's part of a chunk whose lead keeps its rows and tells of them."""
@@ -193,7 +201,7 @@ class KernelRuns:
         return ChunkUnderWay(chunk, described, self._delivery.version_of(node), expand)
 
     def _write(self, chunks: ChunksUnderWay, node: PlannedNode) -> Iterator[Iterator[m.Event]]:
-        """Run the kernel. Yields the events of one batch after another, and then of the end."""
+        """Run the kernel. Yields the events of one batch after another."""
         rows = self._kernels[node.name].run(chunks.oldest().described)
         while True:
             oldest = chunks.oldest().message
@@ -205,7 +213,6 @@ class KernelRuns:
                 during.note_rows(None)
                 break
             yield self._take_batch(chunks, batch, during)
-        yield self._end_all(chunks, node)
 
     def _take_batch(
         self, chunks: ChunksUnderWay, batch: Batch, during: During
