@@ -19,8 +19,8 @@ Task = Callable[[Done], None]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A task in the queue. chunk: requests overtake it; asked: it is a request; together: a chunk
-    that several ranks run, which nothing overtakes that ranks do together as well.
+    """A task in the queue. chunk: requests overtake it; asked: it is a request; together: several
+    ranks do it, and nothing overtakes it that ranks do together as well.
     """
 
     task: Task
@@ -50,10 +50,12 @@ class TaskQueue:
         self._first.append(task)
 
     def add_go(self, task: Task) -> None:
-        """It comes first, but after all chunks of several ranks."""
+        """It comes first, but after all that ranks do together: their chunks, and what waits behind
+        these.
+        """
         for place in reversed(range(len(self._queue))):
             if self._queue[place].together:
-                self._queue.insert(place + 1, Waiting(task))
+                self._queue.insert(place + 1, Waiting(task, together=True))
                 return
         self.add_first(task)
 
