@@ -55,7 +55,8 @@ def split_over_replica(module: nn.Module, session: Session, node: str) -> None:
             " plan it with one rank."
         )
     device = next(module.parameters()).device
-    slice_module(module, DeviceMesh.from_group(session.group, device.type), node)
+    mesh = DeviceMesh.from_group(session.group, device.type, mesh_dim_names=(TENSOR,))
+    slice_module(module, mesh, node)
 
 
 def slice_module(module: nn.Module, mesh: DeviceMesh, node: str) -> Slices:
