@@ -106,10 +106,10 @@ def test_generation_begins_with_the_answer_that_ends_the_step() -> None:
     ahead, train = run.train()
     assert ahead.node == "prompts"
     assert not _kind(run.run_chunk(ahead), m.RunChunk), "its prompts are not admitted yet"
-    told = run.end_step(train)
-    names = [type(each).__name__ for each in told]
+    instructions = run.end_step(train)
+    names = [type(each).__name__ for each in instructions]
     assert names.index("Load") < names.index("RunChunk"), "a Worker loads first"
-    (rollout,) = _kind(told, m.RunChunk)
+    (rollout,) = _kind(instructions, m.RunChunk)
     assert rollout.node == "rollout"
     assert rollout.keys.rows() == ahead.keys.rows()
 
@@ -126,9 +126,9 @@ def test_rows_that_were_lost_are_made_again() -> None:
     run = FirstStepByHand(synchronous())
     ahead, train = run.train()
     run.run_chunk(ahead)
-    told = run.say(m.WorkerLost(worker="data", epoch=0, error="it was killed"))
-    assert _kind(told, m.Respawn)
-    assert not _kind(told, m.RunChunk)
+    instructions = run.say(m.WorkerLost(worker="data", epoch=0, error="it was killed"))
+    assert _kind(instructions, m.Respawn)
+    assert not _kind(instructions, m.RunChunk)
     (again,) = _kind(run.say(m.WorkerOpened(worker="data", epoch=1)), m.RunChunk)
     assert again.node == "prompts"
     assert again.keys.rows() == ahead.keys.rows()
@@ -144,15 +144,17 @@ def test_a_run_that_ends_here_has_not_begun_another_step(has_come: bool) -> None
     if has_come:
         run.run_chunk(ahead)
     run.say(m.StopRequested(reason="enough"))
-    told = run.end_step(train)
-    (checkpoint,) = _kind(told, m.Checkpoint)
+    instructions = run.end_step(train)
+    (checkpoint,) = _kind(instructions, m.Checkpoint)
     (cut,) = checkpoint.sources.values()
     assert (cut.next, cut.admitted, cut.running) == (4, 4, ())
-    told = run.say(m.Checkpointed(step=1))
-    assert _kind(told, m.Finish)
+    instructions = run.say(m.Checkpointed(step=1))
+    assert _kind(instructions, m.Finish)
     if not has_come:
-        told += run.run_chunk(ahead)
-    released = {(each.worker, block) for each in _kind(told, m.Release) for block in each.blocks}
+        instructions += run.run_chunk(ahead)
+    released = {
+        (each.worker, block) for each in _kind(instructions, m.Release) for block in each.blocks
+    }
     assert ("data", 3) in released, "nobody wants the rows that came too early"
 
 

@@ -181,9 +181,9 @@ class CoordinatorByHand:
     def chunk(self, name: str) -> m.RunChunk:
         """The only one that was told; beside it there may be the next wave's prompts."""
         chunks = {chunk.node: chunk for chunk in self.new(m.RunChunk)}
-        found = chunks.pop(name)
+        chunk = chunks.pop(name)
         assert set(chunks) <= {"prompts"}
-        return found
+        return chunk
 
     def train(self) -> m.TrainStep:
         (found,) = self.new(m.TrainStep)
