@@ -17,7 +17,8 @@ slots          lag 1 with rows bound as slots fall free, against chunks bound at
 reward_lag     lag 1 with a reward that takes a tenth of a Step, against none
 reward_stream  the same of `--stream ordered`; lag 0
 
-Lines in FILE that are of other comparisons stay.
+Lines in FILE that are of other comparisons stay. Where others share the machine, `--folder` keeps
+runs and profiles: with more `--turns` than before only the further ones are run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import json as json_
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,8 +55,10 @@ LEFT = 0.02
 """Share of a Step that a reward may leave of itself."""
 ROW_SECONDS = 0.0002
 """Of the slow reward: with 256 rows about a tenth of a Step."""
-PART_TOKENS = 384
-"""About an eighth of a Step of 256 rows."""
+PART_TOKENS = 768
+"""About a fifth of a Step of 256 rows: on two cores each part takes 15 to 20 ms of them beside what
+nodes compute, so that eighths gain nothing.
+"""
 _IN_PROCESSES: Mapping[str, str] = {
     "rollout": "generator",
     "score": "scorer",
@@ -218,6 +222,7 @@ def main(
     json: Path | None = None,
     turns: int = 5,
     steps: int = 24,
+    folder: Path | None = None,
 ) -> None:
     """Measure.
 
@@ -227,6 +232,7 @@ def main(
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
         turns: how often both sides run.
         steps: Steps of a run that count.
+        folder: for runs and profiles, which are not made again; none: nothing stays.
     """
     turns, steps = (1, 4) if quick else (turns, steps)
     prepared, where = prepare(SETTINGS[SETTING]), machine()
@@ -235,14 +241,25 @@ def main(
     for comparison in COMPARISONS:
         if comparison.name not in names:
             continue
-        with tempfile.TemporaryDirectory() as made:
+        with _keep_runs(folder) as where_to:
             both = comparison.sides(prepared)
-            paired = take_turns(*both, Path(made), turns=turns, steps=steps, say=_say)
+            runs = where_to / comparison.name
+            paired = take_turns(*both, runs, turns=turns, steps=steps, say=_say)
             lines += results(comparison, paired)
         if json is not None:
             # At once: whoever is stopped keeps what was measured.
             write_json(json, [*kept, *lines], where)
     show("devices kept busy in a Step", lines, where)
+
+
+@contextmanager
+def _keep_runs(folder: Path | None) -> Iterator[Path]:
+    """A folder for runs: this one, or one that goes."""
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as created:
+        yield Path(created)
 
 
 def _say(text: str) -> None:

@@ -3,9 +3,10 @@
 Owns: a side of a comparison, its runs, the profile between them, both ratios. Does not own: which
 sides there are, the goals (flow.py).
 
-A turn runs both sides, the first of them now one and now the other. The profile is of the side that
-is tried, with a short run of it, so that passes take what they take in that run; lengths, and
-seconds of functions, are those of the runs before it.
+A turn runs both sides, the first of them now one and now the other. Runs and the profile stay in a
+folder, and what is there is not measured again: so turns can be added later. The profile is of the
+side that is tried, with a short run of it, so that passes take what they take in that run; lengths,
+and seconds of functions, are those of the runs before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from statistics import fmean, median
 
 from benchmarks.predicted_runs import SteppedGraph
 from engine.api import run
-from engine.plan.cost.profile import Profile
+from engine.keep.metrics.metric_lines import METRICS
+from engine.plan.cost.profile import Profile, read_profile, write_profile
 from engine.predict.profile.profiler import ProfileRequest, measure_profile
 from engine.predict.row_statistics import seen_rows
 from engine.predict.simulation.prediction_run import predict
@@ -36,10 +38,12 @@ class FlowSide(SteppedGraph):
     """A graph whose runs take turns with those of another."""
 
     def run_turn(self, folder: Path, turn: int, steps: int) -> Path:
-        """Run so many Steps after the warm-up; returns the run's folder."""
+        """Run so many Steps after the warm-up, if such a run is not there; returns its folder."""
         name = f"{self.name}-{turn}"
+        if (folder / name / METRICS).exists() and len(step_rows(folder / name)) == steps:
+            return folder / name
         options = replace(self.options, steps=WARM + steps, seed=turn, runs=folder, name=name)
-        return run(self.graph, options).folder
+        return run(self.graph, replace(options, overwrite=True)).folder
 
     def simulate(self, profile: Profile, seen: Path, steps: int) -> float:
         """Simulated seconds of a Step, with rows as those of this run."""
@@ -89,9 +93,10 @@ class FlowTurns:
 def take_turns(
     replaced: FlowSide, tried: FlowSide, folder: Path, *, turns: int, steps: int, say: Say
 ) -> FlowTurns:
-    """Run both sides so often; profile the tried one half way."""
+    """Run both sides so often; profile the tried one half way, if that is still to be done."""
     folders: dict[str, list[Path]] = {replaced.name: [], tried.name: []}
-    profile: Profile | None = None
+    rates = folder / "profile.json"
+    profile: Profile | None = read_profile(rates) if rates.exists() else None
     for turn in range(turns):
         order = (replaced, tried) if turn % 2 == 0 else (tried, replaced)
         for side in order:
@@ -100,6 +105,7 @@ def take_turns(
         if profile is None and 2 * (turn + 1) >= turns:
             made = measure_profile(tried.graph, [tried.plan], tried.options, _REQUEST, say)
             profile = made.profile
+            write_profile(rates, profile)
     assert profile is not None
 
     def expect(side: FlowSide) -> float:

@@ -10,7 +10,7 @@ since they are those of the update itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -64,54 +64,96 @@ class PpoPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSide:
     """How the devices that do not generate are used. scoring: devices of each node of forward
-    passes; 0: those that train. tensor: 0 where weights are sharded over all ranks instead.
+    passes; 0: those that train. tensor: ranks that split each matrix of what is trained; shard:
+    whether what they have is split over the ranks with other rows. scored: tensor ranks of forward
+    passes. tokens: of a micro-batch.
     """
 
     scoring: int
     tensor: int
+    scored: int
+    tokens: int
+    shard: bool = True
 
 
-def list_sides(asked: PpoPlan) -> Iterator[TrainingSide]:
-    """The ways to use them, what is nearest to the published one first: forward passes have no
-    tensor ranks here. Those with devices of their own have as many as their share of the work.
+def list_sides(asked: PpoPlan) -> Iterator[Sequence[TrainingSide]]:
+    """The ways to use them, what is nearest to the published one first; those of one tier differ in
+    how training is split. Forward passes with devices of their own have as many as their share of
+    the work, at least those of one replica.
     """
-    yield TrainingSide(scoring=0, tensor=asked.tensor[1])
-    yield TrainingSide(scoring=0, tensor=0)
+    width, tokens = asked.tensor[1], asked.microbatch
+    splits = _list_splits(width)
+    yield (TrainingSide(scoring=0, tensor=width, scored=width, tokens=tokens, shard=False),)
+    yield [TrainingSide(scoring=0, tensor=split, scored=split, tokens=tokens) for split in splits]
     work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
-    yield TrainingSide(scoring=max(1, round(asked.training / work)), tensor=0)
+    share = asked.training / work
+    yield _split_sides(asked, max(1, round(share)), 1, tokens)
+    devices = max(1, round(share / width)) * width
+    if devices * len(asked.scored) < asked.training:
+        yield _split_sides(asked, devices, width, tokens)
+        # A row is never cut: less than the longest one takes no less memory.
+        yield _split_sides(asked, devices, width, asked.longest_prompt + asked.longest)
 
 
-def plan_ppo(folder: Path, asked: PpoPlan) -> Plan:
-    """The first way that fits. Raises PlanError where none does: that of the last one."""
+def _split_sides(asked: PpoPlan, scoring: int, scored: int, tokens: int) -> Sequence[TrainingSide]:
+    """One for each way to split training, with devices of their own for forward passes."""
+    sides: list[TrainingSide] = []
+    for split in _list_splits(asked.tensor[1]):
+        sides.append(TrainingSide(scoring=scoring, tensor=split, scored=scored, tokens=tokens))
+    return sides
+
+
+def _list_splits(most: int) -> Sequence[int]:
+    """Tensor ranks of training: those that were published, halves of them, and none."""
+    splits = [most]
+    while splits[-1] > 1:
+        splits.append(splits[-1] // 2)
+    return splits
+
+
+def plan_ppo(folder: Path, asked: PpoPlan) -> Sequence[Plan]:
+    """The plans of the first ways of list_sides of which some fit. Raises PlanError where none
+    does: that of the last one.
+    """
     count = -(-(asked.generating + asked.training) // EACH)
     files = write_inputs(folder, asked.model, asked.device, hosts=count)
     graph = _make_graph(files, asked)
-    *first_sides, last_side = list_sides(asked)
-    for side in first_sides:
-        try:
-            return _plan_side(graph, files, asked, side)
-        except PlanError:
-            continue
-    return _plan_side(graph, files, asked, last_side)
+    problem = PlanError("no way to use the devices")
+    for sides in list_sides(asked):
+        plans: list[Plan] = []
+        for side in sides:
+            try:
+                plans.append(_plan_side(graph, files, asked, side))
+            except PlanError as error:
+                problem = error
+        if plans:
+            return plans
+    raise problem
 
 
 def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSide) -> Plan:
     training = asked.training - side.scoring * len(asked.scored)
-    tensor = side.tensor or 1
-    ranks = training // tensor
+    if training % side.tensor:
+        problem = f"{training} devices train, in shares of {side.tensor} tensor ranks"
+        raise PlanError(f"expected whole shares, found {problem}. Fix: other tensor ranks.")
+    ranks = training // side.tensor
     options = RunOptions(
         cluster=files.hosts,
         workers="apart",
         pin=_pin_nodes(asked, side),
         ranks=dict.fromkeys(TRAINED, ranks),
-        tensor={"rollout": asked.tensor[0], **dict.fromkeys(TRAINED, tensor)},
-        shard=not side.tensor,
-        microbatch=dict.fromkeys((*TRAINED, *asked.scored), asked.microbatch),
+        tensor={
+            "rollout": asked.tensor[0],
+            **dict.fromkeys(TRAINED, side.tensor),
+            **dict.fromkeys(asked.scored, side.scored),
+        },
+        shard=side.shard,
+        microbatch=dict.fromkeys((*TRAINED, *asked.scored), side.tokens),
         kernel={"rollout": "vllm"},
     )
     if asked.stream != "off":
         # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less.
-        part_tokens = asked.microbatch * ranks // 2
+        part_tokens = side.tokens * ranks // 2
         options = replace(options, stream=asked.stream, part_tokens=part_tokens)
     planned = plan(graph, options)
     assert isinstance(planned, Plan)

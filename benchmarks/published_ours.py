@@ -4,8 +4,9 @@ Owns: which of the published runs are planned as graphs of this project, and the
 own: the inputs (published.toml), the systems' own schedules (published.py).
 
 AReaL's runs are planned with its numbers of GPUs, rows, lengths and tensor ranks, StreamRL's with
-those of its numbers and at the split of the devices that its own schedule takes. Where that does
-not fit there is no number. EARL's are no runs. Steps count from the middle of a run to its last
+those of its numbers and at the split of the devices that its own schedule takes; of the ways to
+split training that fit, each is simulated, and the fastest counts. Where none fits there is no
+number. EARL's are no runs. Steps count from the middle of a run to its last
 Step beside which rows are still generated.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def _seconds(
         microbatch=said["microbatch"],
         max_lag=max_lag,
     )
-    return _mean_seconds(said, run, max_lag, lambda folder: planned(folder, asked))
+    return _mean_seconds(said, run, max_lag, lambda folder: [planned(folder, asked)])
 
 
 def streamrl_by_us(
@@ -115,17 +116,22 @@ class StreamSplits:
 
 
 def _mean_seconds(
-    said: Mapping[str, Any], run: Mapping[str, Any], max_lag: int, make: Callable[[Path], Plan]
+    said: Mapping[str, Any],
+    run: Mapping[str, Any],
+    max_lag: int,
+    make: Callable[[Path], Sequence[Plan]],
 ) -> float | None:
-    """Of a Step, in the second half of a run; None where the plan does not fit."""
+    """Of a Step, in the second half of a run by the fastest plan; None where none fits."""
     rows = PublishedRows(constant_length(said["prompt"]), lognormal(**said["lengths"]))
     steps = STEPS + max_lag
+    seconds: list[float] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
-            plan = make(Path(folder))
-            prediction = predict(plan, steps=steps, lengths=rows, seconds=SCORED, spans=False)
+            for plan in make(Path(folder)):
+                simulated = predict(plan, steps=steps, lengths=rows, seconds=SCORED, spans=False)
+                counted = simulated.steps[STEPS // 2 : STEPS]
+                seconds.append(fmean(step.end - step.start for step in counted))
     except PlanError as error:
         print(f"{run['model']}, max_lag {max_lag}: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
-    counted = prediction.steps[STEPS // 2 : STEPS]
-    return fmean(step.end - step.start for step in counted)
+    return min(seconds)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.gpu_plans import EACH
 from engine.plan.cost.decode import DecodeBatch, cache_capacity, schedule_decode
 from engine.plan.cost.devices import Coefficients, Kind, Link, Place, catalogue_place, device
 from engine.plan.cost.distribution import LengthDistribution
@@ -107,13 +108,16 @@ def cache_room(model: Sizes, where: Place, memory: float) -> int:
 
 
 def gpus(name: str, reached: Reached | None = None, *, data: int = 1, tensor: int = 1) -> Place:
-    """A place on devices of the catalogue, with the network between its data ranks. reached: None
-    for the catalogue's.
+    """A place on devices of the catalogue, in hosts of eight: data ranks on several are a ring by
+    the cards of all that a host has of them, as our plans have it. reached: None for the
+    catalogue's.
     """
     of = device(name)
     where = catalogue_place(of, data=data, tensor=tensor)
-    found = replace(where, rate=of.network if tensor == 1 else 0.0)
-    return found if reached is None else replace(found, coefficients=reached)
+    if where.devices > EACH:
+        cards = EACH // tensor
+        where = replace(where, rate=min(of.link, cards * of.network))
+    return where if reached is None else replace(where, coefficients=reached)
 
 
 def pushed(trainer: Place, engines: Engines) -> float:

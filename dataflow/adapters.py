@@ -39,6 +39,11 @@ class Lora:
         """What B A is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.scale == "rslora" else self.rank)
 
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of `targets`, but for `all-linear`, which names none."""
+        return (self.targets,) if isinstance(self.targets, str) else self.targets
+
     def __str__(self) -> str:
         """`lora(rank=16, alpha=32)`, without what is the default."""
         defaults = {field.name: field.default for field in fields(self)}
@@ -49,6 +54,10 @@ class Lora:
         ]
         arguments = (f"{name}={_show(getattr(self, name))}" for name in shown_names)
         return f"lora({', '.join(arguments)})"
+
+
+Adapter = Lora | None
+"""Of a Model: new weights beside those of its base, or none."""
 
 
 @declares
@@ -82,11 +91,19 @@ def lora(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subset:
+class WeightSubset:
     """Some of the base's own weights: `subset` makes it."""
 
     last: int | None = None
     parts: tuple[str, ...] = ()
+
+    def first_layer(self, layers: int) -> int:
+        """The first of so many decoder layers, counted from 0, of which weights may be trained."""
+        return 0 if self.last is None else max(0, layers - self.last)
+
+    def has_part(self, name: str) -> bool:
+        """Whether a weight of this name in those layers is trained."""
+        return not self.parts or any(part in name for part in self.parts)
 
     def __str__(self) -> str:
         """`subset(last=4, parts=('norm',))`."""
@@ -99,7 +116,7 @@ class Subset:
 
 
 @declares
-def subset(last: int | None = None, parts: tuple[str, ...] = ()) -> Subset:
+def subset(last: int | None = None, parts: tuple[str, ...] = ()) -> WeightSubset:
     """Train only some weights of the base: `Model("policy", base, trainable=subset(last=4))`.
 
     last: those of so many decoder layers, counted from the end, and of the norm behind them; None:
@@ -117,7 +134,17 @@ def subset(last: int | None = None, parts: tuple[str, ...] = ()) -> Subset:
     fits = last is not None or bool(parts)
     expected = "layers or parts"
     require("subset", "last", last, fits=fits, expected=expected, fix="last=4, or trainable=True")
-    return Subset(last=last, parts=parts)
+    return WeightSubset(last=last, parts=parts)
+
+
+def is_at(path: str, name: str) -> bool:
+    """Whether a module at this path has the name that targets say: its last parts, or all."""
+    return path == name or path.endswith(f".{name}")
+
+
+def leaf_of(path: str) -> str:
+    """The last part of a module's path: `q_proj`."""
+    return path.rpartition(".")[2]
 
 
 def _require(limit: Limit, where: str, name: str, argument: Any) -> None:

@@ -49,9 +49,9 @@ Offload = Literal["none", "optimizer"]
 class Layout:
     """How one node is split; all numbers are 1 in one process.
 
-    data: shares of a Step's rows. tensor: ranks that have the same share, and a part of each matrix
-    of attention and MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank number d * tensor + t is
-    part t of share d. threads: of each rank's kernel.
+    data: shares of a Step's rows. tensor: ranks that have the same share, or are one replica, and
+    have a part of each matrix of attention and MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank
+    number d * tensor + t is part t of share d. threads: of each rank's kernel.
     """
 
     replicas: int = 1
@@ -88,7 +88,7 @@ class Layout:
     """
     shard: bool = False
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
-    (FSDP2).
+    (FSDP2); with `tensor`, of what its tensor rank has.
     """
     recompute: Recompute = "none"
     """What a train node's backward pass computes again: nothing, or each decoder layer from its
@@ -103,6 +103,10 @@ class Layout:
     def partial(self) -> bool:
         """Whether a rank has only a part of the weights: its module is useless to others."""
         return self.shard or self.tensor > 1
+
+    def has_equal_part(self, other: Layout) -> bool:
+        """Whether a rank has all of the weights, or the part that one of the other layout has."""
+        return self.tensor == other.tensor and not (self.shard or other.shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

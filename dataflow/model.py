@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVarTuple
 
-from dataflow.adapters import Lora, Subset
+from dataflow.adapters import Adapter, Lora, WeightSubset
 from dataflow.calls import call_error, call_site, constructs, require
 from dataflow.errors import Origin
 from dataflow.limits import choice, number, text, whole
@@ -54,8 +54,8 @@ class Model:
 
     name: str
     base: str
-    trainable: bool | Subset = field(default=False, kw_only=True)
-    adapter: Lora | None = field(default=None, kw_only=True)
+    trainable: bool | WeightSubset = field(default=False, kw_only=True)
+    adapter: Adapter = field(default=None, kw_only=True)
     head: Literal["lm", "scalar"] = field(default="lm", kw_only=True)
     follows: Model | None = field(default=None, kw_only=True)
     rate: float = field(default=1.0, kw_only=True)
@@ -90,16 +90,23 @@ class Model:
             object.__setattr__(self, "adapter", self.follows.adapter)
 
     @property
-    def subset(self) -> Subset | None:
+    def subset(self) -> WeightSubset | None:
         """Which of the base's weights are trained, or follow those; None: all of them, or none."""
         if self.follows is not None:
             return self.follows.subset
-        return self.trainable if isinstance(self.trainable, Subset) else None
+        return self.trainable if isinstance(self.trainable, WeightSubset) else None
 
     @property
     def is_partial(self) -> bool:
         """Whether it has weights of its base that never change, and others that do."""
         return self.adapter is not None or self.subset is not None
+
+    @property
+    def leaves_base(self) -> bool:
+        """Whether its base has weights that it never changes: all of a frozen Model's, some of one
+        with an adapter or a subset.
+        """
+        return self.is_partial or (not self.trainable and self.follows is None)
 
     @property
     def copies(self) -> Model | None:
@@ -110,7 +117,7 @@ class Model:
 def _require_tuned_part(where: str, model: Model) -> None:
     """Refuse what is neither all of a Model, nor a part of it that somebody trains or has saved."""
     trainable, adapter = model.trainable, model.adapter
-    fits, expected = isinstance(trainable, bool | Subset), "True, False or subset(...)"
+    fits, expected = isinstance(trainable, bool | WeightSubset), "True, False or subset(...)"
     require(where, "trainable", trainable, fits=fits, expected=expected, fix="trainable=True")
     fits = adapter is None or isinstance(adapter, Lora)
     fix = "adapter=lora(rank=16)"

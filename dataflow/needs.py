@@ -40,6 +40,10 @@ class Needs:
     with the same Model may."""
     tensor: bool = False
     """Whether it starts tensor ranks of its own, inside of its one Worker (Layout.inner)."""
+    ranks: bool = False
+    """Whether several Workers can be one replica of it, each with a part of every matrix
+    (Layout.tensor). A train kernel's can without saying so.
+    """
     cache: bool = False
     """Whether it keeps keys and values in memory of a fixed size (Layout.cache_bytes)."""
     memory: int = 0

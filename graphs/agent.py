@@ -5,7 +5,7 @@ Use it where a model calls tools, or talks to an environment, over several turns
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -32,7 +32,7 @@ def agent(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
-    adapter: Lora | None = None,
+    adapter: Adapter = None,
 ) -> Graph:
     """Group-relative policy optimisation of episodes, by the rewards that their environments give.
 

@@ -5,7 +5,7 @@ Use it where an environment rewards turns, and not the episode alone.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -32,7 +32,7 @@ def agent_turns(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
-    adapter: Lora | None = None,
+    adapter: Adapter = None,
 ) -> Graph:
     """Each token's advantage is the whitened sum of the rewards of its turn and all later ones.
 

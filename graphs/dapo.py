@@ -5,7 +5,7 @@ Use it when many groups have equal rewards, or answers run into their limit.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -33,9 +33,9 @@ def dapo(
     lr: Number = 1e-6,
     minibatches: int = 16,
     max_lag: int = 0,
+    adapter: Adapter = None,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """Replace groups of equal rewards, punish the last tokens before the limit, clip less above.
 
@@ -50,9 +50,9 @@ def dapo(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)

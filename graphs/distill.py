@@ -5,7 +5,7 @@ Use it when there is a better model of the same tokenizer.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -27,7 +27,7 @@ def distill(
     top_k: int = 64,
     lr: Number = 1e-5,
     max_lag: int = 0,
-    adapter: Lora | None = None,
+    adapter: Adapter = None,
 ) -> Graph:
     """Reverse KL to a larger model of the same tokenizer, over the teacher's likeliest tokens.
 
@@ -47,4 +47,5 @@ def distill(
     rollout = generate(policy, prompt, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     grades = logprobs(Model("teacher", teacher), rollout, top_k=top_k)
     loss = distillation_loss(grades, direction="reverse")
-    return Graph("distill", train(policy, rollout, loss=loss, lr=lr))
+    sink = train(policy, rollout, loss=loss, lr=lr)
+    return Graph("distill", sink)

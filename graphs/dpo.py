@@ -5,7 +5,7 @@ Use it when preferences have been collected, and nothing is to be generated.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -24,7 +24,7 @@ def dpo(
     beta: float = 0.1,
     lr: Number = 5e-7,
     minibatches: int = 1,
-    adapter: Lora | None = None,
+    adapter: Adapter = None,
 ) -> Graph:
     """Raise the chosen answer against the rejected one, measured from the base model.
 
@@ -41,4 +41,5 @@ def dpo(
     rows, pairs = preferences(data, batch=batch)
     reference = logprobs(Model("reference", base), rows)
     loss = dpo_loss(pairs, reference=reference, beta=beta)
-    return Graph("dpo", train(policy, rows, loss=loss, lr=lr, minibatches=minibatches))
+    sink = train(policy, rows, loss=loss, lr=lr, minibatches=minibatches)
+    return Graph("dpo", sink)

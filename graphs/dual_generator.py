@@ -5,7 +5,7 @@ Use it when one sampler explores too little, or two are to be compared in one gr
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -33,10 +33,10 @@ def dual_generator(
     bold: float = 1.3,
     lr: Number = 1e-6,
     max_lag: int = 0,
+    adapter: Adapter = None,
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """A cautious and a bold sampler of one policy; each group has the answers of both.
 
@@ -50,10 +50,10 @@ def dual_generator(
         bold: temperature of the second generator.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)

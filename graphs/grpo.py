@@ -5,7 +5,7 @@ Use it first: rewards that compare several answers to a prompt are all that it n
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -34,10 +34,10 @@ def grpo(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    adapter: Adapter = None,
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """Group-relative policy optimisation.
 
@@ -52,10 +52,10 @@ def grpo(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)

@@ -5,7 +5,7 @@ Use it where a few answers are much longer than the others, and the same prompts
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number, Table
@@ -33,10 +33,10 @@ def grpo_by_length(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    adapter: Adapter = None,
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """Group-relative policy optimisation, the answers that are expected to be longest first.
 
@@ -50,12 +50,13 @@ def grpo_by_length(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
-    policy, lengths = Model("policy", base, trainable=True, adapter=adapter), Table("lengths")
+    policy = Model("policy", base, trainable=True, adapter=adapter)
+    lengths = Table("lengths")
     prompt = prompts(data, batch=batch)
     weight = lookup(lengths, prompt, max_lag=max_lag)
     rollout = generate(

@@ -5,7 +5,7 @@ Use it where answers differ much in length, and most prompts come once.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -36,9 +36,9 @@ def grpo_ranked(
     ranker_lr: Number = 1e-5,
     every: int = 1,
     max_lag: int = 0,
+    adapter: Adapter = None,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """GRPO, and a ranker that learns from the lengths of each Step's answers.
 
@@ -54,9 +54,9 @@ def grpo_ranked(
         ranker_lr: that of the ranker.
         every: the ranker is trained in each `every`-th Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     ranker = Model("ranker", ranker_base, trainable=True, head="scalar")

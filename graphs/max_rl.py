@@ -5,7 +5,7 @@ Use it when answers are right or wrong, and hard prompts should count for more.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -31,10 +31,10 @@ def max_rl(
     max_tokens: int = 512,
     lr: Number = 1e-6,
     max_lag: int = 0,
+    adapter: Adapter = None,
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """Rewards of 0 and 1: hard prompts, of which few answers are right, count more.
 
@@ -47,10 +47,10 @@ def max_rl(
         max_tokens: longest answer.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)

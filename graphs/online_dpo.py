@@ -5,7 +5,7 @@ Use it when a reward ranks answers, and its scale means nothing.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -32,9 +32,9 @@ def online_dpo(
     beta: float = 0.1,
     lr: Number = 5e-7,
     max_lag: int = 0,
+    adapter: Adapter = None,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """The best and the worst answer to each prompt are a pair; equal rewards make none.
 
@@ -48,9 +48,9 @@ def online_dpo(
         beta: how far the policy may move from the base.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)

@@ -5,7 +5,7 @@ Use it when the tokens of an answer deserve different credit, and a critic fits 
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -34,9 +34,9 @@ def ppo(
     epochs: int = 4,
     minibatches: int = 4,
     max_lag: int = 0,
+    adapter: Adapter = None,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """A critic of its own, GAE, and several clipped updates per Step; KL in the reward.
 
@@ -50,17 +50,19 @@ def ppo(
         lr, critic_lr: learning rate, or a schedule of the Step.
         epochs, minibatches: passes over the Step's rows, and updates per pass.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     critic = Model("critic", base, trainable=True, head="scalar", adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     reference = logprobs(Model("reference", base), rollout)
-    score = kl_in_reward(rollout, reward(reward_fn, rollout, name="score"), reference, beta=beta)
-    value, old = values(critic, rollout), logprobs(policy, rollout, name="old")
+    outcome = reward(reward_fn, rollout, name="score")
+    score = kl_in_reward(rollout, outcome, reference, beta=beta)
+    value = values(critic, rollout)
+    old = logprobs(policy, rollout, name="old")
     advantage = gae(rollout, score, value, gamma=1.0, lam=0.95)
     clipped = clipped_policy_loss(whiten(advantage, rollout), old=old)
     fit = value_loss(advantage, old=value, clip=0.2)

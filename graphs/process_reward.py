@@ -5,7 +5,7 @@ Use it when the steps of an answer can be judged one by one.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -31,7 +31,7 @@ def process_reward(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
-    adapter: Lora | None = None,
+    adapter: Adapter = None,
 ) -> Graph:
     """Each token's advantage is the whitened sum of the rewards of the steps from there on.
 

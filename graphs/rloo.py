@@ -5,7 +5,7 @@ Use it when one update per Step is enough: the plain, unbiased method of groups.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -32,9 +32,9 @@ def rloo(
     beta: float = 0.05,
     lr: Number = 1e-6,
     max_lag: int = 0,
+    adapter: Adapter = None,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """Answers are actions: no ratio, no clip, one update per Step; the KL penalty is in the reward.
 
@@ -48,15 +48,16 @@ def rloo(
         beta: weight of the KL penalty in the reward.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     reference = logprobs(Model("reference", base), rollout)
-    score = kl_in_reward(rollout, reward(reward_fn, rollout, name="score"), reference, beta=beta)
+    outcome = reward(reward_fn, rollout, name="score")
+    score = kl_in_reward(rollout, outcome, reference, beta=beta)
     advantage = group_advantage(
         rollout, score, baseline="leave_one_out", scale="none", name="advantage"
     )

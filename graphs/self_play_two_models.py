@@ -5,7 +5,7 @@ Use it when tasks are to get harder as the solver gets better.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -41,9 +41,9 @@ def self_play_two_models(
     batch: int = 64,
     max_tokens: int = 512,
     lr: Number = 1e-6,
+    adapter: Adapter = None,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """The setter earns what the solver loses: tasks compete, and so do the answers to each task.
 
@@ -56,12 +56,14 @@ def self_play_two_models(
         batch: prompts per Step.
         max_tokens: longest answer.
         lr: learning rate, or a schedule of the Step.
+        adapter: as lora(rank=16): only weights beside those of each base are trained; None: all.
         eval_data: held-out prompts, which the solver answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     setter = Model("setter", setter_base, trainable=True, adapter=adapter)
     solver = Model("solver", solver_base, trainable=True, adapter=adapter)
-    task = generate(setter, prompts(data, batch=batch), n=n, max_tokens=max_tokens, name="task")
+    prompt = prompts(data, batch=batch)
+    task = generate(setter, prompt, n=n, max_tokens=max_tokens, name="task")
     asked = posed(task)
     answer = generate(solver, asked, n=n, max_tokens=max_tokens, empty_prompt="drop", name="answer")
     score = reward(reward_fn, answer, name="score")

@@ -5,7 +5,7 @@ Use it before reinforcement: it teaches a format, and what rewards would not fin
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -16,7 +16,7 @@ from operators.train import train
 
 @declares
 def sft(
-    base: str, data: str, *, batch: int = 128, lr: Number = 1e-5, adapter: Lora | None = None
+    base: str, data: str, *, batch: int = 128, lr: Number = 1e-5, adapter: Adapter = None
 ) -> Graph:
     """Imitate demonstrations.
 
@@ -28,6 +28,6 @@ def sft(
         adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
-    return Graph(
-        "sft", train(policy, demonstrations(data, batch=batch), loss=supervised_loss(), lr=lr)
-    )
+    rows = demonstrations(data, batch=batch)
+    sink = train(policy, rows, loss=supervised_loss(), lr=lr)
+    return Graph("sft", sink)

@@ -5,7 +5,7 @@ Use it when reinforcement must not lose what demonstrations taught.
 
 from __future__ import annotations
 
-from dataflow.adapters import Lora
+from dataflow.adapters import Adapter
 from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
@@ -33,10 +33,10 @@ def sft_and_rl(
     weight: float = 0.1,
     max_tokens: int = 512,
     lr: Number = 1e-6,
+    adapter: Adapter = None,
     drop_uniform: bool = False,
     eval_data: str | None = None,
     eval_every: int = 50,
-    adapter: Lora | None = None,
 ) -> Graph:
     """Each update has a policy loss on rollouts and a supervised loss on demonstrations.
 
@@ -51,10 +51,10 @@ def sft_and_rl(
         weight: weight of the supervised loss.
         max_tokens: longest answer.
         lr: learning rate, or a schedule of the Step.
+        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
         drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
         eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
         eval_every: Steps between evaluations; one comes before the first Step, one at the end.
-        adapter: as lora(rank=16): only weights beside those of the base are trained; None: all.
     """
     policy = Model("policy", base, trainable=True, adapter=adapter)
     prompt = prompts(data, batch=batch)

@@ -11,6 +11,7 @@ from typing import Literal, overload
 from dataflow.calls import require
 from dataflow.limits import Limit, choice, number, whole
 from dataflow.model import Model
+from dataflow.needs import Needs
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same, declares
 from dataflow.schema import Completion, Logprobs, Reward, Values
@@ -32,6 +33,7 @@ def _make_operator(
         reads=("model",),
         log_probs=log_probs,
         kernels={"torch": f"operators.kernels.torch.forward:{kernel}"},
+        needs={"torch": Needs(ranks=True)},
         limits={"max_lag": whole(0, like=0), **limits},
     )
 

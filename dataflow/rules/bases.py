@@ -126,7 +126,7 @@ def _check_base(context: Context, model: Model) -> Iterator[Complaint]:
                 near_directory(local),
             )
         return
-    is_trained = model.name in context.trained or model.trainable or model.follows is not None
+    is_trained = model.name in context.trained or bool(model.trainable) or model.follows is not None
     is_trained = is_trained or model.name in context.carried
     try:
         yield from _check_files(folder, model, fresh=is_trained)

@@ -96,6 +96,16 @@ class Admission:
             chunks.append(self.table.admit(positions, attempts, version))
         return chunks
 
+    def foresee(self, version: int) -> list[tuple[int, int]]:
+        """The (position, attempt) of the prompts that `admit` will admit at once when the Step is
+        over that starts from this version, without a lag; none where they are several cohorts.
+        """
+        left = self.table.prompts.outstanding - self.table.prompts.count[TAKEN]
+        room = self._room_beside(left, version + 1, 0)
+        if room <= 0 or room > (self.source.cohort or room):
+            return []
+        return self._list_next(room)
+
     @property
     def failed_prompts(self) -> float:
         """What counts against the error budget; each failed row once."""
@@ -145,11 +155,15 @@ class Admission:
         )
 
     def _room(self, version: int, ahead: int) -> int:
+        room = self._room_beside(self.table.prompts.outstanding, version, ahead)
+        return 0 if room <= 0 or self._is_spent() else room
+
+    def _room_beside(self, outstanding: int, version: int, ahead: int) -> int:
+        """How many more prompts the bound allows beside these."""
         room = (1 + ahead) * self.source.batch
         if self._steps is not None:
             room = min(room, (self._steps - version) * self.source.batch)
-        room -= self.table.prompts.outstanding
-        return 0 if room <= 0 or self._is_spent() else room
+        return room - outstanding
 
     def _is_spent(self) -> bool:
         """Whether the refilling selects allow no further prompt for a Step that is not full yet."""
@@ -160,7 +174,12 @@ class Admission:
         return finished < batch and finished + self._rejected >= most * batch
 
     def _next_prompts(self, most: int) -> list[tuple[int, int]]:
-        chosen, self._again = self._again[:most], self._again[most:]
+        chosen = self._list_next(most)
+        self._again = self._again[most:]
+        return chosen
+
+    def _list_next(self, most: int) -> list[tuple[int, int]]:
+        chosen = self._again[:most]
         first = self.table.prompts.next
         end = min(first + most - len(chosen), self._end)
         return chosen + [(position, 0) for position in range(first, end)]

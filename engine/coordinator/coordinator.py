@@ -36,7 +36,10 @@ _WITHIN = (m.Wish, m.Checkpointed)
 would be told the rest of them.
 """
 
-GROUPABLE = (m.Produced, m.ChunkDone, m.Reported, m.Loaded, m.Prepared, m.Woken, m.Slept)
+GROUPABLE = (
+    *(m.Produced, m.ChunkDone, m.RankDone, m.Reported),
+    *(m.Loaded, m.Prepared, m.Woken, m.Slept),
+)
 """Events that only say what has become of something that was asked: the run may move on after
 several of them as well as after each. All others are handled alone, as what they mean depends on
 how far the run is.
@@ -61,6 +64,7 @@ class Coordinator:
         self._versions = parts.versions
         self._recovery = parts.recovery
         self._replicas = parts.replicas
+        self._next_wave = parts.next_wave
         self._regions = parts.regions
         self._course = Course(plan, settings, parts)
         self._ranks = RankGroups(plan, parts.outstanding)
@@ -162,6 +166,7 @@ class Coordinator:
             for core_event in core_events:
                 is_heard |= self.at != "gone"
                 may_move |= self._hear(core_event, asked)
+            self._ranks.replicas.note_ended(event, asked)
         if is_heard:
             self._go_on(may_move=may_move)
         livelock = self._livelock.find_cause(now)
@@ -183,7 +188,8 @@ class Coordinator:
         if self.at == "finished":
             self._note_the_end(event, asked)
             return False
-        self._note(event, asked)
+        if not self._next_wave.put_off(event, asked):
+            self._note(event, asked)
         return not isinstance(event, _WITHIN)
 
     def _go_on(self, *, may_move: bool) -> None:
@@ -192,6 +198,10 @@ class Coordinator:
             # Before anything else is said: a replica that ends is to be told nothing more.
             self._losses.move_replicas()
         self._course.advance()
+        while due := self._next_wave.take_due():
+            for event, asked in due:
+                self._note(event, asked)
+            self._course.advance()
         self._course.release()
 
     def _note_the_end(self, event: m.Event, asked: Pending | None) -> None:
@@ -237,6 +247,8 @@ class Coordinator:
             case _ if asked is not None and isinstance(event, m.TaskEnd):
                 self._take_task_end(event, asked)
             case m.WorkerLost():
+                for ended in self._next_wave.lose(event.worker):
+                    self._dispatch.take_back(ended)
                 self._losses.lose_worker(event)
             case m.WorkerOpened() if self._recovery.note_opened(event):
                 self._versions.note_opened(event.worker)
@@ -307,7 +319,8 @@ class Coordinator:
         self._dispatch.note_rows(chunk, number, event.ref)
 
     def _close_chunk(self, event: m.ChunkDone, asked: Pending) -> None:
-        self._recovery.note_finished(asked.task.worker)
+        for rank in self._ranks.replicas.ranks_of(asked.task):
+            self._recovery.note_finished(rank)
         chunk = asked.chunk
         assert chunk is not None
         difference = self._dispatch.finish(asked)

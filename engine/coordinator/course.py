@@ -16,7 +16,8 @@ not own: what an event means (coordinator.py).
 
 The stream region runs at all moments: prompts are admitted while the bound on outstanding prompts
 allows it and every reader above the cut has the published version. With max_lag 0 they are admitted
-in waves, while the run gathers and no prompt runs, so that batches never depend on timing.
+in waves, while the run gathers and no prompt runs, so that batches never depend on timing; only the
+source's own rows of the next wave are made while the run trains (next_wave.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.parts import CoordinatorParts
 from engine.coordinator.run_settings import Restored, Settings
 from engine.plan.plan import Plan, PlannedNode
-from engine.protocol.messages import Finish, Instruction, Release, Rollback, StepClosed
+from engine.protocol.messages import (
+    ChunkDone,
+    Finish,
+    Instruction,
+    Produced,
+    Release,
+    Rollback,
+    StepClosed,
+)
 
 Moment = Literal[
     "opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished", "gone"
@@ -50,6 +59,7 @@ class Course:
         self._dispatch = parts.dispatch
         self._sources = parts.sources
         self._next_rows = parts.next_rows
+        self._next_wave = parts.next_wave
         self._training = parts.training
         self._evaluation = parts.evaluation
         self._versions = parts.versions
@@ -109,8 +119,13 @@ class Course:
 
     def _able(self, node: PlannedNode, worker: str) -> bool:
         """Whether a Worker can run chunks of a node: both it and the node's weights are there, and
-        it is not leaving.
+        it is not leaving; and so for all ranks of a replica that it leads.
         """
+        if node.ranks > 1:
+            return all(self._is_ready(node, rank) for rank in node.share_of(worker))
+        return self._is_ready(node, worker)
+
+    def _is_ready(self, node: PlannedNode, worker: str) -> bool:
         takes_chunks = self._recovery.there(worker) and self._replicas.takes(worker)
         return takes_chunks and not self._versions.lacks(node.name, worker)
 
@@ -133,7 +148,7 @@ class Course:
             return False
         has_aged = table.begin_with(self.version)
         chunks = admission.admit(self.version, sparing=self._recovery.spilling)
-        self.assign(chunks, 0)
+        self.assign(self._next_wave.admit(chunks), 0)
         if self.at == "gather" and not chunks:
             starved = admission.why_starved(self.version + 1, self._plan.place)
             if starved:
@@ -206,12 +221,14 @@ class Course:
         self.out += step.tell(self._recovery.there)
         if not step.complete:
             self.out += self._next_rows.tell(self.version + 1, self._recovery.there)
+            if self._dispatch.moved_on:
+                self.assign(self._next_wave.begin(self.version), 0)
             return False
         self._metrics = self._sources.metrics(step.run.taken, self.version)
         self._metrics |= self._replicas.step_ended()
         self._recovery.step_ended()
         self.version += 1
-        self._dispatch.next_step()
+        self._dispatch.next_step(but=self._next_wave.chunks)
         self.out += self._versions.publish(self.version)
         self.at = "settle"
         return True
@@ -299,8 +316,17 @@ class Course:
             region.abandon()
         self._next_rows.abandon()
         self._dispatch.abandon(lambda node: True)
+        self._drop_next_wave()
         self.release()
         self.out.append(message)
+
+    def _drop_next_wave(self) -> None:
+        """Let go of the rows of prompts that are not admitted any more."""
+        for event, asked in self._next_wave.abandon():
+            if isinstance(event, Produced):
+                self._blocks.add(event.ref, 0)
+            elif isinstance(event, ChunkDone):
+                self._dispatch.finish(asked)
 
     @property
     def _stopping(self) -> bool:

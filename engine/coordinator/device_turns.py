@@ -125,7 +125,7 @@ class DeviceTurns:
     def _is_together(self, instruction: m.Task) -> bool:
         """Whether several ranks do this together, and wait for each other in it."""
         match instruction:
-            case m.TrainStep() | m.FinishStep():
+            case m.TrainStep() | m.FinishStep() | m.RunChunk():
                 return instruction.node in self._in_lock_step
             case m.TrainPart():
                 return instruction.node in self._parts_in_lock_step

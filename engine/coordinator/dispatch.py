@@ -300,9 +300,11 @@ class Dispatch:
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def lose(self, worker: str, owed: Iterable[Pending], blocks: frozenset[int]) -> list[NodeChunk]:
-        """A Worker is gone, with what it owed and these blocks. Returns the given-up chunks."""
-        self._suspects.discard(worker)
+    def lose(
+        self, workers: Iterable[str], owed: Iterable[Pending], blocks: frozenset[int]
+    ) -> list[NodeChunk]:
+        """Workers are gone, with what they owed and these blocks. Returns the given-up chunks."""
+        self._suspects.difference_update(workers)
         self._lost |= blocks
         self._news = True
         given_up: list[NodeChunk] = []
@@ -332,19 +334,25 @@ class Dispatch:
         self._end(chunk)
         return [chunk] if asked.wanted else []
 
-    def abandon(self, whose: Callable[[PlannedNode], bool]) -> None:
-        """Give up the chunks of these nodes; the results of those under way are discarded."""
+    def abandon(self, whose: Callable[[PlannedNode], bool], but: Iterable[NodeChunk] = ()) -> None:
+        """Give up the chunks of these nodes; the results of those under way are discarded. but:
+        other ones of these nodes, which are not given up.
+        """
+        others = frozenset(but)
         for asked in self._outstanding.of(RunChunk):
-            if asked.chunk is not None and whose(asked.chunk.node):
+            chunk = asked.chunk
+            if chunk is not None and chunk not in others and whose(chunk.node):
                 asked.wanted = False
-                self._never_ends(asked.chunk)
-        for chunk in self._parked.take_if(lambda c: whose(c.node)):
+                self._never_ends(chunk)
+        for chunk in self._parked.take_if(lambda c: c not in others and whose(c.node)):
             self._end(chunk)
 
-    def next_step(self) -> None:
-        """The Step is done: drop chunks that still run again for it, as the weights changed."""
+    def next_step(self, but: Iterable[NodeChunk]) -> None:
+        """The Step is done: drop chunks that still run again for it, as the weights changed. but:
+        those for the next one.
+        """
         self.moved_on = False
-        self.abandon(lambda node: node.name in self._again and node.region != "evaluation")
+        self.abandon(lambda node: node.name in self._again and node.region != "evaluation", but)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
@@ -364,7 +372,7 @@ class Dispatch:
         lost_with = {self._blocks.lost_with(n) for n in self._blocks.missing(chunk.holds)}
         if lost_with:
             return f"rows that {', '.join(sorted(lost_with))} had"
-        return f"one of {', '.join(chunk.node.workers)}"
+        return f"one of {', '.join(chunk.node.leads)}"
 
 
 def _remade(chunk: NodeChunk) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -4,12 +4,13 @@ Owns: the credit of each replica of a generation that binds late, and how much o
 not own: the order of what waits (unit_pool.py), who can run a node (course.py), nor who is told
 (dispatch.py).
 
-A replica may have `layout.slots` rows under way, and `ahead` more that wait there, so that a slot
-never waits for a message: an eighth of the slots, or one unit where that is more. It is given rows
-once so much credit is free: then every slot is still busy, and a message brings more than one row.
-It gets an equal share of what waits, at most those `ahead` rows, and then the one with the most
-credit has its turn: so a few rows go to all replicas, and as rows run out shares become smaller and
-all replicas end together (guided self-scheduling, Polychronopoulos and Kuck 1987).
+A replica may have `layout.slots` rows under way, twice as many where rows leave their slots between
+two turns (`PlannedNode.waits`), and `ahead` more that wait there, so that a slot never waits for a
+message: an eighth of the slots, or one unit where that is more. It is given rows once so much
+credit is free: then every slot is still busy, and a message brings more than one row. It gets an
+equal share of what waits, at most those `ahead` rows, and then the one with the most credit has its
+turn: so a few rows go to all replicas, and as rows run out shares become smaller and all replicas
+end together (guided self-scheduling, Polychronopoulos and Kuck 1987).
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ from engine.protocol.progress import PoolProgress
 _SHARE = 8
 """This part of the slots is what a replica has ahead."""
 
+_WITH_WAITING = 2
+"""So many times its slots a replica has where rows wait outside of them: full slots as long as no
+more than half of the rows wait. What rows keep between turns is bounded by the kernel
+(`Layout.parked`), whatever their number.
+"""
+
 Able = Callable[[PlannedNode, str], bool]
 
 
@@ -44,7 +51,10 @@ def largest_unit(node: PlannedNode) -> int:
 
 def credit_rows(node: PlannedNode) -> int:
     """Rows that a replica may have under way."""
-    return node.layout.slots * node.segments + ahead_rows(node)
+    live_rows = node.layout.slots
+    if node.waits:
+        live_rows *= _WITH_WAITING
+    return live_rows * node.segments + ahead_rows(node)
 
 
 class SlotCredit:

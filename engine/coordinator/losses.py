@@ -4,6 +4,7 @@
     with state               Rollback: only a checkpoint has what it had
     as a replica that left   nobody takes its place
     again and again          a replica that can be done without is given up, else the run fails
+    as a rank of a replica   the others of the replica end, too; Respawn of all of them
     in any other way         Respawn, with its next epoch
 
 Owns: that order, also where a replica ends on purpose. Does not own: who is alive (recovery.py),
@@ -44,6 +45,12 @@ class Losses:
         self._checkpoints = parts.checkpoints
         self._regions = parts.regions
         self.owed: list[Pending] = []
+        self._mates: dict[str, tuple[str, ...]] = {}
+        """Worker -> the others of its replica."""
+        for node in ranks.replicas.nodes.values():
+            for worker in node.workers:
+                others = (mate for mate in node.share_of(worker) if mate != worker)
+                self._mates[worker] = tuple(others)
 
     # --- Workers ----------------------------------------------------------------------------------
 
@@ -52,29 +59,46 @@ class Losses:
         doing.
         """
         worker, hopeless = event.worker, self._recovery.hopeless(event.worker)
+        mates = self._mates.get(worker, ())
         if worker in self._plan.stateful:
             self._course.go_back(worker, event.error)
             return
         if self._replicas.note_lost(worker):
             self._recovery.stay_away(worker)
-            self._lose(worker, self.owed)
+            self._lose((worker,), self.owed)
             return
         most = self._replicas.give_up(worker) if hopeless else None
         if most is not None:
             self._course.out.append(warn_of_given_up(self._plan, worker, hopeless, most))
             self._recovery.stay_away(worker)
-            self._lose(worker, self.owed)
+            self._lose((worker,), self.owed)
             return
         if hopeless:
             self._course.fail(hopeless)
             return
-        self._course.out.append(m.Respawn(workers=(worker,)))
-        self._lose(worker, self.owed)
+        owed = [*self.owed]
+        if mates:
+            owed += self._end_mates(mates)
+        self._course.out.append(m.Respawn(workers=(worker, *mates)))
+        self._lose((worker, *mates), list({asked.task.id: asked for asked in owed}.values()))
+
+    def _end_mates(self, mates: tuple[str, ...]) -> list[Pending]:
+        """End the other ranks of a replica, which wait for one that is gone; they begin again with
+        it. Returns what they had not answered.
+        """
+        owed: list[Pending] = []
+        for mate in mates:
+            owed += self._outstanding.forget_worker(mate)
+            self._ranks.forget_worker(mate)
+            self._recovery.retire(mate)
+            self._recovery.begin(mate)
+        self._course.out.append(m.Retire(workers=mates))
+        return owed
 
     def lose_at_the_end(self, worker: str) -> None:
         """Note that a Worker is gone where nobody needs its rows any more."""
         lost_blocks = self._blocks.lose(worker)
-        self._dispatch.lose(worker, self.owed, lost_blocks)
+        self._dispatch.lose((worker,), self.owed, lost_blocks)
         self._versions.forget_worker(worker)
 
     def move_replicas(self) -> None:
@@ -85,7 +109,7 @@ class Losses:
             self._ranks.forget_worker(worker)
             self._recovery.retire(worker)
             self._course.out.append(m.Retire(workers=(worker,)))
-            self._lose(worker, owed)
+            self._lose((worker,), owed)
         for worker in begun:
             self._recovery.begin(worker)
         if begun:
@@ -98,14 +122,16 @@ class Losses:
         stay = self._replicas.leave(workers, now)
         self._checkpoints.asked |= not self._plan.stateful.isdisjoint(stay)
 
-    def _lose(self, worker: str, owed: list[Pending]) -> None:
-        """Have what a Worker without state had and did made or done again, where it is needed."""
-        lost_blocks = self._blocks.lose(worker)
-        self._versions.forget_worker(worker)
+    def _lose(self, workers: tuple[str, ...], owed: list[Pending]) -> None:
+        """Have what Workers without state had and did made or done again, where it is needed."""
+        lost_blocks = frozenset[int]()
+        for worker in workers:
+            lost_blocks |= self._blocks.lose(worker)
+            self._versions.forget_worker(worker)
         for asked in owed:
             self._undo(asked)
         # First, so that chunks that run again come before those that a region begins anew.
-        given_up = self._dispatch.lose(worker, owed, lost_blocks)
+        given_up = self._dispatch.lose(workers, owed, lost_blocks)
         for region in self._regions.values():
             self._course.assign(region.lose_blocks(lost_blocks), 0)
         self._reissue(given_up)

@@ -14,6 +14,7 @@ from engine.coordinator.checkpoint_schedule import CheckpointDue
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.evaluation import Evaluation
 from engine.coordinator.next_rows import NextRows
+from engine.coordinator.next_wave import NextWave
 from engine.coordinator.recovery import Recovery
 from engine.coordinator.replicas import Replicas
 from engine.coordinator.run_region import RunRegion
@@ -34,6 +35,7 @@ class CoordinatorParts:
     dispatch: Dispatch
     sources: Sources
     next_rows: NextRows
+    next_wave: NextWave
     training: Training
     evaluation: Evaluation
     versions: Versions
@@ -64,6 +66,7 @@ def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
         dispatch=dispatch,
         sources=sources,
         next_rows=NextRows(plan, blocks, sources),
+        next_wave=NextWave(plan, sources),
         training=training,
         evaluation=evaluation,
         versions=versions,

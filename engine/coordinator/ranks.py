@@ -43,6 +43,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
+from engine.coordinator.replica_ranks import ReplicaRanks
 from engine.coordinator.tables import shares
 from engine.coordinator.task_ledger import Outstanding, Pending
 from engine.plan.plan import Plan, PlannedNode
@@ -62,6 +63,7 @@ class RankGroups:
     def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
         self._groups = {n.name: n for n in plan.nodes if n.work == "train" and n.ranks > 1}
+        self.replicas = ReplicaRanks(plan, outstanding)
         self._keepers = {name: _find_keepers(plan, group) for name, group in self._groups.items()}
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
         self._lengths: dict[tuple[str, int], np.ndarray] = {}
@@ -78,8 +80,10 @@ class RankGroups:
     # --- what the core says -----------------------------------------------------------------------
 
     def split_by_rank(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
-        """Make every TrainStep and Offer to a rank group into one a rank; all else passes."""
-        if not self._groups:
+        """Make what is told a rank group, or a replica of several Workers, into one message a rank;
+        all else passes.
+        """
+        if not (self._groups or self.replicas.nodes):
             return list(instructions)
         out: list[m.Instruction] = []
         for instruction in instructions:
@@ -88,6 +92,8 @@ class RankGroups:
 
     def _split_instruction(self, instruction: m.Instruction) -> list[m.Instruction]:
         match instruction:
+            case m.RunChunk() if instruction.node in self.replicas.nodes:
+                return self.replicas.split(instruction)
             case m.TrainStep() | m.TrainPart() if instruction.node in self._groups:
                 return self._split_assignment(instruction)
             case m.FinishStep() if instruction.node in self._groups:
@@ -214,9 +220,13 @@ class RankGroups:
         asked: what this answers.
         """
         match event:
-            case m.Produced() | m.ChunkDone():  # most events
-                if isinstance(event, m.Produced) and event.node in self._weighed:
+            case m.Produced():  # most events
+                if event.node in self._weighed:
                     self.note_lengths((event.ref,))
+            case m.ChunkDone():
+                pass
+            case m.RankDone():
+                return [], []
             case m.Prepared():
                 released = self._end_fetch(event)
                 return [], released + self._begin_if_prepared(asked)

@@ -7,7 +7,7 @@ Owns: that choice, at a cost that does not grow with the replicas. Does not own:
 Each node has a heap of (rows, place in the plan, Worker). An entry counts if the Worker still has
 those rows, and stays on the heap when it is chosen, as its Worker is touched by what it is given.
 One that cannot take a chunk is taken off until its Worker is touched: whoever makes a Worker able
-again has to say so.
+again has to say so. Of a replica with several Workers the first is chosen, its lead.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class Idlest:
     def __init__(self, nodes: Iterable[PlannedNode], rows: Mapping[str, int]) -> None:
         self._rows = rows
         self._heaps: dict[str, list[_Entry]] = {}
-        self._workers: dict[str, tuple[str, ...]] = {}
+        self._leads: dict[str, tuple[str, ...]] = {}
         self._nodes_of: dict[str, list[tuple[str, int]]] = {}
-        """Worker -> (node, place among its replicas)."""
+        """Worker -> (node, place among its replicas of the one that it is in)."""
         for node in nodes:
-            self._workers[node.name] = node.workers
+            self._leads[node.name] = node.leads
             self._heaps[node.name] = []
             self._fill(node.name)
             for place, worker in enumerate(node.workers):
-                self._nodes_of.setdefault(worker, []).append((node.name, place))
+                replica = place // node.ranks
+                self._nodes_of.setdefault(worker, []).append((node.name, replica))
         self._touched: dict[str, None] = {}
 
     def touch(self, worker: str) -> None:
@@ -60,14 +61,15 @@ class Idlest:
 
     def _take_in(self) -> None:
         for worker in self._touched:
-            count = self._rows[worker]
             for node, place in self._nodes_of.get(worker, ()):
-                heapq.heappush(self._heaps[node], (count, place, worker))
-                if len(self._heaps[node]) > 2 * len(self._workers[node]) + 8:
+                leads, heap = self._leads[node], self._heaps[node]
+                lead = leads[place]
+                heapq.heappush(heap, (self._rows[lead], place, lead))
+                if len(heap) > 2 * len(leads) + 8:
                     self._fill(node)
         self._touched.clear()
 
     def _fill(self, node: str) -> None:
         """An entry for each replica; most of those there are count no more."""
-        entries = ((self._rows[w], place, w) for place, w in enumerate(self._workers[node]))
+        entries = ((self._rows[w], place, w) for place, w in enumerate(self._leads[node]))
         self._heaps[node] = sorted(entries)

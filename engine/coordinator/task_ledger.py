@@ -134,7 +134,7 @@ class Outstanding:
                 self._set(asked, event.worker, "prepared")
             case m.Prepared() | m.Stepped() | m.PartTrained() | m.Offered() | m.Loaded():
                 self._close_part(asked, event.worker)
-            case m.FetchFailed():
+            case m.FetchFailed() | m.RankDone():
                 self._close_part(asked, event.worker)
             case _ if asked is not None:
                 self._close_part(asked, asked.task.worker)
@@ -150,6 +150,12 @@ class Outstanding:
         asked.wanted = False
         for worker in [name for name, part in asked.parts.items() if part == "prepared"]:
             self._close_part(asked, worker)
+
+    def end_chunk(self, asked: Pending) -> None:
+        """Nothing of a chunk is to come but that other ranks have ended, too."""
+        if asked.chunk is not None and asked.parts:
+            self._runs(asked.chunk, asked.task.worker, -1)
+        asked.chunk, asked.wanted = None, False
 
     def forget_worker(self, worker: str) -> list[Pending]:
         """Forget a Worker that is gone; returns what it owed, in the order it was asked in."""
@@ -168,7 +174,7 @@ class Outstanding:
         task = asked.task
         del self._asked[task.id], self._of[type(task)][task.id]
         if asked.chunk is not None:
-            self._runs(asked.chunk, worker, -1)
+            self._runs(asked.chunk, task.worker, -1)
         elif isinstance(task, m.Load):
             self.on_load(task, -1)
 

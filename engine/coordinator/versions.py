@@ -18,6 +18,9 @@ Worker makes a block at once (Offer), so that it can go on training. Readers ask
 they can load it, and the writer pushes nothing: a reader that drains a chunk may be ready minutes
 later, and a push would hold the writer up that long (decision 0013).
 
+Nobody waits for the answer of a reader at lag 0 in the writer's Worker: that carries out the load
+before all that it is told later, so that the next chunk can be told at once.
+
 On other hosts the first readers keep what they fetched, and others load from them. A source that
 cannot be reached is one no more, and who asked it is told another; without any the version is
 offered again.
@@ -28,10 +31,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.task_ledger import Outstanding
-from engine.coordinator.weight_readers import Place, StillLoading
+from engine.coordinator.weight_readers import Place, StillLoading, list_readers
 from engine.coordinator.weight_tree import WeightSource, WeightTree
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.replica_ranges import elastic_nodes
@@ -59,9 +63,11 @@ class Versions:
         self._models = plan.states
         self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.states if m.writer}
-        self._readers = _readers(plan)
+        self._readers = list_readers(plan)
         self._late = {n.name for n in plan.nodes if n.lag}
         """Readers that may use an older version while they load this one."""
+        self._in_turns = frozenset(chain.from_iterable(plan.turns))
+        """Workers that may be told later, once they have their devices."""
         self._published = 0
         self._weights: dict[tuple[str, int], _Weights] = {}
         """(model, version) -> what is on its way."""
@@ -368,6 +374,8 @@ class Versions:
 
     def _count_load(self, load: Load, more: int) -> None:
         """Count one load more (1), or less (-1)."""
+        if self._comes_first(load):
+            return
         if more > 0:
             self._loading.add(_place(load))
         else:
@@ -378,6 +386,13 @@ class Versions:
         self._reads[load.source, load.block] += more
         if not self._reads[load.source, load.block]:
             del self._reads[load.source, load.block]
+
+    def _comes_first(self, load: Load) -> bool:
+        """Whether nobody waits for a load: it needs no other Worker, and comes before what is told
+        later.
+        """
+        in_order = load.reader not in self._late and load.worker not in self._in_turns
+        return in_order and not load.source
 
     def _end_load(self, load: Load) -> None:
         """It needs its source no more, whatever has become of it."""
@@ -428,16 +443,3 @@ def _place(message: Load) -> Place:
 def _written(load: Load) -> str:
     """The Model whose weights it loads: a follower's are its leader's."""
     return load.leader or load.model
-
-
-def _readers(plan: Plan) -> dict[str, list[tuple[str, str]]]:
-    """Worker -> (reader, model) of each Model with a writer that is read there."""
-    nodes = {n.name: n for n in plan.nodes}
-    readers: dict[str, list[tuple[str, str]]] = {}
-    for model in plan.states:
-        if not model.writer:
-            continue
-        for reader in model.readers:
-            for worker in dict.fromkeys(nodes[reader].workers):
-                readers.setdefault(worker, []).append((reader, model.name))
-    return readers

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from engine.plan.plan import Plan
+
 Place = tuple[str, str, str]
 """(reader, model, worker)."""
 
@@ -77,3 +79,16 @@ class StillLoading:
         self.readers[reader] = self.readers.get(reader, 0) + more
         if not self.readers[reader]:
             del self.readers[reader]
+
+
+def list_readers(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    """Worker -> (reader, model) of each Model with a writer that is read there."""
+    nodes = {n.name: n for n in plan.nodes}
+    readers: dict[str, list[tuple[str, str]]] = {}
+    for model in plan.states:
+        if not model.writer:
+            continue
+        for reader in model.readers:
+            for worker in dict.fromkeys(nodes[reader].workers):
+                readers.setdefault(worker, []).append((reader, model.name))
+    return readers

@@ -36,6 +36,7 @@ from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes, Time
 from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
 from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
+from engine.plan.host_ways import HostWays
 from engine.plan.packed_rows import pack_rows_of
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 from engine.plan.profiled_passes import kernel_family, kind_of_pass, nearest_entry, samples_of
@@ -56,6 +57,7 @@ class PlanCosts:
         models: Mapping[str, ModelCost] | None = None,
     ) -> None:
         self._decided, self._graph, self._cluster = decided, graph, cluster
+        self._ways = HostWays(decided, cluster)
         self._profile = profile
         self._models = {s.name: s for s in graph.states if isinstance(s, Model)}
         if not models:
@@ -163,9 +165,12 @@ class PlanCosts:
     @property
     def message(self) -> float:
         """Seconds from what a Worker tells the coordinator until what follows from it begins."""
-        if self._profile is None:
-            return transfers.MESSAGE
-        return self._profile.message
+        return transfers.MESSAGE if self._profile is None else self._profile.message
+
+    @property
+    def handling(self) -> float:
+        """Seconds of a core that a message takes beside what nodes compute, as was measured."""
+        return 0.0 if self._profile is None else self._profile.handling
 
     def link(self, one: str, other: str) -> Link:
         """The way from a Worker to another: memory, within a host, or the network."""
@@ -175,9 +180,7 @@ class PlanCosts:
         other_host = self._decided.host_of(other)
         if host == other_host:
             return Link(rate=self.host_device.link, delay=transfers.HOST_DELAY)
-        way = self._cluster.way(host, other_host)
-        share = min(self._share_of_network(one), self._share_of_network(other))
-        return replace(way, rate=way.rate * share)
+        return self._ways.between(one, other)
 
     @cached_property
     def host_device(self) -> Device:
@@ -276,7 +279,7 @@ class PlanCosts:
             return Time()
         way = self.link(source or self._nodes[model.writer].workers[0], worker)
         if model.route == "collective" and not way.delay > transfers.HOST_DELAY:
-            way = replace(way, rate=self.place(model.writer).between)
+            way = replace(way, rate=self.place(model.writer).device.link)
         elif model.route == "ipc":
             memory_rate = self.place(model.writer).device.memory_rate
             way = replace(way, rate=memory_rate / transfers.HASH_TRAFFIC)
@@ -371,10 +374,8 @@ class PlanCosts:
 
     def _make_place(self, node: PlannedNode) -> Place:
         layout, device = node.layout, self._device_of(node)
-        first, *others = node.workers[: node.ranks]
-        home = self._decided.host_of(first)
-        far = [worker for worker in others if self._decided.host_of(worker) != home]
-        rates = [self.link(first, worker).rate for worker in far]
+        # A tensor rank's part is summed and gathered among those that have it.
+        same_part = node.workers[: node.ranks : layout.tensor]
         return Place(
             device=device,
             coefficients=self._coefficients(node, device),
@@ -383,7 +384,7 @@ class PlanCosts:
             tensor=layout.tensor * layout.inner,
             context=layout.context,
             shard=layout.shard,
-            rate=min(rates, default=0.0),
+            rate=self._ways.ring_rate(same_part, device),
         )
 
     def _device_of(self, node: PlannedNode) -> Device:
@@ -424,14 +425,6 @@ class PlanCosts:
         if worker not in self._decided.devices:
             return CPU
         return self._cluster.on(self._decided.host_of(worker)).kind
-
-    def _share_of_network(self, worker: str) -> float:
-        """A Worker's share of its host's network cards, one a GPU."""
-        gpus = self._decided.devices.get(worker)
-        host_gpus = len(self._cluster.on(self._decided.host_of(worker)).gpus)
-        if not gpus or not host_gpus:
-            return 1.0
-        return len(gpus) / host_gpus
 
 
 def _cores_of_rank(node: PlannedNode, device_kind: str) -> int:

@@ -6,7 +6,7 @@ passes/processes.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -60,6 +60,11 @@ class Estimate:
     def total(self) -> int:
         """All parts together."""
         return sum(self.bytes.values())
+
+    def without(self, parts: Container[str]) -> Estimate:
+        """The estimate where some parts are not."""
+        others = {part: size for part, size in self.bytes.items() if part not in parts}
+        return replace(self, bytes=others)
 
     def on_each(self, devices: int) -> Estimate:
         """The estimate for one of so many devices, among which the node is divided."""

@@ -84,7 +84,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
-    """Tensor ranks of a train node, for each data-parallel one, or of an engine (rollout=2)."""
+    """Tensor ranks of each data-parallel one, each replica of forward passes, or an engine."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     recompute: Mapping[str, Recompute] = field(default_factory=dict)

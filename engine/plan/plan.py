@@ -93,13 +93,11 @@ class PlannedNode:
     tokens: str = ""
     """The column whose length is a row's, if any."""
     weight: str = ""
-    """The column of its rows by which a generation below weighs them (`generate(weight=...)`), if
-    any: it is told with each row, and does not travel to that generation.
+    """The column by which a generation below weighs its rows, if any: told with each row, and not
+    moved to that generation.
     """
     tail: float = 0.0
-    """Of a generation that is cut into chunks: the share of the heaviest rows that have chunks of
-    their own; 0: none have.
-    """
+    """Of a generation in chunks: the share of the heaviest rows that have chunks of their own."""
     tail_chunks: int = 0
     """How many chunks those have; 0: as many as is their share of the weight."""
     max_lag: int = 0
@@ -114,8 +112,10 @@ class PlannedNode:
     max_attempts: int = 10
     every: int = 0
     segments: int = 1
-    """Of its rows, places for the rows of one episode, of a generation: only one of them is written
-    at a time, and most stay empty.
+    """Of its rows, places for the rows of one episode, of which one is written at a time."""
+    waits: bool = False
+    """Whether its rows leave their slots between two turns, each until it is answered: a replica
+    needs more rows than slots to have these full.
     """
     estimate: Estimate = field(default_factory=Estimate)
 
@@ -174,11 +174,20 @@ class PlannedNode:
         return PlannedRank(worker=worker, index=index, share=share, part=part)
 
     @property
+    def leads(self) -> tuple[str, ...]:
+        """The first Worker of each replica, which is told of its chunks and keeps their rows."""
+        return self.workers[:: self.ranks]
+
+    @property
     def shares(self) -> tuple[tuple[str, ...], ...]:
-        """Workers with the same rows, by share of a train node's Step; the first one fetches."""
+        """Workers with the same rows: of a share, or a replica; the first one fetches."""
         tensor = self.layout.tensor
         firsts = range(0, len(self.workers), tensor)
         return tuple(self.workers[first : first + tensor] for first in firsts)
+
+    def share_of(self, worker: str) -> tuple[str, ...]:
+        """The Workers that have a Worker's rows, itself included."""
+        return next(share for share in self.shares if worker in share)
 
     def rank_of(self, worker: str) -> PlannedRank:
         """A Worker's rank. Raises KeyError for a Worker without this node."""
@@ -391,7 +400,7 @@ class Plan(Decisions, Displayed):
     @property
     def stateful(self) -> frozenset[str]:
         """Workers whose state only a checkpoint restores: those of train and record nodes, and of
-        readers of followers.
+        readers of followers; and the others of their replicas, which end with them.
         """
         followers = {model.name for model in self.models if model.follows}
         stateful: set[str] = set()
@@ -399,6 +408,9 @@ class Plan(Decisions, Displayed):
             models = {use.model for use in node.models if use.param != "tokenizer"}
             if node.traits.steps or not followers.isdisjoint(models):
                 stateful.update(node.workers)
+        for share in chain.from_iterable(node.shares for node in self.nodes):
+            if not stateful.isdisjoint(share):
+                stateful.update(share)
         return frozenset(stateful)
 
     @property

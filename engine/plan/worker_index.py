@@ -6,7 +6,9 @@ Owns: the look-ups. Does not own: what they are asked for (passes/, checks/).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from engine.plan.cost.memory import VERSION_PARTS
 from engine.plan.plan import Decisions, PlannedNode
 
 Group = tuple[str, ...]
@@ -14,12 +16,21 @@ Group = tuple[str, ...]
 
 
 def nodes_by_worker(nodes: Iterable[PlannedNode]) -> dict[str, list[PlannedNode]]:
-    """The nodes that each Worker runs, or has a rank of, in running order."""
+    """The nodes that each Worker runs, or has a rank of, in running order, with its own bytes."""
     nodes_on: dict[str, list[PlannedNode]] = {}
     for node in nodes:
         for worker in dict.fromkeys(node.workers):
-            nodes_on.setdefault(worker, []).append(node)
+            nodes_on.setdefault(worker, []).append(_with_own_bytes(node, worker))
     return nodes_on
+
+
+def _with_own_bytes(node: PlannedNode, worker: str) -> PlannedNode:
+    """The node with the bytes that it has in this Worker: of ranks that have a part of the weights
+    each, the first alone keeps versions for readers.
+    """
+    if not node.layout.partial or worker == node.workers[0]:
+        return node
+    return replace(node, estimate=node.estimate.without(VERSION_PARTS))
 
 
 def turns_by_worker(turns: Sequence[Group]) -> dict[str, Group]:

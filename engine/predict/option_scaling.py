@@ -79,8 +79,8 @@ def _worker_names(pin: str) -> list[str]:
 
 
 def _count_tensor_ranks(options: RunOptions, node: Node) -> int:
-    """Workers of one data-parallel rank."""
-    if node.operator.work != "train":
+    """Workers of one data-parallel rank, or replica."""
+    if node.operator.work not in ("train", "forward"):
         return 1
     return options.tensor.get(node.name, 1)
 

@@ -1,7 +1,7 @@
 """What the coordinator hears and what it says: events and instructions.
 
     a task       its answers, with its id; the last one may be FetchFailed
-    RunChunk     Produced, Tombstoned, Reported; ChunkDone
+    RunChunk     Produced, Tombstoned, Reported; ChunkDone; a rank that is no lead RankDone alone
     TrainStep    Stepped; of several ranks Prepared first, then Stepped after Go
     Evaluate     Evaluated
     Record       Recorded
@@ -83,10 +83,21 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
-    """Every row of a chunk has come or failed; a select removed those it did not produce."""
+    """Every row of a chunk has come or failed; a select removed those it did not produce. Of
+    several ranks the lead says so.
+    """
 
     id: int
     node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDone:
+    """A rank of a replica that is not its lead has done its part of a chunk."""
+
+    id: int
+    node: str
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +257,17 @@ class CheckpointRequested:
     """Someone wants a checkpoint at the end of the Step under way."""
 
 
-TaskEnd = ChunkDone | Stepped | PartTrained | Evaluated | Recorded | Offered | Loaded | FetchFailed
+TaskEnd = (
+    ChunkDone
+    | RankDone
+    | Stepped
+    | PartTrained
+    | Evaluated
+    | Recorded
+    | Offered
+    | Loaded
+    | FetchFailed
+)
 """The last answer to a task; of several ranks, each one's last."""
 TaskEvent = Produced | Tombstoned | Reported | Prepared | Fetched | TaskEnd
 FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
@@ -272,7 +293,8 @@ class From:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunChunk:
     """Run a node on these rows. again: they were made before, and their metrics are known. spans,
-    weights: as in `dataflow.kernel.Chunk`.
+    weights: as in `dataflow.kernel.Chunk`. giver: where several ranks run it, the one that fetches
+    its rows, gives them to the others, and keeps what is made; the others' inputs have no gathers.
     """
 
     id: int
@@ -284,6 +306,7 @@ class RunChunk:
     again: bool = False
     spans: np.ndarray | None = None
     weights: np.ndarray | None = None
+    giver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

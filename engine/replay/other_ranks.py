@@ -84,7 +84,7 @@ def open_replay(
 
 def _find_ranked_node(run: RecordedRun, needed_run: NeededRun) -> PlannedNode | None:
     """The first node of several ranks that is opened. Raises RunError if another has another number
-    of them.
+    of them, and for replicas of several.
     """
     opened_nodes = find_opened_nodes(run.plan, needed_run)
     ranked = [node for node in run.plan.nodes if node.name in opened_nodes and node.ranks > 1]
@@ -93,6 +93,11 @@ def _find_ranked_node(run: RecordedRun, needed_run: NeededRun) -> PlannedNode | 
         problem = f"expected nodes of one number of ranks, found {counts}"
         fix = "a node that needs the weights of one of them only"
         raise RunError(f"rerun of {run.folder}: {problem}. Fix: {fix}.")
+    for node in ranked:
+        if node.work != "train":
+            problem = f"expected replicas of one Worker each, found {node.ranks} of {node.name}"
+            fix = "record a run without tensor ranks of nodes that do not train"
+            raise RunError(f"rerun of {run.folder}: {problem}. Fix: {fix}.")
     return ranked[0] if ranked else None
 
 

@@ -112,7 +112,9 @@ def _in_this_process(plan: Plan, node: PlannedNode, *, is_output: bool) -> Plann
         workers=(WORKER,),
         chunks=1,
         kernel=_sharing_kernel(plan, node),
-        layout=replace(node.layout, replicas=1, data=1, inner=1, cache_bytes=0, longest=0),
+        layout=replace(
+            node.layout, replicas=1, data=1, tensor=1, inner=1, cache_bytes=0, longest=0
+        ),
     )
 
 

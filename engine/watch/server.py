@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -128,6 +128,10 @@ class PageServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def end(self) -> None:
+        """Let it shut down soon."""
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close everything; streams have ended within a moment."""
         self.feeds.end()
@@ -137,6 +141,8 @@ class PageServer(uvicorn.Server):
 async def _serve_until_end(server: PageServer, listening: socket.socket, with_run: bool) -> None:
     if with_run:
         watching = asyncio.create_task(_end_after_run(server))
+        # However it ended: nobody else ends this process.
+        watching.add_done_callback(lambda _: server.end())
     else:
         watching = None
     try:
@@ -147,12 +153,13 @@ async def _serve_until_end(server: PageServer, listening: socket.socket, with_ru
 
 
 async def _end_after_run(server: PageServer) -> None:
-    """End the server after the run's process."""
+    """Wait until the run's process has ended, and nobody needs the server any more."""
     await _input_ended()
     open_pages = server.feeds.clients
     if open_pages:
         pages = "its page stays" if open_pages == 1 else f"its {open_pages} pages stay"
-        print(f"the run has ended; {pages} until closed", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the run's terminal may be gone with it
+            print(f"the run has ended; {pages} until closed", file=sys.stderr, flush=True)
     _leave_the_terminal()
     for number in STOPS:
         signal.signal(number, server.handle_exit)
@@ -163,7 +170,6 @@ async def _end_after_run(server: PageServer) -> None:
         if not (server.feeds.clients or is_reloading):
             break
         await asyncio.sleep(_TICK)
-    server.should_exit = True
 
 
 async def _input_ended() -> None:

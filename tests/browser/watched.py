@@ -22,9 +22,10 @@ WIDE, NARROW = 1400, 400
 _NOW = BEGAN + 3600.0
 _NO_HOST = ("data", "blob", "about")
 _AWAY = re.compile(
-    r"ERR_(CONNECTION_|SOCKET_NOT_CONNECTED|EMPTY_RESPONSE|INCOMPLETE_CHUNKED)|status of 403"
+    r"ERR_(CONNECTION_|SOCKET_NOT_CONNECTED|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH)"
+    r"|status of 403"
 )
-"""What a browser says while the server is away, or answers with another token."""
+"""What a browser says while the server is away, died within an answer, or has another token."""
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ class ChannelWorld:
     def __init__(self, make: Callable[[ChannelWorld, str, int], Channel]) -> None:
         self._make = make
         self.channels: dict[str, Any] = {}
+        self.changing = threading.Lock()
+        """Held by who makes a connection to a channel, or lets one end: threads may do both."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.channels:
@@ -32,7 +35,9 @@ class ChannelWorld:
         return self.channels[name]
 
     def kill(self, name: str) -> None:
-        self.channels.pop(name).close()
+        with self.changing:
+            killed = self.channels.pop(name)
+        killed.close()
 
     def close(self) -> None:
         for name in list(self.channels):
@@ -52,10 +57,11 @@ def fetched(world: ChannelWorld, block: int, **which: Any) -> pa.RecordBatch:
 
 def _dial(world: ChannelWorld, me: str) -> Callable[[str], socket.socket]:
     def dial(peer: str) -> socket.socket:
-        if peer not in world.channels:
-            raise PeerLost(peer, "is gone")
-        mine, its = socket.socketpair()
-        world.channels[peer].serve(me, its)
+        with world.changing:
+            if peer not in world.channels:
+                raise PeerLost(peer, "is gone")
+            mine, its = socket.socketpair()
+            world.channels[peer].serve(me, its)
         return mine
 
     return dial

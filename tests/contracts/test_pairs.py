@@ -190,6 +190,22 @@ def anew(rank: int, port: int, first: ListeningPlace, second: ListeningPlace) ->
     return same
 
 
+def test_an_owner_that_cannot_send_ends_the_world_whatever_is_wrong(
+    listener: ListeningPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else its reader would wait until the time limit."""
+    pairs = owner(listener)
+    pairs.keep(7, ["no tensor"])  # type: ignore[list-item]
+    other = TensorPairs(READER, lambda _, *what: pairs.begin_send(READER, *what), timeout=20)
+    other.meet(OWNER, listener.end(), writes=False)
+    with pytest.raises(RunError):
+        other.receive(OWNER, WEIGHTS, room_like(expected(WEIGHTS)))
+    assert "block 7 was not sent to reads: AttributeError" in caplog.text
+    assert not pairs._worlds
+    for each in (pairs, other):
+        each.close()
+
+
 def test_a_reader_that_begins_anew_is_met_anew(ranks: RankPool, listener: ListeningPlace) -> None:
     with closing(ListeningPlace()) as again:
         ranks.tell(0, anew, listener, again)

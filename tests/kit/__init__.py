@@ -22,6 +22,7 @@
 | `run_graphs`, `turn_graphs`, `device_graphs` | graphs for these runs, importable |
 | `plain_loop` | training as a plain loop over a Hugging Face model |
 | `host_plans` | plans of Workers that start fast |
+| `told_worker` | a Worker that is told things between its events, and a channel with lost peers |
 | `ray_clusters` | Ray clusters of simulated nodes on this machine |
 | `strangers` | peers at a run's ports that do not belong to it |
 | `killable_run` | a run in a process of its own |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -117,6 +118,21 @@ class Awaited(Talker):
         if self._is_first:
             os.close(os.open(self._file, os.O_CREAT))
         return 1.0
+
+
+class Gathered(VowelTurns):
+    """Answers the first turn once so many episodes have written theirs: each leaves a file."""
+
+    def __init__(self, folder: str, count: int) -> None:
+        self._folder, self._count = folder, count
+
+    def step(self, message: dict[str, Any]) -> Turn:
+        if self._turns_left == self.turns:
+            file, _ = tempfile.mkstemp(dir=self._folder)
+            os.close(file)
+        while len(os.listdir(self._folder)) < self._count:
+            threading.Event().wait(0.01)
+        return super().step(message)
 
 
 def first_and_last(messages: Sequence[Message]) -> list[Message]:

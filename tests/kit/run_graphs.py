@@ -175,6 +175,22 @@ def dapo(folder: Path, *, max_lag: int = 0) -> Graph:
     return Graph("dapo", train(policy, rollout, loss=loss, lr=1e-3))
 
 
+def two_models(folder: Path) -> Graph:
+    """A policy and a critic that are trained, with the critic's values and a frozen reference."""
+    base = str(folder / "model")
+    policy, rollout = rolled_out(folder)
+    critic = Model("critic", base, trainable=True, head="scalar")
+    reference = logprobs(Model("past", base), rollout, name="reference")
+    score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
+    value = values(critic, rollout)
+    advantage = gae(rollout, score, value)
+    return Graph(
+        "two_models",
+        train(policy, rollout, loss=clipped_policy_loss(advantage, clip=0.2), lr=1e-3),
+        train(critic, rollout, loss=value_loss(advantage, old=value, clip=0.2), lr=1e-2),
+    )
+
+
 def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:
     """A critic whose slow copy computes the values, and a slow copy of the policy as reference."""
     base = str(folder / "model")

@@ -128,7 +128,7 @@ class StreamedWorld:
 
     def _generate(self, task: m.RunChunk) -> Iterator[m.Event]:
         node = self._plan.node(task.node)
-        keys = task.keys.expand(node.rows)
+        keys = task.keys.expand_spans(node.rows, task.spans)
         pairs = zip(keys.position.tolist(), keys.sample.tolist(), strict=True)
         lengths = np.array([self._length(*pair) for pair in pairs])
         left, written = np.ones(len(keys), bool), 0
@@ -137,7 +137,7 @@ class StreamedWorld:
             waits = np.isin(keys.position, keys.position[lengths > written])
             ended = left & ~waits
             left &= waits
-            # Rows that have ended stay with those of their group that have not.
+            # Rows that have ended stay with those of their group here that have not.
             least = written if (lengths > written).any() else 0
             if ended.any():
                 yield self._produced(task, keys.take(ended), lengths[ended], least)

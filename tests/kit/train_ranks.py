@@ -309,12 +309,14 @@ _IN_PARTS = (
     *("two sets in parts", "fitted in parts"),
 )
 _SPLIT_IN_PARTS = ("in parts", "groups in parts", "two sets in parts", "fitted in parts")
+_BOTH_WAYS = ("grpo", "fitted", "value", "no row", "qwen3", "in parts", "two sets in parts")
 _BY_MATRICES = ("grpo", "fitted", "value", "group", "chunked", "qwen3")
 WORLDS = {
     "whole": World(cases=(*_BY_ROWS, "in parts", "two sets in parts")),
     "split": World(shard=True, cases=(*_BY_ROWS, "fitted", *_SPLIT_IN_PARTS)),
     "1 x 2": World(tensor=2, cases=(*_BY_MATRICES, "in parts", "groups in parts")),
     "2 x 2": World(size=4, tensor=2, cases=("value", "two sets", "two sets in parts")),
+    "2 x 2, split": World(size=4, tensor=2, shard=True, cases=_BOTH_WAYS),
 }
 THREE = World(size=3, cases=_IN_PARTS)
 """Which only trains in parts."""
@@ -366,16 +368,17 @@ class Rank:
         return report | ({"held": held(kernel)} if self.world.tensor > 1 else {})
 
     def state(self, name: str, case: Case) -> dict[str, Any]:
-        """A Step, saved, and a second; and the second after what one rank saved."""
+        """A Step, saved and sent, and a second; and the second after what one rank saved."""
         case, kernel = self.mine(case), self.open(case)
         train(case, kernel, FIRST, self.share)
         kernel.save(self.folder / f"{name} of many")
         kernel.save_weights(self.folder / f"{name} of many, weights")
-        metrics = train(case, kernel, SECOND, self.share)
+        sent, metrics = weights_of(kernel), train(case, kernel, SECOND, self.share)
         other = self.open(case)
         other.restore(self.folder.parent / f"{name} of one")
         train(case, other, SECOND, self.share)
-        return {"metrics": metrics, "weights": weights_of(kernel), "restored": weights_of(other)}
+        weights, restored = weights_of(kernel), weights_of(other)
+        return {"metrics": metrics, "sent": sent, "weights": weights, "restored": restored}
 
     def still(self) -> list[dict[str, float]]:
         """The metrics of a Step that moves no weight."""

@@ -47,7 +47,9 @@ def test_a_run_tells_what_flowed_and_shows_the_newest_rows(tiny: TinyRuns, worke
     assert {name for name, edge in whole.edges.items() if edge.rows and edge.bytes} == planned
     assert not any(edge.waiting_rows for edge in whole.edges.values())
     (weights,) = (e for name, e in whole.weights.items() if name.startswith("policy->rollout@"))
-    assert (weights.offered, weights.loaded, weights.loads) == (3, 3, 4)
+    # Nobody waits for a load on the spot, and so not for the last one.
+    expected = (3, 2, 3) if workers == "one" else (3, 3, 4)
+    assert (weights.offered, weights.loaded, weights.loads) == expected
     assert bool(weights.bytes) == (workers == "apart")
     for worker in whole.workers.values():
         assert 0 < worker.memory <= worker.peak * 1.05

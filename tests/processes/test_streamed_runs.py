@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from dataflow.graph import Graph
 from engine.api import Result, rerun, resume
+from engine.keep.record.place import row_files
+from engine.replay.row_diff import row_differences
 from graphs.grpo import grpo
 from tests.kit.processes import KillWorkers
 from tests.kit.run_graphs import vowels
@@ -23,12 +28,30 @@ CHUNKS = {"workers": "apart", "chunks": {"rollout": 2}}
 STREAMED: dict[str, Any] = CHUNKS | {"stream": "ordered", "part_tokens": 40}
 ARRIVAL: dict[str, Any] = STREAMED | {"stream": "arrival"}
 TWO: dict[str, Any] = {"replicas": {"rollout": 2}}
+SPREAD: dict[str, Any] = {"spread": {"rollout": 2}, "record": "all"}
+"""Of three prompts, so that the answers of one of them are in both chunks."""
 
 
 def graph(folder: Path) -> Graph:
     """GRPO with long and short answers, and a reference."""
     model, data = str(folder / "model"), str(folder / "train.parquet")
     return grpo(model, data, vowels, n=4, batch=6, max_tokens=24, beta=0.05, lr=1e-3)
+
+
+def spread_graph(folder: Path, **settings: Any) -> Graph:
+    """The same with fewer prompts, and settings of its own."""
+    model, data = str(folder / "model"), str(folder / "train.parquet")
+    return grpo(model, data, vowels, n=4, batch=3, max_tokens=24, beta=0.05, lr=1e-3, **settings)
+
+
+def require_spread(run: Result) -> None:
+    """Require that of some prompt several chunks made answers."""
+    chunks_of_prompt: dict[int, set[int]] = defaultdict(set)
+    for file in row_files(run.folder / "recorded", "rollout"):
+        rows = pq.read_table(file.path, columns=["key.position", "made.chunk"]).to_pydict()
+        for position, chunk in zip(rows["key.position"], rows["made.chunk"], strict=True):
+            chunks_of_prompt[position].add(chunk)
+    assert max(map(len, chunks_of_prompt.values())) > 1
 
 
 def require_close(run: Result, other: Result) -> None:
@@ -103,3 +126,43 @@ def test_a_step_that_is_repeated_is_cut_as_recorded(tiny: TinyRuns) -> None:
     resumed = resume(run.folder, steps=3)
     assert recorded_parts(run.folder, 3) == unlikely_parts
     require_same_numbers(resume(copy, steps=3), resumed)
+
+
+# --- answers of a prompt on several replicas ------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [CHUNKS, STREAMED], ids=["whole", "ordered"])
+def test_spread_answers_have_the_bits_of_one_replica_and_run_again(
+    tiny: TinyRuns, how: dict[str, Any]
+) -> None:
+    one = tiny.run(spread_graph, name="one", **how, **SPREAD)
+    death = KillWorkers({1: "rollout-1"})
+    two = tiny.run(spread_graph, name="two", on_step=[death], **TWO, **how, **SPREAD)
+    for run in (one, two):
+        require_spread(run)
+    require_same_numbers(two, one)
+    assert row_differences(one.folder, two.folder).startswith("rows: no difference\n")
+    for nodes in ("rollout", "advantage", "train_policy"), ("train_policy",):
+        again = rerun(two.folder, nodes, 2)
+        assert again.same, again.nodes
+        assert {node.promise for node in again.nodes} == {"bits"}
+
+
+def test_spread_answers_of_joined_chunks_run_again(tiny: TinyRuns) -> None:
+    """At a lag: chunks of spans that were told one after another are written together."""
+    how = SPREAD | {"workers": "apart", "checkpoint_every": 1, "keep": 4}
+    run = tiny.run(partial(spread_graph, max_lag=1), 4, **TWO, **how)
+    require_spread(run)
+    joined = [
+        pq.read_table(file.path, columns=["made.joined"]).column(0).to_pylist()
+        for file in row_files(run.folder / "recorded", "rollout")
+    ]
+    assert any(map(any, joined))
+    for node, promise in (
+        ("rollout", "tolerance"),
+        ("advantage", "bits"),
+        ("train_policy", "bits"),
+    ):
+        again = rerun(run.folder, [node], 3)
+        assert again.same, again.nodes
+        assert again.nodes[0].promise == promise

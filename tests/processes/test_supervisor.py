@@ -31,6 +31,7 @@ from engine.protocol.workers import KeepRows, Save, WorkerGone
 from engine.run.control.control import Open
 from engine.run.control.wire import encode_message
 from engine.run.launch.supervisor import CONTROL_BYTES, Supervisor
+from engine.run.worker.timing import ENGINE
 from operators.kernels.scoring_process import Children
 from tests.kit import host_plans
 from tests.kit.nothing_left import descriptors
@@ -93,7 +94,7 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         reports = {name for name, _, _ in supervisor.reports()}
         assert {"time/numbers", "time/doubled", "edge/shm/bytes", CONTROL_BYTES} <= reports
         assert {"source/numbers", "host/doubled"} <= {span.track for span in supervisor.spans()}
-        assert {name for name, _, _ in supervisor.reports()} <= {CONTROL_BYTES}
+        assert {name for name, _, _ in supervisor.reports()} <= {CONTROL_BYTES, ENGINE}
         assert "doubling 4 rows" in log(supervisor, "host")
     assert "numbers closed" in log(supervisor, "source")
 

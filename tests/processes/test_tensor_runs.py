@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 TWO: dict[str, Any] = {"tensor": {"train_policy": 2}}
 GEN: dict[str, Any] = {"pin": {"rollout": "gen"}}
+FOUR: dict[str, Any] = {"ranks": {"train_policy": 2}, "shard": True, **TWO}
+"""Two shares of the rows, and of each tensor rank's part of the weights."""
 
 
 def test_two_tensor_ranks_train_as_one_does_and_each_row_is_fetched_once(tiny: TinyRuns) -> None:
@@ -47,6 +50,26 @@ def test_two_by_two_ranks_train_as_one_does(tiny: TinyRuns) -> None:
     one = tiny.run(small, name="one")
     four = tiny.run(small, name="four", ranks={"train_policy": 2}, **TWO, **GEN)
     require_alike(four, one)
+
+
+def test_split_two_by_two_ranks_train_as_one_does_and_go_on_with_one_and_back(
+    tiny: TinyRuns,
+) -> None:
+    graph = partial(evaluated, keep_best=1)
+    one = tiny.run(graph, 4, name="one", checkpoint_every=2)
+    four = tiny.run(graph, 2, name="four", checkpoint_every=2, **FOUR, **GEN)
+    require_whole_models(four, tiny.folder / "model")
+    resume(four.folder, steps=3, ranks={}, tensor={}, shard=False)
+    resume(four.folder, steps=4, **FOUR)
+    require_alike(four, one)
+
+
+def test_split_two_by_two_ranks_train_parts_while_rows_are_generated(tiny: TinyRuns) -> None:
+    one = tiny.run(small, name="one", stream="ordered", part_tokens=60, **GEN)
+    four = tiny.run(small, name="four", stream="ordered", part_tokens=60, **FOUR, **GEN)
+    require_alike(four, one)
+    nodes = json.loads((four.folder / "plan.json").read_text())["nodes"]
+    assert [node["name"] for node in nodes if node["in_parts"] and node["work"] == "train"]
 
 
 def test_two_train_nodes_share_ranks_and_followers_get_whole_weights(tiny: TinyRuns) -> None:

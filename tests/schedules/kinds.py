@@ -7,6 +7,7 @@
     lossy         rows are lost alone                       table     a Table beside the Models
     streamed      Steps are trained in parts while they are generated
     slow          the coordinator takes together what waits
+    ranked        replicas of several Workers
     late          samples are spread, rows weighed, and bound late to replicas with few slots
 
 Owns: what a kind is. Does not own: cases (plans.py, elastic.py), what has to hold (proof.py), which
@@ -27,6 +28,7 @@ from tests.schedules.plans import ScheduleCase, drawn_case, lossy
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past
 from tests.schedules.repeated_parts import RepeatedParts
+from tests.schedules.replicas_of_ranks import with_replica_ranks
 from tests.schedules.streamed import streamed_case
 from tests.schedules.tables import with_table
 from tests.schedules.weather import (
@@ -133,6 +135,12 @@ def _late_resumed(seed: int) -> None:
     _killed_and_resumed(late_case(drawn_case(seed, own=seed % 3 == 0)))
 
 
+def ranked_case(seed: int) -> ScheduleCase:
+    """A case of any of the shapes above, with replicas of several ranks."""
+    shape = (drawn_case, lossy_case, streamed_case, slow_case)[seed % 4]
+    return with_replica_ranks(shape(seed))
+
+
 KINDS: dict[str, Callable[[int], object]] = {
     "undisturbed": lambda seed: prove_undisturbed(drawn_case(seed)),
     "deaths": lambda seed: prove(drawn_case(seed)),
@@ -154,5 +162,8 @@ KINDS: dict[str, Callable[[int], object]] = {
     "late": _late,
     "late elastic": _late_elastic,
     "late resumed": _late_resumed,
+    "ranked": lambda seed: prove_undisturbed(ranked_case(seed)),
+    "ranked deaths": lambda seed: prove(ranked_case(seed)),
+    "ranked resumed": lambda seed: _killed_and_resumed(ranked_case(seed)),
     "slow resumed": lambda seed: _killed_and_resumed(slow_case(seed)),
 }

@@ -17,8 +17,13 @@ def late_case(case: ScheduleCase) -> ScheduleCase:
     draw = random.Random(f"{case.seed}/late")
     weighed: set[str] = set()
     nodes = [_drawn(draw, case.plan, node, weighed) for node in case.plan.nodes]
-    with_weights = (replace(n, weight="x") if n.name in weighed else n for n in nodes)
-    return replace(case, plan=replace(case.plan, nodes=tuple(with_weights)))
+    waits = random.Random(f"{case.seed}/waits")
+    drawn_nodes: list[PlannedNode] = []
+    for node in nodes:
+        weight = "x" if node.name in weighed else node.weight
+        is_waiting = node.binds_late and waits.random() < 0.3
+        drawn_nodes.append(replace(node, weight=weight, waits=is_waiting))
+    return replace(case, plan=replace(case.plan, nodes=tuple(drawn_nodes)))
 
 
 def _drawn(draw: random.Random, plan: Plan, node: PlannedNode, weighed: set[str]) -> PlannedNode:

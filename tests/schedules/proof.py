@@ -31,7 +31,7 @@ from engine.protocol.messages import (
 from engine.protocol.refs import SourceCut
 from engine.protocol.staleness import NO_VERSION
 from tests.schedules.expected import Prompt
-from tests.schedules.record import RunRecord, rows_of
+from tests.schedules.record import RunRecord, is_for_lead, rows_of
 
 Rows = tuple[tuple, ...]
 """Keys, spans and weights, as of `rows_of`."""
@@ -311,7 +311,7 @@ class Proof(RunRecord):
         """(node, Step, rows) -> when the metrics of such a chunk counted."""
         ends = {e.id: when for when, e in self.history.events if isinstance(e, ChunkDone)}
         runs: dict[tuple[str, int, Rows], list[float]] = defaultdict(list)
-        for chunk in self.said(RunChunk):
+        for chunk in filter(is_for_lead, self.said(RunChunk)):
             if self.plan.node(chunk.node).region == "evaluation" or self._waves(chunk.node):
                 counted = runs[chunk.node, chunk.step, rows_of(chunk)]
                 counted += [ends[chunk.id]] if chunk.id in ends and not chunk.again else []

@@ -154,7 +154,7 @@ def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
     """Node -> its chunks in the order of assignment: the Step (below the cut) and the keys."""
     chunks_of: dict[str, list[tuple]] = defaultdict(list)
     for _, message in simulation.history.instructions:
-        if isinstance(message, RunChunk):
+        if isinstance(message, RunChunk) and is_for_lead(message):
             chunks_of[message.node].append((message.step, *rows_of(message)))
     return chunks_of
 
@@ -166,6 +166,11 @@ def parts(simulation: Simulation) -> dict[tuple[str, int, int], set[tuple[int, i
         if isinstance(message, TrainPart):
             rows_by_part[message.node, message.step, message.part].update(message.keys.rows())
     return rows_by_part
+
+
+def is_for_lead(chunk: RunChunk) -> bool:
+    """Whether it is told the one that keeps its rows, of several ranks that run it."""
+    return chunk.giver in ("", chunk.worker)
 
 
 def rows_of(chunk: RunChunk) -> tuple[tuple, ...]:

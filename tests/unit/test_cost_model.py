@@ -147,8 +147,8 @@ def test_tensor_ranks_divide_work_and_pay_for_it(tensor: int, tokens: int) -> No
     assert many.memory == pytest.approx(one.memory / tensor)
     assert one.link == 0.0 < many.link
     assert many.latency > one.latency
-    slow = one_pass("prefill", tokens, tensor=tensor, rate=H100.link / 10)
-    assert slow.link == pytest.approx(10 * many.link)
+    slow = replace(H100, link=H100.link / 10)
+    assert one_pass("prefill", tokens, slow, tensor=tensor).link == pytest.approx(10 * many.link)
 
 
 def test_the_cores_of_a_host_share_its_memory() -> None:
@@ -162,6 +162,11 @@ def test_context_ranks_divide_tokens(context: int, tokens: int) -> None:
     one, many = one_pass("train", tokens), one_pass("train", tokens, context=context)
     assert many.compute == pytest.approx(one.compute / context)
     assert many.link > 0.0
+
+
+def test_two_tensor_ranks_have_embeddings_and_norms_twice() -> None:
+    both = 2 * MODEL.part_parameters(2)
+    assert both == 2 * MODEL.parameters - SHAPE.matrices
 
 
 def test_sizes_count_every_parameter_once() -> None:
@@ -274,21 +279,38 @@ def test_an_update_moves_the_gradients_round_the_data_ranks(
     where = catalogue_place(H100, data=data, tensor=tensor, shard=shard)
     found = update_time(MODEL, where)
     seconds(found)
-    share = 2.0 * (data - 1) / data * gradient_bytes(MODEL.parameters // tensor, MODEL.dtype)
-    assert moved(found) == pytest.approx(share)
+    part = MODEL.part_parameters(tensor)
+    share = 2.0 * (data - 1) / data * gradient_bytes(part, MODEL.dtype)
+    # What is split was summed in each backward pass.
+    assert moved(found) == pytest.approx(0.0 if shard else share)
     whole = update_time(MODEL, replace(where, shard=False))
     assert found.memory == pytest.approx(whole.memory / (data if shard else 1))
 
 
-@given(lengths=ROWS, data=st.sampled_from([2, 4, 8]))
+@given(lengths=ROWS, data=st.sampled_from([2, 4, 8]), tensor=RANKS)
 def test_sharded_weights_are_gathered_before_each_pass(
-    lengths: list[tuple[int, int]], data: int
+    lengths: list[tuple[int, int]], data: int, tensor: int
 ) -> None:
+    """Of each tensor rank, its part; gradients are summed into parts, in float32."""
     fed = pack_rows(*arrays(lengths), budget=4096, divisor=data)
-    whole = forward_time(MODEL, catalogue_place(H100, data=data), fed)
-    parts = forward_time(MODEL, catalogue_place(H100, data=data, shard=True), fed)
-    share = fed.passes * (data - 1) / data * MODEL.weight_bytes
-    assert moved(parts) - moved(whole) == pytest.approx(share)
+    whole = catalogue_place(H100, data=data, tensor=tensor)
+    split = replace(whole, shard=True)
+    part, tables = MODEL.part_parameters(tensor), MODEL.table_parameters
+    each = fed.passes * (data - 1) / data
+    ahead = moved(forward_time(MODEL, split, fed)) - moved(forward_time(MODEL, whole, fed))
+    assert ahead == pytest.approx(each * part * MODEL.width)
+    there, here = (train_time(MODEL, where, fed, updates=0) for where in (split, whole))
+    size = (2 * part - tables) * MODEL.width + 4 * part
+    assert moved(there) - moved(here) == pytest.approx(each * size)
+
+
+def test_tensor_ranks_reduce_within_a_host_whatever_is_between_data_ranks() -> None:
+    fed = pack_rows(*arrays([(100, 900)] * 8), budget=4096, divisor=2)
+    one_host = catalogue_place(H100, data=2, tensor=4, shard=True)
+    two_hosts = replace(one_host, rate=H100.link / 8)
+    within = forward_time(MODEL, replace(one_host, shard=False), fed).link
+    gathered = forward_time(MODEL, one_host, fed).link - within
+    assert forward_time(MODEL, two_hosts, fed).link == pytest.approx(within + 8 * gathered)
 
 
 # Transfers

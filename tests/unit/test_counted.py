@@ -120,6 +120,18 @@ def test_a_step_of_less_than_a_second_tells_the_peak_that_it_had(
     assert values(workers.reports())["flow/peak/w"] == 900 << 20
 
 
+def test_a_kernel_of_a_model_counts_what_it_waited_for_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timing, thread = Timing("w"), iter([ProcessorTime(1.0, 2.0), ProcessorTime(1.5, 2.25)])
+    monkeypatch.setattr("dataflow.processor_time.of_thread", lambda: next(thread))
+    with timing.during("rollout", "rollout", queues=True):
+        pass
+    counted = values(timing.reports())
+    assert counted["queue/rollout"] == 0.25
+    assert "cpu/rollout" not in counted, "its threads may be many"
+
+
 def test_a_function_counts_what_it_and_its_processes_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,7 @@ from dataflow.kernel import Layout
 from dataflow.set_expressions import edited
 from engine.plan.cost.decode import DecodeBatch
 from engine.plan.cost.decode_curve import RowDistributions
-from engine.plan.cost.dispatch_price import Deal, DealPrices, DealtAnswers
+from engine.plan.cost.dispatch_price import Deal, DealPrices, DealtAnswers, _join_quantiles
 from engine.plan.cost.distribution import assumed_answers, constant_length
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
@@ -165,6 +165,16 @@ def test_the_tail_is_apart_only_where_the_price_says_so(monkeypatch: pytest.Monk
     assert any("the 20% of most weight apart (tail)" in note for note in chosen.notes)
 
 
+def test_what_is_asked_for_stays_where_another_spread_has_a_lower_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights leave the tail to be chosen, the spread is not."""
+    monkeypatch.setattr(DealPrices, "seconds", lambda self, deal: 10.0 / deal.spread)
+    assert choose_dispatch(weighed_draft()).node("rollout").layout.spread > 1
+    asked = choose_dispatch(weighed_draft(spread={"rollout": 1}))
+    assert asked.node("rollout").layout.spread == 1
+
+
 def test_by_the_price_itself_no_tail_is_apart_here_and_a_wish_is_taken() -> None:
     assert choose_dispatch(weighed_draft()).node("rollout").tail == 0
     wished = choose_dispatch(weighed_draft(tail={"rollout": 0.25}))
@@ -201,6 +211,29 @@ def test_a_deal_gives_each_answer_to_one_replica(
         if is_weighed:
             assert drawn.expected.shape == (prompts,)
     assert prices.seconds(deal) > 0
+
+
+def test_chunks_are_balanced_by_the_answers_of_a_span_and_not_by_its_prompt() -> None:
+    """Two prompts of three answers each, in spans of one and two."""
+    dealt = DealtAnswers(
+        lengths=RowDistributions(constant_length(50), constant_length(800)),
+        prompts=2,
+        samples=3,
+        chunks=2,
+        limits=DecodeBatch(prompts=NO_ROWS, answers=NO_ROWS, shared=3),
+    )
+    prices = DealPrices(MODEL, H100, dealt)
+    batches = list(prices._deal_out(Deal(spread=2, is_weighed=True), prices._draws[0]))
+    assert [len(batch.answers) for batch in batches] == [3, 3]
+
+
+def test_quantiles_of_two_halves_are_uniform_again() -> None:
+    """Else drawn answers would be longer or shorter than what they are drawn from."""
+    grid = (np.arange(200) + 0.5) / 200
+    one, other = np.meshgrid(grid, grid)
+    quantiles = np.sort(_join_quantiles(one.reshape(-1), other.reshape(-1)))
+    even = (np.arange(len(quantiles)) + 0.5) / len(quantiles)
+    np.testing.assert_allclose(quantiles, even, atol=0.01)
 
 
 def test_whole_prompts_of_unlike_lengths_are_worth_spreading() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flow import COMPARISONS, FlowComparison, keep_others, results
-from benchmarks.flow_runs import FlowTurns, usual_seconds
+from benchmarks.flow_runs import WARM, FlowSide, FlowTurns, usual_seconds
 from benchmarks.report import SideResult, machine, write_json
 
 
@@ -73,3 +73,16 @@ def test_lines_of_other_comparisons_stay_as_they_are(tmp_path: Path, value: floa
     write_json(path, [other, again], machine())
     assert keep_others(path, ["slots"]) == [other]
     assert keep_others(tmp_path / "none.json", ["slots"]) == []
+
+
+def test_a_run_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that was cut off is."""
+    side = FlowSide.__new__(FlowSide)
+    object.__setattr__(side, "name", "slots")
+    lines = [f'{{"step": {step}, "time/step": 0.5}}\n' for step in range(1, WARM + 5)]
+    folder = tmp_path / "slots-0"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    assert side.run_turn(tmp_path, 0, 4) == folder
+    with pytest.raises(AttributeError):  # it has no graph to run
+        side.run_turn(tmp_path, 0, 5)

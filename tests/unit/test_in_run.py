@@ -102,3 +102,18 @@ def test_several_ranks_say_nothing() -> None:
     short = run(plan, profile, {"rollout": 1.5, "train_policy": 1.5})
     found = compare_with_runs(profile, [plan], [short])
     assert in_run(found) == {"rollout": pytest.approx(1.5, rel=0.05), "train_policy": 1.0}
+
+
+def test_what_the_process_of_the_run_takes_is_divided_by_its_messages() -> None:
+    """And with two cores for two kernels, Steps are longer by that."""
+    plan = placed(grpo_graph(batch=32, n=8, max_tokens=32, max_lag=2), cores=2, workers="auto")
+    profile = profiled(plan)
+    short = replace(run(plan, profile, {}), engine=0.05)
+    compared = compare_with_runs(profile, [plan], [short])
+    assert 0.05 / 100 < compared.handling < 0.05 / 5
+    seconds: dict[float, float] = {}
+    for handling in (0.0, compared.handling):
+        told = replace(profile, handling=handling)
+        prediction = predict(plan, steps=9, lengths=ROWS, profile=told, seconds={"score": SCORED})
+        seconds[handling] = prediction.seconds
+    assert seconds[0.0] < seconds[compared.handling] < seconds[0.0] + 9 * 0.05

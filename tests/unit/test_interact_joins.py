@@ -22,6 +22,7 @@ from tests.kit.environments import (
     Awaited,
     Chatter,
     Flaky,
+    Gathered,
     Hooked,
     VowelTurns,
     first_and_last,
@@ -271,6 +272,20 @@ def test_environments_begin_as_slots_come_near(open_one: Open, noted: type[Noted
     assert len(batch) == 40
     # The slots and half as many, and the rest of a group.
     assert noted.most <= 4 + 2 + 1
+
+
+@pytest.mark.timeout(60)
+def test_others_write_while_as_many_rows_as_there_are_slots_wait(
+    open_one: Open, tmp_path: Path
+) -> None:
+    """Which is why a replica has credit for more rows than it has slots."""
+    environment = with_arguments(Gathered, folder=str(tmp_path), count=4)
+    how: dict[str, Any] = {"inproc": False, "step_timeout": 20.0}
+    kernel, session = open_one(environment, pace="free", layout=Layout(slots=2), **how)
+    kernel.interrupt()
+    joined = run_joined(kernel, numbered_chunks([["a", "bcd"], ["b", "hello"]]), lambda _: True)
+    assert len(joined) == 4
+    assert [mean for mean, _ in session.metrics["env/timeouts"]] == [0.0, 0.0]
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

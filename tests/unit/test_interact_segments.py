@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataflow.batch import Batch
+from dataflow.batch import Batch, Keys
 from dataflow.prompt_types import Message
 from dataflow.schema import Segment, TruncatedSegment
+from engine.protocol.refs import Key
 from operators.environments import Turn
 from operators.kernels.text import load_tokenizer
 from operators.kernels.torch.interact import TorchInteract
@@ -217,6 +218,30 @@ def test_an_episode_that_is_lost_loses_all_its_rows(open_one: Open, tmp_path: Pa
     assert len({key for key, _ in session.tombstones}) == 16 - len(batch)
 
 
+class NotedSeeds(FakeSession):
+    """asked: the keys of all rows that a random stream was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(node="episode")
+        self.asked: list[Key] = []
+
+    def row_seeds(self, keys: Keys) -> np.ndarray:
+        self.asked += keys.rows()
+        return super().row_seeds(keys)
+
+
+def test_each_row_of_an_episode_has_a_random_stream_of_its_own(
+    base: str, kernels: list[TorchInteract]
+) -> None:
+    session = NotedSeeds()
+    kernel = open_interact(base, Talker, session=session, **HOW)
+    kernels.append(kernel)
+    batch = run_episodes(kernel, ["hello", "abc"])
+    require_segments(batch, n=2, segments=4)
+    assert sorted(session.asked) == sorted(batch.keys.rows())
+    assert max(map(len, episodes_of(batch))) > 1
+
+
 class SlowTalker(Talker):
     """Takes its time with each turn."""
 
@@ -237,6 +262,7 @@ def test_a_group_that_is_given_up_begins_no_further_row(open_one: Open, tmp_path
     kernel, session = open_one(environment, retries=0, on_error="drop_group")
     batch = run_episodes(kernel, ["hello", "abc"])
     assert len(set(batch.keys.position)) == 1
+    assert not kernel._pool._episodes, "all environments are closed"  # type: ignore[attr-defined]
     assert len(session.tombstones) - len(session.lost_alone) == 1
     lost = set(session.lost_alone)
     assert {key[0] for key in lost} <= set(batch.keys.position)

@@ -26,13 +26,19 @@ class LateRun:
     """prompts -> rollout (n samples) on these Workers, all of which are able."""
 
     def __init__(
-        self, workers: str = "ab", *, samples: int = 1, slots: int = 8, spread: int = 1
+        self,
+        workers: str = "ab",
+        *,
+        samples: int = 1,
+        slots: int = 8,
+        spread: int = 1,
+        waits: bool = False,
     ) -> None:
         weight = planned_input("prompts", name="weight")
         prompts = planned_node("prompts", work="source", relation="source", weight="x")
         rollout = planned_node(
             "rollout", "prompts", weight, work="decode", relation="expand", rows=samples,
-            chunking="ready", workers=tuple(workers), models=(POLICY,),
+            chunking="ready", workers=tuple(workers), models=(POLICY,), waits=waits,
             layout=Layout(slots=slots, spread=spread, replicas=len(workers)),
         )  # fmt: skip
         source = PlannedSource(name="prompts", batch=1 << 20, max_lag=1)
@@ -144,6 +150,14 @@ def test_a_replica_has_at_least_one_unit_ahead(
     assert (ahead_rows(run.node), credit_rows(run.node)) == (ahead, slots + ahead)
     given = rows_of(run, run.admit(range(100)))["a"]
     assert slots <= given <= slots + ahead
+
+
+def test_where_rows_wait_outside_of_their_slots_a_replica_has_as_many_more() -> None:
+    run = LateRun("a", slots=64, waits=True)
+    (first,) = run.admit(range(1000))
+    assert rows_of(run, [first]) == {"a": 64 + 64 + 8}
+    assert run.come(first, 7) == []
+    assert rows_of(run, run.come(first, 1)) == {"a": 8}
 
 
 def test_rows_of_a_lost_replica_wait_once_more() -> None:

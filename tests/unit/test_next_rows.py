@@ -155,6 +155,15 @@ def test_rows_that_are_given_up_stay_while_someone_may_fetch_them() -> None:
     assert fetched <= set(parts.blocks.drain()["gen"])
 
 
+def test_nobody_fetches_ahead_from_a_worker_that_is_gone() -> None:
+    parts = make_parts(lagging(), Settings(steps=6))
+    admission = parts.sources.admissions["prompts"]
+    admission.rows = 99
+    made(parts, admission)
+    parts.blocks.lose("gen")
+    assert not list(parts.next_rows.tell(0, lambda worker: True))
+
+
 def test_an_early_choice_falls_once_a_prompt_of_it_begins_again() -> None:
     parts = make_parts(lagging(), Settings(steps=6))
     admission = parts.sources.admissions["prompts"]

@@ -18,7 +18,7 @@ def test_an_instruction_that_needed_more_tells_it_before_the_next_heartbeat(
     mine, theirs = socket.socketpair()
     opened = control.Open(worker="w", epoch=0, plan=b"", outbox=1 << 20)
     life = WorkerProcess(ControlSocket(theirs), opened, ())
-    life._worker = SimpleNamespace(reports=list)
+    life._worker = SimpleNamespace(reports=list, timing=SimpleNamespace(computed=0.0))
     for peak in (100 << 20, 100 << 20, 900 << 20):
         monkeypatch.setattr("engine.run.worker.counters._peak", lambda peak=peak: peak)
         life._flush()

@@ -9,6 +9,7 @@ import pytest
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
+from engine.plan.worker_index import nodes_by_worker
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
@@ -144,6 +145,25 @@ def test_generation_together_with_ranks_is_replicated_and_shares_their_weights()
     sharded = placed(small_grpo(), together=(together[1:],), ranks=ranks, shard=True)
     assert sharded.models[0].aliases == (), "a rank with a part of them cannot generate"
     assert sharded.node("train_policy").layout.shard
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_of_ranks_with_a_part_of_the_weights_the_first_keeps_versions(shard: bool) -> None:
+    pin = {"rollout": ("gen",)}
+    plan = placed(small_grpo(), ranks={"train_policy": 3}, shard=shard, pin=pin)
+    keepers: list[str] = []
+    for worker, nodes in nodes_by_worker(plan.nodes).items():
+        if any("snapshot" in node.estimate.bytes for node in nodes):
+            keepers.append(worker)
+    ranks = plan.node("train_policy").workers
+    assert keepers == list(ranks[:1] if shard else ranks)
+
+
+@pytest.mark.parametrize(("ranks", "shard"), [(2, True), (1, False)])
+def test_shard_splits_over_ranks_with_other_rows_alone(ranks: int, shard: bool) -> None:
+    two = {"tensor": {"train_policy": 2}, "shard": True}
+    layout = placed(small_grpo(), ranks={"train_policy": ranks}, **two).node("train_policy").layout
+    assert (layout.data, layout.tensor, layout.shard) == (ranks, 2, shard)
 
 
 def test_inproc_keeps_the_chunks_and_nothing_else() -> None:

@@ -42,8 +42,6 @@ PLACE = {
     "tensor: expected a node of the plan, found 'train_polic'. Fix: train_policy.":
         {"tensor": {"train_polic": 2}},
     "tensor: train_policy=0. Fix: train_policy=1.": {"tensor": {"train_policy": 0}},
-    "tensor: train_policy=2 with shard, and weights are split in one way only.":
-        {"tensor": {"train_policy": 2}, "shard": True},
     "tensor: train_policy=3, and its Model has 4 heads, 4 key heads, which are not divisible.":
         {"tensor": {"train_policy": 3}},
     "pin: train_policy on a,b,c has 4 ranks. Fix: train_policy=a,b,c,a-1":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,7 +161,9 @@ def test_a_profile_has_the_rates_of_a_gpu_that_the_catalogue_does_not_know() -> 
     assert known.place("rollout").device.name == "B7"
 
 
-def on_two_hosts(*links: ClusterLink, train: str = "train@b", ranks: int = 1) -> Plan:
+def on_two_hosts(
+    *links: ClusterLink, train: str = "train@b", ranks: int = 1, **wishes: Any
+) -> Plan:
     """Generation on the one, training on the other, or on both."""
     hosts = [
         Host(name=name, cores=8, memory=2**38, gpus=(80 * 2**30,) * 4, kind="A100", region=region)
@@ -172,6 +175,7 @@ def on_two_hosts(*links: ClusterLink, train: str = "train@b", ranks: int = 1) ->
         workers="apart",
         pin={"rollout": "gen@a", "train_policy": train},
         ranks={"train_policy": ranks},
+        **wishes,
     )
 
 
@@ -207,6 +211,28 @@ def test_ranks_on_two_hosts_reduce_at_the_rate_of_the_way_between_them() -> None
     )
     assert near == device("A100").network
     assert far == 1e6, "one of four cards"
+
+
+FOUR = "t0@a,t1@a,t2@b,t3@b"
+
+
+@pytest.mark.parametrize(("ranks", "tensor", "cards"), [(4, 1, 2), (2, 2, 1)])
+def test_ranks_with_the_same_part_have_the_cards_of_all_of_them_on_a_host(
+    ranks: int, tensor: int, cards: int
+) -> None:
+    """A ring enters each host once; that of a tensor rank's part has one rank on each."""
+    slow = ClusterLink(between=("east", "west"), rate=4e6)
+    wishes = {"tensor": {"train_policy": tensor}, "shard": True}
+    plan = on_two_hosts(slow, train=FOUR, ranks=ranks, **wishes)
+    assert plan_costs(plan).place("train_policy").rate == cards * 1e6
+    one_host = on_two_hosts(slow, train="t0@b,t1@b,t2@b,t3@b", ranks=ranks, **wishes)
+    assert plan_costs(one_host).place("train_policy").rate == 0.0
+
+
+def test_no_ring_is_faster_than_the_link_of_its_devices() -> None:
+    fast = ClusterLink(between=("east", "west"), rate=1e15)
+    plan = on_two_hosts(fast, train=FOUR, ranks=4)
+    assert plan_costs(plan).place("train_policy").rate == device("A100").link
 
 
 def test_what_a_fit_leaves_over_at_a_measured_size_counts_at_it() -> None:

@@ -191,6 +191,13 @@ PLANS = {
         ranks={"train_policy": 2},
         turns=(("rollout-0", "train-1"),),
     ),
+    "grpo_grid": lambda: placed(
+        grpo_graph(),
+        cores=8,
+        ranks={"train_policy": 2},
+        tensor={"train_policy": 2},
+        shard=True,
+    ),
     "ppo": ppo_plan,
     "sft": lambda: planned(sft("tiny", "demos.jsonl")),
 }

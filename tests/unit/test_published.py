@@ -318,7 +318,7 @@ def ppo(**how: object) -> PpoPlan:
 def test_actor_and_critic_train_where_reference_and_critic_score(
     all_installed: None, tmp_path: Path
 ) -> None:
-    plan = plan_ppo(tmp_path, ppo(stream="arrival"))
+    [plan] = plan_ppo(tmp_path, ppo(stream="arrival"))
     actor, critic = plan.node("train_policy"), plan.node("train_critic")
     assert actor.workers == critic.workers == plan.node("reference").workers
     assert (actor.layout.tensor, actor.layout.tokens) == (2, 32768)
@@ -329,20 +329,56 @@ def test_actor_and_critic_train_where_reference_and_critic_score(
 
 
 def test_with_a_lag_the_actor_scores_too(all_installed: None, tmp_path: Path) -> None:
-    plan = plan_ppo(tmp_path, ppo(max_lag=1))
+    [plan] = plan_ppo(tmp_path, ppo(max_lag=1))
     assert plan.node("old").workers == plan.node("train_policy").workers
     assert plan.node("rollout").binds_late
 
 
 def test_forward_passes_get_devices_by_their_share_of_the_work() -> None:
-    *first, last = list_sides(ppo(training=40))
-    assert [side.scoring for side in first] == [0, 0]
-    assert last.scoring == 4, "of 40, with 8 passes of training and one each of two others"
+    published_side, *tiers = list_sides(ppo(training=40, tensor=(1, 8)))
+    [side] = published_side
+    assert (side.scoring, side.tensor, side.scored, side.shard) == (0, 8, 8, False)
+    # Of 40, with 8 passes of training and one each of two others.
+    assert [tier[0].scoring for tier in tiers] == [0, 4, 8, 8]
+    assert [tier[0].scored for tier in tiers] == [8, 1, 8, 8]
+    for tier in tiers:
+        assert [side.tensor for side in tier] == [8, 4, 2, 1]
+        assert all(side.shard for side in tier)
+    assert tiers[-1][0].tokens == 4512, "of the longest row"
+
+
+def test_a_reference_that_no_device_holds_has_ranks(all_installed: None, tmp_path: Path) -> None:
+    large = ppo(model=sizes(inputs(), "72B"), generating=64, training=64, tensor=(8, 8))
+    plans = plan_ppo(tmp_path, replace(large, rows=1024, longest=20000, stream="arrival"))
+    reference = plans[0].node("reference")
+    assert (reference.layout.tensor, len(reference.workers)) == (8, 8)
+    assert reference.in_parts
+
+
+def test_each_way_to_split_training_that_fits_is_planned(
+    all_installed: None, tmp_path: Path
+) -> None:
+    """32B does not fit by tensor ranks alone."""
+    model = sizes(inputs(), "32B")
+    plans = plan_ppo(tmp_path, ppo(model=model, generating=16, training=40, tensor=(2, 8)))
+    layouts = [plan.node("train_critic").layout for plan in plans]
+    assert len({layout.tensor for layout in layouts}) == len(layouts) > 1
+    assert all(layout.shard and layout.data * layout.tensor == 40 for layout in layouts)
+
+
+@pytest.mark.parametrize(("ranks", "cards"), [((16, 1), 4), ((8, 4), 2), ((8, 8), 1), ((2, 4), 4)])
+def test_data_ranks_on_several_hosts_have_the_cards_of_one(
+    ranks: tuple[int, int], cards: int
+) -> None:
+    """At most what the link between devices has, which is that of four cards."""
+    data, tensor = ranks
+    where = gpus("H800", data=data, tensor=tensor)
+    assert where.between == cards * where.device.network
 
 
 @pytest.mark.long
 def test_our_coordinator_runs_streams_where_they_fit(all_installed: None) -> None:
-    streamrl = inputs()["streamrl"] | {"rows": 256}
+    streamrl = inputs()["streamrl"] | {"rows": 64}
     run = {"model": "7B", "gpus": 32, "tensor": [1, 2]}
     splits = StreamSplits(streamed=16, overlapped=16)
     steps = dict(streamrl_by_us(streamrl, run, sizes(inputs(), "7B"), splits))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
-from engine.channels.contract import BlockRequest, PeerLost, Requests
+from dataflow.errors import DataError
+from engine.channels.contract import BlockRequest, Channel, PeerLost, Requests
 from engine.channels.inproc import InprocChannel
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.run.worker.rows_ahead import FetchedRows, RowsAhead
+from tests.contracts.pull_worlds import shm
+from tests.kit.turns import example_count
 
 SOON = 20.0
 
@@ -47,7 +51,7 @@ class CountedChannel(InprocChannel):
         return super().fetch(requests)
 
 
-def kept(channel: InprocChannel, *values: int) -> int:
+def kept(channel: Channel, *values: int) -> int:
     """A block with a column x of these values."""
     records = pa.RecordBatch.from_pydict({"x": pa.array(values)})
     return channel.keep(Batch(Keys.of(range(len(values))), records))
@@ -185,3 +189,67 @@ def test_a_step_ends_once_nobody_reads_rows_that_a_later_message_made_needless()
     threading.Timer(0.05, channel.may_answer.set).start()
     ahead.end_step("train_policy", 2)
     assert channel.may_answer.is_set()
+
+
+def test_an_error_that_nobody_expects_is_told_once_and_by_who_takes_the_rows() -> None:
+    channel = CountedChannel()
+    block = kept(channel, 1)
+    row = np.array([0])
+    gather = Gather(
+        producer="rollout", columns=("y",), refs=(("gen", block),), block=np.zeros(1, int), row=row
+    )
+    wrong = m.FetchAhead(
+        node="train_policy",
+        worker="t0",
+        step=2,
+        keys={"rows": Keys.of([0])},
+        inputs={"rows": (gather,)},
+    )
+    ahead = begun(channel, wrong)
+    with pytest.raises(DataError, match="y"):
+        ahead.fetch("train_policy", [request(block, [0])])
+    ahead.begin(message(block, [0]))
+    assert fetched(ahead, "train_policy", request(block, [0])) == [[1]]
+    ahead.end_step("train_policy", 2)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from([0, 1, 2]), max_size=3),  # guesses: blocks that are fetched ahead
+        st.sampled_from([0, 1, 2]),  # the block that the task reads
+        st.lists(st.integers(0, 3), min_size=1, max_size=4),  # and its rows
+        st.booleans(),  # whether the Worker that keeps them dies before
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=example_count(60), deadline=None)
+@given(steps=STEPS)
+def test_whatever_was_guessed_a_task_has_its_rows_and_no_released_memory(
+    steps: list[tuple[list[int], int, list[int], bool]],
+) -> None:
+    """Over shared memory, where released blocks are filled with other bytes."""
+    world, is_here = shm(), True
+    ahead = RowsAhead("t0", world["t0"])
+    for step, (guesses, place, rows, dies) in enumerate(steps):
+        if is_here:
+            gen = world["gen"]
+            firsts = [1000 * step + 10 * number for number in range(3)]
+            blocks = [kept(gen, *range(first, first + 4)) for first in firsts]
+        for guess in guesses:
+            ahead.begin(message(blocks[guess], [3, 1, 0], step))
+        if dies and is_here:
+            is_here = False
+            world.kill("gen")
+        if is_here:
+            expected = [firsts[place] + row for row in rows]
+            assert fetched(ahead, "train_policy", request(blocks[place], rows)) == [expected]
+        else:
+            with suppress(PeerLost):  # unless all were here before
+                fetched(ahead, "train_policy", request(blocks[place], rows))
+        ahead.end_step("train_policy", step)
+        for block in blocks if is_here else ():
+            gen.release(block)
+    world.close()

@@ -67,6 +67,27 @@ def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: Started) ->
     assert started == [(2, 1)] * 3
 
 
+def test_nodes_that_work_at_the_same_time_are_measured_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each process begins with another node, and each node's seconds are its own."""
+    orders: list[list[int]] = []
+
+    def in_child(task: Callable[[], Iterator[Any]], **_: Any) -> ChildResult:
+        asked = task.args[0]  # type: ignore[attr-defined]
+        cells = [work.cells[0] for _, work, _ in asked]
+        orders.append([cell.estimated for cell in cells])
+        times = 1.0 if len(orders) == 3 else 2.0
+        return ChildResult(outputs=tuple(replace(c, seconds=times * c.estimated) for c in cells))
+
+    monkeypatch.setattr(side_by_side, "run_in_child", in_child)
+    nodes = [estimated(node(0.1), 2), estimated(node(0.2), 7)]
+    crowdings = measure_crowding(nodes, 2, quick=True, mixed=True)
+    assert sorted(orders[:2]) == [[2, 7], [7, 2]]
+    assert orders[2] == [2, 7]
+    assert [each.slower for each in crowdings] == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("slower", [0.5])
 def test_what_is_faster_beside_others_is_as_fast(started: Started) -> None:
     (crowding,) = measure_crowding([estimated(node(0.5), 2)], 2, quick=True)

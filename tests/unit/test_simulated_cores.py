@@ -71,6 +71,20 @@ class BusyHost:
         self.at(begin, lambda: self.cores.begin(name, self.plan.node(name)))
         self.at(end, lambda: self.cores.end(name, self.plan.node(name)))
 
+    def compute(self, name: str, seconds: float) -> None:
+        """A kernel that has cores for so long from the beginning on; its end is kept."""
+        worker = cast("Any", ClockedWorker(name, self.clock))
+
+        def begin() -> None:
+            self.cores.begin(name, self.plan.node(name))
+            self.cores.compute(worker, seconds, end)
+
+        def end() -> None:
+            self.ends[name] = self.clock.now
+            self.cores.end(name, self.plan.node(name))
+
+        self.at(0.0, begin)
+
     def function(self, name: str) -> None:
         worker = cast("Any", ClockedWorker(name, self.clock))
 
@@ -109,6 +123,43 @@ def test_what_a_worker_ran_that_is_gone_is_slow_for_nobody() -> None:
     host.kernel("gen", 0.0, 99.0)
     host.at(4.0, lambda: host.cores.lose("one"))
     assert host.run()["two"] == pytest.approx(12.0)
+
+
+def test_kernels_lose_what_a_function_computes_while_all_cores_are_busy() -> None:
+    """Ten seconds of computing take it twenty; each of two kernels loses five."""
+    host = BusyHost(score=1.0)
+    host.compute("gen", 30.0)
+    host.compute("train", 40.0)
+    ends = host.run()
+    assert ends == {
+        "score": pytest.approx(20.0),
+        "gen": pytest.approx(35.0),
+        "train": pytest.approx(45.0),
+    }
+
+
+def test_a_kernel_loses_nothing_to_a_function_with_a_core_of_its_own() -> None:
+    host = BusyHost(score=1.0)
+    host.compute("gen", 30.0)
+    host.at(5.0, lambda: host.cores.take("gen", 3.0))
+    assert host.run() == {"score": pytest.approx(10.0), "gen": pytest.approx(33.0)}
+
+
+def test_kernels_lose_what_the_coordinator_computes() -> None:
+    host = BusyHost()
+    host.compute("gen", 30.0)
+    host.compute("train", 10.0)
+    host.at(5.0, lambda: host.cores.take("gen", 3.0))
+    host.at(20.0, lambda: host.cores.take("gen", 3.0))
+    assert host.run() == {"gen": pytest.approx(31.5), "train": pytest.approx(11.5)}
+
+
+def test_kernels_go_on_beside_many_functions() -> None:
+    """Five want two cores: each has two fifths of one."""
+    host = BusyHost(one=1.0, two=1.0, three=1.0)
+    host.compute("gen", 1.0)
+    host.kernel("train", 0.0, 99.0)
+    assert host.run()["gen"] == pytest.approx(2.5)
 
 
 def in_lag(cores: int) -> Plan:

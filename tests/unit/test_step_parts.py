@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,15 @@ def test_what_is_no_part_of_whole_groups_is_refused(base: str) -> None:
     kernel.train_part(take_groups(whole, [10]))
     with pytest.raises(KernelError, match=r"expected a part of step 1, found one of step 2"):
         kernel.finish_parts(2)
+
+
+def test_a_row_of_a_part_that_is_on_no_rank_is_missed(base: str) -> None:
+    kernel, part = open_grpo(base), take_groups(make_grpo_step(1), [10, 12])
+    count = len(part.keys)
+    kernel.train_part(replace(part, mine=np.arange(count), total=count + 1))
+    expected = f"step 1: expected {count + 1} rows of rows in all parts .*found {count}. Fix: "
+    with pytest.raises(KernelError, match=expected):
+        kernel.finish_parts(1)
 
 
 def _steep(now: Now) -> Terms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,14 +24,18 @@ def streamed_plan(
     train_in_parts: bool = True,
     replicas: Sequence[str] = ("a", "b"),
     chunks: int = 2,
+    spread: int = 1,
 ) -> Plan:
     """GRPO with replicas of the rollout; values are computed below the cut."""
+    layout = Layout(spread=spread)
     rows = {"rows": SAMPLES, "inner": SAMPLES}
     below = {"region": "step", "in_parts": True}
     decode = {"work": "decode", "relation": "expand", "rows": SAMPLES, "chunks": chunks}
     return plan_of(
         planned_node("prompts", work="source", relation="source", workers=("c",)),
-        planned_node("rollout", "prompts", workers=tuple(replicas), tokens="x", **decode),
+        planned_node(
+            *("rollout", "prompts"), workers=tuple(replicas), tokens="x", layout=layout, **decode
+        ),
         planned_node("score", "rollout", workers=("c",), chunking="part", **rows),
         planned_node("values", "score", workers=("d",), **rows, **below),
         planned_node(
@@ -84,6 +89,32 @@ def test_equal_chunks_give_the_same_parts_on_any_replicas(replicas: str) -> None
         assert parts_of(world) == parts_of(alone)
         tasks = [task for task in world.told if isinstance(task, m.RunChunk)]
         assert {task.worker for task in tasks if task.node == "rollout"} == set(replicas)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_group_whose_rows_are_on_two_replicas_waits_for_its_last_row(seed: int) -> None:
+    first, other = run(streamed_plan(spread=2), 99), run(streamed_plan(spread=2), seed)
+    tasks = [task for task in other.told if isinstance(task, m.RunChunk)]
+    assert any(task.spans is not None for task in tasks)
+    assert parts_of(other) == parts_of(first)
+    rows = [key for _, _, keys in parts_of(other) for key in keys]
+    assert len(rows) == len(set(rows)) == STEPS * BATCH * SAMPLES
+
+
+def test_a_step_has_as_many_parts_as_it_has_tokens_for() -> None:
+    """Fewer than the Step before it: the numbers of parts begin anew."""
+
+    def shorter(position: int, sample: int) -> int:
+        return max(1, 24 - position) + sample
+
+    world = StreamedWorld(streamed_plan(), STEPS, shorter)
+    world.run()
+    finishes = [message for message in world.told if isinstance(message, m.FinishStep)]
+    counts = [task.parts for task in finishes]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+    steps = Counter(step for step, _, _ in parts_of(world))
+    assert counts == [steps[task.step] for task in finishes]
 
 
 def test_what_arrives_is_cut_as_recorded_at_any_timing() -> None:

@@ -94,6 +94,13 @@ def test_prompts_of_one_position_differ_by_their_weights() -> None:
     assert measured == {"weight/recall": (0.0, 2.0), "weight/tau": (-1.0, 2.0)}
 
 
+def test_prompts_of_one_weight_are_two() -> None:
+    rows = rows_of([0, 1, 1, 2], [1.0, 1.0, 1.0, 2.0], [3, 4, 4, 9])
+    measured = {name: (number, count) for name, number, count in weight_metrics(rows)}
+    assert measured["weight/recall"] == (1.0, 3.0)
+    assert measured["weight/tau"] == (pytest.approx(2 / math.sqrt(3 * 2)), 3.0)
+
+
 def test_rows_without_weights_or_of_one_length_have_none() -> None:
     rows = rows_of([0, 1], [1.0, 2.0], [3, 3])
     assert list(weight_metrics(rows)) == []

@@ -112,6 +112,10 @@ class ShmChannel:
         """Set what is called, (peer, sequence, requests), when a peer asks for tensors."""
         self._server.on_send = on_send
 
+    def fail_by(self, on_failure: Callable[[BaseException], None]) -> None:
+        """Set what is called with the error that ends the thread, which answers no peer then."""
+        self._server.on_failure = on_failure
+
     def close(self) -> None:
         """Release all resources: the thread, connections, slabs."""
         self._server.close()

@@ -52,6 +52,8 @@ class SlabServer:
         self.refused: Counter[str] = Counter()
         self.on_send: Callable[[str, int, Requests], None] | None = None
         """Called from the thread when a peer, of this name, asks for tensors; must not wait."""
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        """Called as the thread ends by an error: no peer is answered any more."""
         self._name = name
         self._outbox = outbox
         self._new: deque[tuple[str, socket.socket]] = deque()
@@ -85,16 +87,22 @@ class SlabServer:
 
     def _run(self) -> None:
         try:
-            while not self._over:
-                for key, what in self._selector.select():
-                    if key.data is None:
-                        self._handle_wake()
-                    else:
-                        self._serve(key.data, what)
+            self._serve_all()
+        except BaseException as error:
+            self.on_failure(error)
+            raise
         finally:
             for reader in list(self._served):
                 self._drop(reader)
             self._selector.close()
+
+    def _serve_all(self) -> None:
+        while not self._over:
+            for key, what in self._selector.select():
+                if key.data is None:
+                    self._handle_wake()
+                elif key.data in self._served:  # else dropped before in the same list
+                    self._serve(key.data, what)
 
     def _handle_wake(self) -> None:
         os.eventfd_read(self._wake)
@@ -125,6 +133,9 @@ class SlabServer:
             reader.socket.send(encode(message), descriptor)
             self._watch(reader)
         except SocketClosed:
+            self._drop(reader)
+        except RunError as error:
+            _log.warning("%s: its connection is closed: %s", reader.peer, error)
             self._drop(reader)
 
     def _serve(self, reader: ServedPeer, what: int) -> None:

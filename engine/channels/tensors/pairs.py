@@ -126,11 +126,13 @@ class TensorPairs:
             for room in hashes:
                 room.copy_(room.new_tensor(of_tensors(tensors)))
             channel.send(_READER, sequence, [*tensors, *hashes])
-        except (KeyError, RuntimeError) as error:
+        except BaseException as error:
             _log.warning(
                 "%s was not sent to %s: %r", _describe_requests(requests), world.peer, error
             )
             self._give_up(world)
+            if not isinstance(error, KeyError | RuntimeError):
+                raise
 
     def _find_tensors(self, request: BlockRequest) -> Sequence[Tensor]:
         """Values of device columns if columns are named, else weights."""

@@ -37,6 +37,8 @@ LARGEST = 64 << 30
 """Bytes of the rows of one broadcast, at most."""
 GIVER = 0
 """The rank that gives."""
+_NOTHING = -1
+"""In the place of the second broadcast's bytes, where nothing is given and none follows."""
 _NUMBERS = frozenset([
     "float16", "float32", "float64", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64",
@@ -84,9 +86,23 @@ class RowBroadcast:
         if values:
             self._cast(values)
 
+    def give_nothing(self) -> None:
+        """Rank 0: let the others go, which wait for rows that it does not have."""
+        self._cast([torch.tensor([_NOTHING])])
+
     def take(self, names: Sequence[str]) -> dict[str, Taken]:
         """Any other rank: these inputs' rows. Raises RunError, and what the channel raises."""
-        reply = self._reply(len(names))
+        inputs = self.take_any(names)
+        if inputs is None:
+            raise self._wrong("nothing, expected rows")
+        return inputs
+
+    def take_any(self, names: Sequence[str]) -> dict[str, Taken] | None:
+        """The same; None where rank 0 gives nothing."""
+        length = int(self._receive([torch.zeros(1, dtype=torch.int64)])[0])
+        if length == _NOTHING:
+            return None
+        reply = self._reply(length, len(names))
         lengths = multipart.lengths_of(reply)
         frames = self._receive([torch.empty(n, dtype=torch.uint8) for n in lengths])
         values = self._values(_layouts_of(reply))
@@ -121,9 +137,8 @@ class RowBroadcast:
             raise self._wrong("columns on a device whose values were changed on their way")
         return values
 
-    def _reply(self, inputs: int) -> Reply:
-        """The reply that describes what will be given."""
-        length = int(self._receive([torch.zeros(1, dtype=torch.int64)])[0])
+    def _reply(self, length: int, inputs: int) -> Reply:
+        """The reply of so many bytes that describes what will be given."""
         if not 0 < length <= multipart.LARGEST_REQUEST:
             raise self._wrong(f"a header of {length} bytes")
         (message,) = self._receive([torch.empty(length, dtype=torch.uint8)])

@@ -8,6 +8,7 @@ Does not own: how reports of one metric become a number (step_metrics.py), the f
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -25,6 +26,8 @@ _SUMS = (
     *("time/", "cpu/", "queue/", "edge/", "coordinator/", "data/rows", "completion/tokens"),
     *("env/timeouts", "env/errors"),
 )
+_ENGINE = "cpu/engine"
+"""Workers in processes of their own tell theirs."""
 _NODE_TIME = re.compile("time/[^/]+")
 """Not time/<node>/environments, a part of time/<node>, nor time/<node>/rows, which comes before."""
 _TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
@@ -135,6 +138,8 @@ class StepAccounts:
         """When a kernel of any Worker was at work."""
         self.initial: dict[str, float] = {}
         self._since = 0.0
+        self._computed_before = 0.0
+        """Seconds of processors that this process had taken when the Step began."""
         self._writing = (0.0, 0.0)
 
     def begin(self, now: float) -> None:
@@ -202,6 +207,7 @@ class StepAccounts:
         self._busy = dict.fromkeys(self._busy, 0.0)
         self._computing.clear()
         self._since = now
+        self._computed_before = time.process_time()
 
     def _rates(
         self, metrics: Mapping[str, float], now: float, doing: Sequence[Doing]
@@ -210,6 +216,8 @@ class StepAccounts:
         rates = {"time/step": seconds, "time/outside": self._outside(now, doing)}
         if self._several:
             rates |= self._shares(now, doing)
+            mine = time.process_time() - self._computed_before
+            rates[_ENGINE] = mine + self._sums.get(_ENGINE, 0.0)
         else:  # seconds outside kernels, checkpoints and sample files
             rates["time/engine"] = max(0.0, seconds - self._inside())
         rows = self._sums.get("data/rows", metrics.get("data/prompts"))

@@ -135,7 +135,7 @@ class Assignments:
 
     def _add_instruction(self, instruction: object) -> None:
         match instruction:
-            case m.RunChunk():
+            case m.RunChunk() if instruction.giver in ("", instruction.worker):
                 # Step 0: a chunk above the cut is told for no Step.
                 if instruction.step:
                     step = self._first + instruction.step

@@ -6,6 +6,7 @@ Owns: turns and columns on devices. Does not own: which Worker has which device 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 
 from dataflow.device import declared_device_columns
 from dataflow.errors import nearest_or_all
@@ -16,11 +17,16 @@ from engine.plan.refusals import add_fix
 
 
 def check_turns(draft: Draft) -> Iterator[str]:
-    """Workers that take turns exist, each in one group; no ranks of one node among them."""
+    """Workers that take turns exist, each in one group; no ranks of one node among them, and none
+    that train while chunks of others that have several Workers are under way.
+    """
     seen: set[str] = set()
     workers = dict.fromkeys(draft.workers)
     ranked_nodes = [node for node in draft.nodes if node.ranks > 1]
-    ranks_by_node = {node.name: set(node.workers) for node in ranked_nodes}
+    rank_groups: list[tuple[str, set[str]]] = []
+    for node in ranked_nodes:
+        for ranks in node.rank_groups:
+            rank_groups.append((node.name, {rank.worker for rank in ranks}))
     for group in draft.turns:
         shown = ",".join(group)
         for worker in group:
@@ -29,11 +35,30 @@ def check_turns(draft: Draft) -> Iterator[str]:
         if len(group) < 2:
             problem = f"{shown}: one worker, which has nobody to take turns with"
             yield add_fix(problem, "leave it out")
-        for name, ranks in ranks_by_node.items():
-            if len(ranks.intersection(group)) > 1:
+        for name, workers_of_replica in rank_groups:
+            if len(workers_of_replica.intersection(group)) > 1:
                 problem = f"{shown}: these are ranks of {name}, which act together"
                 fix = f"pin {name} to workers of different groups"
                 yield add_fix(problem, fix)
+    yield from _check_overlapping(draft)
+
+
+def _check_overlapping(draft: Draft) -> Iterator[str]:
+    """What waits for Go is in no order with chunks that wait for a turn (decision 0048)."""
+    streamed = {source.name for source in draft.sources if source.stream != "off"}
+    in_turns = set(chain.from_iterable(draft.turns))
+    trains = [node for node in draft.nodes if node.work == "train" and node.ranks > 1]
+    for node in draft.nodes:
+        overlaps = node.lag > 0 or node.source in streamed
+        if node.work == "train" or node.ranks == 1 or not overlaps:
+            continue
+        for train in trains:
+            both = set(node.workers) & set(train.workers)
+            if both and not in_turns.isdisjoint({*node.workers, *train.workers}):
+                problem = f"{node.name} has ranks where {train.name} trains meanwhile"
+                why = "and they take turns with their devices"
+                fix = f"pin {node.name} to other workers"
+                yield add_fix(f"{problem}, {why}", fix)
 
 
 def _check_member(

@@ -23,6 +23,7 @@ from engine.plan.worker_peaks import shared_process_bytes
 Nodes = dict[str, list[PlannedNode]]
 """Worker -> its nodes."""
 Parts = tuple[str, ...]
+_VERSION_PARTS: Parts = ("snapshot", "copies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,22 @@ class _UsedHost(NamedTuple):
 def _list_hosts(decided: Decisions, cluster: Cluster) -> Iterator[_UsedHost]:
     nodes_on, turns = nodes_by_worker(decided.nodes), turns_by_worker(decided.turns)
     for host, workers in workers_by_host(decided, decided.workers).items():
-        nodes = {worker: nodes_on[worker] for worker in workers}
+        nodes: dict[str, list[PlannedNode]] = {}
+        for worker in workers:
+            nodes[worker] = [_as_on_worker(node, worker) for node in nodes_on[worker]]
         name = f"host {host}" if host else "this host"
         yield _UsedHost(nodes=nodes, turns=turns, cluster=cluster.on(host), name=name)
+
+
+def _as_on_worker(node: PlannedNode, worker: str) -> PlannedNode:
+    """The node as one of its Workers has it: of ranks with a part of the weights the first alone
+    keeps whole versions.
+    """
+    if not node.layout.partial or worker == node.workers[0]:
+        return node
+    bytes_by_part = node.estimate.bytes
+    kept_parts = {part: bytes_by_part[part] for part in bytes_by_part if part not in _VERSION_PARTS}
+    return replace(node, estimate=replace(node.estimate, bytes=kept_parts))
 
 
 def _find_rooms_of(decided: Decisions, host: _UsedHost) -> Iterator[MemoryRoom]:

@@ -13,7 +13,9 @@ from engine.plan.refusals import add_fix
 
 
 def check_aliases(draft: Draft) -> Iterator[str]:
-    """Only the writer's Workers share its module, unsharded, and above the cut only at lag 0."""
+    """Only the writer's Workers share its module, unsharded and with equal tensor ranks, and above
+    the cut only at lag 0.
+    """
     writers: dict[str, PlannedNode] = {}
     for node in draft.nodes:
         writers |= {use.module: node for use in node.states if use.access == "write"}
@@ -34,7 +36,7 @@ def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, Plan
         return "from another worker"
     if node.lag:
         return f"at lag {node.lag}"
-    return "of which its rank has a part" if writer.layout.partial else ""
+    return "" if node.layout.has_equal_part(writer.layout) else "of which its rank has another part"
 
 
 def check_routes(draft: Draft) -> Iterator[str]:

@@ -23,12 +23,18 @@ def check_workers(draft: Draft) -> Iterator[str]:
             if node.ranks > 1:
                 split += f" of {node.ranks} ranks"
             yield add_fix(f"{node.name}: {split} on {list(node.workers)}", "a worker each")
+        spare = [worker for worker in node.workers if worker in draft.spare]
+        if node.work != "train" and node.ranks > 1 and spare:
+            problem = f"{node.name} has ranks on {','.join(spare)}, which join and leave"
+            yield add_fix(problem, f"pin {node.name} to other workers")
         if layout.threads < 1:
             yield add_fix(f"{node.name}: {layout.threads} threads", "threads=1")
 
 
 def check_worlds(draft: Draft) -> Iterator[str]:
-    """A Worker is in one world: nodes of several ranks that share one have all ranks in common."""
+    """A Worker is in one world: nodes of several ranks that share one have all ranks in common, or
+    replicas of one are shares of the other.
+    """
     ranked_nodes = [node for node in draft.nodes if node.ranks > 1]
     for index, node in enumerate(ranked_nodes):
         for other in ranked_nodes[:index]:
@@ -39,6 +45,9 @@ def check_worlds(draft: Draft) -> Iterator[str]:
 def _check_same_world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
     fix = f"or pin {node.name} to other workers"
     tensor, other_tensor = node.layout.tensor, other.layout.tensor
+    has_replicas = node.work != "train" or other.work != "train"
+    if has_replicas and tensor == other_tensor and _have_equal_shares(node, other):
+        return
     if node.workers != other.workers:
         workers = ",".join(node.workers)
         other_workers = ",".join(other.workers)
@@ -49,6 +58,18 @@ def _check_same_world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
         splits = f"{other.name} has tensor {other_tensor}, {node.name} {tensor}"
         fix = f"tensor: {node.name}={other_tensor}, {fix}"
         yield add_fix(f"{splits}, on the same workers", fix)
+
+
+def _have_equal_shares(node: PlannedNode, other: PlannedNode) -> bool:
+    """Whether a Worker of both has the same rows of each as the same others have."""
+    share_by_worker: dict[str, tuple[str, ...]] = {}
+    for share in other.shares:
+        share_by_worker |= dict.fromkeys(share, share)
+    for share in node.shares:
+        for worker in share:
+            if share_by_worker.get(worker, share) != share:
+                return False
+    return True
 
 
 def check_hosts(draft: Draft) -> Iterator[str]:

@@ -72,7 +72,8 @@ class Place:
 
     cores: of a CPU, those of each rank; 1 for a GPU. data, tensor, context: ranks by what they
     divide; shard: whether each data rank keeps a part of the state. rate: bytes a second between
-    its ranks, 0 for the device's link. coefficients: by kind.
+    data ranks, 0 for the device's link, which tensor ranks always have: a share is on one host.
+    coefficients: by kind.
     """
 
     device: Device
@@ -100,7 +101,7 @@ class Place:
 
     @property
     def between(self) -> float:
-        """Bytes a second between its ranks at best."""
+        """Bytes a second between its data ranks at best."""
         return self.rate or self.device.link
 
 

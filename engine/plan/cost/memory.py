@@ -14,11 +14,13 @@ are shared, whether it all fits (engine/plan).
     device_columns  always                nodes that make columns declared `device`
     libraries       always                where a profile tells: what the libraries of its kernels
                                           take when they are first used
-    snapshot        always                train whose weights others pull: two versions
+    snapshot        always                train whose weights others pull: two versions; of ranks
+                                          that have a part of them each, the first alone
     copies          always                the same by collectives or IPC, on the writer's device
     fetched         always                nodes that pull weights: a version, in shared memory
     sums            always                train on the parts of a Step: gradients, summed up
     gradients       while the node runs   train; what the sums do not have
+    gathered        while the node runs   train whose weights FSDP splits: those of other ranks
     bucket          while the node runs   train whose optimizer waits on the host
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
@@ -57,6 +59,9 @@ LASTING = (
 """Parts that are held between the calls of a node."""
 
 FIRST_USE_PART = "libraries"
+
+VERSION_PARTS = ("snapshot", "copies")
+"""Parts of a writer that keeps versions for readers."""
 
 SHARED_PARTS = ("copies",)
 """Parts on a GPU that stay there while their Worker sleeps: other processes read them."""

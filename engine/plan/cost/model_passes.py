@@ -47,10 +47,12 @@ class Sizes:
         """Parameters that every token is multiplied with: no embedding, and no head of a language
         model.
         """
-        tables = 1
-        if self.head == "lm" and not self.shape.tied:
-            tables = 2  # a head of its own, as large as the embedding
-        return self.parameters - tables * self.shape.vocabulary * self.shape.hidden
+        return self.parameters - self.table_parameters
+
+    @property
+    def table_parameters(self) -> int:
+        """Parameters of the embedding, and of a language model's head that is not tied to it."""
+        return self.shape.tables(self.head)
 
     @property
     def head_parameters(self) -> int:
@@ -62,6 +64,11 @@ class Sizes:
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
         return self.parameters * self.width
+
+    def part_parameters(self, tensor: int) -> int:
+        """Parameters that one of so many tensor ranks has: embeddings, norms and head are whole."""
+        matrices = self.shape.matrices
+        return self.parameters - matrices + self.shape.part(tensor).matrices
 
     @property
     def read_bytes(self) -> int:
@@ -170,7 +177,7 @@ class Passes:
             # Two all-reduces a layer, each of 2 (t - 1) / t of its bytes (Shoeybi et al.,
             # arXiv:1909.08053, section 3).
             moved = 4.0 * (where.tensor - 1) / where.tensor * shape.hidden * model.width
-            link_rate = where.between * reached.link * where.context
+            link_rate = where.device.link * reached.link * where.context
             self._link = times * shape.layers * moved / link_rate
             self._latency += times * 2 * shape.layers * reached.hop
         if where.context > 1:

@@ -57,6 +57,13 @@ class Shape:
         width = 2 * self.attention + 2 * self.kv + 3 * self.intermediate
         return self.layers * self.hidden * width
 
+    def tables(self, head: Head) -> int:
+        """Elements of the embedding, and of a language model's head that is not tied to it."""
+        count = 1
+        if head == "lm" and not self.tied:
+            count = 2  # a head of its own, as large as the embedding
+        return count * self.vocabulary * self.hidden
+
     def part(self, tensor: int) -> Shape:
         """The shape of one of so many tensor ranks: its heads and part of the MLP's width."""
         return replace(

@@ -128,8 +128,9 @@ class Profile:
     """Measured on one machine with one installation. functions: seconds a row of users' functions
     and column operators, by node, each with a core of its own. cpu: the share of these seconds in
     which one computes; in the others it waits, for a judge over HTTP say. message: seconds from
-    what a Worker says until what follows. load: how busy others kept the machine meanwhile.
-    process: what Workers' processes take.
+    what a Worker says until what follows. handling: seconds of a core that processes of the run
+    take for each message beside nodes, with all else of a Step; 0 where nobody measured it.
+    load: how busy others kept the machine meanwhile. process: what Workers' processes take.
     """
 
     machine: Fingerprint
@@ -139,6 +140,7 @@ class Profile:
     functions: Mapping[str, float] = field(default_factory=dict)
     cpu: Mapping[str, float] = field(default_factory=dict)
     message: float = MESSAGE
+    handling: float = 0.0
     load: MachineLoad = field(default_factory=MachineLoad)
     process: ProcessMemory = field(default_factory=ProcessMemory)
     format: int = FORMAT
@@ -259,6 +261,8 @@ def _check_processes_and_functions(profile: Profile) -> Iterator[str]:
         yield "expected bytes of processes of 0 or more"
     if not profile.message >= 0:
         yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
+    if not 0 <= profile.handling < math.inf:
+        yield f"expected seconds of handling a message of 0 or more, found {profile.handling:g}"
     if min(profile.functions.values(), default=0.0) < 0:
         yield "expected seconds of functions of 0 or more"
     for name, share in profile.cpu.items():

@@ -15,10 +15,15 @@ from engine.plan.cost.devices import Kind
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import Head, Shape
 from engine.plan.cost.static_decode import static_decode_parts
-from engine.plan.cost.training_memory import offload_parts, recompute_parts, sum_parts
+from engine.plan.cost.training_memory import (
+    gathered_bytes,
+    offload_parts,
+    recompute_parts,
+    sum_parts,
+)
 
 _SHARDED = ("weights", "gradients", "sums", "optimizer", "offloaded")
-"""Parts that ranks divide among them with shard."""
+"""Parts that data ranks divide among them with shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ def _training_parts(
             parts[part] = max(size, parts.get(part, 0))
     if kernel.gradient_sums:
         parts = sum_parts(parts, parameters, kernel.gradient_sums)
+    if layout.shard and shape is not None:
+        parts["gathered"] = gathered_bytes(shape, kernel.dtype, kernel.head)
     if layout.offload == "optimizer" and kernel.is_on_gpu:
         ranks = layout.data if layout.shard else 1
         parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)
@@ -77,7 +84,7 @@ def _training_parts(
 
 
 def divide_among_ranks(parts: Mapping[str, int], layout: Layout) -> dict[str, int]:
-    """Bytes of one rank, where ranks may each keep a part of the state."""
+    """Bytes of one rank, where data ranks may each keep a part of what their tensor rank has."""
     divided = dict(parts)
     if layout.shard:
         for part in _SHARDED:

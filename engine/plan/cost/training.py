@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.plan.cost.devices import Place
-from engine.plan.cost.memory import gradient_bytes, optimizer_bytes
+from engine.plan.cost.memory import WIDTHS, gradient_bytes, optimizer_bytes
 from engine.plan.cost.model_passes import Passes, Sizes, Time
 
 _BACKWARD = 2.0
@@ -68,7 +68,7 @@ def _attended_keys(lengths: np.ndarray) -> float:
 def forward_time(model: Sizes, where: Place, rows: Microbatches) -> Time:
     """Time of passes without gradient over one rank's rows."""
     whole = _passes_time(Passes(model, where, "forward"), rows)
-    return whole + _gathering_time(model, where, rows.passes, 1)
+    return whole + _sharding_time(model, where, rows.passes, trains=False)
 
 
 def train_time(
@@ -88,7 +88,7 @@ def train_time(
     passes = Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
     rows = replace(rows, passes=count)
-    epoch = _passes_time(passes, rows) + _gathering_time(model, where, count, 2 + recomputed)
+    epoch = _passes_time(passes, rows) + _sharding_time(model, where, count, trains=True)
     update = update_time(model, where)
     if offloaded:
         update += moving_time(model, where)
@@ -96,18 +96,20 @@ def train_time(
 
 
 def update_time(model: Sizes, where: Place) -> Time:
-    """Time of one update: the optimizer reads and writes all that it keeps, and data ranks
-    all-reduce the gradients, 2 (d - 1) / d of their bytes (Rajbhandari et al., arXiv:1910.02054).
+    """Time of one update: the optimizer reads and writes all that it keeps, and data ranks with
+    whole weights all-reduce the gradients, 2 (d - 1) / d of their bytes (Rajbhandari et al.,
+    arXiv:1910.02054).
     """
     reached = where.coefficients["train"]
-    parameters = model.parameters // where.tensor
+    parameters = model.part_parameters(where.tensor)
     gradients = gradient_bytes(parameters, model.dtype)
     state = optimizer_bytes(parameters, model.dtype) + gradients
     touched = 2.0 * state + 2.0 * parameters * model.width
     if where.shard:
         touched /= where.data
     memory = touched / (where.device.memory_rate * reached.reads)
-    ranks = where.data * where.context
+    # What FSDP splits it sums within each backward pass (_sharding_time).
+    ranks = where.context if where.shard else where.data * where.context
     link = hops = 0.0
     if ranks > 1:
         moved = 2.0 * (ranks - 1) / ranks * gradients
@@ -122,7 +124,7 @@ def moving_time(model: Sizes, where: Place) -> Time:
     """
     if not where.device.is_gpu:
         return Time()
-    state = optimizer_bytes(model.parameters // where.tensor, model.dtype)
+    state = optimizer_bytes(model.part_parameters(where.tensor), model.dtype)
     if where.shard:
         state /= where.data
     rate = where.device.host_link or where.device.link
@@ -142,12 +144,23 @@ def _passes_time(passes: Passes, rows: Microbatches) -> Time:
     return one_pass.times(count)
 
 
-def _gathering_time(model: Sizes, where: Place, passes: int, times: int) -> Time:
-    """Time of gathering sharded weights, so many times a pass, which nothing overlaps here."""
+def _sharding_time(model: Sizes, where: Place, passes: int, *, trains: bool) -> Time:
+    """Time in which data ranks gather the weights that FSDP splits, each tensor rank's part among
+    its own data ranks, and sum gradients into parts: of each pass, and nothing overlaps here.
+
+    A layer is gathered for its forward and for its backward pass, what is in no layer once for both
+    (torch's fully_shard); gradients are summed in float32, (d - 1) / d of their bytes.
+    """
     if not where.shard or where.data == 1:
         return Time()
     reached = where.coefficients["train"]
-    moved = (where.data - 1) / where.data * model.weight_bytes / where.tensor
-    link = passes * times * moved / (where.between * reached.link)
-    hops = passes * times * model.shape.layers * reached.hop
+    part = model.part_parameters(where.tensor)
+    size, collectives = float(part * model.width), 1
+    if trains:
+        layers = part - model.table_parameters
+        size += layers * model.width + part * WIDTHS["float32"]
+        collectives = 3
+    moved = (where.data - 1) / where.data * size
+    link = passes * moved / (where.between * reached.link)
+    hops = passes * collectives * model.shape.layers * reached.hop
     return Time(seconds=link + hops, link=link, latency=hops)

@@ -1,6 +1,7 @@
-"""Bytes of training where layers are computed again, or the optimizer's state waits on the host.
+"""Bytes of training where layers are computed again, weights are split by FSDP, or the optimizer's
+state waits on the host.
 
-Owns: what either layout changes of a train node's parts. Does not own: the parts without them
+Owns: what each layout changes of a train node's parts. Does not own: the parts without them
 (memory.py), which layout a node has (passes/memory_fit.py).
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from engine.plan.cost.memory import WIDTHS, Work, token_activations
-from engine.plan.cost.models import Shape
+from engine.plan.cost.models import Head, Shape
 
 OFFLOADED_PART = "offloaded"
 SUMS_PART = "sums"
@@ -65,6 +66,16 @@ def offload_parts(
     if bucket:
         fitted_parts["bucket"] = bucket
     return fitted_parts
+
+
+def gathered_bytes(shape: Shape, dtype: str, head: Head) -> int:
+    """Bytes of a tensor rank's weights that FSDP has gathered at most, and of gradients before they
+    are summed: what is in no layer, a layer and the next one, and the gradients of one, once more
+    in float32. shape: of that rank's part.
+    """
+    layer = shape.matrices // max(1, shape.layers)
+    weights = shape.tables(head) + 2 * layer
+    return WIDTHS[dtype] * (weights + layer) + _FLOAT * layer
 
 
 def sum_parts(parts: Mapping[str, int], parameters: int, sums: int) -> dict[str, int]:

@@ -180,7 +180,9 @@ def _layout(node: PlannedNode) -> Iterator[str]:
     yield from _dispatch(node)
     if node.ranks > 1:
         ranks = f"{node.ranks} ranks"
-        if node.layout.tensor > 1:
+        if node.work != "train":
+            ranks = f"{node.ranks} tensor ranks{' each' * (node.layout.replicas > 1)}"
+        elif node.layout.tensor > 1:
             ranks = f"{node.layout.data} x {node.layout.tensor} ranks (data x tensor)"
         if node.layout.shard:
             ranks = f"{ranks} with a part of the state each"

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from dataflow.node import Node
 from engine.plan.draft import Draft
+from engine.plan.episodes import writes_turns
 from engine.plan.passes.place import find_ancestors
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_source import PlannedSource
@@ -26,10 +28,18 @@ def batch_rows(draft: Draft) -> Draft:
     nodes = list(draft.nodes)
     for index, node in enumerate(nodes):
         if node.name in ready:
-            nodes[index] = replace(node, chunking="ready", chunks=1)
+            waits = _waits_between_turns(draft.graph.node(node.name))
+            nodes[index] = replace(node, chunking="ready", chunks=1, waits=waits)
     sources = tuple(map(_set_cohort, draft.sources))
     notes = (*draft.notes, *_describe_chunks(draft, nodes))
     return replace(draft, nodes=tuple(nodes), sources=sources, notes=notes)
+
+
+def _waits_between_turns(node: Node) -> bool:
+    """Whether each row of a node waits for its environment by itself. In rounds all of them wait
+    together, and no other row could begin meanwhile.
+    """
+    return writes_turns(node) and node.params.get("pace") != "rounds"
 
 
 def _find_late(draft: Draft) -> Iterator[str]:
@@ -72,7 +82,10 @@ def _describe_chunks(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str
             slots = f"its {node.layout.slots} slots"
             if node.layout.replicas > 1:
                 slots = f"the {node.layout.slots} slots of a replica"
-            yield f"{node.name}: rows begin as {slots} fall free, and wait for no others"
+            text = f"{node.name}: rows begin as {slots} fall free, and wait for no others"
+            if node.waits:
+                text += "; as many more, while rows wait between their turns"
+            yield text
     streaming = [n.name for n in nodes if n.chunking == "ready" and not n.binds_late]
     if streaming:
         why = "so that a Step is full soon after it"

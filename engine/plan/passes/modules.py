@@ -105,7 +105,8 @@ class _Rules:
         Readers at lag 0 in the writer's Workers share its module; at a lag each has its own there;
         in other Workers all readers share a copy. A follower is one module in each Worker. A frozen
         Model, or copy, shares with every other of equal base, head, dtype and beginning. A kernel
-        that can share with no other has one for each Model.
+        that can share with no other has one for each Model. A part of a module is shared by those
+        that have the same part.
         """
         unshared_kernel = self.unshared_kernels[node.name]
         if unshared_kernel and use.param != "tokenizer":
@@ -114,7 +115,8 @@ class _Rules:
         writer = self.writers.get(use.model)
         if writer is None:
             is_follower = model.follows is not None and model.copies is None
-            return use.model if is_follower else self._name_frozen(model)
+            name = use.model if is_follower else self._name_frozen(model)
+            return name if use.param == "tokenizer" else _name_part(name, node)
         if node.name == writer.name or use.param == "tokenizer":
             return use.model
         return _name_reading(node, use, writer)
@@ -125,6 +127,8 @@ class _Rules:
         # here, nobody knows yet whether they are equal.
         dtype = planned_dtype(model) or model.dtype
         name = f"frozen:{model.base}:{model.head}:{dtype}"
+        if model.adapter is not None:
+            name += f":{model.adapter}"
         beginning = self.carried.get(model.name)
         if beginning:
             name += f":{beginning.model} after {beginning.phase}"
@@ -157,9 +161,16 @@ class _Rules:
 
 def _name_reading(node: PlannedNode, use: ModelUse, writer: PlannedNode) -> str:
     """The module of a reader of what another node writes: the writer's own, if it is safe."""
-    if writer.layout.partial or not set(node.workers) <= set(writer.workers):
-        return f"{use.model} copy"
+    has_equal_part = node.layout.has_equal_part(writer.layout)
+    if not (has_equal_part and set(node.workers) <= set(writer.workers)):
+        return _name_part(f"{use.model} copy", node)
     return f"{use.model}@{node.name}" if node.lag else use.model
+
+
+def _name_part(name: str, node: PlannedNode) -> str:
+    """The name of a module, or of a node's part of it."""
+    tensor = node.layout.tensor
+    return name if tensor == 1 else f"{name} in {tensor} parts"
 
 
 def _name_tables(node: PlannedNode, writers: Mapping[str, PlannedNode]) -> PlannedNode:

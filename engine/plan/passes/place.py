@@ -34,6 +34,7 @@ from engine.plan.passes.spare import (
     find_spare_workers,
 )
 from engine.plan.passes.spread import describe_spread, spread_workers
+from engine.plan.passes.tensor import count_worker_ranks
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
 
@@ -90,7 +91,9 @@ def find_ancestors(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
 
 
 def _place_each(draft: Draft) -> Iterator[PlannedNode]:
-    """Each node with its Workers: several are ranks of a train node, replicas of any other."""
+    """Each node with its Workers: several are ranks of a train node, replicas of any other, of
+    which each may be several as well.
+    """
     places = _choose_workers(draft)
     engine_groups: dict[str, tuple[str, ...]] = {}
     for group in group_engine_nodes(draft):
@@ -113,10 +116,11 @@ def _put_here(node: PlannedNode) -> PlannedNode:
 
 def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     """How a node is divided among its Workers."""
+    tensor = count_worker_ranks(draft, node)
     if node.work != "train":
-        return Layout(replicas=worker_count)
-    tensor = draft.placing.tensor.get(node.name, 1)
-    shard = draft.placing.shard and worker_count > 1
+        return Layout(replicas=worker_count // tensor, tensor=tensor)
+    # Ranks with the same rows have different weights already.
+    shard = draft.placing.shard and worker_count > tensor
     return Layout(
         data=worker_count // tensor,
         tensor=tensor,
@@ -143,7 +147,7 @@ def _choose_workers(draft: Draft) -> dict[str, Workers]:
     bases = _choose_bases(draft)
     places: dict[str, Workers] = {}
     for node in draft.nodes:
-        copies = _name_copies(draft, node, bases[node.name])
+        copies = _name_copies(draft, node, bases)
         places[node.name] = pin.get(node.name) or copies
     if draft.placing.workers != "apart":
         _share_engines(draft, places)
@@ -234,17 +238,33 @@ def _choose_base(node: PlannedNode, is_below: bool, fed_sources: Collection[str]
     return DATA
 
 
-def _name_copies(draft: Draft, node: PlannedNode, base: str) -> Workers:
+def _name_copies(draft: Draft, node: PlannedNode, bases: Mapping[str, str]) -> Workers:
     """The Workers of ranks or replicas; rank 0 stays in the base, near readers of its weights."""
-    ranks = draft.placing.ranks.get(node.name, 1)
-    if node.work == "train":
-        ranks *= draft.placing.tensor.get(node.name, 1)
+    base = bases[node.name]
+    tensor = count_worker_ranks(draft, node)
+    ranks = draft.placing.ranks.get(node.name, 1) * tensor
+    replicas = draft.placing.replicas.get(node.name, 1)
+    if replicas > 1 or _is_split_otherwise(draft, node, bases):
+        return tuple(f"{node.name}-{i}" for i in range(replicas * tensor))
     if ranks > 1:
         return (base, *(f"{base}-{i}" for i in range(1, ranks)))
-    replicas = draft.placing.replicas.get(node.name, 1)
-    if replicas > 1:
-        return tuple(f"{node.name}-{i}" for i in range(replicas))
     return (base,)
+
+
+def _is_split_otherwise(draft: Draft, node: PlannedNode, bases: Mapping[str, str]) -> bool:
+    """Whether a node's tensor ranks cannot be in its base, as those that train there have other
+    shares.
+    """
+    tensor = count_worker_ranks(draft, node)
+    if node.work == "train" or tensor == 1:
+        return False
+    for other in draft.nodes:
+        if other.work == "train" and bases[other.name] == bases[node.name]:
+            other_tensor = count_worker_ranks(draft, other)
+            ranks = draft.placing.ranks.get(other.name, 1) * other_tensor
+            if ranks > 1 and other_tensor != tensor:
+                return True
+    return False
 
 
 def _find_leader(draft: Draft, group: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from dataflow.errors import nearest, nearest_or_all
 from dataflow.kernel import Layout, Offload, Recompute
 from engine.plan.draft import Draft
 from engine.plan.passes.spare import find_range_problems
-from engine.plan.passes.tensor import find_tensor_problems
+from engine.plan.passes.tensor import count_worker_ranks, find_tensor_problems
 from engine.plan.placement import Compiled, Placing, StreamChoice
 from engine.plan.plan import PlannedNode
 from engine.plan.profiled_passes import samples_of
@@ -241,18 +241,18 @@ def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]
         return  # already refused as a name
     placing = draft.placing
     count = len(workers)
+    tensor = max(1, count_worker_ranks(draft, node))
+    shares = -(-count // tensor)
     if node.work == "train":
-        tensor = max(1, placing.tensor.get(node.name, 1))
-        shares = -(-count // tensor)
         expected_count = placing.ranks.get(node.name, shares) * tensor
         if node.name not in placing.ranks:  # else they were looked at as ranks
             yield from _find_rank_problems(draft, node, shares)
     else:
-        expected_count = placing.replicas.get(node.name, count)
+        expected_count = placing.replicas.get(node.name, shares) * tensor
         if node.name not in placing.replicas:  # likewise
-            yield from _find_replica_problems(draft, node, count)
+            yield from _find_replica_problems(draft, node, shares)
     if expected_count != count:
-        unit = "ranks" if node.work == "train" else "replicas"
+        unit = "replicas" if node.work != "train" and tensor == 1 else "ranks"
         more_names = (f"{workers[0]}-{i}" for i in range(1, expected_count))
         names = [*workers, *more_names][:expected_count]
         problem = f"pin: {node.name} on {','.join(workers)} has {expected_count} {unit}"

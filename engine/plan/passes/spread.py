@@ -5,11 +5,11 @@ Owns: the rule. Does not own: which Workers there are (place.py), the hosts of s
 check says.
 
 Train nodes come first, then the others that compute with a Model, then rewards and columns. Workers
-that have to be on one host go together: those that take turns, tensor ranks of one share, writers
-and readers of device columns; and all ranks of a train node where a host has room for them, else
-they fill host by host. Each goes, of the hosts that have room, to the one with fewest Workers of
-the same node, then to the least full one, then to the first. All Workers of a node are on hosts of
-one kind, with GPUs if there are any.
+that have to be on one host go together: those that take turns, tensor ranks of one share or
+replica, writers and readers of device columns; and all ranks of a train node where a host has room
+for them, else they fill host by host. Each goes, of the hosts that have room, to the one with
+fewest Workers of the same node, then to the least full one, then to the first. All Workers of a
+node are on hosts of one kind, with GPUs if there are any.
 
 Where a pin names the host of some of these, the others are on the first host.
 """
@@ -99,7 +99,7 @@ class _HostGroups:
     def __init__(self, draft: Draft) -> None:
         self._ranks = count_inner_ranks(draft)
         self._turns = turns_by_worker(draft.turns)
-        bound = [*draft.turns, *_find_device_column_groups(draft)]
+        bound = [*draft.turns, *_find_device_column_groups(draft), *_find_replicas(draft)]
         self._groups: dict[str, tuple[str, ...]] = {}
         for group in _link_groups(draft.workers, bound):
             self._groups |= dict.fromkeys(group, group)
@@ -144,6 +144,13 @@ class _HostGroups:
             group = self._turns.get(worker, (worker,))
             most[group] = max(most.get(group, 0), self._ranks.get(worker, 0))
         return sum(most.values())
+
+
+def _find_replicas(draft: Draft) -> Iterator[tuple[str, ...]]:
+    """The Workers of each replica that has several."""
+    for node in draft.nodes:
+        if node.work != "train" and node.ranks > 1:
+            yield from node.shares
 
 
 def _find_device_column_groups(draft: Draft) -> Iterator[tuple[str, ...]]:

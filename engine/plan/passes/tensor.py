@@ -1,9 +1,11 @@
 """Which nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
-Those of a train node are Workers; those of a kernel that starts them itself are not.
+Those of a train node, and of forward passes by torch, are Workers: consecutive ones are a share, or
+a replica. Those of a kernel that starts them itself are not. With `shard` FSDP splits what each
+rank of a train node has over the ranks of other rows.
 
-Owns: the refusals, from a Model's config. Does not own: how a kernel splits its module
-(operators/kernels/torch/slices.py), which decides if there is no config.
+Owns: which these are; the refusals, from a Model's config. Does not own: how a kernel splits its
+module (operators/kernels/torch/slices.py), which decides if there is no config.
 """
 
 from __future__ import annotations
@@ -21,19 +23,45 @@ from engine.plan.refusals import add_fix
 def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
     """Why a node cannot have so many tensor ranks."""
     wish = f"tensor: {node.name}={count}"
-    if node.work != "train" and not needs_of(draft.graph, node).tensor:
+    needs = needs_of(draft.graph, node)
+    if node.work != "train" and not (needs.tensor or needs.ranks):
         if count != 1:
             lack = _explain_lack(draft, node)
             yield f"{wish}, but {lack} replicas: {node.name}={count}."
-    elif count < 1:
+        return
+    if count > 1 and needs.ranks:
+        yield from _find_replica_problems(draft, node, wish)
+    if count < 1:
         fix = f"{node.name}=1"
         yield add_fix(wish, fix)
-    elif count > 1 and draft.placing.shard and node.work == "train":
-        yield add_fix(f"{wish} with shard, and weights are split in one way only", "one of both")
     elif count > 1:
         shape = _find_shape(draft, node)
         if shape is not None:
             yield from _find_indivisible(wish, node.name, shape, count)
+
+
+def count_worker_ranks(draft: Draft, node: PlannedNode) -> int:
+    """How many Workers have the same rows of a node: its tensor ranks, where these are Workers."""
+    if node.work == "train" or needs_of(draft.graph, node).ranks:
+        return draft.placing.tensor.get(node.name, 1)
+    return 1
+
+
+def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:
+    """Why a replica of a node that does not train cannot have several Workers."""
+    models = {model.name: model for model in draft.graph_models}
+    model = models.get(model_of(node))
+    fix = f"{node.name}=1"
+    if model is not None and model.follows is not None and model.copies is None:
+        why = f"{model.name!r} moves by its own steps, in one Worker"
+        yield add_fix(f"{wish}, and {why}", fix)
+    if node.max_lag:
+        why = f"its max_lag is {node.max_lag}: its ranks could have weights of several versions"
+        yield add_fix(f"{wish}, and {why}", f"max_lag=0, or {fix}")
+    if node.name in draft.placing.least:
+        why = "its replicas come and go, which one of several Workers does not"
+        count = draft.placing.replicas.get(node.name, 1)
+        yield add_fix(f"{wish}, and {why}", f"replicas: {node.name}={count}, or tensor: {fix}")
 
 
 def _explain_lack(draft: Draft, node: PlannedNode) -> str:

@@ -45,6 +45,7 @@ from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
 from engine.predict.profile.run_slowdown import add_functions, compare_with_runs
 from engine.predict.profile.short_run import ShortRun, measure_short_runs
 from engine.predict.profile.side_by_side import MeasuredWork, measure_crowding
+from engine.predict.simulation.worker_sets import runs_ahead
 
 Say = Callable[[str], None]
 
@@ -121,7 +122,8 @@ def measure_profile(
         _measure_node(plans[work.of], work, device, request.repeats, measurements)
     if not device.is_gpu:
         say("the same beside busy cores")
-        _add_crowding(measurements, cores, quick=request.quick)
+        mixed = any(runs_ahead(plan) for plan in plans)
+        _add_crowding(measurements, cores, quick=request.quick, mixed=mixed)
     say("what the processes of Workers take")
     profile = Profile(
         machine=this_machine(),
@@ -272,10 +274,10 @@ def _fit_node(measured: MeasuredWork, device: Device) -> Iterator[ProfiledNode]:
         )
 
 
-def _add_crowding(measurements: _Measurements, cores: int, *, quick: bool) -> None:
+def _add_crowding(measurements: _Measurements, cores: int, *, quick: bool, mixed: bool) -> None:
     """Add to each node how much longer it takes beside busy cores."""
     factors: dict[tuple[PassKey, int], float] = {}
-    crowdings = measure_crowding(measurements.works, cores, quick=quick)
+    crowdings = measure_crowding(measurements.works, cores, quick=quick, mixed=mixed)
     for measured, crowding in zip(measurements.works, crowdings, strict=True):
         work = measured.work
         what = f"{work.node} beside busy cores"

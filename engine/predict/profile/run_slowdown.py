@@ -18,6 +18,7 @@ from engine.plan.cost.profile import PassKey, Profile, ProfiledNode
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.predict.profile.short_run import WARM, ShortRun
+from engine.predict.simulation.prediction import Prediction
 from engine.predict.simulation.prediction_run import predict
 
 _STEPS = 16
@@ -43,15 +44,22 @@ def add_functions(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortR
 
 
 def compare_with_runs(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
-    """Set `in_run` of all passes that runs of these plans had. Of what several ranks do together
-    nothing is known, nor of rows of unknown length, nor of evaluations, whose rows the prediction
-    does not know.
+    """Set `in_run` of all passes that runs of these plans had, and what a message takes of
+    cores beside nodes. Of what several ranks do together nothing is known, nor of rows of unknown
+    length, nor of evaluations, whose rows the prediction does not know.
     """
     measured: defaultdict[PassKey, float] = defaultdict(float)
     predicted: defaultdict[PassKey, float] = defaultdict(float)
+    engine = messages = 0.0
     for plan, run in zip(plans, runs, strict=True):
         costs = plan_costs(plan, profile)
-        row_seconds = _predict_row_seconds(plan, profile, run)
+        prediction = _predict_run(plan, profile, run)
+        if prediction is None:
+            continue
+        row_seconds = _count_row_seconds(prediction)
+        if run.engine:
+            engine += run.engine
+            messages += _count_messages(prediction)
         for node in plan.nodes:
             if node.name not in row_seconds:
                 continue
@@ -65,19 +73,25 @@ def compare_with_runs(profile: Profile, plans: Sequence[Plan], runs: Sequence[Sh
     for node in profile.nodes:
         in_run = node.in_run * longer.get(node.key, 1.0)
         nodes.append(replace(node, in_run=in_run))
-    return replace(profile, nodes=tuple(nodes))
+    return replace(profile, nodes=tuple(nodes), handling=engine / messages if messages else 0.0)
 
 
-def _predict_row_seconds(plan: Plan, profile: Profile, run: ShortRun) -> dict[str, float]:
-    """Seconds a row, by node, of rows as long as the run's; none if a Model's size is unknown."""
+def _count_messages(prediction: Prediction) -> float:
+    """What the coordinator hears and tells in a Step."""
+    load = prediction.coordinator
+    return (load.events + load.instructions) / len(prediction.steps)
+
+
+def _predict_run(plan: Plan, profile: Profile, run: ShortRun) -> Prediction | None:
+    """Predict a run with rows as long as this one's; None if a Model's size is unknown."""
     costs = plan_costs(plan, profile)
     computing = [node for node in plan.nodes if node.traits.computes]
     priced = [node.name for node in computing if node.work != "evaluate"]
     if run.rows is None or any(costs.unpriced_reason(name) for name in priced):
-        return {}
+        return None
     others = [node for node in plan.nodes if not node.traits.computes]
     functions = [node.name for node in others if node.work != "train"]
-    prediction = predict(
+    return predict(
         plan,
         steps=WARM + _STEPS,
         lengths=run.rows,
@@ -86,6 +100,10 @@ def _predict_row_seconds(plan: Plan, profile: Profile, run: ShortRun) -> dict[st
         # One that the run did not measure takes no time: passes alone are compared.
         seconds={name: profile.functions.get(name, 0.0) for name in functions},
     )
+
+
+def _count_row_seconds(prediction: Prediction) -> dict[str, float]:
+    """Seconds a row, by node."""
     seconds: defaultdict[str, float] = defaultdict(float)
     rows: defaultdict[str, float] = defaultdict(float)
     # As in the run, whose first Steps do not count.

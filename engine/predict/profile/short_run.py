@@ -33,13 +33,16 @@ WARM = 1
 class ShortRun:
     """What one graph took. seconds: a row that a node makes or trains, by node, without those in
     which a function waited for a core. cpu: the share of these in which it computed. message: from
-    what a Worker says until what follows; not measured where nodes work at the same time. steps:
-    how many counted. rows: how long they were; None where the run has no samples to say so.
+    what a Worker says until what follows; not measured where nodes work at the same time. engine:
+    seconds of a core that processes of the run took of a Step beside nodes, where there are several
+    Workers. steps: how many counted. rows: how long they were; None where the run has no samples to
+    say so.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     cpu: Mapping[str, float] = field(default_factory=dict)
     message: float = MESSAGE
+    engine: float = 0.0
     steps: int = 0
     rows: SeenRows | None = None
 
@@ -81,6 +84,8 @@ def _read_run(folder: Path, plan: Plan, steps: int) -> ShortRun:
     costs = row_costs(folder, after=WARM, rows_a_step={})
     steps_that_count = seconds_by_step(folder)[0][WARM:]
     between = [seconds[_ENGINE] for seconds in steps_that_count if _ENGINE in seconds]
+    computed = seconds_by_step(folder, "cpu/")[0][WARM:]
+    engine = [seconds[_ENGINE] for seconds in computed if _ENGINE in seconds]
     message = MESSAGE
     if between:
         # In one Worker nodes follow each other, and new weights follow the last.
@@ -89,6 +94,7 @@ def _read_run(folder: Path, plan: Plan, steps: int) -> ShortRun:
         seconds={name: cost.seconds for name, cost in costs.items()},
         cpu={name: cost.cpu for name, cost in costs.items() if cost.cpu is not None},
         message=message,
+        engine=fmean(engine) if engine else 0.0,
         steps=steps,
         rows=_read_lengths(folder),
     )

@@ -1,9 +1,12 @@
-"""How much longer real kernels take while the host's other cores run the same.
+"""How much longer real kernels take while the host's other cores run the same, or the plan's
+other kernels.
 
 Owns: running processes of the same nodes at the same time, and then one alone. Does not own: what a
 process measures (kernel_timing.py), which nodes there are (grid.py).
 
-A process takes several seconds to start, so that each measures all nodes, one after another.
+A process takes several seconds to start, so that each measures all nodes, one after another: where
+nodes of a plan work at the same time, each process begins with another one, so that generation runs
+beside training, which moves more memory than it does itself.
 """
 
 from __future__ import annotations
@@ -65,9 +68,11 @@ class Crowding:
 
 
 def measure_crowding(
-    measured: Sequence[MeasuredWork], cores: int, *, quick: bool
+    measured: Sequence[MeasuredWork], cores: int, *, quick: bool, mixed: bool = False
 ) -> list[Crowding]:
-    """Measure how much longer each node takes. quick: fewer calls."""
+    """Measure how much longer each node takes. quick: fewer calls. mixed: beside the others of its
+    process's kind, not beside itself.
+    """
     crowdings = [Crowding()] * len(measured)
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, each in enumerate(measured):
@@ -75,7 +80,8 @@ def measure_crowding(
             groups.setdefault(each.process, []).append(number)
     for numbers in groups.values():
         works = [measured[number] for number in numbers]
-        crowded = _measure_together(works, cores // works[0].work.cores, quick=quick)
+        processes = cores // works[0].work.cores
+        crowded = _measure_together(works, processes, quick=quick, mixed=mixed)
         alone = _measure_together(works, 1, quick=quick)
         for number, slow, fast in zip(numbers, crowded, alone, strict=True):
             crowdings[number] = _compare(slow, fast)
@@ -94,19 +100,24 @@ def _median_seconds(cells: Sequence[ProfileCell]) -> float:
 
 
 def _measure_together(
-    works: Sequence[MeasuredWork], processes: int, *, quick: bool
+    works: Sequence[MeasuredWork], processes: int, *, quick: bool, mixed: bool = False
 ) -> list[Sequence[ProfileCell]]:
-    """Run so many processes at once; gives each node's call as each of them measured it."""
+    """Run so many processes at once; gives each node's call as each of them measured it. mixed:
+    each process begins with another node.
+    """
     first = works[0]
     calls = [_make_call(each, quick=quick) for each in works]
 
-    def run(_: int) -> Sequence[ProfileCell]:
-        return run_in_child(
-            partial(_time_calls, calls),
+    def run(process: int) -> Sequence[ProfileCell]:
+        begin = process % len(calls) if mixed else 0
+        cells = run_in_child(
+            partial(_time_calls, [*calls[begin:], *calls[:begin]]),
             threads=first.work.cores,
             needed=first.needed,
             title=first.work.node,
         ).outputs
+        end = len(cells) - begin
+        return [*cells[end:], *cells[:end]]
 
     with ThreadPoolExecutor(processes) as pool:
         cells_by_process = list(pool.map(run, range(processes)))

@@ -90,6 +90,7 @@ def predict(
         outcomes=outcomes,
         within=_EXACT * longest,
         message=costs.message,
+        handling=costs.handling,
         log=spans,
         proving=False,
     )

@@ -7,9 +7,9 @@ the formulas (engine/plan/cost), the draws (lengths.py), who waits for whom
 Assumed, where a real run may differ: a replica takes its chunks one after another, each decoded
 from its start with a cache of its own; new weights that interrupt an answer cost no second prefill;
 rows come from several Workers one after another, as fast as the reader's way is; while several
-Workers of a host compute, each takes as much longer as a profile has measured; a function shares a
-core with one of them where they have all, and neither it nor the coordinator slows them; equal work
-takes equal time.
+Workers of a host compute, each takes as much longer as a profile has measured; where they have all
+cores, a function shares one, and they lose what it and the coordinator compute; equal work takes
+equal time.
 """
 
 from __future__ import annotations

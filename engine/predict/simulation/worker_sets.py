@@ -25,9 +25,9 @@ def runs_beside_others(plan: Plan, node: PlannedNode) -> bool:
     for each in plan.nodes:
         if each.traits.computes:
             computing.update(each.workers)
-    return _runs_ahead(plan) and computing != set(node.workers)
+    return runs_ahead(plan) and computing != set(node.workers)
 
 
-def _runs_ahead(plan: Plan) -> bool:
+def runs_ahead(plan: Plan) -> bool:
     """Whether one node works for a Step while another does for the next, or for another part."""
     return any(source.max_lag or source.stream != "off" for source in plan.sources)

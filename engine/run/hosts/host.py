@@ -10,6 +10,7 @@ the conversation (desk.py), its process (ray.py), the Workers' processes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -28,6 +29,7 @@ from engine.plan.cluster import detect
 from engine.protocol.workers import WorkerGone
 from engine.run.control import control
 from engine.run.control import host_messages as hm
+from engine.run.control.thread_errors import ErrorsTo
 from engine.run.hosts.desk import CHANGED, Desk
 from engine.run.launch.supervisor import CONTROL_BYTES, GRACE, HostShare, Supervisor
 
@@ -65,7 +67,9 @@ class HostedRun:
             os._exit(1)  # nobody calls any more
 
     def _serve(self, begin: hm.Begin) -> None:
-        try:
+        with contextlib.ExitStack() as after:
+            after.callback(self._close_supervisor)
+            after.enter_context(ErrorsTo(self._tell_failure))
             supervisor = self._supervisor = self._make_supervisor(begin)
             self._desk.doing = supervisor.doing
             self._desk.on_end = lambda: supervisor.abandon(RunError("the run has ended"))
@@ -74,17 +78,26 @@ class HostedRun:
                 self._carry_out(supervisor, item)
                 self._answer(supervisor)
                 self._report(supervisor)
-        except WorkerGone as gone:
-            self._desk.say(hm.HostReply(number=0, gone=gone.worker, problem=str(gone)))
-            self._wait_for_end()
-        except DataflowError as error:
+
+    def _close_supervisor(self) -> None:
+        if self._supervisor is not None:
+            # A lease that has ended leaves no time: others may begin in their place.
+            grace = 0.0 if self._desk.given_up else GRACE
+            self._supervisor.close(grace)
+
+    def _tell_failure(self, error: BaseException) -> None:
+        """Let the run raise it, whatever it is: else that would wait for this host for ever."""
+        if isinstance(error, WorkerGone):
+            self._desk.say(hm.HostReply(number=0, gone=error.worker, problem=str(error)))
+        elif isinstance(error, DataflowError):
             self._desk.say(control.Failed.of(error, f"host {self._name}"))
-            self._wait_for_end()
-        finally:
-            if self._supervisor is not None:
-                # A lease that has ended leaves no time: others may begin in their place.
-                grace = 0.0 if self._desk.given_up else GRACE
-                self._supervisor.close(grace)
+        else:
+            _log.error("host %s: %s", self._name, error, exc_info=error)
+            problem = "expected that it can carry out its part of the run, found"
+            fix = "Fix: what the run imports is to be installed there; its log has the traceback"
+            text = f"host {self._name}: {problem} {type(error).__name__}: {error}. {fix}."
+            self._desk.say(control.Failed.of(RunError(text), self._name))
+        self._wait_for_end()
 
     def _wait_for_end(self) -> None:
         while self._desk.take() is not None:

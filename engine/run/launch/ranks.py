@@ -20,9 +20,11 @@ Group = tuple[str, ...]
 
 
 def groups_by_worker(plan: Plan) -> dict[str, Group]:
-    """The rank group of each Worker that has one. Raises PlanError for one with two groups."""
+    """The rank group of each Worker that has one, the largest. Raises PlanError for one with two
+    groups of which none is a part of the other.
+    """
     groups: dict[str, Group] = {}
-    for node in plan.nodes:
+    for node in sorted(plan.nodes, key=lambda n: -n.ranks):
         for ranks in node.rank_groups:
             group = tuple(rank.worker for rank in ranks)
             if len(group) > 1:
@@ -33,7 +35,7 @@ def groups_by_worker(plan: Plan) -> dict[str, Group]:
 def _add_group(groups: dict[str, Group], group: Group, node: str) -> None:
     """Add a node's group by each of its Workers. Raises PlanError for one with another group."""
     for worker in group:
-        if (other := groups.setdefault(worker, group)) != group:
+        if not set(group) <= set(other := groups.setdefault(worker, group)):
             both = f"{', '.join(group)} and of {', '.join(other)}"
             fix = "Fix: pin nodes with other ranks to other workers."
             raise PlanError(f"{node}: worker {worker} is a rank of {both}. {fix}")

@@ -163,18 +163,35 @@ class Loop:
             self._carry_out(self._coordinator.handle_together(events, self._clock()))
 
     def _carry_out(self, instructions: Iterable[m.Instruction]) -> None:
+        """Carry these out in order; but a Step is closed behind the chunks that come next, so that
+        Workers go on while its numbers are written.
+        """
+        closed: list[tuple[m.StepClosed, e.WorkersMeasured]] = []
         for instruction in instructions:
-            if self._end is not None:  # one that was just carried out led to it
-                self.untold.append(instruction)
-                continue
+            if not isinstance(instruction, m.RunChunk):
+                self._close_steps(closed)
             if isinstance(instruction, m.StepClosed):
-                self._measure()
-            takers = self._events[type(instruction)]
-            if takers:
-                event = e.InstructionTold(at=self._clock(), instruction=instruction)
-                for take in takers:
-                    take(event)
-            self._carry_out_one(instruction)
+                closed.append((instruction, self._take_measured()))
+            else:
+                self._tell(instruction)
+        self._close_steps(closed)
+
+    def _close_steps(self, closed: list[tuple[m.StepClosed, e.WorkersMeasured]]) -> None:
+        while closed:
+            instruction, measured = closed.pop(0)
+            self._events.emit(measured)
+            self._tell(instruction)
+
+    def _tell(self, instruction: m.Instruction) -> None:
+        if self._end is not None:  # one that was just carried out led to it
+            self.untold.append(instruction)
+            return
+        takers = self._events[type(instruction)]
+        if takers:
+            event = e.InstructionTold(at=self._clock(), instruction=instruction)
+            for take in takers:
+                take(event)
+        self._carry_out_one(instruction)
 
     def _carry_out_one(self, instruction: m.Instruction) -> None:
         match instruction:
@@ -216,15 +233,16 @@ class Loop:
 
     def _measure(self) -> None:
         """Tell what Workers have measured and done since the last time."""
+        self._events.emit(self._take_measured())
+
+    def _take_measured(self) -> e.WorkersMeasured:
         workers = self._workers
         self._measured = self._clock()
-        self._events.emit(
-            e.WorkersMeasured(
-                at=self._measured,
-                reports=workers.reports(),
-                spans=workers.spans(),
-                doing=workers.doing(),
-            )
+        return e.WorkersMeasured(
+            at=self._measured,
+            reports=workers.reports(),
+            spans=workers.spans(),
+            doing=workers.doing(),
         )
 
     def _describe_starvation(self) -> str:

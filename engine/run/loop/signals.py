@@ -189,7 +189,10 @@ class StopSignals:
         poller.register(self._heard, select.POLLIN)
         while True:
             unheard = bool(self._raises) and not self._has_raised
-            until = _first_of(end, time.monotonic() + REPEAT if unheard else None)
+            repeat_at = None
+            if unheard:
+                repeat_at = time.monotonic() + REPEAT
+            until = _first_of(end, repeat_at)
             if not poller.poll(_milliseconds_until(until)):
                 if end is not None and end <= time.monotonic():
                     return None
@@ -277,7 +280,10 @@ def _first_of(*times: float | None) -> float | None:
 
 def _milliseconds_until(end: float | None) -> int | None:
     """How long `poll` is to wait; None for ever."""
-    return None if end is None else math.ceil(max(0.0, end - time.monotonic()) * 1e3)
+    if end is None:
+        return None
+    seconds = max(0.0, end - time.monotonic())
+    return math.ceil(seconds * 1e3)
 
 
 def _is_terminal(fd: int) -> bool:

@@ -90,13 +90,19 @@ class Watchdog:
             if now != before:
                 before, moved = now, time.monotonic()
             if time.monotonic() - moved > self._limit:
-                self.hung = f"nothing has moved for {self._limit:g} s; {self._describe()}"
-                print(printable(self.hung), file=sys.stderr, flush=True)
-                _print_stacks()
-                self._interrupt()
-                if self._outside is not None:
-                    self._outside.note_interrupt()
+                try:
+                    self._tell_hang()
+                finally:  # also where it cannot be told
+                    self._interrupt()
+                    if self._outside is not None:
+                        self._outside.note_interrupt()
                 return
+
+    def _tell_hang(self) -> None:
+        self.hung = f"nothing has moved for {self._limit:g} s"
+        self.hung += f"; {self._describe()}"
+        print(printable(self.hung), file=sys.stderr, flush=True)
+        _print_stacks()
 
     def _interrupt(self) -> None:
         if self._signals.handles:

@@ -23,17 +23,21 @@ from engine.run.simulated_workers.world import RunningWorker, SharedWorld
 
 
 class _KernelRun:
-    """A chunk that a kernel has under way. ends: seconds from its begin to the end of each row."""
+    """A chunk that a kernel has under way. ends: seconds of computing from its begin to the end of
+    each row. lost: what kernels of its host had lost when it began.
+    """
 
     def __init__(
         self,
         node: PlannedNode,
         begun: float,
+        lost: float,
         ends: np.ndarray,
         groups: np.ndarray,
         produce: Callable[[np.ndarray], None],
     ) -> None:
-        self.node, self.begun, self.ends, self.groups = node, begun, ends, groups
+        self.node, self.ends, self.groups = node, ends, groups
+        self.begun, self.lost = begun, lost
         self._produce = produce
         self._gone = np.zeros(len(ends), bool)
         """The rows that were handed over."""
@@ -161,8 +165,8 @@ class ChunkRuns:
         """Note that a reader has this version from now on; interrupts what it has under way."""
         chunk = self._running.get(node)
         if chunk is not None:
-            seconds = self._world.clock.now - chunk.begun
-            kernels = self._world.kernels
+            cores, kernels = self._world.cores, self._world.kernels
+            seconds = cores.count_computed(self._worker.name, chunk.begun, chunk.lost)
             rows = kernels.interrupted_rows(chunk.node, chunk.ends, chunk.groups, seconds)
             if len(rows):
                 chunk.hand_over(rows)
@@ -173,6 +177,7 @@ class ChunkRuns:
         how long that takes, its rows, and their tokens where they are known.
         """
         world, worker, begun = self._world, self._worker, self._world.clock.now
+        lost = world.cores.find_lost(worker.name)
         rows = RowsOfChunk(worker, world, chunk)
         node = rows.node
         starts, ends = world.kernels.rows(node, len(rows.keys), rows.lengths)
@@ -186,7 +191,7 @@ class ChunkRuns:
 
         def produce(batch: np.ndarray) -> None:
             has_left[batch] = True
-            seconds = self._world.clock.now - begun
+            seconds = world.cores.count_computed(worker.name, begun, lost)
             watermark = rows.find_watermark(foreseen, seconds, has_left)
             rows.produce(batch, version_of, watermark=watermark)
 
@@ -220,12 +225,14 @@ class ChunkRuns:
             self._world.cores.end(self._worker.name, node)
             end()
 
-        chunk = _KernelRun(node, self._world.clock.now, ends, rows.groups, produce)
+        now, lost = self._world.clock.now, self._world.cores.find_lost(self._worker.name)
+        chunk = _KernelRun(node, now, lost, ends, rows.groups, produce)
         self._running[node.name] = chunk
         self._world.cores.begin(self._worker.name, node)
+        compute = self._world.cores.compute
         for leaving, batch in batches:
-            self._worker.after(leaving, partial(chunk.hand_over, batch))
-        self._worker.after(max(ends.tolist(), default=0.0), end_kernel)
+            compute(self._worker, leaving, partial(chunk.hand_over, batch))
+        compute(self._worker, max(ends.tolist(), default=0.0), end_kernel)
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""

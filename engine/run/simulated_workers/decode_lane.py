@@ -63,7 +63,9 @@ class DecodeLane:
         """Rows that ever came."""
         self._plans = 0
         """How often the next end was foreseen; what was foreseen before counts for nothing."""
-        self._counted_until = world.clock.now
+        self._lost = world.cores.find_lost(worker.name)
+        """What kernels of the host had lost when it began."""
+        self._counted_until = self._now
         self._enough = 1
         """Rows that leave together, of all chunks."""
         world.cores.begin(worker.name, node)
@@ -72,7 +74,7 @@ class DecodeLane:
         """Take in the rows of a chunk. span: of its messages. end: called after the last row, with
         the seconds since it joined that no chunk before has counted.
         """
-        now, count = self._world.clock.now, len(rows.keys)
+        now, count = self._now, len(rows.keys)
         lengths, weights = rows.lengths, rows.chunk.weights
         if weights is not None:
             weights = np.repeat(weights, rows.samples)
@@ -98,14 +100,19 @@ class DecodeLane:
     def _foresee(self) -> None:
         """Foresee the next end anew."""
         self._plans += 1
-        now, end = self._world.clock.now, self._run.next_end()
+        now, end = self._now, self._run.next_end()
         seconds = 0.0 if end is None else max(0.0, end - now)
-        self._worker.after(seconds, partial(self._go_on, self._plans))
+        self._world.cores.compute(self._worker, seconds, partial(self._go_on, self._plans))
+
+    @property
+    def _now(self) -> float:
+        """The time, had nothing been lost since the lane began."""
+        return self._world.cores.count_computed(self._worker.name, 0.0, self._lost)
 
     def _go_on(self, plan: int) -> None:
         if plan != self._plans:
             return
-        ended = self._run.advance(self._world.clock.now)
+        ended = self._run.advance(self._now)
         for joined in self._joined:
             mine = ended[(ended >= joined.first) & (ended < joined.first + len(joined.has_ended))]
             joined.has_ended[mine - joined.first] = True
@@ -127,11 +134,17 @@ class DecodeLane:
             joined.rows.produce(leaving, partial(self._version_of, joined.first), joined.span)
         if joined.has_left.all():
             self._joined.remove(joined)
-            now = self._world.clock.now
+            now = self._now
             seconds = now - max(joined.begun, self._counted_until)
             self._counted_until = now
-            self._chunks.note_read(joined.rows.chunk, joined.begun)
+            self._chunks.note_read(joined.rows.chunk, joined.begun + self._late)
             joined.end(seconds)
 
     def _version_of(self, first: int, row: int) -> int:
-        return self._chunks.version_at(self._node.name, self._run.begun(first + row))
+        begun = self._run.begun(first + row) + self._late
+        return self._chunks.version_at(self._node.name, begun)
+
+    @property
+    def _late(self) -> float:
+        """How much has been lost since the lane began."""
+        return self._world.clock.now - self._now

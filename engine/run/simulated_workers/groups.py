@@ -16,12 +16,12 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.plan.plan import Plan
-from engine.protocol.messages import FinishStep, Go, OwnRows, TrainPart, TrainStep
+from engine.protocol.messages import FinishStep, Go, OwnRows, RunChunk, TrainPart, TrainStep
 
 Versions = dict[str, np.ndarray]
 """Producer -> the version of each row."""
 Work = tuple[str, str, int]
-"""(train, offer or save; node; number)."""
+"""(train, offer, save, chunk or its end; node; number)."""
 
 
 Assigned = TrainStep | TrainPart
@@ -39,6 +39,9 @@ class SimulatedRanks:
         self._ended: dict[tuple[str, int, int], list[tuple[Assigned, Versions]]] = {}
         self._meetings: dict[Work, list[dict[str, Callable[[], None]]]] = {}
         """The ranks that have come to each collective, and how each goes on."""
+        self._nothing_given: set[int] = set()
+        self._versions: dict[int, int] = {}
+        """Chunk of a replica with several Workers -> the version of its weights."""
 
     def note_assignment(self, message: Together) -> None:
         """Note a rank's assignment, which replaces the one that it was prepared for."""
@@ -103,14 +106,31 @@ class SimulatedRanks:
                 _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
         return [by_rank[share[0]] for share in shares]
 
-    def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
-        """A rank has come to a collective: once all ranks of the node have, each goes on."""
+    def note_nothing_given(self, chunk: int) -> None:
+        """Note that a replica's lead has no rows for the other ranks."""
+        self._nothing_given.add(chunk)
+
+    def is_nothing_given(self, chunk: int) -> bool:
+        """Whether the other ranks of a replica get no rows of this chunk."""
+        return chunk in self._nothing_given
+
+    def require_one_version(self, chunk: RunChunk, version: int) -> None:
+        """Raises RunError if the ranks of a replica have weights of several versions."""
+        first = self._versions.setdefault(chunk.id, version)
+        if version != first:
+            problem = f"{chunk.worker} has version {version}, another rank {first}"
+            raise RunError(f"{chunk.node}: chunk {chunk.id}: {problem}")
+
+    def meet(
+        self, what: Work, worker: str, then: Callable[[], None], count: int | None = None
+    ) -> None:
+        """A rank has come to a collective: once so many, or all of the node, have, each goes on."""
         meetings = self._meetings.setdefault(what, [])
         arrived = next((ranks for ranks in meetings if worker not in ranks), None)
         if arrived is None:
             meetings.append(arrived := {})
         arrived[worker] = then
-        if len(arrived) == len(self._ranks[what[1]]):
+        if len(arrived) == (count or len(self._ranks[what[1]])):
             meetings.remove(arrived)
             for go_on in arrived.values():
                 go_on()

@@ -16,7 +16,7 @@ from engine.run.simulated_workers.world import SharedWorld
 def require_rows(world: SharedWorld, worker: str, message: Rows) -> None:
     """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
     match message:
-        case m.TrainStep() | m.TrainPart() if message.giver not in ("", worker):
+        case m.TrainStep() | m.TrainPart() | m.RunChunk() if message.giver not in ("", worker):
             if any(message.inputs.values()):
                 problem = f"{worker} is to fetch what {message.giver} gives it"
                 raise RunError(f"{message.node}: {problem}")

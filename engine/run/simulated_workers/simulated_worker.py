@@ -31,6 +31,7 @@ from engine.run.simulated_workers.fetched_ahead import FetchedAhead
 from engine.run.simulated_workers.file_requests import FileRequest, FileRequests
 from engine.run.simulated_workers.groups import Together, Work
 from engine.run.simulated_workers.kernel_times import Rows
+from engine.run.simulated_workers.replica_chunks import ReplicaChunks
 from engine.run.simulated_workers.row_checks import require_rows
 from engine.run.simulated_workers.spans import NOBODY
 from engine.run.simulated_workers.task_queue import Done, Task, TaskQueue, Waiting
@@ -55,6 +56,7 @@ class SimulatedWorker:
         self._files = FileRequests(self, world)
         self._ahead = FetchedAhead(world)
         self._training = TrainRuns(self, world, self._check)
+        self._replica = ReplicaChunks(self, world, self._chunks, self._make_rows)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
@@ -129,7 +131,9 @@ class SimulatedWorker:
                 self._ahead.begin(message)
             case m.Go():
                 prepared = self._world.groups.begin(message)
-                self._enqueue_first(partial(self._go, message, prepared))
+                self._world.devices.check(self.name)
+                self._queue.add_go(partial(self._go, message, prepared))
+                self._next()
             case m.FinishStep():
                 self._enqueue(Waiting(self._begin_training(message)))
             case _:
@@ -152,9 +156,10 @@ class SimulatedWorker:
                 answer = m.Recorded(id=number)
                 task = partial(self._read_and_answer, message, answer)
         task = partial(self._fetch, message, task)
-        chunk = isinstance(message, m.RunChunk)
-        joins = isinstance(message, m.RunChunk) and self._world.nodes[message.node].binds_late
-        self._enqueue(Waiting(task, chunk=chunk, joins=joins))
+        if not isinstance(message, m.RunChunk):
+            self._enqueue(Waiting(task))
+            return
+        self._enqueue(Waiting(task, chunk=True, together=bool(message.giver)))
 
     def _enqueue(self, waiting: Waiting) -> None:
         self._world.devices.check(self.name)
@@ -209,7 +214,11 @@ class SimulatedWorker:
             if peer := self._world.outbox.absent(gathers(message.inputs)):
                 if isinstance(message, m.TrainPart):
                     self._training.parts.note_lost(message, peer)
-                self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
+                failed = m.FetchFailed(id=message.id, worker=self.name, peer=peer)
+                if isinstance(message, m.RunChunk) and message.giver:
+                    self._replica.give_nothing(message, failed, done)
+                    return
+                self.say(failed)
                 done()
             else:
                 then(done)
@@ -225,13 +234,28 @@ class SimulatedWorker:
             self._span = NOBODY  # that goes on in the lane
             done()
             return
-        begun = self._world.clock.now
+        if chunk.giver:
+            self._replica.run(chunk, done)
+            return
+
+        def end() -> None:
+            self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
+            done()
+
+        self._make_rows(chunk, end)
+
+    def _make_rows(self, chunk: m.RunChunk, done: Done) -> None:
+        """Make a chunk's rows, as the only Worker that does."""
+        begun, cores = self._world.clock.now, self._world.cores
+        lost = cores.find_lost(self.name)
 
         def end() -> None:
             self._check(chunk)
-            self.note_compute(self._world.clock.now - begun, rows, tokens)
+            computed = self._world.clock.now - begun
+            if self._times.threads(self._world.nodes[chunk.node]):
+                computed = cores.count_computed(self.name, begun, lost)
+            self.note_compute(computed, rows, tokens)
             self._chunks.note_read(chunk, begun)
-            self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
             done()
 
         seconds, rows, tokens = self._chunks.run(chunk, end)
@@ -244,8 +268,7 @@ class SimulatedWorker:
         if lane is None:
             over = partial(self._end_lane, chunk.node)
             lane = DecodeLane(self, self._world, self._chunks, rows.node, over)
-            self._lanes[chunk.node] = lane
-        span = self._span
+        self._lanes[chunk.node], span = lane, self._span
 
         def end(seconds: float) -> None:
             self._check(chunk)
@@ -321,7 +344,8 @@ class SimulatedWorker:
         """
         self._world.devices.check(self.name)
         seconds, now = self._times.load(message), self._world.clock.now
-        interrupts = self._times.interrupts(message.reader)
+        has_lag = self._world.nodes[message.reader].lag > 0
+        interrupts = has_lag and self._times.interrupts(message.reader)
         if not interrupts and message.source in ("", self.name):
             self._enqueue_first(partial(self._load_here, message, seconds))
             return

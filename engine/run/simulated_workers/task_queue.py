@@ -3,7 +3,7 @@
 Owns: which task is next. Does not own: what a task is (simulated_worker.py).
 
 While rows are decoded that others may join, chunks and requests go on, and all else waits for the
-last row; none joins while new weights wait for that.
+last row; no chunk passes new weights that wait for that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Task = Callable[[Done], None]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A task in the queue. chunk: requests overtake it; asked: it is a request; joins: it is a
-    chunk whose rows join others.
+    """A task in the queue. chunk: requests overtake it; asked: it is a request; together: several
+    ranks do it, and nothing overtakes it that ranks do together as well.
     """
 
     task: Task
     chunk: bool = False
     asked: bool = False
-    joins: bool = False
+    together: bool = False
 
 
 class TaskQueue:
@@ -49,10 +49,20 @@ class TaskQueue:
         """It comes before all that did not."""
         self._first.append(task)
 
+    def add_go(self, task: Task) -> None:
+        """It comes first, but after all that ranks do together: their chunks, and what waits behind
+        these.
+        """
+        for place in reversed(range(len(self._queue))):
+            if self._queue[place].together:
+                self._queue.insert(place + 1, Waiting(task, together=True))
+                return
+        self.add_first(task)
+
     def add_request(self, task: Task) -> None:
         """It comes before the chunks at the end of the queue, after all else."""
         place = len(self._queue)
-        while place and self._queue[place - 1].chunk:
+        while place and self._queue[place - 1].chunk and not self._queue[place - 1].together:
             place -= 1
         self._queue.insert(place, Waiting(task, asked=True))
 
@@ -61,7 +71,9 @@ class TaskQueue:
         if not decoding and self._first:
             return self._first.popleft()
         for place, waiting in enumerate(self._queue):
-            may_begin = (waiting.chunk or waiting.asked) and not (waiting.joins and self._first)
+            if waiting.together and decoding and place:
+                return None
+            may_begin = waiting.asked or (waiting.chunk and not self._first)
             if may_begin or not decoding:
                 del self._queue[place]
                 return waiting.task

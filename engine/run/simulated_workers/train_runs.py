@@ -77,7 +77,7 @@ class TrainRuns:
 
         def begin() -> None:
             world.cores.begin(worker.name, node)
-            worker.after(seconds, end)
+            world.cores.compute(worker, seconds, end)
 
         def end() -> None:
             world.cores.end(worker.name, node)

@@ -63,6 +63,7 @@ class SimulatedWorkers:
         slow: int = 0,
         within: float = -1.0,
         message: float = 0.0,
+        handling: float = 0.0,
         log: bool = False,
         proving: bool = True,
     ) -> None:
@@ -74,7 +75,7 @@ class SimulatedWorkers:
         self._together = together
         self._slow = Random(slow)
         self._within = within
-        self._message = message
+        self._message, self._handling = message, handling
         self.outcomes = outcomes
         self.disk: Mapping[Path, SavedRows] = disk or {}
         self.clock = VirtualClock()
@@ -118,6 +119,7 @@ class SimulatedWorkers:
         worker = self._workers[instruction.worker]
         if not worker.opened:
             raise RunError(f"worker {worker.name} was not open yet for {instruction}")
+        self._handle()
         if self.log is not None:
             self.log.note_message(instruction)
         self._send(worker, instruction)
@@ -138,9 +140,15 @@ class SimulatedWorkers:
         if not self._inbox:
             return None
         message = self._inbox.popleft()
+        self._handle()
         if self.log is not None:
             self.log.set_cause(message)
         return message
+
+    def _handle(self) -> None:
+        """The coordinator computes for a message, on the host of the first Worker."""
+        if self._handling:
+            self.cores.take(self.plan.workers[0], self._handling)
 
     @property
     def busy(self) -> bool:

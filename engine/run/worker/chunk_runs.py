@@ -1,7 +1,8 @@
 """Chunks in the kernels of one Worker: from their rows to the rows that they make.
 
     executes                  waits for                   unblocked by
-    RunChunk                  its rows                    the channels of their Workers
+    RunChunk                  its rows                    the channels of their Workers; of a rank,
+                                                          the lead of its replica
     one that joins another    a batch of the other one    `interrupt` of the kernel
 
 Where a node has a lag and its kernel takes further chunks into a run (Joinable), a run goes on for
@@ -18,8 +19,9 @@ Owns: running chunks, and what is told of them. Does not own: which of their row
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from dataflow.batch import Batch
 from dataflow.kernel import Chunk
@@ -32,9 +34,13 @@ from engine.run.worker.chunk_rows import ChunksUnderWay, ChunkUnderWay
 from engine.run.worker.joined_inputs import JoinedInputs
 from engine.run.worker.kernel_loader import OpenKernels
 from engine.run.worker.newest_rows import NewestRows
+from engine.run.worker.replica_rows import ReplicaRows
 from engine.run.worker.rows import WorkerRows
 from engine.run.worker.timing import During
 from engine.run.worker.weight_delivery import Delivery
+
+if TYPE_CHECKING:
+    from engine.channels.tensors.row_broadcast import RowBroadcast
 
 TakeNext = Callable[[Callable[[m.ToWorker], bool]], m.ToWorker | None]
 """Takes the next thing that was told, if it passes."""
@@ -54,12 +60,14 @@ class KernelRuns:
         carry_out: Callable[[m.ToWorker], Iterable[m.Event]],
         recorder: RowRecorder | None,
         newest: NewestRows | None,
+        broadcast: RowBroadcast | None = None,
     ) -> None:
         self._worker, self._kernels, self._rows = worker, kernels, rows
         self._delivery, self._carry_out = delivery, carry_out
         self._recorder, self._newest = recorder, newest
         self.take_next: TakeNext = lambda passes: None
         self._joined_inputs = JoinedInputs(rows)
+        self._replica_rows = ReplicaRows(worker, broadcast, rows.device)
         self._fetches_ahead = False
         self._is_running = False
         self._lock = threading.Lock()
@@ -114,6 +122,9 @@ class KernelRuns:
 
     def run(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         """Run a chunk, and those that join it. Raises PeerLost where its rows are gone."""
+        if self._replica_rows.is_taken(chunk):
+            yield self._run_as_rank(chunk)
+            return
         if self._is_running:
             yield from self._run_within(chunk)
             return
@@ -130,17 +141,39 @@ class KernelRuns:
                 yield from batch_events
                 yield from self._delivery.meanwhile()
                 yield from self._carry_out_others(chunks, node)
+            # The kernel has ended: a chunk that comes from now on begins a run of its own.
+            self._let_nothing_join()
+            yield from self._end_all(chunks, node)
         finally:
             self._is_running = False
-            with self._lock:
-                self._open_to, self._in_parts = "", None
+            self._let_nothing_join()
         yield from self._delivery.ends()
+
+    def _let_nothing_join(self) -> None:
+        with self._lock:
+            self._open_to, self._in_parts = "", None
 
     def _run_within(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         """Run a chunk of another node between two batches of the running one."""
+        node = self._kernels.nodes[chunk.node]
         chunks = ChunksUnderWay(self._begin(chunk, counted=False))
-        for batch_events in self._write(chunks, self._kernels.nodes[chunk.node]):
+        for batch_events in self._write(chunks, node):
             yield from batch_events
+        yield from self._end_all(chunks, node)
+
+    def _run_as_rank(self, chunk: m.RunChunk) -> m.RankDone:
+        """Do one's part of a chunk whose lead keeps its rows and tells of them."""
+        inputs = self._replica_rows.take(chunk)
+        if inputs is not None:
+            self._kernels.aligned[chunk.node].require_inputs(chunk.keys, inputs)
+            what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
+            with self._kernels.during(chunk.node, chunk.node, what, task=chunk.id):
+                deque(self._kernels[chunk.node].run(_describe(chunk, inputs)), maxlen=0)
+            # The lead tells of these, for all ranks.
+            session = self._kernels.sessions[chunk.node]
+            session.reports()
+            session.tombstones()
+        return m.RankDone(id=chunk.id, node=chunk.node, worker=self._worker)
 
     def _lets_join(self, node: PlannedNode) -> bool:
         kernel = self._kernels[node.name]
@@ -160,22 +193,15 @@ class KernelRuns:
 
     def _begin(self, chunk: m.RunChunk, *, counted: bool) -> ChunkUnderWay:
         """A chunk with its rows. Raises PeerLost, KernelError."""
-        inputs = self._joined_inputs.take(chunk)
+        inputs = self._replica_rows.give(chunk, self._joined_inputs.take)
         self._kernels.aligned[chunk.node].require_inputs(chunk.keys, inputs)
         node = self._kernels.nodes[chunk.node]
-        described = Chunk(
-            id=chunk.id,
-            step=chunk.step,
-            keys=chunk.keys,
-            inputs=inputs,
-            spans=chunk.spans,
-            weights=chunk.weights,
-        )
+        described = _describe(chunk, inputs)
         expand = max(1, node.rows // node.inner) if counted else 0
         return ChunkUnderWay(chunk, described, self._delivery.version_of(node), expand)
 
     def _write(self, chunks: ChunksUnderWay, node: PlannedNode) -> Iterator[Iterator[m.Event]]:
-        """Run the kernel. Yields the events of one batch after another, and then of the end."""
+        """Run the kernel. Yields the events of one batch after another."""
         rows = self._kernels[node.name].run(chunks.oldest().described)
         while True:
             oldest = chunks.oldest().message
@@ -187,7 +213,6 @@ class KernelRuns:
                 during.note_rows(None)
                 break
             yield self._take_batch(chunks, batch, during)
-        yield self._end_all(chunks, node)
 
     def _take_batch(
         self, chunks: ChunksUnderWay, batch: Batch, during: During
@@ -330,3 +355,15 @@ class KernelRuns:
         yield from self._report_metrics(message)
         yield from self._report_tombstones(chunks)
         yield from self._end_over(chunks)
+
+
+def _describe(chunk: m.RunChunk, inputs: Mapping[str, Batch]) -> Chunk:
+    """A chunk as its kernel sees it."""
+    return Chunk(
+        id=chunk.id,
+        step=chunk.step,
+        keys=chunk.keys,
+        inputs=inputs,
+        spans=chunk.spans,
+        weights=chunk.weights,
+    )

@@ -61,7 +61,8 @@ def collect(
     """The rows of each gather, in its order. Raises PeerLost."""
     requests_by_gather = [requests(gather) for gather in gathers]
     # One fetch for all gathers, so that every Worker is asked at once.
-    blocks = iter(channel.fetch(list(chain.from_iterable(requests_by_gather))))
+    all_requests = list(chain.from_iterable(requests_by_gather))
+    blocks = iter(channel.fetch(all_requests))
     blocks_by_gather = [list(islice(blocks, len(each))) for each in requests_by_gather]
     values: Sequence[Mapping[str, Any]] = [{} for _ in gathers]
     if device is not None:

@@ -72,12 +72,15 @@ class JoinedInputs:
         return fetching.result()
 
     def forget(self) -> None:
-        """Drop all rows that nobody has taken."""
+        """Drop all rows that nobody has taken, and fetch none of those whose turn has not come."""
         with self._lock:
+            dropped = list(self._fetching.values())
             self._fetching.clear()
+        for fetching in dropped:  # not under the lock: who waits for one is called back
+            fetching.cancel()
 
     def close(self) -> None:
-        """End the thread once it has its rows, or knows that it does not get them."""
+        """End the thread once it has the rows of one chunk, or knows that it does not get them."""
         self.forget()
         if self._threads is not None:
             self._threads.shutdown()

@@ -81,9 +81,12 @@ class OpenKernels:
         waits: OutsideWaits,
         *,
         group: Any,
+        replica_group: Any = None,
         inproc: bool,
     ) -> None:
-        """group: the Worker's process group, if it is a rank."""
+        """group: the Worker's process group, if it is a rank. replica_group: of the ranks with its
+        rows, for nodes that do not train.
+        """
         self.nodes = {n.name: n for n in plan.nodes if timing.worker in n.workers}
         self._ranks = {name: n.rank_of(timing.worker).index for name, n in self.nodes.items()}
         assert plan.program is not None
@@ -94,7 +97,7 @@ class OpenKernels:
         self._timing = timing
         self._waits = waits
         self._channel = channel
-        self._group = group
+        self._group, self._replica_group = group, replica_group
         self._inproc = inproc
         self._modules: dict[str, Any] = {}
 
@@ -122,7 +125,9 @@ class OpenKernels:
                 yield SourceOpened(node=node.name, rows=kernel.rows)
 
     def _session(self, node: PlannedNode) -> NodeSession:
-        group = self._group if node.ranks > 1 else None
+        group = None
+        if node.ranks > 1:
+            group = self._group if node.work == "train" else self._replica_group
         ranks = SessionRanks(rank=self.rank(node.name), world=node.ranks, group=group)
         names = {use.model: use.module for use in node.states}
         memory = self._channel.allocate
@@ -136,8 +141,9 @@ class OpenKernels:
     def during(
         self, node: str, name: str, what: str = "", *, task: int = -1, computes: bool = True
     ) -> During:
-        """A context in which the node computes; only its first rank counts the time. Of a function
-        it counts how much was computing, too: predictions ask whether it waits for something else.
+        """A context in which the node computes; only its first rank counts the time, and how much
+        of it was waiting for a core. Of a function it counts how much was computing, too:
+        predictions ask whether it waits for something else.
         """
         planned = self.nodes.get(node)
         counted = planned is None or self.rank(node) == 0
@@ -150,6 +156,7 @@ class OpenKernels:
             task=task,
             counted=counted,
             computes=computes,
+            queues=planned is not None,
             elsewhere=elsewhere,
         )
 

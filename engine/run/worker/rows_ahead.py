@@ -164,8 +164,9 @@ class RowsAhead:
             futures = [self._begun.pop(name).future for name in over] + self._dropped
             self._dropped = []
         for future in futures:
-            if not future.cancel():
-                future.result()
+            if not future.cancel() and (error := future.exception()) is not None:
+                # Whoever took its rows has heard of it, and nobody else wants them.
+                _log.warning("rows of step %d or before: %s", step, error)
 
 
 class AheadPull:

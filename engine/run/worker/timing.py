@@ -31,6 +31,8 @@ from engine.run.worker.counters import DEVICE_MEMORY, wait_for_device
 
 FETCH = "waits for its rows"
 """The name of the span in which a node's rows are fetched while nothing else is done."""
+ENGINE = "cpu/engine"
+"""The metric: seconds of processors that processes of a run took beside its nodes."""
 _SHORTEST_WAIT = 1e-3
 """Seconds from which a wait has a span: shorter ones would fill a trace that shows none of them."""
 
@@ -54,6 +56,8 @@ class Timing:
         self.span: Callable[[SpanOf], None] | None = None
         self.peak: Callable[[str, int], None] | None = None
         self.worker = worker
+        self.computed = 0.0
+        """Seconds of processors that this process took while it did something of a node."""
         self._reports: list[Report] = []
         self._placed: dict[str, str] = {}
         self.between = f"{worker} is between two kernels"
@@ -67,16 +71,17 @@ class Timing:
         task: int = -1,
         counted: bool = True,
         computes: bool = True,
+        queues: bool = False,
         elsewhere: Callable[[], ProcessorTime] | None = None,
     ) -> During:
         """A context in which the node computes. name: of its span. what: the same with its
         particulars, where it has some. task: what it was told. counted: its time is part of
         time/<node>. computes: a kernel is at work, and not only its code or files are read or
-        written. elsewhere: what other processes computed for it since the last call; with it, that
-        and what this thread computed are part of cpu/<node>, and what either waited for a core of
-        queue/<node>.
+        written. queues: what this thread waited for a core is part of queue/<node>. elsewhere: what
+        other processes computed for it since the last call; with it, that and what this thread
+        computed are part of cpu/<node>, and what either waited for a core of queue/<node>.
         """
-        return During(self, node, name, what, task, counted, computes, elsewhere)
+        return During(self, node, name, what, task, counted, computes, queues, elsewhere)
 
     def reports(self) -> list[Report]:
         """Times since the last call."""
@@ -145,12 +150,18 @@ class Timing:
             span = SpanOf(track=track, name=FETCH, start=start, end=end, computes=False, waits=True)
             self.span(span)
 
-    def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
-        """Report time that counts, and how much of it was computing, where that is known."""
+    def note(
+        self, node: str, seconds: float, took: ProcessorTime | None, *, is_function: bool
+    ) -> None:
+        """Report time that counts, and how much of it was waiting for a core, where that is known;
+        of a function also how much was computing.
+        """
         self._reports.append((f"time/{node}", seconds, 1.0))
-        if took is not None:
+        if took is None:
+            return
+        if is_function:
             self._reports.append((f"cpu/{node}", took.computed, 1.0))
-            self._reports.append((f"queue/{node}", took.queued, 1.0))
+        self._reports.append((f"queue/{node}", took.queued, 1.0))
 
 
 class During:
@@ -165,13 +176,16 @@ class During:
         task: int,
         counted: bool,
         computes: bool,
+        queues: bool,
         elsewhere: Callable[[], ProcessorTime] | None,
     ) -> None:
         self._timing, self._node, self._name, self._what = timing, node, name, what or name
         self._task, self._counted, self._elsewhere = task, counted, elsewhere
         self._computes = computes
+        self._queues = queues or elsewhere is not None
         self._start = self._end = 0.0
         self._before = ProcessorTime()
+        self._process_before = 0.0
         self._makes = False
 
     def making(self) -> During:
@@ -214,7 +228,8 @@ class During:
             worker=worker, node=self._node, what=what, since=self._start, computes=self._computes
         )
         show(f"{worker} is in {self._locate()} ({what})")
-        if self._elsewhere is not None:
+        self._process_before = time.process_time()
+        if self._queues:
             self._before = processor_time.of_thread()
         if self._counted:
             DEVICE_MEMORY.begin()
@@ -225,10 +240,14 @@ class During:
         if error is None:  # else the device may never be done
             error = self._wait()
         self._end = time.monotonic()
+        computed = time.process_time() - self._process_before
+        self._timing.computed += computed
         self._timing.doing = self._timing.idle
         show(self._timing.between)
         if self._counted:
-            self._timing.note(self._node, self._end - self._start, self._took())
+            is_function = self._elsewhere is not None
+            seconds = self._end - self._start
+            self._timing.note(self._node, seconds, self._took(), is_function=is_function)
             self._report_peak()
         if error is not None or not self._makes:
             self.note_rows(None)
@@ -263,9 +282,13 @@ class During:
             raise KernelError(f"{self._locate()}: {what}: {why}") from error
 
     def _took(self) -> ProcessorTime | None:
-        if self._elsewhere is None:
+        if not self._queues:
             return None
-        return processor_time.of_thread().since(self._before) + self._elsewhere()
+        now = processor_time.of_thread()
+        here = now.since(self._before)
+        if self._elsewhere is None:
+            return here
+        return here + self._elsewhere()
 
     def _report_peak(self) -> None:
         peak = DEVICE_MEMORY.since()

@@ -79,7 +79,8 @@ class VersionPieces:
         records = pull([request])[0]
         names = records.schema.names
         if "data" in names:
-            self._counts.count_weight_bytes(load.model, load.reader, records.nbytes)
+            if load.source != self._worker:  # which it is once it keeps what it has fetched
+                self._counts.count_weight_bytes(load.model, load.reader, records.nbytes)
             pieces = list(from_records(records, load.digest))
             if load.keeps:
                 positions = range(len(pieces))

@@ -217,6 +217,9 @@ class Delivery:
         kernel = self._kernels[node]
         if not isinstance(kernel, Probeable):
             return None
+        if reads and self._plan.node(node).ranks > 1:
+            # Each rank loads when it can, and a probe of parts is a collective (decision 0048).
+            return None
         name, what = f"probe {message.model}", f"probe version {message.version}"
         with self._timing.during(node, name, what, counted=counted):
             rows = probe_rows(self._plan.seed, kernel.vocabulary)

@@ -57,13 +57,15 @@ class Worker:
         samples: SampleWriter | SamplesBehind | None = None,
         recorder: RowRecorder | None = None,
         group: Any = None,
+        replica_group: Any = None,
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
         memories: SharedMemories | None = None,
         newest: NewestRows | None = None,
     ) -> None:
-        """group: a rank's process group. cast: to ranks with equal rows. pairs: worlds, by peer.
-        memories: for weights. newest: where the newest rows can be looked at.
+        """group: a rank's process group. replica_group: of those with equal rows. cast: to these.
+        pairs: worlds, by peer. memories: for weights. newest: where the newest rows can be looked
+        at.
         """
         self.name = name
         self.channel = channel
@@ -73,7 +75,13 @@ class Worker:
         self.rows = WorkerRows(name, plan, channel, pairs, self.counts, self.timing)
         self.waits = OutsideWaits(self.timing)
         self.kernels = OpenKernels(
-            plan, self.timing, channel, self.waits, group=group, inproc=inproc
+            plan,
+            self.timing,
+            channel,
+            self.waits,
+            group=group,
+            replica_group=replica_group,
+            inproc=inproc,
         )
         self.files = WorkerFiles(
             plan=plan, kernels=self.kernels, rows=self.rows, timing=self.timing, samples=samples
@@ -85,7 +93,7 @@ class Worker:
             plan, self.kernels.by_node, channel, self.timing, pairs, memories, self.counts
         )
         self.runs = KernelRuns(
-            name, self.kernels, self.rows, self.delivery, self._carry_out, recorder, newest
+            name, self.kernels, self.rows, self.delivery, self._carry_out, recorder, newest, cast
         )
         self._training = WorkerTraining(
             name, plan, self.kernels, self.rows, cast, digests=recorder is not None

@@ -3,7 +3,8 @@
 Owns: this order. Does not own: carrying anything out (worker_process.py).
 
 First in, first out; but weights, Go and requests pass queued chunks, so that the next chunk has the
-new weights and generation does not hold up a checkpoint. A Release never comes here.
+new weights and generation does not hold up a checkpoint. Only weights pass a chunk that several
+ranks run. A Release never comes here.
 """
 
 from __future__ import annotations
@@ -76,6 +77,15 @@ class Inbox:
 
     def _position(self, item: Item) -> int:
         at = len(self._items)
-        while at and isinstance(item, _PASSING) and isinstance(self._items[at - 1], RunChunk):
+        while at and _passes(item, self._items[at - 1]):
             at -= 1
         return at
+
+
+def _passes(item: Item, waiting: Item) -> bool:
+    """Whether an item is carried out before one that came earlier. All ranks carry out what they do
+    together in one order; weights are loaded by each alone.
+    """
+    if not (isinstance(item, _PASSING) and isinstance(waiting, RunChunk)):
+        return False
+    return isinstance(item, Load) or not waiting.giver

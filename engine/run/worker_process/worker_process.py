@@ -46,11 +46,14 @@ from engine.run.control.control_socket import ControlSocket, Frame
 from engine.run.control.wire import TO_WORKER, decode_message, encode_message
 from engine.run.loop.watchdog import STACK_SIGNAL
 from engine.run.worker.counters import PeakReports
+from engine.run.worker.timing import ENGINE
 from engine.run.worker_process.task_inbox import Inbox
 from engine.run.worker_process.worker_updates import Updates
 
-_WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
-"""Events at the end of an instruction, sent in one frame with it."""
+_WAITS_FOR_MORE = (m.Reported, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
+"""Events that come before another one, or the end, of an instruction: sent in one frame with it."""
+_LEAST_ENGINE = 1e-3
+"""Seconds of processors beside nodes that are told together, at least."""
 _log = logging.getLogger(__name__)
 
 
@@ -104,9 +107,13 @@ class WorkerProcess:
         self._updates = Updates(link, opened.worker, opened.epoch)
         logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
         self._channel = worker_channel(opened)
+        # Else peers would take a Worker that lives for lost, and ask it again and again.
+        self._channel.shm.fail_by(_end_without_rows)
         if self._channel.bound is not None:
             self._link.send(encode_message(self._channel.bound))
         self._peaks = PeakReports(opened.worker)
+        self._engine_before = 0.0
+        """Seconds of processors that this process has taken beside nodes and has told."""
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
@@ -165,9 +172,10 @@ class WorkerProcess:
                     self._worker.runs.forget()
                 self._updates.count_ended(self._inbox.forget() + fetches)
             case control.Quit():
+                # First: the main thread looks at it once it is busy, so one of both sees the other.
+                self._over.set()
                 if self._busy:  # the result is not wanted, and nothing of it is durable
                     self._end_busy()
-                self._over.set()
                 self._inbox.close()
 
     def _end_busy(self) -> NoReturn:
@@ -227,10 +235,13 @@ class WorkerProcess:
         """Open the kernels, then carry out the inbox until Quit; after a failure wait for Quit."""
         with FailureReport(self._link, self._open.worker) as report:
             self._busy = True
-            self._begin()
+            if not self._over.is_set():
+                self._begin()
             self._busy = False
             while (item := self._inbox.take()) is not None:
                 self._busy = True
+                if self._over.is_set():
+                    break
                 if isinstance(item, control.Request):
                     self._reply(item)
                 else:
@@ -251,7 +262,7 @@ class WorkerProcess:
         keep_pandas_out()  # unless the user's functions have it
         make_room_for_peers(len(plan.workers))
         gc.enable()  # off since the start (engine/run/launch/child.py)
-        group, cast = join_ranks(opened, plan, self._descriptors, self._channel)
+        ranks = join_ranks(opened, plan, self._descriptors, self._channel)
         self._worker = Worker(
             opened.worker,
             plan,
@@ -259,8 +270,9 @@ class WorkerProcess:
             inproc=opened.inproc,
             samples=_samples(opened, plan),
             recorder=_recorder(opened, plan),
-            group=group,
-            cast=cast,
+            group=ranks.group,
+            replica_group=ranks.replica_group,
+            cast=ranks.broadcast,
             pairs=self._channel.pairs,
             memories=self._channel.memories,
             newest=None if opened.folder is None else NewestRows(opened.folder),
@@ -275,6 +287,7 @@ class WorkerProcess:
         self._updates.flush()
         gc.collect()
         gc.freeze()  # what imports and opening have made stays
+        self._engine_before = self._count_engine()
 
     def _execute(self, instruction: m.ToWorker) -> None:
         for event in self._worker.execute(instruction):
@@ -320,7 +333,23 @@ class WorkerProcess:
         self._updates.report(self._channel.reports())
         if self._peaks.has_grown():
             self._updates.report(self._memory())
+        self._updates.report(self._engine())
         self._updates.flush()
+
+    def _engine(self) -> list[Report]:
+        """What this process computed beside nodes, once that is long enough to be told."""
+        seconds = self._count_engine()
+        new_seconds = seconds - self._engine_before
+        if new_seconds < _LEAST_ENGINE:
+            return []
+        self._engine_before = seconds
+        report = ENGINE, new_seconds, 1.0
+        return [report]
+
+    def _count_engine(self) -> float:
+        """Seconds of processors that this process has taken beside nodes."""
+        in_nodes = self._worker.timing.computed
+        return time.process_time() - in_nodes
 
 
 def _samples(opened: control.Open, plan: Plan) -> Any:
@@ -381,6 +410,11 @@ def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
     finally:
         traceback.print_exc()
         end(1, "the control thread failed")
+
+
+def _end_without_rows(error: BaseException) -> NoReturn:
+    traceback.print_exception(error)
+    end(1, "the thread that tells peers where rows are failed")
 
 
 def _first(link: ControlSocket) -> list[Frame]:

@@ -6,29 +6,43 @@ file (ranks.py), the stores and worlds (engine/channels), where the first rank i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, PlannedNode
 from engine.run.control.control import Open, Seat
 from engine.run.worker_process.worker_channel import WorkerChannel
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from engine.channels.tensors.row_broadcast import RowBroadcast
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRanks:
+    """What a Worker has as a rank. group: of all ranks. replica_group: of those with equal rows, if
+    nodes that do not train have such. broadcast: its end of broadcasts to these.
+    """
+
+    group: Any = None
+    replica_group: Any = None
+    broadcast: RowBroadcast | None = None
+
 
 def join_ranks(
     opened: Open, plan: Plan, descriptors: tuple[int, ...], channel: WorkerChannel
-) -> tuple[Any, Any]:
-    """This Worker's process group; its end of broadcasts to the ranks with equal rows."""
+) -> JoinedRanks:
+    """Meet the other ranks. Raises RunError for one that does not come."""
     if (seat := opened.seat) is None:
-        return None, None
+        return JoinedRanks()
     from engine.channels.tensors.row_broadcast import join
     from engine.channels.tensors.world import rendezvous, world
 
-    node = next(n for n in plan.nodes if n.ranks > 1 and opened.worker in n.workers)
+    node = _find_largest_group(plan, opened.worker)
     names = [f"{worker} on {plan.host_of(worker)}" for worker in seat.names]
     if names:  # ranks on several hosts, which have no file in common to meet in
         assert opened.network is not None
@@ -37,11 +51,51 @@ def join_ranks(
         store, address = rendezvous(descriptors[0]), ""
     group = world(seat.rank, seat.world, store, address=address, names=names)
     rank = node.rank_of(opened.worker)
-    members = next(share for share in node.shares if opened.worker in share)
+    members = node.share_of(opened.worker)
     if len(members) == 1:
-        return group, None
+        return JoinedRanks(group)
     content = opened.verify == "content"
-    return group, join(store, rank.share, rank.part, members, content=content)
+    broadcast = join(store, rank.share, rank.part, members, content=content)
+    replica_group = None
+    if _has_replicas(plan, node):
+        replica_group = _make_replica_group(group, len(members))
+    return JoinedRanks(group, replica_group, broadcast)
+
+
+def _find_largest_group(plan: Plan, worker: str) -> PlannedNode:
+    """The node by which a Worker is in a world: a replica may be a share of what trains there."""
+    ranked_nodes = [n for n in plan.nodes if n.ranks > 1 and worker in n.workers]
+    return max(ranked_nodes, key=lambda n: n.ranks)
+
+
+def _has_replicas(plan: Plan, world: PlannedNode) -> bool:
+    """Whether a node that does not train has ranks in a world; the same for all of its ranks."""
+    for node in plan.nodes:
+        if node.work != "train" and node.ranks > 1 and set(node.workers) & set(world.workers):
+            return True
+    return False
+
+
+def _make_replica_group(group: Any, size: int) -> Any:
+    """The group of the consecutive ranks with equal rows; all ranks make all of them, in order."""
+    import torch.distributed as dist
+
+    if group.size() == size:
+        return group
+    limit = group._get_backend(_default_device()).options._timeout
+    own_group = None
+    for first in range(0, group.size(), size):
+        made_group = dist.new_group(list(range(first, first + size)), timeout=limit)
+        if first <= group.rank() < first + size:
+            own_group = made_group
+    return own_group
+
+
+def _default_device() -> Any:
+    """Where the backend is whose time limit counts."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def far_store(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from dataflow.adapters import ALL_LINEAR, Lora, Subset
+from dataflow.adapters import ALL_LINEAR, Lora, WeightSubset, is_at, leaf_of
 from dataflow.errors import KernelError
 from dataflow.model import Model
 from operators.kernels.torch.decoder_layers import find_decoder_layers
@@ -126,20 +126,29 @@ def find_targets(module: PreTrainedModel, model: Model, adapter: Lora) -> list[s
     KernelError, naming the Model, for a name that no linear layer has, and for a head or embedding,
     which samplers do not serve.
     """
-    linears = [path for path, part in module.named_modules() if isinstance(part, LINEAR)]
-    in_layers = [path for path in linears if path.rpartition(".")[2] not in (*NOT_SERVED, *HEADS)]
+    in_layers = list(_list_linear(module))
     if not in_layers:
         problem = f"expected linear layers in its base, found none in {type(module).__name__}"
         raise _error(model, problem, "no adapter=")
     if adapter.targets == ALL_LINEAR:
         return in_layers
-    names = (adapter.targets,) if isinstance(adapter.targets, str) else adapter.targets
-    leaves = ", ".join(sorted({path.rpartition(".")[2] for path in in_layers}))
-    for name in names:
-        if not any(_is_at(path, name) for path in in_layers):
-            problem = f"expected targets among its linear layers, {leaves}, found {name!r}"
+    chosen_paths: set[str] = set()
+    for name in adapter.target_names:
+        matches = {path for path in in_layers if is_at(path, name)}
+        if not matches:
+            leaves = sorted({leaf_of(path) for path in in_layers})
+            names = ", ".join(leaves)
+            problem = f"expected targets among its linear layers, {names}, found {name!r}"
             raise _error(model, problem, f"targets={ALL_LINEAR!r}")
-    return [path for path in in_layers if any(_is_at(path, name) for name in names)]
+        chosen_paths |= matches
+    return [path for path in in_layers if path in chosen_paths]
+
+
+def _list_linear(module: PreTrainedModel) -> Iterator[str]:
+    """The paths of its linear layers but for a head or embedding."""
+    for path, part in module.named_modules():
+        if isinstance(part, LINEAR) and leaf_of(path) not in (*NOT_SERVED, *HEADS):
+            yield path
 
 
 def find_fused_experts(module: PreTrainedModel) -> list[str]:
@@ -187,10 +196,6 @@ def describe_adapter(module: nn.Module) -> dict[str, Any]:
     return config
 
 
-def _is_at(path: str, name: str) -> bool:
-    return path == name or path.endswith(f".{name}")
-
-
 def _named_added(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in module.named_parameters():
         if f".{ADAPTER}." in name:
@@ -213,14 +218,13 @@ def _begin(parameter: nn.Parameter, name: str, seed: str) -> None:
     parameter.copy_(matrix)
 
 
-def _list_subset(module: PreTrainedModel, subset: Subset) -> Iterator[str]:
+def _list_subset(module: PreTrainedModel, subset: WeightSubset) -> Iterator[str]:
     layers = find_decoder_layers(module)
-    first = 0 if subset.last is None else max(0, len(layers) - subset.last)
-    chosen_ids = {id(p) for layer in list(layers)[first:] for p in layer.parameters()}
-    chosen_ids |= {id(p) for p in _last_norm(module)}
+    chosen_ids = {id(weight) for weight in _last_norm(module)}
+    for layer in list(layers)[subset.first_layer(len(layers)) :]:
+        chosen_ids |= {id(weight) for weight in layer.parameters()}
     for name, parameter in module.named_parameters():
-        in_parts = not subset.parts or any(part in name for part in subset.parts)
-        if id(parameter) in chosen_ids and in_parts:
+        if id(parameter) in chosen_ids and subset.has_part(name):
             yield name
 
 

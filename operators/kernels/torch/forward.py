@@ -37,6 +37,7 @@ from operators.kernels.torch.models import (
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
+from operators.kernels.torch.slices import split_over_replica
 from operators.kernels.torch.temperatures import Temperatures
 
 
@@ -52,7 +53,10 @@ class _Forward(Sleeper, Probeable):
         model = self._model
         self._session, self._tokens = session, layout.tokens
         self._temperatures = Temperatures.of(node.params.get("temperature"))
-        self._module: PreTrainedModel = open_module(session, model)
+        is_split = session.world > 1
+        self._module: PreTrainedModel = open_module(session, model, is_split=is_split)
+        if is_split:
+            split_over_replica(self._module, session, node.name)
         if layout.compiled:
             compile_layers(self._module)
         self._device = next(self._module.parameters()).device

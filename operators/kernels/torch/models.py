@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
+from dataflow.adapters import Lora
 from dataflow.architectures import refusal
 from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece, Session
@@ -33,6 +34,7 @@ from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_tra
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packing_trial import require_packable
+from operators.kernels.torch.parallel import part_like
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.torch.scalar import scalar_class
 from operators.kernels.torch.soundness import Loading, loading_errors, require_sound
@@ -46,16 +48,17 @@ with contextlib.suppress(ImportError):
     get_checkpoint_conversion_mapping("")
 
 
-def open_module(session: Session, model: Model) -> PreTrainedModel:
+def open_module(session: Session, model: Model, *, is_split: bool = False) -> PreTrainedModel:
     """Return the module of a Model that the plan lets a kernel use, loaded by the first kernel; all
-    Models that leave their base as it is have it in memory once. Raises as `load_model`.
+    Models that leave their base as it is have it in memory once. is_split: each rank will keep a
+    part of it, so that it shares no weight. Raises as `load_model`.
     """
-    return session.module(model, lambda: _load_for(session, model))
+    return session.module(model, lambda: _load_for(session, model, is_split))
 
 
-def _load_for(session: Session, model: Model) -> PreTrainedModel:
-    if not model.is_partial and (model.trainable or model.follows is not None):
-        return load_model(model)
+def _load_for(session: Session, model: Model, is_split: bool) -> PreTrainedModel:
+    if is_split or not model.leaves_base:
+        return load_model(model, seed=session.seed)
     # By its dtype, not by the name of one: `auto` and `float32` may be the same.
     name = f"weights of {model.base} in {load_dtype(model)}"
     return load_model(model, weights=session.shared(name, BaseWeights), seed=session.seed)
@@ -100,13 +103,19 @@ def load_model(
     module = module.to(device or default_device()).eval()
     if model.adapter is not None:
         add_adapter(module, model, seed)
-        if model.adapter.start is not None:
-            load_pieces(module, read_adapter(model, Path(model.adapter.start).expanduser()))
+        _begin_adapter(module, model, model.adapter)
     if module.device.type == "cpu":
         keep_freed_memory()
     # Last: the trial needs eval mode, and finite weights.
     require_packable(where, module)
     return module
+
+
+def _begin_adapter(module: PreTrainedModel, model: Model, adapter: Lora) -> None:
+    """Load what a Model's adapter begins with, if it is not drawn."""
+    if adapter.start is not None:
+        folder = Path(adapter.start).expanduser()
+        load_pieces(module, read_adapter(model, folder))
 
 
 def _find_class(model: Model, config: Any) -> type[PreTrainedModel]:
@@ -213,7 +222,8 @@ def read_pieces(model: Model, directory: Path | str, device: torch.device) -> It
     """Read the weights that `save_model` wrote for this Model: those that are trained."""
     if model.adapter is not None:
         return read_adapter(model, Path(directory))
-    return pieces(load_model(replace(model, base=str(directory)), device))
+    saved = replace(model, base=str(directory))
+    return pieces(load_model(saved, device))
 
 
 def pieces(module: nn.Module) -> Iterator[Piece]:
@@ -243,7 +253,7 @@ def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.
         for piece in new_pieces:
             target = _find_target(targets, piece)
             if id(target) not in done:
-                _move(target, piece.data, rate)
+                _move(target, part_like(target, piece.data), rate)
             done.add(id(target))
     left = [name for name, target in targets.items() if id(target) not in done]
     if left:

@@ -13,7 +13,12 @@ into parts afterwards). With split weights every forward and backward is a colle
 with fewer micro-batches feed extra tokens that do not count.
 
 Tensor ranks have the same rows and so the same micro-batches, each of them a collective: they do
-the same and fail the same. Sums over rows count only the first of them.
+the same and fail the same. Sums over rows count only the first of them. With both, what FSDP2
+splits is each tensor rank's part, among the ranks that have the same part:
+
+    rank of the grid 2 x 2      share 0, part 0    share 0, part 1    share 1, part 0    ...
+    columns of a matrix of 8    0 1                4 5                2 3                6 7
+    rows of a norm of 8         0 1 2 3            0 1 2 3            4 5 6 7
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece, Session
@@ -42,6 +47,9 @@ T = TypeVar("T")
 SIZE_BYTES, FIRST_BYTES = 8, 4096
 """Of a message between ranks: how long it is, and how much of it is sent along at once."""
 
+DATA, TENSOR = "data", "tensor"
+"""The dimensions of the grid of ranks."""
+
 BUCKET = 1 << 24
 """Gradient elements per all-reduce, to within one weight: 64 MB in float32."""
 
@@ -50,7 +58,8 @@ class Ranks:
     """One rank's view of the ranks that train a Model together.
 
     device: where the module is. tensor: how many consecutive ranks have the same rows; mesh: this
-    rank and the others with its rows, None if there are no others.
+    rank and the others with its rows, data_mesh: those with its part of the weights; None if there
+    are no tensor ranks.
     """
 
     def __init__(self, session: Session, device: torch.device, node: str, tensor: int = 1) -> None:
@@ -69,9 +78,11 @@ class Ranks:
             )
         self._data = self._group
         self.mesh: DeviceMesh | None = None
+        self.data_mesh: DeviceMesh | None = None
         if tensor > 1:
             grid = _make_grid(session.group, tensor, device)
-            self._data, self.mesh = grid.get_group("data"), grid["tensor"]
+            self._data, self.mesh = grid.get_group(DATA), grid[TENSOR]
+            self.data_mesh = grid[DATA]
 
     @property
     def lead(self) -> int:
@@ -242,9 +253,7 @@ def _make_grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
     by_part = [dist.new_group(ranks.tolist(), timeout=limit) for ranks in places.T]
     share, part = divmod(group.rank(), tensor)
     groups = [by_part[part], by_share[share]]
-    return DeviceMesh.from_group(
-        groups, device.type, mesh=places, mesh_dim_names=("data", "tensor")
-    )
+    return DeviceMesh.from_group(groups, device.type, mesh=places, mesh_dim_names=(DATA, TENSOR))
 
 
 class Turns(Generic[T]):
@@ -334,15 +343,17 @@ class Sharded(nn.Module):
         return output
 
 
-def split_module(module: nn.Module, session: Session, device: torch.device) -> Sharded:
-    """Split a module's weights over the session's ranks, in place; all ranks must start with the
-    same weights.
+def split_module(
+    module: nn.Module, session: Session, device: torch.device, mesh: DeviceMesh | None = None
+) -> Sharded:
+    """Split a module's weights over the ranks of a mesh, or all of the session's, in place; these
+    must start with the same weights, or the same part of each.
 
     DeviceMesh accepts only groups that torch.distributed knows (init_process_group, new_group), and
     needs a default one. Gradients are summed in float32, not averaged: the losses are already
     divided by totals over all ranks.
     """
-    mesh = DeviceMesh.from_group(session.group, device.type)
+    mesh = mesh or DeviceMesh.from_group(session.group, device.type)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     sharded = Sharded(module)
     # Layers first: the whole then takes what is in none of them.
@@ -358,23 +369,32 @@ def split_module(module: nn.Module, session: Session, device: torch.device) -> S
 
 def gather_whole(tensor: Tensor) -> Tensor:
     """Gather a split tensor (every rank must call); any other is returned unchanged."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if tensor.device_mesh.ndim > 1:
+        # A tensor rank's part first, as no more is needed of hosts that have other shares.
+        of_part = (Replicate(), *tensor.placements[1:])
+        tensor = tensor.redistribute(placements=of_part)
+    return tensor.full_tensor()
 
 
 def part_like(target: Tensor, tensor: Tensor) -> Tensor:
-    """Cut this rank's part out of a whole tensor if the target is split; nothing is sent."""
-    if not isinstance(target, DTensor):
+    """Cut this rank's part out of a whole tensor if the target is split; nothing is sent. One that
+    is cut is returned unchanged.
+    """
+    if not isinstance(target, DTensor) or isinstance(tensor, DTensor):
         return tensor
     moved = tensor.to(device=target.device)
     return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
 
 
-def collect_pieces(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
+def collect_pieces(ranks: Ranks, pieces: Iterable[Piece], *, is_sharded: bool) -> Iterable[Piece]:
     """Gather whole pieces on the first rank, one at a time; the others only take part.
 
-    With tensor ranks, only those with the first rank's rows take part.
+    is_sharded: whether FSDP splits them. If tensor ranks alone do, only those with the first rank's
+    rows take part.
     """
-    if ranks.rank >= ranks.tensor > 1:
+    if ranks.rank >= ranks.tensor and not is_sharded:
         return ()
     gathered = (Piece(piece.name, gather_whole(piece.data)) for piece in pieces)
     if ranks.rank == 0:

@@ -10,6 +10,9 @@ matrices in the backward (Megatron-LM, arXiv:1909.08053, section 3). So all hidd
 gradients of embeddings, norms and head, which every rank has whole, are the same on all ranks.
 Norms within attention (Qwen3) are whole, too, but see only a rank's own heads: their gradients are
 summed.
+
+FSDP2 may split what each rank then has, whole weights too, over the ranks of other rows. Here
+"part" is what a rank has after both.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import filter as matching
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -32,7 +36,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.utils import get_total_norm
 
 from dataflow.errors import KernelError
-from operators.kernels.torch.parallel import gather_whole, part_like
+from dataflow.kernel import Session
+from operators.kernels.torch.parallel import TENSOR, gather_whole, part_like
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _SUMMED = "replicated_with_grad_allreduce"
@@ -40,25 +45,75 @@ _WHOLE = "embedding_rowwise"
 """The embeddings', in plans of transformers up to 5.19: every rank has them whole here."""
 
 
+def split_over_replica(module: nn.Module, session: Session, node: str) -> None:
+    """Split a module over the ranks of a replica, unless it is: kernels may share it. Raises
+    KernelError for one that cannot be split, and without a process group.
+    """
+    if session.group is None:
+        raise KernelError(
+            f"{node}: expected a process group for its {session.world} ranks, found none. Fix:"
+            " plan it with one rank."
+        )
+    device = next(module.parameters()).device
+    mesh = DeviceMesh.from_group(session.group, device.type, mesh_dim_names=(TENSOR,))
+    slice_module(module, mesh, node)
+
+
+def slice_module(module: nn.Module, mesh: DeviceMesh, node: str) -> Slices:
+    """Split a module in place, or return what it is split by. mesh: of the ranks that have a part
+    each; the same ones for all nodes that share the module. Raises KernelError for a module that
+    cannot be split over so many.
+    """
+    slices = _SLICES.get(module)
+    if slices is None:
+        slices = _SLICES[module] = Slices(module, mesh, node)
+    return slices
+
+
+_SLICES: WeakKeyDictionary[nn.Module, Slices] = WeakKeyDictionary()
+"""What splits each module that is split."""
+
+
 class Slices:
-    """One rank's part of a module that is split in place; ranks must start with equal weights."""
+    """One rank's part of a module that is split in place; ranks must start with equal weights.
+
+    After FSDP has split it too, `note_sharding` says so.
+    """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, node: str) -> None:
         """Raises KernelError for a module that cannot be split over this many ranks."""
         backbone: Any = module.base_model
         styles = _find_styles(module, mesh.size(), node)
         split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
+        frozen = [name for name, weight in module.named_parameters() if not weight.requires_grad]
         # Every rank has the weights: nothing is sent.
         parallelize_module(backbone, mesh, split, src_data_rank=None)
+        # Parameters of split matrices are new ones.
+        for name in frozen:
+            module.get_parameter(name).requires_grad_(False)
         for path in _column_blocks(styles):
             block = backbone.get_submodule(path)
             block.register_forward_pre_hook(_make_reading_hook(mesh), with_kwargs=True)
         self._group = mesh.get_group()
         self._ranks = mesh.size()
-        self._summed: set[int] = set()
-        for path, style in styles.items():
-            if style == _SUMMED:
-                self._summed |= {id(p) for p in backbone.get_submodule(path).parameters()}
+        self._all_ranks = self._group
+        summed_paths = [path for path, style in styles.items() if style == _SUMMED]
+        self._summed_blocks = [backbone.get_submodule(path) for path in summed_paths]
+        self._summed = self._find_summed()
+
+    def note_sharding(self, all_ranks: Any) -> None:
+        """Take note that FSDP has split the module, over the ranks of this group that have the same
+        part: the weights are others now.
+        """
+        self._all_ranks = all_ranks
+        self._summed = self._find_summed()
+
+    def _find_summed(self) -> set[int]:
+        """Find the weights, by identity, whose gradients are summed."""
+        weights: set[int] = set()
+        for block in self._summed_blocks:
+            weights |= {id(weight) for weight in block.parameters()}
+        return weights
 
     def same(self, output: Tensor) -> Tensor:
         """Return a tensor that is the same on all ranks; its gradient becomes their mean.
@@ -118,9 +173,9 @@ class Slices:
         # The norm of no gradients is a tensor on the host.
         wide = [norm.to(parts[0].device, torch.float64) for norm in norms]
         squares = torch.stack([norm.square() for norm in wide])
-        # Each rank adds the gradients that all of them have whole.
+        # Each tensor rank adds the gradients that all of them have whole.
         squares[1] /= self._ranks
-        dist.all_reduce(squares, group=self._group)
+        dist.all_reduce(squares, group=self._all_ranks)
         return squares.sum().sqrt().float()
 
 
@@ -162,10 +217,13 @@ class _Same(torch.autograd.Function):
 
 
 def _is_split(weight: Tensor) -> bool:
-    """Whether each rank has a part of it; a bias after a sum is whole on all of them."""
-    return isinstance(weight, DTensor) and any(
-        placement.is_shard() for placement in weight.placements
-    )
+    """Whether each tensor rank has a part of it; a bias after a sum is whole on all of them."""
+    if not isinstance(weight, DTensor):
+        return False
+    names = weight.device_mesh.mesh_dim_names or ()
+    if TENSOR not in names:
+        return False
+    return weight.placements[names.index(TENSOR)].is_shard()
 
 
 def _find_styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.train_settings import TrainSettings
 from operators.kernels.torch.training_loop import TrainingLoop
-from operators.kernels.torch.training_module import prepare_module, require_one_split
+from operators.kernels.torch.training_module import prepare_module
 
 OPTIMIZER_FILE = "optimizer.pt"
 
@@ -64,8 +64,7 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
         model = node.models["model"]
         self._model = model
         settings = TrainSettings.of(node, model)
-        require_one_split(layout, node.name)
-        self._module = open_module(session, model)
+        self._module = open_module(session, model, is_split=layout.partial)
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
         self._split, self._slices = prepare_module(
@@ -144,7 +143,7 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
         module_pieces = pieces(self._module)
         if not self._partial:
             return module_pieces
-        return collect_pieces(self._ranks, module_pieces)
+        return collect_pieces(self._ranks, module_pieces, is_sharded=self._split is not None)
 
     @property
     def _partial(self) -> bool:

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from dataflow.errors import KernelError
 from dataflow.kernel import Layout, Session
 from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.parallel import Ranks, Sharded, split_module
 from operators.kernels.torch.recompute import recompute_layers
-from operators.kernels.torch.slices import Slices
-
-
-def require_one_split(layout: Layout, node: str) -> None:
-    """Raise KernelError for weights that are split in two ways."""
-    if layout.shard and layout.tensor > 1:
-        raise KernelError(
-            f"{node}: expected weights split in one way, found shard and tensor={layout.tensor}."
-            " Fix: one of both."
-        )
+from operators.kernels.torch.slices import Slices, slice_module
 
 
 def prepare_module(
@@ -37,8 +27,14 @@ def prepare_module(
     # gathered once for that and for its backward pass.
     if layout.recompute == "layers":
         recompute_layers(module)
-    if layout.shard and session.world > 1:
-        return split_module(module, session, next(module.parameters()).device), None
+    slices: Slices | None = None
     if ranks.mesh is not None:
-        return None, Slices(module, ranks.mesh, node)
-    return None, None
+        slices = slice_module(module, ranks.mesh, node)
+    if not layout.shard or session.world == layout.tensor:
+        return None, slices
+    # Matrices first: FSDP then splits each tensor rank's part of them.
+    device = next(module.parameters()).device
+    split = split_module(module, session, device, ranks.data_mesh)
+    if slices is not None:
+        slices.note_sharding(session.group)
+    return split, slices

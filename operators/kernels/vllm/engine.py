@@ -183,9 +183,9 @@ class Engine:
 
     def _begin_adapter(self, adapter: ServedAdapter, model: Model) -> None:
         """Load what a Model's adapter begins with; a fresh one changes no number."""
-        start = model.adapter.start if model.adapter else None
-        if start is not None:
-            self._load_adapter(adapter, read_adapter(model, Path(start).expanduser()))
+        if model.adapter is not None and model.adapter.start is not None:
+            folder = Path(model.adapter.start).expanduser()
+            self._load_adapter(adapter, read_adapter(model, folder))
 
     def _load_adapter(self, adapter: ServedAdapter, pieces: list[Piece]) -> None:
         adapter.write({piece.name: piece.data for piece in pieces})

@@ -1,0 +1,87 @@
+"""Chunks that the ranks of a replica run together, as one simulated Worker does its part.
+
+Owns: waiting for the other ranks before and after a chunk, and what follows where its lead could
+not fetch the rows. Does not own: the ranks that have come (groups.py), the rows of a chunk
+(chunks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from engine.protocol import messages as m
+from engine.run.simulated_workers.chunks import ChunkRuns
+from engine.run.simulated_workers.task_queue import Done
+from engine.run.simulated_workers.world import RunningWorker, SharedWorld
+
+
+class RankWorker(RunningWorker, Protocol):
+    """A simulated Worker, as its part of a replica sees it."""
+
+    def note_compute(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+        """Note that what it does now keeps its device busy for so long."""
+        ...
+
+
+class ReplicaChunks:
+    """Of one Worker. run: has the chunk's rows made, and calls its second argument at the end."""
+
+    def __init__(
+        self,
+        worker: RankWorker,
+        world: SharedWorld,
+        chunks: ChunkRuns,
+        run: Callable[[m.RunChunk, Done], None],
+    ) -> None:
+        self._worker, self._world, self._chunks, self._run = worker, world, chunks, run
+
+    def run(self, chunk: m.RunChunk, done: Done) -> None:
+        """Begin once all ranks are here; end with the last of them."""
+        self._meet("chunk", chunk, partial(self._begin, chunk, done))
+
+    def give_nothing(self, chunk: m.RunChunk, failed: m.FetchFailed, done: Done) -> None:
+        """Let the other ranks go, as the lead has no rows for them."""
+        self._world.groups.note_nothing_given(chunk.id)
+
+        def end() -> None:
+            self._worker.say(failed)
+            done()
+
+        self._meet("chunk", chunk, end)
+
+    def _meet(self, what: str, chunk: m.RunChunk, then: Done) -> None:
+        ranks = self._world.nodes[chunk.node].share_of(self._worker.name)
+        work = what, chunk.node, chunk.id
+        self._world.groups.meet(work, self._worker.name, then, len(ranks))
+
+    def _begin(self, chunk: m.RunChunk, done: Done) -> None:
+        begun, is_lead = self._world.clock.now, chunk.giver == self._worker.name
+        cores, node = self._world.cores, self._world.nodes[chunk.node]
+
+        def end() -> None:
+            if not is_lead:
+                cores.end(self._worker.name, node)
+                self._worker.note_compute(self._world.clock.now - begun)
+            self._say_ended(chunk, done)
+
+        version = self._chunks.version_at(chunk.node, begun)
+        self._world.groups.require_one_version(chunk, version)
+        if self._world.groups.is_nothing_given(chunk.id):
+            self._say_ended(chunk, done)
+            return
+        if is_lead:
+            self._run(chunk, partial(self._meet, "end of chunk", chunk, end))
+            return
+        # The lead's cores are kept busy with its rows.
+        cores.begin(self._worker.name, node)
+        self._meet("end of chunk", chunk, end)
+
+    def _say_ended(self, chunk: m.RunChunk, done: Done) -> None:
+        if chunk.giver == self._worker.name:
+            self._worker.say(m.ChunkDone(id=chunk.id, node=chunk.node))
+        else:
+            name = self._worker.name
+            self._worker.say(m.RankDone(id=chunk.id, node=chunk.node, worker=name))
+        done()
