@@ -26,6 +26,7 @@ Ts = TypeVarTuple("Ts")
 
 Statistic = Literal["geometric_mean", "mean"]
 """What a Table keeps of the numbers of a row of the data."""
+Part = Literal["", "adapter", "subset"]
 AUTO = "auto"
 """The dtype of a Model that computes in its base's own."""
 
@@ -97,9 +98,18 @@ class Model:
         return self.trainable if isinstance(self.trainable, WeightSubset) else None
 
     @property
+    def part(self) -> Part:
+        """What it has beside weights of its base that never change; empty if those are all, or
+        none.
+        """
+        if self.adapter is not None:
+            return "adapter"
+        return "" if self.subset is None else "subset"
+
+    @property
     def is_partial(self) -> bool:
         """Whether it has weights of its base that never change, and others that do."""
-        return self.adapter is not None or self.subset is not None
+        return bool(self.part)
 
     @property
     def leaves_base(self) -> bool:

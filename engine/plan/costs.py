@@ -34,7 +34,7 @@ from engine.plan.cost.devices import (
 from engine.plan.cost.fit_errors import measured_over_fitted
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes, Time
-from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
+from engine.plan.cost.models import ModelCost, cost_of_model, counted_dtype
 from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
 from engine.plan.host_ways import HostWays
 from engine.plan.packed_rows import pack_rows_of
@@ -61,7 +61,7 @@ class PlanCosts:
         self._profile = profile
         self._models = {s.name: s for s in graph.states if isinstance(s, Model)}
         if not models:
-            models = {n: model_cost(m.base, m.head) for n, m in self._models.items()}
+            models = {name: cost_of_model(model) for name, model in self._models.items()}
         self._model_costs = models
         self._nodes = {n.name: n for n in decided.nodes}
         self._places: dict[str, Place] = {}
@@ -89,6 +89,7 @@ class PlanCosts:
             shape=cost.shape,
             dtype=counted_dtype(state),
             head=state.head,
+            trained=cost.trained,
         )
 
     def unpriced_reason(self, node: str) -> str:

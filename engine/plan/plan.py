@@ -23,12 +23,13 @@ from dataflow.regions import Region
 from engine.plan.cluster import Cluster
 from engine.plan.estimates import Estimate, PlannedProcess
 from engine.plan.planned_input import PlannedInput, list_fetches
+from engine.plan.planned_model import PlannedModel as PlannedModel
+from engine.plan.planned_model import WeightRoute as WeightRoute
 from engine.plan.planned_phase import PlannedPhase
 from engine.plan.planned_source import PlannedSource
 
 FORMAT = 1
 
-WeightRoute = Literal["pull", "collective", "ipc"]
 Relation = Literal["source", "same", "expand", "subset", "reduce", "concat", "sink"]
 
 
@@ -212,35 +213,6 @@ class PlannedEdge:
     """Until a Step's rows have moved; None where a device is not known."""
     saved: int = 0
     """Bytes of declared columns that stay, since nobody downstream reads them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedModel:
-    """One Model, or a Table, which has no base: who writes it, who reads it and how its versions
-    get there.
-    """
-
-    name: str
-    base: str
-    dtype: str = ""
-    """That it computes in; empty where it is its base's, and that is not on this machine."""
-    writer: str = ""
-    readers: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    """Readers that share the writer's module."""
-    follows: str = ""
-    rate: float = 1.0
-    every: int = 1
-    parameters: int | None = None
-    route: WeightRoute = "pull"
-    """How versions reach readers in other Workers; a follower has its leader's."""
-    seconds: float | None = None
-    """Until each reader in another Worker has a version; None without one, or if unknown."""
-
-    @property
-    def copying_readers(self) -> tuple[str, ...]:
-        """Readers with a module of their own."""
-        return tuple(reader for reader in self.readers if reader not in self.aliases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

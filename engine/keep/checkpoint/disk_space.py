@@ -29,7 +29,7 @@ def warn_of_room(plan: Plan, folder: Path, options: RunOptions) -> None:
     else:
         for_good = 0
     # 0 bytes if the sizes of its Models are unknown.
-    each = sum(BYTES * (model.parameters or 0) for model in plan.models if model.writer)
+    each = sum(BYTES * (model.version_parameters or 0) for model in plan.models if model.writer)
     free = free_bytes(folder)
     earlier = sum(p.stat().st_size for p in folder.glob("step_*/**/*") if p.is_file())
     count = keep + for_good

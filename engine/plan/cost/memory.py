@@ -4,7 +4,9 @@ Owns: the formulas and their assumptions. Does not own: the model's sizes (model
 are shared, whether it all fits (engine/plan).
 
     part            held                  by
-    weights         always                the first node of those that share a module
+    weights         always                the first node of those that share a module, or a base
+    own_weights     always                the first node of those that share a module on such a
+                                          base: of an adapter, a subset, a head
     optimizer       always                train
     offloaded       always                train whose optimizer waits on the host, there
     engine          always                a kernel with an engine: its processes, beside the weights
@@ -44,6 +46,7 @@ from engine.plan.cost.models import Shape
 
 LASTING = (
     "weights",
+    "own_weights",
     "optimizer",
     "offloaded",
     "engine",

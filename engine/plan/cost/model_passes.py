@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from dataflow.trained_weights import TrainedPart
 from engine.plan.cost.devices import Kind, Place
 from engine.plan.cost.memory import WIDTHS
 from engine.plan.cost.models import Head, Shape
@@ -36,6 +37,8 @@ class Sizes:
     shape: Shape
     dtype: str = "bfloat16"
     head: Head = "lm"
+    trained: TrainedPart | None = None
+    """What is trained, where that is a part; None: all."""
 
     @property
     def width(self) -> int:
@@ -64,6 +67,25 @@ class Sizes:
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
         return self.parameters * self.width
+
+    @property
+    def version_bytes(self) -> int:
+        """Bytes of a version: of the weights that are trained."""
+        return self.trained_parameters(1) * self.width
+
+    @property
+    def passed_share(self) -> float:
+        """The share of the layers that a backward pass goes through."""
+        if self.trained is None:
+            return 1.0
+        return self.trained.layers / max(1, self.shape.layers)
+
+    def trained_parameters(self, tensor: int) -> int:
+        """Parameters that one of so many tensor ranks trains."""
+        part = self.part_parameters(tensor)
+        if self.trained is None:
+            return part
+        return self.trained.scaled(part, self.parameters).parameters
 
     def part_parameters(self, tensor: int) -> int:
         """Parameters that one of so many tensor ranks has: embeddings, norms and head are whole."""
@@ -155,10 +177,19 @@ def operations(model: Sizes, tokens: float, keys: float, predicted: float) -> fl
 class Passes:
     """Passes of one kind of a Model on a place; `at` is cheap, for schedules of many passes.
 
-    times: forward passes that one counts as (3 for one with its backward pass).
+    times: forward passes that one counts as (3 for one with its backward pass); head_times: those
+    that the head's products count as, which a backward pass goes through whatever is trained.
     """
 
-    def __init__(self, model: Sizes, where: Place, kind: Kind, *, times: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: Sizes,
+        where: Place,
+        kind: Kind,
+        *,
+        times: float = 1.0,
+        head_times: float | None = None,
+    ) -> None:
         reached, shape = where.coefficients[kind], model.shape
         rate = where.operations(model.dtype) * reached.compute
         rate = rate * where.tensor * where.context / times
@@ -167,6 +198,8 @@ class Passes:
             reads *= where.tensor
         self._token = 2.0 * model.body / rate
         self._predicted = 2.0 * model.head_parameters / rate
+        if head_times is not None:
+            self._predicted *= head_times / times
         self._key = 4.0 * shape.layers * shape.attention / (rate * reached.attention)
         self._weights = times * model.read_bytes / reads
         self._cached = model.cached_bytes / reads

@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dataflow.errors import DataError, PlanError
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype, find_dtype
 from dataflow.model_files import CONFIG, header, read_object
-
-Head = Literal["lm", "scalar"]
+from dataflow.trained_weights import Shapes, TrainedPart, count_trained_part
+from engine.plan.cost.family_weights import Head as Head
+from engine.plan.cost.family_weights import Shape as Shape
+from engine.plan.cost.family_weights import list_weights
 
 FAMILY = ("qwen2", "qwen3", "llama", "mistral")
 """`model_type`s that the formula counts; others need safetensors files."""
@@ -28,68 +30,75 @@ _NEEDED = (*_WIDTHS, "num_hidden_layers", "num_attention_heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A dense decoder: sizes as in its config.json. `context`: max_position_embeddings."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context: int
-    tied: bool
-
-    @property
-    def attention(self) -> int:
-        """Width of all query heads together."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv(self) -> int:
-        """Width of all key heads together; the values have the same."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def matrices(self) -> int:
-        """Elements of the matrices of attention and MLP, which tensor ranks divide."""
-        width = 2 * self.attention + 2 * self.kv + 3 * self.intermediate
-        return self.layers * self.hidden * width
-
-    def tables(self, head: Head) -> int:
-        """Elements of the embedding, and of a language model's head that is not tied to it."""
-        count = 1
-        if head == "lm" and not self.tied:
-            count = 2  # a head of its own, as large as the embedding
-        return count * self.vocabulary * self.hidden
-
-    def part(self, tensor: int) -> Shape:
-        """The shape of one of so many tensor ranks: its heads and part of the MLP's width."""
-        return replace(
-            self,
-            heads=self.heads // tensor,
-            kv_heads=self.kv_heads // tensor,
-            intermediate=self.intermediate // tensor,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
     """Parameters and shape of a Model; `why`: where the count comes from, or why it is missing."""
 
     parameters: int | None = None
+    """Of the base, with the Model's head."""
     shape: Shape | None = None
     why: str = ""
+    trained: TrainedPart | None = None
+    """What is trained, of a Model that trains a part; None of all others."""
+
+    @property
+    def version(self) -> int:
+        """Parameters of a version of its weights; 0 if unknown."""
+        if self.trained is None:
+            return self.parameters or 0
+        return self.trained.parameters
+
+    @property
+    def passed_layers(self) -> int | None:
+        """Decoder layers that a backward pass goes through; None for all."""
+        if self.trained is None:
+            return None
+        return self.trained.layers
+
+    @property
+    def left(self) -> int:
+        """Parameters of the base that the Model never changes, if it leaves some."""
+        if self.trained is None or self.trained.is_added:
+            return self.parameters or 0
+        return (self.parameters or 0) - self.trained.parameters
+
+    @property
+    def beside(self) -> int:
+        """Parameters that no other Model of the base has."""
+        return 0 if self.trained is None else self.trained.parameters
+
+    @property
+    def added(self) -> int:
+        """Parameters beside those of the base."""
+        if self.trained is None or not self.trained.is_added:
+            return 0
+        return self.trained.parameters
 
     def part(self, tensor: int) -> ModelCost:
         """The cost of one of so many tensor ranks; each has all embeddings, norms and head."""
         if tensor == 1 or self.shape is None:
             return self
-        part, parameters = self.shape.part(tensor), self.parameters
+        shape, parameters, trained = self.shape.part(tensor), self.parameters, self.trained
         if parameters is not None:
-            parameters += part.matrices - self.shape.matrices
-        return replace(self, parameters=parameters, shape=part)
+            parameters += shape.matrices - self.shape.matrices
+            if trained is not None:
+                trained = trained.scaled(parameters, self.parameters or parameters)
+        return replace(self, parameters=parameters, shape=shape, trained=trained)
+
+
+def cost_of_model(model: Model) -> ModelCost:
+    """Count the parameters of a Model's base, and of what it trains of it, or beside it. Raises as
+    `model_cost`.
+    """
+    cost = model_cost(model.base, model.head)
+    if not model.is_partial or cost.parameters is None:
+        return cost
+    folder = Path(model.base).expanduser()
+    shapes, head = _read_tensors(folder), 0
+    if cost.shape is not None:
+        head = cost.shape.hidden + 1
+        if shapes is None:
+            shapes = dict(list_weights(cost.shape, read_object(folder / CONFIG)))
+    return replace(cost, trained=count_trained_part(model, shapes or {}, head))
 
 
 def model_cost(base: str, head: Head = "lm") -> ModelCost:
@@ -107,7 +116,7 @@ def model_cost(base: str, head: Head = "lm") -> ModelCost:
         raise PlanError(str(error)) from error
     shape, kind = _read_shape(config), config.get("model_type")
     if tensors is not None:
-        parameters = _count_trained(tensors, head, shape)
+        parameters = _count_parameters(tensors, head, shape)
         return ModelCost(parameters=parameters, shape=shape, why="counted in its safetensors files")
     if shape is None or kind not in FAMILY:
         return ModelCost(why=f"no safetensors files, and no formula for model_type {kind!r}")
@@ -155,38 +164,13 @@ def some_windows(base: str) -> bool:
 
 
 def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
-    """Count the parameters of a dense decoder of the Llama family.
-
-    vocabulary * hidden for the embedding, once more for a head that is not tied to it; a layer:
-    query, key, value and output projections, three MLP matrices, two norms; a last norm (Touvron et
-    al., arXiv:2302.13971, section 2.2; grouped key heads: arXiv:2305.13245). Qwen2 adds biases to
-    query, key and value (arXiv:2407.10671), Qwen3 norms of queries and keys in their place
-    (arXiv:2505.09388).
+    """Count the parameters of a dense decoder of the Llama family: its weights (family_weights.py),
+    and vocabulary * hidden once more for a head that is not tied to the embedding.
     """
-    hidden, inner = shape.hidden, shape.intermediate
-    projections = 2 * hidden * shape.attention + 2 * hidden * shape.kv
-    norms = 2 * hidden
-    if config.get("model_type") == "qwen3":
-        norms += 2 * shape.head_dim
-    layer = projections + 3 * hidden * inner + _count_biases(shape, config) + norms
-    embedding = shape.vocabulary * hidden
-    body = shape.layers * layer + hidden + embedding
+    body = sum(prod(dimensions) for _, dimensions in list_weights(shape, config))
     if head == "scalar":
-        return body + hidden + 1
-    return body if shape.tied else body + embedding
-
-
-def _count_biases(shape: Shape, config: Mapping[str, Any]) -> int:
-    """Biases of one layer."""
-    biases = 0
-    if config.get("model_type") == "qwen2":
-        # Whatever attention_bias says; the output projection has none.
-        biases += shape.attention + 2 * shape.kv
-    elif config.get("attention_bias", False):
-        biases += shape.attention + 2 * shape.kv + shape.hidden
-    if config.get("mlp_bias", False):
-        biases += 2 * shape.intermediate + shape.hidden
-    return biases
+        return body + shape.hidden + 1
+    return body if shape.tied else body + shape.vocabulary * shape.hidden
 
 
 def _read_shape(config: Mapping[str, Any]) -> Shape | None:
@@ -209,26 +193,26 @@ def _read_shape(config: Mapping[str, Any]) -> Shape | None:
     )
 
 
-def _read_tensors(folder: Path) -> dict[str, int] | None:
-    """Elements of each tensor, by the files' headers; None without safetensors files."""
+def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of each tensor, by the files' headers; None without safetensors files."""
     files = [path for path in folder.glob("*.safetensors") if path.is_file()]  # a pipe would block
     if not files:
         return None
-    sizes: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(files):
         for name, tensor in header(path).items():
-            sizes[name] = prod(tensor.shape)
-    return sizes
+            shapes[name] = tensor.shape
+    return shapes
 
 
-def _count_trained(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:
-    """Count the elements that the module trains: one of the two heads, no buffers of old files."""
+def _count_parameters(tensors: Shapes, head: Head, shape: Shape | None) -> int:
+    """Count the elements of the module's weights: one of the two heads, no buffers of old files."""
     sizes: Counter[str] = Counter()
-    for name, size in tensors.items():
+    for name, dimensions in tensors.items():
         if name.endswith(("rotary_emb.inv_freq", ".masked_bias")):
             continue
         root = name.split(".")[0]
-        sizes[root if root in ("lm_head", "score") else "body"] += size
+        sizes[root if root in ("lm_head", "score") else "body"] += prod(dimensions)
     if head == "lm":
         tied = shape is not None and shape.tied
         return sizes["body"] if tied else sizes["body"] + sizes["lm_head"]

@@ -187,8 +187,9 @@ def node_bytes(model: Sizes, layout: Layout, work: NodeWork, *, is_on_gpu: bool)
 @lru_cache(maxsize=_KEPT)
 def _rank_bytes(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -> int:
     tensor = layout.tensor * layout.inner
-    part = ModelCost(parameters=model.parameters, shape=model.shape).part(tensor)
-    parameters = part.parameters or 0
+    whole = ModelCost(parameters=model.parameters, shape=model.shape, trained=model.trained)
+    part = whole.part(tensor)
+    parameters = (part.parameters or 0) + part.added
     kernel = RunningKernel(
         kind=work.kind,
         layout=layout,
@@ -196,9 +197,10 @@ def _rank_bytes(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -
         head=model.head,
         is_on_gpu=is_on_gpu,
         has_static_keys=is_on_gpu and work.is_torch,
+        passed_layers=part.passed_layers,
     )
     share = share_work(work.most, layout)
-    parts = running_parts(parameters, part.shape, (share,), kernel)
+    parts = running_parts(part.version, part.shape, (share,), kernel)
     parts["weights"] = parameters * model.width
     # Of torch on a GPU the formula has the cache, else an engine's has a fixed size.
     parts["cache"] = parts.get("cache", 0) + layout.cache_bytes

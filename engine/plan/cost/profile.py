@@ -166,7 +166,10 @@ class Profile:
 def model_key(model: Sizes) -> str:
     """Name what counts of a Model for its times: shape, dtype, head."""
     sizes = [f"{f.name} {getattr(model.shape, f.name)}" for f in fields(model.shape)]
-    return f"{', '.join(sizes)}, {model.parameters} parameters, {model.dtype}, {model.head}"
+    key = f"{', '.join(sizes)}, {model.parameters} parameters, {model.dtype}, {model.head}"
+    if model.trained is not None:
+        key += f", trained {model.trained.parameters} in {model.trained.layers} layers"
+    return key
 
 
 def read_profile(path: Path, *, here: bool = True) -> Profile:

@@ -7,7 +7,7 @@ static_decode.py, training_memory.py), what a Worker shares (engine/plan/passes/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dataflow.kernel import Layout
 from engine.plan.cost import memory
@@ -22,7 +22,7 @@ from engine.plan.cost.training_memory import (
     sum_parts,
 )
 
-_SHARDED = ("weights", "gradients", "sums", "optimizer", "offloaded")
+_SHARDED = ("weights", "own_weights", "gradients", "sums", "optimizer", "offloaded")
 """Parts that data ranks divide among them with shard."""
 
 
@@ -30,6 +30,7 @@ _SHARDED = ("weights", "gradients", "sums", "optimizer", "offloaded")
 class RunningKernel:
     """What bytes depend on besides Model and rows. has_static_keys: as static_decode.py says.
     gradient_sums: that a train node keeps between the parts of a Step; 0 where it gets it whole.
+    passed_layers: that its backward pass goes through; None for all.
     """
 
     kind: Kind
@@ -39,12 +40,14 @@ class RunningKernel:
     is_on_gpu: bool = False
     has_static_keys: bool = False
     gradient_sums: int = 0
+    passed_layers: int | None = None
 
 
 def running_parts(
     parameters: int, shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
 ) -> dict[str, int]:
-    """Bytes of one rank beside its weights, by part. parameters, shape: of its part of the Model.
+    """Bytes of one rank beside its weights, by part. parameters: that it trains; shape: of its part
+    of the Model.
     works: of each row set, of which a pass has one; the largest counts.
     """
     if kernel.kind == "train":
@@ -66,11 +69,14 @@ def running_parts(
 def _training_parts(
     parameters: int, shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
 ) -> dict[str, int]:
-    layout, parts = kernel.layout, dict[str, int]()
+    layout, parts, passed = kernel.layout, dict[str, int](), shape
+    if shape is not None and kernel.passed_layers is not None:
+        # Nothing is kept of the others.
+        passed = replace(shape, layers=kernel.passed_layers)
     for work in works:
-        row_set = memory.train_parts(parameters, shape, work, kernel.dtype, kernel.head)
-        if layout.recompute == "layers" and shape is not None:
-            row_set = recompute_parts(row_set, shape, work, kernel.dtype)
+        row_set = memory.train_parts(parameters, passed, work, kernel.dtype, kernel.head)
+        if layout.recompute == "layers" and passed is not None:
+            row_set = recompute_parts(row_set, passed, work, kernel.dtype)
         for part, size in row_set.items():
             parts[part] = max(size, parts.get(part, 0))
     if kernel.gradient_sums:

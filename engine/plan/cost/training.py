@@ -85,7 +85,7 @@ def train_time(
     epochs. recomputed: whether the backward pass makes the activations again, a forward pass more.
     offloaded: whether the optimizer's state waits on the host between updates.
     """
-    passes = Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
+    passes = _training_passes(model, where, recomputed=recomputed)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
     rows = replace(rows, passes=count)
     epoch = _passes_time(passes, rows) + _sharding_time(model, where, count, trains=True)
@@ -95,13 +95,25 @@ def train_time(
     return epoch.times(epochs) + update.times(updates)
 
 
+def _training_passes(model: Sizes, where: Place, *, recomputed: bool) -> Passes:
+    """Passes with gradient. Of a Model that trains a part, the backward pass goes through some of
+    the layers, and through the head: one product gives the gradient of the inputs, another, of what
+    is trained alone, that of the weights.
+    """
+    trained = model.trained
+    if trained is None:
+        return Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
+    backward = model.passed_share * (1.0 + trained.own_share + recomputed)
+    return Passes(model, where, "train", times=1.0 + backward, head_times=2.0)
+
+
 def update_time(model: Sizes, where: Place) -> Time:
     """Time of one update: the optimizer reads and writes all that it keeps, and data ranks with
     whole weights all-reduce the gradients, 2 (d - 1) / d of their bytes (Rajbhandari et al.,
     arXiv:1910.02054).
     """
     reached = where.coefficients["train"]
-    parameters = model.part_parameters(where.tensor)
+    parameters = model.trained_parameters(where.tensor)
     gradients = gradient_bytes(parameters, model.dtype)
     state = optimizer_bytes(parameters, model.dtype) + gradients
     touched = 2.0 * state + 2.0 * parameters * model.width
@@ -124,7 +136,7 @@ def moving_time(model: Sizes, where: Place) -> Time:
     """
     if not where.device.is_gpu:
         return Time()
-    state = optimizer_bytes(model.part_parameters(where.tensor), model.dtype)
+    state = optimizer_bytes(model.trained_parameters(where.tensor), model.dtype)
     if where.shard:
         state /= where.data
     rate = where.device.host_link or where.device.link
@@ -157,8 +169,9 @@ def _sharding_time(model: Sizes, where: Place, passes: int, *, trains: bool) -> 
     part = model.part_parameters(where.tensor)
     size, collectives = float(part * model.width), 1
     if trains:
-        layers = part - model.table_parameters
-        size += layers * model.width + part * WIDTHS["float32"]
+        layers = model.passed_share * (part - model.table_parameters)
+        gradients = model.trained_parameters(where.tensor) * WIDTHS["float32"]
+        size += layers * model.width + gradients
         collectives = 3
     moved = (where.data - 1) / where.data * size
     link = passes * moved / (where.between * reached.link)

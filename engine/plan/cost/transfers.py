@@ -52,7 +52,7 @@ def weights_time(
     Each reader fetches by itself (a pull), each of its ranks its part of the tensors. The writer's
     ranks serve in parallel; one that serves several reader ranks serves them in turn.
     """
-    size = float(model.weight_bytes)
+    size = float(model.version_bytes)
     copied = size / writer.devices / writer.device.memory_rate
     copied += size / reader.tensor / reader.device.memory_rate
     servers = max(1, writer.data * writer.tensor)

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dataflow.model import Model
 from dataflow.safe_text import shown_bytes
+from engine.plan.base_sharing import count_sharers
+from engine.plan.cost.memory import WIDTHS
+from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.explain.layout import (
     Line,
     count,
@@ -53,8 +57,11 @@ def _format_traffic(edge: PlannedEdge) -> list[str]:
 def weight_lines(plan: Plan) -> Iterator[Line]:
     """Each Model and Table, and how its versions get from the writer to each reader."""
     width = widest(m.name for m in plan.states)
+    sharers = _count_sharers(plan)
     for model in plan.states:
         yield from name_line(model.name, width, _describe_state(model), tail="")
+        parts = _list_parts(plan, model, sharers.get(model.name, 0))
+        yield from wrap_line(", ".join(parts), indent=width + 2, after=2)
         for line in _versions(plan, model):
             yield from wrap_line(line, indent=width + 2, after=2)
 
@@ -67,6 +74,41 @@ def _describe_state(model: PlannedModel) -> str:
         size = count(model.parameters, "parameter")
     dtype = model.dtype or "the dtype of its base"
     return f"{size} in {dtype}, from {model.base}"
+
+
+def _count_sharers(plan: Plan) -> dict[str, int]:
+    """Count the Models that have each Model's base together."""
+    models: dict[str, Model] = {}
+    for planned in plan.models:
+        model = planned_model(plan, planned.name)
+        if model is not None:
+            models[model.name] = model
+    return count_sharers(plan.nodes, models)
+
+
+def _list_parts(plan: Plan, planned: PlannedModel, sharers: int) -> Iterator[str]:
+    """`base 14.2 GB shared by 2`, `adapter 84 MB`, `optimizer 0.3 GB`: of a Model with a part of
+    its own, or one whose base others have too.
+    """
+    model = planned_model(plan, planned.name)
+    if model is None or planned.parameters is None:
+        return
+    width = WIDTHS[planned.dtype or "float32"]
+    base = f"base {shown_bytes(planned.parameters * width)}"
+    if sharers > 1:
+        yield f"{base} shared by {sharers}"
+    elif planned.trained_parameters is not None:
+        yield base
+    if planned.trained_parameters is not None:
+        yield f"{planned.part} {shown_bytes(planned.trained_parameters * width)}"
+        yield from _list_optimizers(plan, planned)
+
+
+def _list_optimizers(plan: Plan, planned: PlannedModel) -> Iterator[str]:
+    if planned.writer:
+        parts = plan.node(planned.writer).estimate.bytes
+        size = parts.get("optimizer", 0) + parts.get(OFFLOADED_PART, 0)
+        yield f"optimizer {shown_bytes(size)}"
 
 
 _ROUTES = {

@@ -211,6 +211,6 @@ def _version_bytes(plan: Plan, model: PlannedModel, reader: str, worker: str) ->
     writers = plan.node(leader.writer).workers if leader.writer else ()
     if reader in model.aliases or writers == (worker,):
         return 0.0
-    if model.parameters is None:
+    if model.version_parameters is None:
         return None
-    return float(model.parameters * WIDTHS[model.dtype or "float32"])
+    return float(model.version_parameters * WIDTHS[model.dtype or "float32"])

@@ -23,7 +23,7 @@ from itertools import product
 import numpy as np
 
 from engine.plan.cost.dispatch_price import Deal, DealPrices, DealtAnswers
-from engine.plan.cost.models import ModelCost, Shape, model_cost
+from engine.plan.cost.models import ModelCost, Shape, cost_of_model
 from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.lengths import all_lengths
@@ -98,7 +98,7 @@ class _DealChooser:
         self._draft = draft
         self._models: dict[str, ModelCost] = {}
         for model in draft.graph_models:
-            self._models[model.name] = model_cost(model.base, model.head)
+            self._models[model.name] = cost_of_model(model)
         shapes: dict[str, Shape | None] = {}
         for name, cost in self._models.items():
             shapes[name] = cost.shape

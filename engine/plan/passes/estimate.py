@@ -21,12 +21,13 @@ from dataflow.node import Node
 from dataflow.operator import DATA_ROW
 from dataflow.schema import Schema
 from dataflow.training_parts import count_gradient_sums
+from engine.plan.base_sharing import find_owned_weights
 from engine.plan.cost import memory
 from engine.plan.cost.attention import PACKED_WORK, planned_attention
 from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
-from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
+from engine.plan.cost.models import ModelCost, cost_of_model, counted_dtype
 from engine.plan.cost.running_parts import RunningKernel, divide_among_ranks, running_parts
 from engine.plan.draft import Draft
 from engine.plan.episodes import PARKED_PART
@@ -61,8 +62,11 @@ def estimate_costs(draft: Draft) -> Draft:
     nodes = [replace(n, estimate=cost.estimate_node(n)) for n in draft.nodes]
     models: list[PlannedModel] = []
     for model in draft.models:
-        parameters = cost.model_costs[model.name].parameters
-        models.append(replace(model, parameters=parameters))
+        model_cost = cost.model_costs[model.name]
+        model = replace(model, parameters=model_cost.parameters)
+        if model_cost.trained is not None:
+            model = replace(model, trained_parameters=model_cost.version)
+        models.append(model)
     estimated_draft = replace(
         draft,
         nodes=tuple(nodes),
@@ -91,14 +95,14 @@ class _Cost:
         self._planned = {n.name: n for n in draft.nodes}
         self._sources = {s.name: s for s in draft.sources}
         self._models = {model.name: model for model in draft.graph_models}
-        self.model_costs = {m.name: model_cost(m.base, m.head) for m in draft.graph_models}
+        self.model_costs = {name: cost_of_model(model) for name, model in self._models.items()}
         shapes = {name: cost.shape for name, cost in self.model_costs.items()}
         self._lengths = all_lengths(draft.graph, shapes)
         self._on_device = {
             name: declared_device_columns(node.schemas) for name, node in self._nodes.items()
         }
         self._column_bytes = {name: self._size_columns(n) for name, n in self._nodes.items()}
-        self._owners = frozenset(_find_owners(draft))
+        self._owned = find_owned_weights(draft.nodes, self._models, self.model_costs)
         self._routes = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}
         self._pulling = frozenset(_find_pulling(draft))
 
@@ -108,7 +112,7 @@ class _Cost:
         parts: dict[str, int] = {}
         if use is not None and use.cost.parameters is not None:
             # A version that travels is whole: these bytes are not divided among tensor ranks.
-            version_bytes = use.cost.parameters * memory.WIDTHS[use.dtype]
+            version_bytes = use.cost.version * memory.WIDTHS[use.dtype]
             use = replace(use, cost=use.cost.part(planned.layout.tensor))
             parts |= self._model_parts(planned, use)
             route = self._routes.get(planned.name)
@@ -149,9 +153,11 @@ class _Cost:
     def _model_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         """Bytes of one rank: of its weights, and of what it holds while it runs."""
         parts: dict[str, int] = {}
-        if planned.name in self._owners:
-            weights = (use.cost.parameters or 0) * memory.WIDTHS[use.dtype]
-            parts["weights"] = weights
+        owned = self._owned.get(planned.name)
+        if owned is not None:
+            width = memory.WIDTHS[use.dtype]
+            weights = owned.base * width
+            parts |= _without_zeros({"weights": weights, "own_weights": owned.beside * width})
             parts |= self._engine_parts(planned, weights)
         parts |= self._running_parts(planned, use)
         return divide_among_ranks(parts, planned.layout)
@@ -174,9 +180,10 @@ class _Cost:
             is_on_gpu=self._draft.is_on_gpus(planned),
             has_static_keys=self._has_static_keys(planned),
             gradient_sums=self._count_sums(planned),
+            passed_layers=use.cost.passed_layers,
         )
         works = tuple(self.work_by_row_set(planned).values())
-        parts = running_parts(use.cost.parameters or 0, shape, works, kernel)
+        parts = running_parts(use.cost.version, shape, works, kernel)
         if shape is not None and layout.parked and not layout.cache_bytes:
             parts[PARKED_PART] = layout.parked * memory.token_keys(shape, use.dtype)
         return parts
@@ -377,17 +384,3 @@ def _find_pulling(draft: Draft) -> Iterator[str]:
         for reader in model.copying_readers:
             if not set(planned[reader].workers).isdisjoint(remote_workers):
                 yield reader
-
-
-def _find_owners(draft: Draft) -> Iterator[str]:
-    """Nodes that weights count for: of those that share a module, the trainer or the first."""
-    counted_modules: set[tuple[str, str]] = set()
-    for node in sorted(draft.nodes, key=lambda n: n.work != "train"):
-        if node.work == "evaluate":
-            continue
-        for use in node.models:
-            if use.param != "tokenizer":
-                modules = {(worker, use.module) for worker in node.workers}
-                if not modules <= counted_modules:
-                    yield node.name
-                counted_modules |= modules

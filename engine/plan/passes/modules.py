@@ -150,6 +150,7 @@ class _Rules:
                 name=model.name,
                 base=model.base,
                 dtype=planned_dtype(model) or "",
+                part=model.part,
                 writer=writer.name if writer else "",
                 readers=tuple(readers),
                 aliases=tuple(aliases),

@@ -18,7 +18,7 @@ from dataflow.model import Model
 from engine.plan.cost.devices import Device, coefficients
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.model_passes import Sizes
-from engine.plan.cost.models import counted_dtype, model_cost
+from engine.plan.cost.models import cost_of_model, counted_dtype, model_cost
 from engine.plan.cost.profile import PassKey, ProfileCell
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
@@ -107,7 +107,7 @@ def _make_work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | Ski
     use = next(use for use in node.models if use.param != "tokenizer")
     model = next(state for state in plan.program.states if state.name == use.model)
     assert isinstance(model, Model)
-    cost = model_cost(model.base, model.head)
+    cost = cost_of_model(model)
     if cost.parameters is None or cost.shape is None:
         return SkippedNode(node=node.name, why=cost.why)
     params = plan.program.node(node.name).params
@@ -118,6 +118,7 @@ def _make_work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | Ski
         shape=cost.shape,
         dtype=counted_dtype(model),
         head=model.head,
+        trained=cost.trained,
     )
     return ProfiledWork(
         of=number,

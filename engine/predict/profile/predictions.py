@@ -122,7 +122,11 @@ def predict_peak(work: ProfiledWork, cell: ProfileCell) -> int:
     )
     shape, dtype = model.shape, model.dtype
     if work.kind == "train":
-        parts = memory.train_parts(model.parameters, shape, pass_work, dtype, model.head)
+        passed = shape
+        if model.trained is not None:
+            passed = replace(shape, layers=model.trained.layers)
+        parameters = model.trained_parameters(1)
+        parts = memory.train_parts(parameters, passed, pass_work, dtype, model.head)
     elif work.kind == "decode" and work.on_gpu and work.kernel == "torch":
         parts = static_decode_parts(shape, pass_work, dtype)
     elif work.kind == "decode":

@@ -1,0 +1,151 @@
+"""Which weights of a base a Model trains, by the names and shapes that its files have.
+
+Owns: what an adapter adds and what a subset takes, counted without torch. Does not own: the modules
+(operators/kernels/torch/adapters.py, which chooses by the same names), reading files
+(model_files.py), bytes and seconds (engine/plan/cost).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from dataflow.adapters import ALL_LINEAR, Lora, WeightSubset, is_at, leaf_of
+from dataflow.model import Model
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of each weight by its name: of a linear layer [out, in], of fused experts [experts, out, in]."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_TABLES = ("wte", "wpe", "lm_head", "score", "classifier")
+_EMBEDDING = "embed_"
+"""Modules that have a matrix and get no adapter, by their leaves: heads, and embeddings."""
+_LAST_NORMS = ("norm.weight", "norm.bias")
+_MATRIX = ".weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPart:
+    """What a Model trains where that is not all of it. parameters: of these weights, and so of a
+    version. is_added: whether they are beside those of the base. layers: decoder layers that a
+    backward pass goes through. own_share: of what it goes through, the share that has gradients of
+    its own.
+    """
+
+    parameters: int
+    layers: int
+    is_added: bool = False
+    own_share: float = 0.0
+
+    def scaled(self, part: int, whole: int) -> TrainedPart:
+        """What a rank trains that has so many parameters of a whole base."""
+        return replace(self, parameters=-(-self.parameters * part // whole))
+
+
+def count_trained_part(model: Model, shapes: Shapes, head: int) -> TrainedPart | None:
+    """Count what a Model trains of a base with these weights; None if that is all, or nothing.
+    head: parameters of a scalar head.
+    """
+    if not model.is_partial:
+        return None
+    layers = count_layers(shapes)
+    heads = head if model.head == "scalar" else 0
+    if model.adapter is not None:
+        return _count_adapter(model.adapter, shapes, layers, heads)
+    assert model.subset is not None
+    return _count_subset(model.subset, shapes, layers, heads)
+
+
+def find_missing_targets(adapter: Lora, shapes: Shapes) -> list[str]:
+    """The targets that no linear layer has."""
+    paths = list(_list_matrices(shapes))
+    if adapter.targets == ALL_LINEAR:
+        return [] if paths else [ALL_LINEAR]
+    missing: list[str] = []
+    for name in adapter.target_names:
+        if not any(is_at(path, name) for path in paths):
+            missing.append(name)
+    return missing
+
+
+def list_leaves(shapes: Shapes) -> list[str]:
+    """The names that targets may have: `down_proj`, `q_proj`."""
+    leaves = {leaf_of(path) for path in _list_matrices(shapes)}
+    return sorted(leaves)
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """Count the decoder layers of a base, by the names of its weights."""
+    numbers = (_layer_of(name) for name in names)
+    return 1 + max((number for number in numbers if number is not None), default=-1)
+
+
+def find_subset(subset: WeightSubset, names: Iterable[str], layers: int) -> list[str]:
+    """The names of those weights that a subset of a base with so many layers has."""
+    first = subset.first_layer(layers)
+    chosen: list[str] = []
+    for name in names:
+        layer = _layer_of(name)
+        is_last_norm = layer is None and _is_last_norm(name)
+        is_in_layers = layer is not None and layer >= first
+        if (is_last_norm or is_in_layers) and subset.has_part(name):
+            chosen.append(name)
+    return chosen
+
+
+def _count_adapter(adapter: Lora, shapes: Shapes, layers: int, heads: int) -> TrainedPart:
+    parameters, first = heads, layers
+    for path, shape in _list_matrices(shapes).items():
+        if _is_target(adapter, path):
+            *experts, rows, columns = shape
+            parameters += prod(experts) * adapter.rank * (rows + columns)
+            first = min(first, _layer_of(f"{path}.") or 0)
+    return TrainedPart(parameters=parameters, layers=layers - first, is_added=True)
+
+
+def _count_subset(subset: WeightSubset, shapes: Shapes, layers: int, heads: int) -> TrainedPart:
+    names = find_subset(subset, shapes, layers)
+    parameters = sum(prod(shapes[name]) for name in names)
+    numbers = [layer for name in names if (layer := _layer_of(name)) is not None]
+    first = min(numbers, default=layers)
+    passed = sum(prod(shapes[name]) for name in shapes if (_layer_of(name) or 0) >= first)
+    return TrainedPart(
+        parameters=parameters + heads,
+        layers=layers - first,
+        own_share=min(1.0, parameters / passed) if passed and first < layers else 0.0,
+    )
+
+
+def _list_matrices(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The matrices of linear layers and of fused experts, by the paths of their modules."""
+    return dict(_walk_matrices(shapes))
+
+
+def _walk_matrices(shapes: Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, shape in shapes.items():
+        path = name.removesuffix(_MATRIX)
+        is_matrix = len(shape) == 2 and name.endswith(_MATRIX)
+        is_fused = len(shape) == 3 and ".experts." in name
+        leaf = leaf_of(path)
+        is_table = leaf in _TABLES or leaf.startswith(_EMBEDDING)
+        if (is_matrix or is_fused) and not is_table:
+            yield path, shape
+
+
+def _is_target(adapter: Lora, path: str) -> bool:
+    if adapter.targets == ALL_LINEAR:
+        return True
+    return any(is_at(path, name) for name in adapter.target_names)
+
+
+def _layer_of(name: str) -> int | None:
+    """The number of the decoder layer that a weight is in; None if it is in none."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None
+
+
+def _is_last_norm(name: str) -> bool:
+    """Whether a weight outside of the layers is of the norm behind them."""
+    return name in _LAST_NORMS or name.endswith(tuple(f".{norm}" for norm in _LAST_NORMS))
