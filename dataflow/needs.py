@@ -44,6 +44,8 @@ class Needs:
     """Whether several Workers can be one replica of it, each with a part of every matrix
     (Layout.tensor). A train kernel's can without saying so.
     """
+    adapter_ranks: tuple[int, ...] = ()
+    """Up to which ranks it has room for an adapter, ascending; empty: for any."""
     cache: bool = False
     """Whether it keeps keys and values in memory of a fixed size (Layout.cache_bytes)."""
     memory: int = 0

@@ -17,6 +17,9 @@ MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes."""
 
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""vllm/config/lora.py, MaxLoRARanks: room for an adapter of at most such a rank."""
+
 REQUIRED_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the Worker's process
     # Model Runner V2, which vLLM takes wherever there is Triton, has another interface for logits
@@ -36,6 +39,7 @@ VLLM = Needs(
     shares_module=False,
     own_worker=True,  # once its engine runs, torch.set_num_threads does nothing in its process
     tensor=True,
+    adapter_ranks=ADAPTER_RANKS,
     cache=True,
     memory=1 << 29,  # resident size with vLLM imported and running, less that with torch alone
     seconds=10.0,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from dataflow.errors import Fault, GraphWarning
 from dataflow.rules import (
+    adapters,
     critics,
     held_out_data,
     hidden_columns,
@@ -19,6 +20,7 @@ from dataflow.rules import (
     suspect_graphs,
     unused_settings,
 )
+from dataflow.rules.adapters import check_adapters
 from dataflow.rules.bases import check_model_files
 from dataflow.rules.clocks import check_clocks
 from dataflow.rules.columns import check_wire_columns
@@ -59,6 +61,7 @@ RULES: tuple[Rule, ...] = (
     check_clocks,  # what drives each node
     check_held_out_data,  # training and evaluation apart, once it is known what feeds what
     check_model_files,  # late: it reads the Models' files
+    check_adapters,  # then the weights in them
     check_vocabularies,  # last: it compares them
 )
 
@@ -77,6 +80,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     implausible_values.zero_weights,
     implausible_values.repeated_settings,
     implausible_values.followers_that_stand_still,
+    adapters.low_rates,
     misspelt_columns.optional_columns,
     unused_settings.unused_lags,
     unused_settings.held_back_lags,

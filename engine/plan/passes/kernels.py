@@ -23,6 +23,8 @@ from engine.plan.kernel_needs import kernel_name, model_of
 from engine.plan.plan import PlannedNode
 from engine.plan.refusals import add_fix
 
+_ADAPTER_PACKAGE = "peft"
+
 
 def choose_kernels(draft: Draft) -> Draft:
     """Choose each node's kernel. Raises PlanError where it has none, or not the one asked for."""
@@ -123,6 +125,7 @@ def _find_misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfi
     for package in _packages_needed(draft, needs):
         if not _is_installed(package):
             yield _Misfit(f"package {package} is not installed here", needs.install or instead)
+    yield from _find_adapter_misfit(draft, node)
     if needs.own_worker and draft.placing.inproc:
         problem = "with inproc everything is in this process, and it has one of its own"
         yield _Misfit(problem, f"without inproc, or {instead}")
@@ -138,8 +141,24 @@ def _packages_needed(draft: Draft, needs: Needs) -> tuple[str, ...]:
     """The packages that have to be here: none where the plan is of other machines, or is only
     simulated.
     """
-    is_elsewhere = bool(draft.cluster.hosts) and not draft.cluster.live
-    return () if is_elsewhere or draft.placing.simulated else needs.packages
+    return () if _is_elsewhere(draft) else needs.packages
+
+
+def _is_elsewhere(draft: Draft) -> bool:
+    """Whether the plan is of other machines, or is only simulated."""
+    is_of_others = bool(draft.cluster.hosts) and not draft.cluster.live
+    return is_of_others or draft.placing.simulated
+
+
+def _find_adapter_misfit(draft: Draft, node: PlannedNode) -> Iterator[_Misfit]:
+    """The package that makes adapters, where a node's Model has one, and it is not here."""
+    models = {model.name: model for model in draft.graph_models}
+    model = models.get(model_of(node))
+    if model is None or model.adapter is None or _is_elsewhere(draft):
+        return
+    if not _is_installed(_ADAPTER_PACKAGE):
+        problem = f"package {_ADAPTER_PACKAGE}, which makes the adapter of {model.name!r},"
+        yield _Misfit(f"{problem} is not installed here", 'pip install "dataflow-rl[lora]"')
 
 
 def _find_params_misfits(
@@ -161,6 +180,10 @@ def _find_model_problems(
     """What is wrong with a Model for a kernel, as far as its directory tells."""
     if not needs.follower and model.follows is not None and model.copies is None:
         yield f"{model.name!r} follows {model.follows.name!r}, and {name} takes whole versions only"
+    ranks = needs.adapter_ranks
+    if model.adapter is not None and ranks and model.adapter.rank > ranks[-1]:
+        rank = f"the adapter of {model.name!r} has rank {model.adapter.rank}"
+        yield f"{rank}, and {name} has room for {ranks[-1]} at most"
     dtype = planned_dtype(model)
     if needs.dtypes is not None and dtype is not None and dtype not in needs.dtypes:
         dtypes = _join_choices(needs.dtypes)

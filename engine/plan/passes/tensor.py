@@ -29,6 +29,8 @@ def find_tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterato
             lack = _explain_lack(draft, node)
             yield f"{wish}, but {lack} replicas: {node.name}={count}."
         return
+    if count > 1 and (node.work == "train" or needs.ranks):
+        yield from _find_adapter_problems(draft, node, wish)
     if count > 1 and needs.ranks:
         yield from _find_replica_problems(draft, node, wish)
     if count < 1:
@@ -62,6 +64,19 @@ def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterat
         why = "its replicas come and go, which one of several Workers does not"
         count = draft.placing.replicas.get(node.name, 1)
         yield add_fix(f"{wish}, and {why}", f"replicas: {node.name}={count}, or tensor: {fix}")
+
+
+def _find_adapter_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:
+    """Why ranks cannot have a part of each matrix of a Model with an adapter."""
+    models = {model.name: model for model in draft.graph_models}
+    model = models.get(model_of(node))
+    if model is None or model.adapter is None:
+        return
+    why = f"the adapter of {model.name!r} is computed with whole matrices"
+    fix = f"{node.name}=1"
+    if node.work == "train":
+        fix += f", or --ranks {wish.removeprefix('tensor: ')} --shard"
+    yield add_fix(f"{wish}, and {why}", fix)
 
 
 def _explain_lack(draft: Draft, node: PlannedNode) -> str:

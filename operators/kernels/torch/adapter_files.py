@@ -18,21 +18,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from dataflow.adapter_config import CONFIG as CONFIG
+from dataflow.adapter_config import WEIGHTS as WEIGHTS
+from dataflow.adapter_config import find_adapter_complaint
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.storage import writing
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BASE_DIGEST = "base_digest"
 """The key in the weights' header."""
 _PREFIX = "base_model.model."
 """peft's, before the names of the base's modules."""
-
-
-def is_adapter_folder(folder: Path) -> bool:
-    """Whether a folder has an adapter in peft's format."""
-    return (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file()
 
 
 def save_adapter(
@@ -65,20 +62,21 @@ def read_adapter(model: Model, folder: Path) -> list[Piece]:
     """Read an adapter's weights, by the names that they have in a module. Raises KernelError,
     naming the Model, for a folder without one, a damaged file, or one of another rank or scale.
     """
-    where = f"Model {model.name!r}: adapter {folder}"
-    if not is_adapter_folder(folder):
-        raise KernelError(
-            f"{where}: expected {WEIGHTS} and {CONFIG}, found neither or one of them. Fix: the"
-            " folder that peft's save_pretrained wrote, or a checkpoint of a run."
-        )
-    _require_config(where, model, json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    assert model.adapter is not None
+    complaint = find_adapter_complaint(model.adapter, folder)
+    where = f"Model {model.name!r}"
+    if complaint is not None:
+        problem, fix = complaint
+        raise KernelError(f"{where}: {problem}. Fix: {fix}.")
     pieces: list[Piece] = []
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 pieces.append(Piece(name.removeprefix(_PREFIX), file.get_tensor(name)))
     except SafetensorError as error:
-        raise KernelError(f"{where}: {WEIGHTS} is damaged ({error}). Fix: another copy.") from None
+        raise KernelError(
+            f"{where}: {folder / WEIGHTS} is damaged ({error}). Fix: another copy."
+        ) from None
     return pieces
 
 
@@ -86,26 +84,3 @@ def read_base_digest(folder: Path) -> str:
     """The digest of the base that an adapter was trained on; empty if its writer knew none."""
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         return (file.metadata() or {}).get(BASE_DIGEST, "")
-
-
-def _require_config(where: str, model: Model, config: Mapping[str, Any]) -> None:
-    """Raise KernelError unless a saved adapter is computed as the Model's."""
-    adapter = model.adapter
-    assert adapter is not None
-    expected = {
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "use_rslora": adapter.scale == "rslora",
-        "use_dora": False,
-        "rank_pattern": {},
-        "alpha_pattern": {},
-    }
-    for name, expected_setting in expected.items():
-        setting = config.get(name) or type(expected_setting)()
-        if setting != expected_setting:
-            fix = f"lora(rank={config.get('r')}, alpha={config.get('lora_alpha')})"
-            if name not in ("r", "lora_alpha"):
-                fix = "an adapter of plain LoRA"
-            raise KernelError(
-                f"{where}: expected {name} {expected_setting}, found {setting}. Fix: {fix}."
-            )

@@ -20,9 +20,7 @@ from torch import Tensor
 from dataflow.errors import KernelError
 from dataflow.model import Model
 from operators.kernels.torch.adapter_files import CONFIG, WEIGHTS, encode_adapter
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""vllm/config/lora.py, MaxLoRARanks: room for an adapter of at most this rank."""
+from operators.vllm_needs import ADAPTER_RANKS
 
 
 class ServedAdapter:
@@ -33,15 +31,16 @@ class ServedAdapter:
         for.
         """
         assert model.adapter is not None
-        if model.adapter.rank > RANKS[-1]:
+        most = ADAPTER_RANKS[-1]
+        if model.adapter.rank > most:
             raise KernelError(
-                f"Model {model.name!r}: expected an adapter of rank {RANKS[-1]} at most for vLLM,"
-                f" found {model.adapter.rank}. Fix: a lower rank, or --kernel NODE=torch."
+                f"Model {model.name!r}: expected an adapter of rank {most} at most for vLLM, found"
+                f" {model.adapter.rank}. Fix: a lower rank, or --kernel NODE=torch."
             )
         self.name = model.name
         self.is_loaded = False
         """Whether vLLM has a version; a fresh adapter is none, as it changes no number."""
-        self.room = next(rank for rank in RANKS if rank >= model.adapter.rank)
+        self.room = next(rank for rank in ADAPTER_RANKS if rank >= model.adapter.rank)
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="adapter-"))
         self._files = [os.memfd_create(name) for name in (WEIGHTS, CONFIG)]

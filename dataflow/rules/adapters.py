@@ -1,0 +1,114 @@
+"""Adapters and subsets: what they name is in the base, and what they begin with can be taken.
+
+Owns: these faults, and the warning about rates. Does not own: what is refused for itself
+(dataflow/adapters.py), placements and kernels (engine/plan/checks/adapters.py), the files
+(adapter_config.py, model_files.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dataflow.adapter_config import find_adapter_complaint
+from dataflow.adapters import ALL_LINEAR
+from dataflow.errors import DataError, Fault, GraphWarning
+from dataflow.model import Model
+from dataflow.model_files import folder_of, stored_weights
+from dataflow.rules.context import Context, node_models, warning_at
+from dataflow.schedule import Schedule
+from dataflow.trained_weights import (
+    Shapes,
+    count_layers,
+    find_missing_targets,
+    find_subset,
+    list_leaves,
+)
+
+_EXPERTS = ".experts."
+_LOW_RATE = 1e-5
+
+
+def check_adapters(context: Context) -> Iterator[Fault]:
+    """Targets and parts that no weight of the base has; adapters that no Model can begin with."""
+    for model in context.models:
+        if model.follows is not None:
+            continue  # its leader's
+        yield from _check_start(model)
+        shapes = _read_shapes(model)
+        if shapes:
+            yield from _check_names(model, shapes)
+
+
+def low_rates(context: Context) -> Iterator[GraphWarning]:
+    """The rate of whole weights for an adapter that begins from nothing."""
+    for node in context.graph.nodes:
+        if node.operator.work != "train":
+            continue
+        rate = _greatest_rate(node.params.get("lr"))
+        for model in node_models(node):
+            is_fresh = model.adapter is not None and model.adapter.start is None
+            if is_fresh and rate is not None and rate < _LOW_RATE:
+                problem = (
+                    f"lr={rate:g} for the adapter of {model.name!r}, which begins from nothing:"
+                    " about ten times the rate of whole weights is usual for one, 1e-5 to 1e-4 in"
+                    " reinforcement, 1e-4 to 2e-4 for demonstrations"
+                )
+                yield warning_at(node, "low_adapter_rate", problem, "lr=1e-4, or lr=2e-5")
+
+
+def _greatest_rate(rate: Any) -> float | None:
+    """The greatest rate of any Step; None of what is none."""
+    if isinstance(rate, Schedule):
+        return max(rate.start, rate.stop)
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    return float(rate) if is_number else None
+
+
+def _check_start(model: Model) -> Iterator[Fault]:
+    if model.adapter is None or model.adapter.start is None:
+        return
+    try:
+        complaint = find_adapter_complaint(model.adapter, Path(model.adapter.start).expanduser())
+    except DataError as error:
+        problem, _, fix = str(error).rstrip(".").partition(". Fix: ")
+        complaint = problem, fix
+    if complaint is not None:
+        yield _fault(model, *complaint)
+
+
+def _read_shapes(model: Model) -> Shapes | None:
+    """Of the weights of a Model that trains a part; None where they cannot be read, which others
+    report, or are not here.
+    """
+    folder = folder_of(model.base)
+    if not model.is_partial or folder is None:
+        return None
+    try:
+        stored = stored_weights(folder)
+    except (DataError, OSError):
+        return None
+    if stored is None:
+        return None
+    return {name: tensor.shape for name, tensor in stored.items()}
+
+
+def _check_names(model: Model, shapes: Shapes) -> Iterator[Fault]:
+    # Files may have each expert's matrices, and the module those of all in one weight.
+    has_experts = any(_EXPERTS in name for name in shapes)
+    if model.adapter is not None and not has_experts:
+        missing = find_missing_targets(model.adapter, shapes)
+        if missing:
+            names = ", ".join(list_leaves(shapes)) or "none"
+            problem = f"expected targets among its base's linear layers, {names}, found"
+            yield _fault(model, f"{problem} {', '.join(missing)}", f"targets={ALL_LINEAR!r}")
+    subset = model.subset
+    if subset is not None and not find_subset(subset, shapes, count_layers(shapes)):
+        problem = f"expected weights of its base in {subset}, found none"
+        yield _fault(model, problem, "subset(last=4), or parts that are in the names of weights")
+
+
+def _fault(model: Model, problem: str, fix: str) -> Fault:
+    where = f"Model {model.name!r}"
+    return Fault(rule="adapters", where=where, problem=problem, fix=fix, origin=model.origin)
