@@ -6,16 +6,18 @@ runs after).
 
 A loss's parameter is `NODE.LOSS.PARAM`, the factor of its term `NODE.LOSS.weight`, LOSS being the
 term's label; in a Program `PHASE/NODE.PARAM`, by the phase's number or name, where phases share it.
+Those of adapters, `MODEL.adapter.FIELD`, are read by adapter_settings.py.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dataflow.errors import Fault, GraphError, nearest
+from dataflow.adapter_settings import is_adapter_setting, with_adapter_settings
+from dataflow.errors import GraphError, nearest
 from dataflow.graph import Graph, Inputs, Phase, States
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node
@@ -23,6 +25,7 @@ from dataflow.operator_functions import remake_node, remake_term
 from dataflow.parameters import NodeParameter, find_unsettable, parameters_of
 from dataflow.peer_parameters import Known, peer_name
 from dataflow.program import AnyGraph, Program, numbered_name, numbered_phases
+from dataflow.setting_errors import setting_error, settings_error
 
 Source = TypeVar("Source", Graph, Program, AnyGraph)
 _NOBODY: Mapping[str, str] = {}
@@ -64,12 +67,16 @@ def edited(
     flags: `NODE.PARAM` (`PHASE/NODE.PARAM` in a Program, by number) -> the parameter of the graph's
     own function that gives that value; such a setting is refused, and the flag named.
     """
+    of_adapters = [text for text in settings if is_adapter_setting(source, text)]
+    source = with_adapter_settings(source, of_adapters)
     settings_by_path: dict[tuple[int, str, str], _Setting] = {}
     for text in settings:
+        if text in of_adapters:
+            continue
         setting = _read_setting(source, text, flags)
         if setting.path in settings_by_path:
             problem = f"{setting.node}.{setting.name} is set twice"
-            raise _setting_error(text, problem, "leave one out")
+            raise setting_error(text, problem, "leave one out")
         settings_by_path[setting.path] = setting
     graphs: list[Graph] = []
     is_changed = False
@@ -95,11 +102,6 @@ def settable(source: AnyGraph) -> list[SettableNode]:
     return nodes
 
 
-def _setting_error(text: str, problem: str, fix: str) -> GraphError:
-    where = f"setting {text!r:.80}"
-    return GraphError(Fault(rule="setting", where=where, problem=problem, fix=fix))
-
-
 # --- reading a text -------------------------------------------------------------------------------
 
 
@@ -107,7 +109,7 @@ def _read_setting(source: AnyGraph, text: str, flags: Mapping[str, str]) -> _Set
     """Read a text as a setting of a parameter that may be set. Raises GraphError."""
     start, equals, words = text.partition("=")
     if not equals or "." not in start:
-        raise _setting_error(text, "expected NODE.PARAM=VALUE", _complete(source, start, words))
+        raise setting_error(text, "expected NODE.PARAM=VALUE", _complete(source, start, words))
     number, node, name = _find_place(source, text, start.strip())
     parameters = {parameter.name: parameter for parameter in parameters_of(node)}
     path = numbered_name(number, f"{node.name}.{name}")
@@ -119,11 +121,11 @@ def _read_setting(source: AnyGraph, text: str, flags: Mapping[str, str]) -> _Set
     try:
         value = accepted.read(words)
     except GraphError as error:
-        raise _settings_error([text], error) from error
+        raise settings_error([text], error) from error
     except ValueError as error:
         like = accepted.fix(words)
         fix = f"{start}={like}" if like else "a value of that kind"
-        raise _setting_error(text, f"for {name} {error}", fix) from None
+        raise setting_error(text, f"for {name} {error}", fix) from None
     return _Setting(text=text, phase=number, node=node.name, name=name, value=value)
 
 
@@ -134,7 +136,7 @@ def _flag_error(text: str, path: str, flag: str, words: str, *, is_value: bool) 
     problem = f"{path} is given by the graph function's own parameter {flag}"
     # A flag of another name may take another kind of value.
     is_same = is_value and flag == path.rpartition(".")[2]
-    return _setting_error(text, problem, _write_flag(flag, words if is_same else ""))
+    return setting_error(text, problem, _write_flag(flag, words if is_same else ""))
 
 
 def _write_flag(name: str, words: str) -> str:
@@ -157,14 +159,14 @@ def _find_place(source: AnyGraph, text: str, path: str) -> tuple[int, Node, str]
         name, _, param = rest.partition(".")
         near = nearest(name, names)
         fix = f"{near}.{param}=..." if near else f"one of {', '.join(names)}"
-        raise _setting_error(text, f"no node {name!r}", fix)
+        raise setting_error(text, f"no node {name!r}", fix)
     # Names of nodes may have dots: `a.b.temperature` is of the node `a.b`, if there is one.
     longest = max(len(node.name) for _, node in matches)
     matches = [(number, node) for number, node in matches if len(node.name) == longest]
     if len({number for number, _ in matches}) > 1:
         fix = " or ".join(f"{numbered_name(number, rest)}=..." for number, _ in matches)
         numbers = ", ".join(str(number) for number, _ in matches)
-        raise _setting_error(text, f"phases {numbers} have it", fix)
+        raise setting_error(text, f"phases {numbers} have it", fix)
     number, node = matches[0]
     return number, node, rest[longest + 1 :]
 
@@ -202,7 +204,7 @@ def _unknown_error(
     unsettable = find_unsettable(node)
     if name in unsettable:
         what, fix = unsettable[name]
-        return _setting_error(text, f"{name} is {what}, which no text can give", fix)
+        return setting_error(text, f"{name} is {what}, which no text can give", fix)
     known_here = Known(parameters=[path.rpartition(".")[2] for path in known])
     likely_name: str | None = name.rpartition(".")[2]
     problem = f"{node.operator.name} {node.name!r} has no parameter {name!r}"
@@ -211,15 +213,15 @@ def _unknown_error(
         problem += f" ({peer.system}'s name)"
         likely_name = peer.find_ours(known_here)
     if not known:
-        return _setting_error(text, f"{problem}; it has none that can be set", "another node's")
+        return setting_error(text, f"{problem}; it has none that can be set", "another node's")
     if peer is not None and likely_name is None:
-        return _setting_error(text, problem, peer.write_fix(known_here, words, flag=False))
+        return setting_error(text, problem, peer.write_fix(known_here, words, flag=False))
     likely_paths = [path for path in known if path.rpartition(".")[2] == likely_name]
     near = nearest(name, known)
     if near and not likely_paths:
         likely_paths = [near]
     fixes = [f"{node.name}.{path}={words}" for path in likely_paths]
-    return _setting_error(text, problem, " or ".join(fixes) or f"one of {', '.join(known)}")
+    return setting_error(text, problem, " or ".join(fixes) or f"one of {', '.join(known)}")
 
 
 # --- editing a graph ------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def _set_parameters(node: Node, settings: Sequence[_Setting]) -> Node:
             node = remake_node(node, node.inputs, params)
         return node
     except GraphError as error:
-        raise _settings_error([setting.text for setting in settings], error) from error
+        raise settings_error([setting.text for setting in settings], error) from error
 
 
 def _set_term_parameters(node: Node, values: Mapping[str, Any]) -> Node:
@@ -281,11 +283,3 @@ def _set_term_parameters(node: Node, values: Mapping[str, Any]) -> Node:
             term = remake_term(node, term, changes, weight)
         terms.append(term)
     return node.changed(params=node.params | {"loss": Loss(tuple(terms))})
-
-
-def _settings_error(texts: Sequence[str], error: GraphError) -> GraphError:
-    """What a function of the language refused, as the fault of the settings."""
-    where = "setting " + ", ".join(f"{text!r:.80}" for text in texts)
-    return GraphError(
-        [replace(f, rule="setting", where=f"{where}: {f.where}", origin=None) for f in error.faults]
-    )
