@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from dataflow.model import Model, State
 from engine.plan.plan import Plan
 
+_OF_A_MODEL = ("optim", "train", "adapter")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
@@ -22,7 +24,7 @@ class Label:
     def on(self, name: str) -> str:
         """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
         first, _, rest = name.partition("/")
-        labelled = self.model and rest and (self.every or first in ("optim", "train"))
+        labelled = self.model and rest and (self.every or first in _OF_A_MODEL)
         return f"{first}/{self.model}/{rest}" if labelled else name
 
 

@@ -21,6 +21,7 @@ from dataflow.kernel import AssignedRows, Assignment, Layout
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Model
 from operators import losses
+from operators.kernels.torch import base_piece
 from operators.kernels.torch.train import TorchTrain
 from tests.kit.forked import forking
 from tests.kit.kernels import FakeSession, open_kernel
@@ -51,6 +52,8 @@ def opened(
     tokens: int = 16384,
     head: Any = "lm",
     dtype: Any = "auto",
+    trainable: Any = True,
+    adapter: Any = None,
     session: FakeSession | None = None,
     shard: bool = False,
     tensor: int = 1,
@@ -68,7 +71,8 @@ def opened(
         recompute=recompute,
         offload=offload,
     )
-    model = Model("policy", base, trainable=True, head=head, dtype=dtype)
+    part = {"trainable": trainable, "adapter": adapter}
+    model = Model("policy", base, head=head, dtype=dtype, **part)
     given = {"loss": loss, "lr": 1e-3, "clip_norm": 1.0} | params
     return open_kernel(
         TorchTrain(), model, node="train_policy", layout=layout, session=session, **given
@@ -97,7 +101,8 @@ def with_advantage(
 
 def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
     """Copies of the weights; with split weights only the first rank has any."""
-    return {piece.name: piece.data.clone() for piece in kernel.pieces()}
+    pieces = [piece for piece in kernel.pieces() if piece.name != base_piece.NAME]
+    return {piece.name: piece.data.clone() for piece in pieces}
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

@@ -132,3 +132,21 @@ def test_a_saved_state_goes_on_to_the_bit(base: str, part: str, tmp_path: Path) 
     for kernel in (first, second):
         kernel.step(assignment(last[1], last[0]))
     assert distance(weights_of(first), weights_of(second)) == 0
+
+
+def test_the_metrics_say_how_far_an_adapter_is_from_its_base(base: str) -> None:
+    kernel = opened(Model("policy", base, **PARTS["adapter"]))
+    rows = steps_of_rows()
+    metrics = [kernel.step(assignment(rows[step], step + 1)) for step in range(2)]
+    weights = weights_of(kernel)
+    seconds = [weight for name, weight in weights.items() if ".lora_B." in name]
+    expected = torch.cat([weight.flatten() for weight in seconds]).norm()
+    assert metrics[1]["adapter/norm"] == pytest.approx(float(expected), rel=1e-6)
+    assert 0.0 < metrics[0]["adapter/norm"] < metrics[1]["adapter/norm"]
+    numbers = sum(weight.numel() for weight in weights.values())
+    assert metrics[0]["adapter/bytes"] == 4 * numbers
+
+
+def test_a_subset_has_no_metrics_of_an_adapter(base: str) -> None:
+    metrics = opened(Model("policy", base, **PARTS["subset"])).step(assignment(steps_of_rows()[0]))
+    assert not [name for name in metrics if name.startswith("adapter/")]

@@ -122,7 +122,7 @@ def test_no_path_of_a_machine() -> None:
 
 GROUPS = (
     "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|throughput|generate"
-    "|episode|env"
+    "|episode|env|adapter"
 )
 _METRIC = re.compile(rf"(?:{GROUPS})(?:/[\w*]+)+")
 COLUMN = "reward/*"

@@ -11,8 +11,10 @@ import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from dataflow.adapter_config import is_adapter_folder
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.kernel import KernelNode
@@ -35,14 +37,14 @@ def kernel_node(
     inproc: bool = False,
     starts: Mapping[str, str] | None = None,
 ) -> KernelNode:
-    """What a kernel is told about its node. starts: directories in the place of Models' bases."""
+    """What a kernel is told about its node. starts: directories with which Models begin."""
     node = program.node(planned.name)
     columns_read: dict[str, tuple[str, ...]] = {}
     for each in planned.inputs:
         columns = chain.from_iterable(fetch.columns for fetch in each.fetches)
         columns_read[each.name] = tuple(columns)
     states = (s for s in program.states if isinstance(s, Model))
-    models = {s.name: replace(s, base=(starts or {}).get(s.name, s.base)) for s in states}
+    models = {s.name: _begin_model(s, starts or {}) for s in states}
     tables = {s.name: s for s in program.states if isinstance(s, Table)}
     return KernelNode(
         name=planned.name,
@@ -58,6 +60,18 @@ def kernel_node(
         keeps=node.operator.keeps,
         inproc=inproc,
     )
+
+
+def _begin_model(model: Model, starts: Mapping[str, str]) -> Model:
+    """The Model as it begins: with a directory in the place of its base, or of its adapter's
+    beginning.
+    """
+    folder = starts.get(model.name)
+    if folder is None:
+        return model
+    if model.adapter is not None and is_adapter_folder(Path(folder)):
+        return replace(model, adapter=replace(model.adapter, start=folder))
+    return replace(model, base=folder)
 
 
 def kernel_class(node: PlannedNode) -> type:

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from dataflow.errors import RunError
 from dataflow.kernel import Piece
 from dataflow.kernel_abilities import Interruptible, Probeable
 from engine.channels.contract import Channel, PeerLost
@@ -71,6 +72,7 @@ class Delivery:
         self._pairs = pairs
         self._memories = memories
         self._routes = {model.name: model.route for model in plan.models}
+        self._parts = {model.name: model.part for model in plan.models if model.part}
         self._pieces = VersionPieces(timing.worker, channel, self._counts, pairs, memories)
         self._fetches = FetchedVersions(self._fetch_beside, partial(module_of, plan))
         self._on_fetched: Callable[[m.Event], None] = _nobody_hears
@@ -244,21 +246,36 @@ class Delivery:
             reader.load((), message.version, rate=message.rate)
             return None
         if not message.source:
-            pieces = self._kernels[message.writer].pieces()
+            pieces = self._require_part(message, self._kernels[message.writer].pieces())
             reader.load(pieces, message.version, rate=message.rate)
             return None
         if fetched_beside is None:
             fetched = self._pieces.fetch(message)
         else:
             fetched = fetched_beside.result()
+        pieces = self._require_part(message, fetched.pieces)
         with DeviceSeconds() as loading:
-            reader.load(fetched.pieces, message.version, rate=message.rate)
+            reader.load(pieces, message.version, rate=message.rate)
             if self._memories is not None:
                 # Once this is told as loaded, the writer may fill its memory anew.
                 self._memories.wait_for_device()
         self._reports.append((f"weights/{message.model}/fetch", fetched.seconds, 1.0))
         self._reports.append((f"weights/{message.model}/load", loading.seconds, 1.0))
         return fetched
+
+    def _require_part(self, load: m.Load, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces. Raises RunError if a Model with an adapter, or a subset, comes without any:
+        its reader would go on as its base, and the rows would be said to be of this version.
+        """
+        is_empty = True
+        for piece in pieces:
+            is_empty = False
+            yield piece
+        if is_empty and load.model in self._parts:
+            part = f"the {self._parts[load.model]} of {load.model!r}"
+            problem = f"expected {part} in version {load.version}, found no weight"
+            fix = "a train kernel whose `pieces` returns what it trains"
+            raise RunError(f"{load.reader}: {problem}. Fix: {fix}.")
 
     def begins(self, node: PlannedNode) -> None:
         """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""

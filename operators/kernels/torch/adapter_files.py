@@ -55,7 +55,18 @@ def encode_adapter(
         tensors[f"{_PREFIX}{name}"] = weight.detach().cpu().contiguous()
     header = {"format": "pt", BASE_DIGEST: base_digest}
     text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
-    return {WEIGHTS: save(tensors, header), CONFIG: text.encode()}
+    return {WEIGHTS: _sort_header(save(tensors, header)), CONFIG: text.encode()}
+
+
+def _sort_header(content: bytes) -> bytes:
+    """The same file with its metadata in the order of their names: safetensors has them in any, and
+    equal adapters are equal files.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"))
+    return content[:8] + text.encode().ljust(end - 8) + content[end:]
 
 
 def read_adapter(model: Model, folder: Path) -> list[Piece]:

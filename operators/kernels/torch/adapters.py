@@ -180,6 +180,11 @@ def piece_name(name: str) -> str:
     return name.replace(f".{ADAPTER}.", ".")
 
 
+def is_second_matrix(name: str) -> bool:
+    """Whether a weight of this name is a matrix B, which begins as zero."""
+    return ".lora_B." in name
+
+
 def has_adapter(module: nn.Module) -> bool:
     """Whether `add_adapter` has added one."""
     return hasattr(module, "peft_config")
@@ -208,7 +213,7 @@ def _begin(parameter: nn.Parameter, name: str, seed: str) -> None:
 
     By name, so that neither the order of modules nor the number of ranks changes a bit.
     """
-    if ".lora_B." in name:
+    if is_second_matrix(name):
         parameter.zero_()
         return
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()

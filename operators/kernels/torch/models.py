@@ -32,6 +32,7 @@ from dataflow.model_files import CONFIG, is_path, listing, near_directory, posit
 from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_trained, share_base
 from operators.kernels.torch.attention import ATTENTION
+from operators.kernels.torch.base_piece import find_base, note_base, require_saved_base, take_base
 from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packing_trial import require_packable
 from operators.kernels.torch.parallel import part_like
@@ -100,6 +101,8 @@ def load_model(
     if model.is_partial or weights is not None:
         # Before it moves: what is shared is on the device already.
         share_base(module, model, weights or BaseWeights())
+    if model.is_partial:
+        note_base(module, model.base)
     module = module.to(device or default_device()).eval()
     if model.adapter is not None:
         add_adapter(module, model, seed)
@@ -137,6 +140,7 @@ def make_meta_module(model: Model) -> PreTrainedModel:
     module.tie_weights()
     if model.is_partial:
         share_base(module, model, BaseWeights())
+        note_base(module, model.base)
     if model.adapter is not None:
         add_adapter(module, model, seed=0)
     return module
@@ -221,7 +225,9 @@ def restore_model(module: nn.Module, model: Model, directory: Path | str) -> Non
 def read_pieces(model: Model, directory: Path | str, device: torch.device) -> Iterable[Piece]:
     """Read the weights that `save_model` wrote for this Model: those that are trained."""
     if model.adapter is not None:
-        return read_adapter(model, Path(directory))
+        pieces_of_adapter = read_adapter(model, Path(directory))
+        require_saved_base(model, Path(directory))
+        return pieces_of_adapter
     saved = replace(model, base=str(directory))
     return pieces(load_model(saved, device))
 
@@ -236,14 +242,22 @@ def pieces(module: nn.Module) -> Iterator[Piece]:
         yield Piece(name, buffer)
 
 
+def whole_pieces(module: nn.Module) -> Iterator[Piece]:
+    """Every weight once, trained or not, as `pieces`."""
+    for name, parameter in module.named_parameters():
+        yield Piece(name, parameter.detach())
+    for name, buffer in _kept_buffers(module):
+        yield Piece(name, buffer)
+
+
 def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.0) -> int:
     """Copy weights into the module, in place. Returns the number of pieces. No pieces: no change.
 
     rate: how far the weights move towards the new ones; 1.0 copies. A tied weight may come under
     any of its names, and moves once. Raises KernelError for an unknown name, a different shape, or
-    a missing weight: half a version is no version.
+    a missing weight: half a version is no version; and for weights beside another base.
     """
-    new_pieces = list(new_pieces)
+    new_pieces = take_base(new_pieces, find_base(module), str(module.name_or_path))
     if not new_pieces:
         return 0
     targets: dict[str, Tensor] = dict(named_trained(module, remove_duplicate=False))

@@ -27,6 +27,7 @@ from dataflow.model_files import CONFIG
 from dataflow.storage import replace_text, writing
 from operators.kernels.torch.adapter_files import save_adapter
 from operators.kernels.torch.adapters import describe_adapter, has_adapter, named_trained
+from operators.kernels.torch.base_piece import find_base
 from operators.kernels.torch.transformers_log import quiet
 
 TOKENIZER_FILES = (
@@ -79,7 +80,7 @@ def save_model(
     target, base = Path(directory), str(module.name_or_path)
     if has_adapter(module):
         trained = weights or dict(named_trained(module))
-        save_adapter(target, describe_adapter(module), trained)
+        save_adapter(target, describe_adapter(module), trained, find_base(module))
         return
     dtype = saved_dtype(base, module.dtype)
     if dtype == module.dtype:

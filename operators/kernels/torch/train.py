@@ -11,6 +11,7 @@ and no gradient outlives a Step, or the computation of one of its parts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from dataflow.batch import Ragged
 from dataflow.kernel import Assignment, KernelNode, Layout, Piece, Session
 from dataflow.kernel_abilities import PartTrainer, Probeable, Sleeper
 from dataflow.training_parts import why_not_in_parts
+from operators.kernels.torch.adapter_metrics import AdapterMetrics
+from operators.kernels.torch.base_piece import base_pieces
 from operators.kernels.torch.loss_backward import LossBackward
 from operators.kernels.torch.models import (
     find_position_limit,
@@ -29,6 +32,7 @@ from operators.kernels.torch.models import (
     open_module,
     pieces,
     read_pieces,
+    whole_pieces,
 )
 from operators.kernels.torch.optimizer import Optimizer, require_adamw, save_optimizer_state
 from operators.kernels.torch.parallel import Ranks, collect_pieces, part_like
@@ -54,8 +58,9 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
     over updates), optim/updates, optim/skipped (updates without a trained token), optim/changed
     (weight_sample.py; only if an update was made), loss/<label>, train/tokens (trained tokens of
     all epochs), train/fed_tokens, train/micro_batches, policy/sampled_entropy, those of
-    mismatch.py, and those of the formulas. own_samples: whether the trained Model wrote the rows,
-    one bool or one for each of a prompt's samples; only those count in policy/sampled_entropy.
+    mismatch.py and adapter_metrics.py, and those of the formulas. own_samples: whether the trained
+    Model wrote the rows, one bool or one for each of a prompt's samples; only those count in
+    policy/sampled_entropy.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -105,6 +110,7 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
             backward=backward,
             optimizer=self._optimizer,
             ranks=self._ranks,
+            adapter=AdapterMetrics(self._module, self._ranks),
             budget=layout.tokens,
             position_limit=find_position_limit(self._model.base),
             vocabulary=self.vocabulary,
@@ -140,7 +146,10 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
 
         Split weights are gathered as the first rank takes them; the others take part and get none.
         """
-        module_pieces = pieces(self._module)
+        version_pieces = chain(base_pieces(self._module), pieces(self._module))
+        return self._gather(version_pieces)
+
+    def _gather(self, module_pieces: Iterable[Piece]) -> Iterable[Piece]:
         if not self._partial:
             return module_pieces
         return collect_pieces(self._ranks, module_pieces, is_sharded=self._split is not None)
@@ -183,7 +192,10 @@ class TorchTrain(PartTrainer, Sleeper, Probeable):
         """
         if not self._partial:
             return None
-        return {piece.name: piece.data.cpu() for piece in self.pieces()}
+        saved_pieces = whole_pieces(self._module)
+        if self._model.adapter is not None:
+            saved_pieces = pieces(self._module)
+        return {piece.name: piece.data.cpu() for piece in self._gather(saved_pieces)}
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote, on any number of ranks; the next Step gives the same bits."""

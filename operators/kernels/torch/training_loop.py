@@ -20,6 +20,7 @@ from dataflow.kernel import Assignment
 from dataflow.model import value_at
 from operators.kernels.overlong import require_positions
 from operators.kernels.text import require_embedded_ids
+from operators.kernels.torch.adapter_metrics import AdapterMetrics
 from operators.kernels.torch.loss_backward import LossBackward, MicroBatch, not_finite
 from operators.kernels.torch.mismatch import add_sampled_entropy
 from operators.kernels.torch.model_numbers import require_ids
@@ -62,6 +63,7 @@ class TrainingLoop:
     backward: LossBackward
     optimizer: Optimizer
     ranks: Ranks
+    adapter: AdapterMetrics
     budget: int
     position_limit: int | None
     vocabulary: int
@@ -91,7 +93,8 @@ class TrainingLoop:
 
     def report(self, lr: float, sums: MetricSums) -> dict[str, float]:
         """The metrics of a Step on all ranks."""
-        return {"optim/lr": lr} | sums.means(self.ranks.add_up, self.ranks.greatest)
+        means = sums.means(self.ranks.add_up, self.ranks.greatest)
+        return {"optim/lr": lr} | means | self.adapter.measure()
 
     def _updates(
         self, assignment: Assignment, row_sets: Sequence[RowSet], lr: float, sums: MetricSums

@@ -25,6 +25,7 @@ from dataflow.kernel import Piece
 from dataflow.model import Model
 from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapters import describe_adapter
+from operators.kernels.torch.base_piece import find_base, take_base
 from operators.kernels.vllm.engine_errors import VllmErrors
 from operators.kernels.vllm.served_adapter import ServedAdapter
 from operators.kernels.vllm.startup import BLOCK, EngineSize, rank_processes, start_engine
@@ -66,6 +67,7 @@ class Engine:
         self.size = size
         self.version = 0
         self._names, self._shapes = names_and_shapes(described)
+        self._base, self._base_digest = base, find_base(described)
         self._adapter: ServedAdapter | None = None
         if model.adapter is not None:
             self._adapter = ServedAdapter(model, describe_adapter(described))
@@ -107,7 +109,14 @@ class Engine:
 
     def _request_adapter(self) -> Any:
         """What a row names its adapter by; None while no version of one has come."""
-        if self._adapter is None or not self._adapter.is_loaded:
+        if self._adapter is None:
+            return None
+        if not self._adapter.is_loaded:
+            if self.version:
+                raise KernelError(
+                    f"Model {self.name!r}: expected the adapter of version {self.version} in its"
+                    " engine, found none. Fix: nothing here; rows would be the base's."
+                )
             return None
         return self._adapter.make_request(load=False)
 
@@ -171,7 +180,10 @@ class Engine:
             )
 
     def load(self, pieces: list[Piece], version: int) -> None:
-        """Load all weights of a version, in place; then forget what older ones computed."""
+        """Load all weights of a version, in place; then forget what older ones computed. Raises
+        KernelError for half a version, and for one beside another base.
+        """
+        pieces = take_base(pieces, self._base_digest, self._base)
         require_whole(self.name, self._names, pieces)
         require_shapes(self.name, self._shapes, pieces)
         if self._adapter is not None:

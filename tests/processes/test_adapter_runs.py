@@ -1,0 +1,155 @@
+"""Runs that train a part of a Model: what travels, what is saved, what stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataflow.adapters import lora, subset
+from dataflow.errors import DataflowError
+from dataflow.graph import Graph, Phase
+from dataflow.kernel import Piece
+from dataflow.model import Model
+from dataflow.program import Program
+from engine.api import resume
+from operators.kernels.torch.base_piece import NAME
+from operators.kernels.torch.train import TorchTrain
+from tests.kit import algorithms, runs
+from tests.kit.tiny_runs import TinyRuns
+
+pytest.importorskip("peft")
+pytestmark = pytest.mark.timeout(180)
+
+
+ONE_UPDATE: dict[str, Any] = {"beta": 0.1, "minibatches": 1}
+
+
+def hash_of(folder: Path) -> str:
+    """Of the weights of a base."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def require_trained(result: runs.Run, steps: int = 3) -> list[dict[str, Any]]:
+    """The metrics of a run each of whose Steps moved the adapter away from its base."""
+    rows = runs.metrics(result)
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    norms = [row["adapter/norm"] for row in rows]
+    assert 0.0 < norms[0] < norms[-1]
+    return rows
+
+
+@pytest.mark.parametrize("workers", ["one", "apart"])
+def test_an_adapter_is_trained_and_the_base_stays(tiny: TinyRuns, workers: str) -> None:
+    before = hash_of(tiny.folder / "model")
+    graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4), **ONE_UPDATE)
+    result = tiny.run(graph, workers=workers)
+    rows = require_trained(result)
+    # A fresh adapter is its base to the bit: what the sampler wrote is what the trainer computes.
+    assert rows[0]["policy/kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    assert hash_of(tiny.folder / "model") == before
+    saved = [Path(path).name for path in runs.weights(result)]
+    assert set(saved) == {"adapter_model.safetensors"}
+    assert any("weights/policy/load" in row for row in rows) == (workers == "apart")
+
+
+def test_policy_and_critic_have_adapters_beside_one_base(tiny: TinyRuns) -> None:
+    graph = algorithms.small("ppo", tiny.folder, adapter=lora(rank=4))
+    rows = runs.metrics(tiny.run(graph))
+    for row in rows[1:]:
+        assert min(row["adapter/policy/norm"], row["adapter/critic/norm"]) > 0.0
+
+
+def test_two_ranks_with_parts_of_the_weights_train_it_as_one(tiny: TinyRuns) -> None:
+    graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4))
+    alone = require_trained(tiny.run(graph, 2, name="alone"), 2)
+    how: dict[str, Any] = {
+        "ranks": {"train_policy": 2},
+        "shard": True,
+        "workers": "auto",
+        "name": "split",
+    }
+    split = require_trained(tiny.run(graph, 2, **how), 2)
+    for one, two in zip(alone, split, strict=True):
+        assert two["adapter/norm"] == pytest.approx(one["adapter/norm"], rel=1e-4)
+        assert two["reward/mean"] == one["reward/mean"]
+
+
+def test_a_run_that_is_resumed_goes_on_to_the_bit(tiny: TinyRuns) -> None:
+    graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4))
+    whole = tiny.run(graph, 3, name="whole")
+    part = tiny.run(graph, 2, name="part")
+    again = resume(part.folder, steps=3)
+    assert runs.timeless(runs.metrics(again))[-1] == runs.timeless(runs.metrics(whole))[-1]
+    first, second = (list(runs.weights(run).values()) for run in (again, whole))
+    assert first == second
+
+
+def test_a_later_phase_goes_on_with_the_adapter(tiny: TinyRuns) -> None:
+    adapter = lora(rank=4)
+    first = algorithms.small("sft", tiny.folder, adapter=adapter)
+    second = algorithms.small("grpo", tiny.folder, adapter=adapter, lr=1e-9)
+    program = Program(Phase(first, steps=2), Phase(second, steps=1))
+    norms = [row["adapter/norm"] for row in runs.metrics(tiny.run(program, None))]
+    assert norms[2] == pytest.approx(norms[1], rel=1e-3)
+
+
+class Forgetful(TorchTrain):
+    """Offers versions without the adapter."""
+
+    def pieces(self) -> Iterable[Piece]:
+        return ()
+
+
+class OfAnotherBase(TorchTrain):
+    """Offers versions that were trained beside another base."""
+
+    def pieces(self) -> Iterable[Piece]:
+        for piece in super().pieces():
+            changed = piece.data + 1 if piece.name == NAME else piece.data
+            yield Piece(piece.name, changed)
+
+
+def with_train_kernel(graph: Graph, kernel: type[TorchTrain]) -> Graph:
+    path = f"{kernel.__module__}:{kernel.__name__}"
+
+    def change(node: Any) -> Any:
+        if node.operator.work != "train":
+            return node
+        kernels = dict.fromkeys(node.operator.kernels, path)
+        return node.changed(operator=replace(node.operator, kernels=kernels))
+
+    return graph.map(change)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (Forgetful, "expected the adapter of 'policy' in version 0, found no weight"),
+        (OfAnotherBase, "expected weights that were trained beside it as it is here"),
+    ],
+)
+def test_a_reader_without_its_adapter_ends_the_run_by_version_1(
+    tiny: TinyRuns, kernel: type[TorchTrain], message: str
+) -> None:
+    graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4))
+    with pytest.raises(DataflowError, match=message):
+        tiny.run(with_train_kernel(graph, kernel), workers="apart")
+
+
+def test_a_subset_travels_alone(tiny: TinyRuns) -> None:
+    def train_norms(node: Any) -> Any:
+        states = dict(node.states)
+        for name, state in states.items():
+            if isinstance(state, Model) and state.trainable:
+                states[name] = Model("policy", state.base, trainable=subset(parts=("norm",)))
+        return node.changed(states=states)
+
+    graph = algorithms.small("grpo", tiny.folder).map(train_norms)
+    rows = runs.metrics(tiny.run(graph, workers="apart"))
+    assert rows[-1]["optim/changed"] > 0.9
+    assert not any(name.startswith("adapter/") for row in rows for name in row)
