@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dataflow.adapters import lora, subset
+from dataflow.kernel import Layout, Recompute
+from dataflow.model import Model
 from engine.plan.cost import memory, training_memory
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
-from engine.plan.cost.models import model_cost
+from engine.plan.cost.models import cost_of_model, model_cost
+from engine.plan.cost.running_parts import RunningKernel, running_parts
 from operators.kernels.torch import offload
 from operators.kernels.torch.train import TorchTrain
 from tests.kit.models import save_tiny
@@ -127,6 +131,33 @@ def test_layers_computed_again_keep_little_and_as_much_as_the_plan_says(
     estimates = [parts["activations"] + parts.get("logits", 0) for parts in (usual, again)]
     assert 1.0 <= estimates[1] / most_again <= 1.25
     assert 0.9 <= estimates[0] / most <= 1.25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["none", "layers"])
+@pytest.mark.parametrize(("trainable", "share"), [(subset(last=4), 0.25), (True, 1.1)])
+def test_a_part_of_a_model_keeps_as_much_as_the_plan_says(
+    deep: str, recompute: Recompute, trainable: Any, share: float
+) -> None:
+    part: dict[str, Any] = {"trainable": trainable}
+    if trainable is True:
+        pytest.importorskip("peft")
+        part["adapter"] = lora(rank=2)
+    whole_kept, _ = count_bytes(deep)
+    kept, most = count_bytes(deep, recompute=recompute, **part)
+    assert kept <= share * whole_kept
+    cost = cost_of_model(Model("policy", deep, **part))
+    kernel = RunningKernel(
+        kind="train",
+        layout=Layout(recompute=recompute),
+        dtype="float32",
+        passed_layers=cost.passed_layers,
+    )
+    lengths = Lengths(prompt=PROMPT, completion=ANSWER)
+    work = Work(lengths=lengths, prompts=ROWS, rows=ROWS)
+    parts = running_parts(cost.version, cost.shape, (work,), kernel)
+    estimate = parts["activations"] + parts.get("logits", 0)
+    assert 0.9 <= estimate / most <= 1.25
 
 
 def test_the_plan_counts_the_buckets_that_the_kernel_makes() -> None:
