@@ -16,7 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dataflow.adapter_settings import is_adapter_setting, with_adapter_settings
+from dataflow.adapter_settings import (
+    adapter_parameters,
+    find_models,
+    is_adapter_setting,
+    with_adapter_settings,
+)
 from dataflow.errors import GraphError, nearest
 from dataflow.graph import Graph, Inputs, Phase, States
 from dataflow.loss import Loss, LossTerm
@@ -89,7 +94,9 @@ def edited(
 
 
 def settable(source: AnyGraph) -> list[SettableNode]:
-    """Every node with the parameters that a setting may change, in the order of the graph."""
+    """Every node with the parameters that a setting may change, in the order of the graph; then the
+    adapters of Models, as `policy.adapter`.
+    """
     nodes: list[SettableNode] = []
     for number, phase in numbered_phases(source):
         for node in phase.graph.nodes:
@@ -99,6 +106,11 @@ def settable(source: AnyGraph) -> list[SettableNode]:
                 parameters=tuple(parameters_of(node)),
             )
             nodes.append(settable_node)
+    for name, model in find_models(source).items():
+        if model.adapter is not None and model.follows is None:
+            parameters = tuple(adapter_parameters(model.adapter))
+            adapter = SettableNode(name=f"{name}.adapter", operator="lora", parameters=parameters)
+            nodes.append(adapter)
     return nodes
 
 

@@ -11,7 +11,7 @@ from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.program import Phase, Program
-from dataflow.set_expressions import edited
+from dataflow.set_expressions import edited, settable
 from graphs.grpo import grpo
 from graphs.ppo import ppo
 from graphs.sft import sft
@@ -101,3 +101,12 @@ def test_what_no_adapter_takes_is_refused(message: str) -> None:
     adapter, settings = REFUSED[message]
     with pytest.raises(GraphError, match=re.escape(message)):
         edited(small(adapter), [f"policy.adapter.{setting}" for setting in settings])
+
+
+def test_adapters_are_listed_behind_the_nodes() -> None:
+    listed = settable(ppo("tiny", "a.jsonl", exact, adapter=lora()))
+    assert {node.name for node in listed[-2:]} == {"policy.adapter", "critic.adapter"}
+    fields = {parameter.name: parameter for parameter in listed[-1].parameters}
+    assert list(fields) == ["rank", "alpha", "targets", "start", "scale"]
+    assert fields["rank"].about.startswith("rows of A")
+    assert not [node for node in settable(small(None)) if node.name.endswith(".adapter")]

@@ -193,7 +193,7 @@ def owned(name: str, **changes: Any) -> dict[str, str]:
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_every_parameter_of_a_shipped_graph_but_its_models_gives_some_value(name: str) -> None:
     found, taken = owned(name), inspect.signature(algorithms.function_of(name)).parameters
-    elsewhere = {*algorithms.MODELS, "eval_data", "eval_every", "drop_uniform"}
+    elsewhere = {*algorithms.MODELS, "adapter", "eval_data", "eval_every", "drop_uniform"}
     assert set(found.values()) >= taken.keys() - elsewhere
     assert not {path.rpartition(".")[2] for path in found} & {"top_p", "timeout"}
 
