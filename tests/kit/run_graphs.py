@@ -181,14 +181,8 @@ def two_models(folder: Path) -> Graph:
     policy, rollout = rolled_out(folder)
     critic = Model("critic", base, trainable=True, head="scalar")
     reference = logprobs(Model("past", base), rollout, name="reference")
-    score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
     value = values(critic, rollout)
-    advantage = gae(rollout, score, value)
-    return Graph(
-        "two_models",
-        train(policy, rollout, loss=clipped_policy_loss(advantage, clip=0.2), lr=1e-3),
-        train(critic, rollout, loss=value_loss(advantage, old=value, clip=0.2), lr=1e-2),
-    )
+    return Graph("two_models", *train_by_values(policy, critic, rollout, reference, value))
 
 
 def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:
@@ -198,14 +192,20 @@ def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:
     critic = Model("critic", base, trainable=True, head="scalar")
     slow = Model("slow", base, head="scalar", follows=critic, every=every, rate=rate)
     reference = logprobs(Model("past", base, follows=policy, every=3), rollout)
-    score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
     value = values(slow, rollout)
+    return Graph("followed", *train_by_values(policy, critic, rollout, reference, value))
+
+
+def train_by_values(
+    policy: Model, critic: Model, rollout: Port[Rollout], reference: Any, value: Any
+) -> list[Any]:
+    """Both Models' train nodes, as PPO has them."""
+    score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
     advantage = gae(rollout, score, value)
-    return Graph(
-        "followed",
+    return [
         train(policy, rollout, loss=clipped_policy_loss(advantage, clip=0.2), lr=1e-3),
         train(critic, rollout, loss=value_loss(advantage, old=value, clip=0.2), lr=1e-2),
-    )
+    ]
 
 
 def evaluated(folder: Path, *, every: int = 2, keep_best: int = 0, batch: int = 4) -> Graph:

@@ -24,11 +24,11 @@ TWO = Layout(replicas=2, tensor=2)
 KEYS = Keys.of([0, 1])
 
 
-def scored(*workers: str, layout: Layout = TWO) -> PlannedNode:
+def score_node(*workers: str, layout: Layout = TWO) -> PlannedNode:
     return planned_node("score", "prompts", work="forward", workers=workers, layout=layout)
 
 
-def told(number: int = 7, worker: str = "c") -> m.RunChunk:
+def make_chunk(number: int = 7, worker: str = "c") -> m.RunChunk:
     place = np.zeros(2, np.int32)
     gather = Gather(producer="prompts", columns=("x",), refs=(("p", 0),), block=place, row=place)
     return m.RunChunk(
@@ -56,8 +56,8 @@ class RanksByHand:
 
 
 def test_a_chunk_becomes_one_a_rank_and_only_the_lead_fetches() -> None:
-    by_hand = RanksByHand(plan_of(scored("a", "b", "c", "d")))
-    lead, other = by_hand.split(told())
+    by_hand = RanksByHand(plan_of(score_node("a", "b", "c", "d")))
+    lead, other = by_hand.split(make_chunk())
     assert (lead.worker, other.worker) == ("c", "d")
     assert lead.giver == other.giver == "c"
     assert lead.id == other.id
@@ -66,8 +66,8 @@ def test_a_chunk_becomes_one_a_rank_and_only_the_lead_fetches() -> None:
 
 
 def test_a_chunk_has_ended_when_its_lead_says_so_and_the_others_are_awaited_alone() -> None:
-    by_hand = RanksByHand(plan_of(scored("a", "b", "c", "d")))
-    by_hand.split(told())
+    by_hand = RanksByHand(plan_of(score_node("a", "b", "c", "d")))
+    by_hand.split(make_chunk())
     assert by_hand.ledger.rows["c"] == 2
     done = m.ChunkDone(id=7, node="score")
     core_events, _ = by_hand.hear(done)
@@ -76,7 +76,7 @@ def test_a_chunk_has_ended_when_its_lead_says_so_and_the_others_are_awaited_alon
     assert (by_hand.ledger.owes("c"), by_hand.ledger.owes("d")) == (False, True)
     (left,) = by_hand.ledger.forget_worker("d")
     assert left.chunk is None, "its rows are there: a death of d does not run it again"
-    by_hand.split(told(8))
+    by_hand.split(make_chunk(8))
     core_events, _ = by_hand.hear(m.RankDone(id=8, node="score", worker="d"))
     assert core_events == []
     assert by_hand.ledger.rows["c"] == 2
@@ -88,7 +88,7 @@ def test_a_chunk_has_ended_when_its_lead_says_so_and_the_others_are_awaited_alon
 
 def test_of_replicas_the_lead_with_fewest_rows_is_chosen() -> None:
     rows = dict.fromkeys("abcd", 0) | {"a": 3}
-    idlest = Idlest([scored("a", "b", "c", "d")], rows)
+    idlest = Idlest([score_node("a", "b", "c", "d")], rows)
     assert idlest.choose("score", lambda worker: True) == "c"
     rows["a"], rows["c"] = 0, 5
     idlest.touch("b")  # a rank that is there again
@@ -96,7 +96,7 @@ def test_of_replicas_the_lead_with_fewest_rows_is_chosen() -> None:
 
 
 def test_a_chunk_of_ranks_joins_no_turn_that_others_wait_behind() -> None:
-    node = scored("a", "b", layout=Layout(tensor=2))
+    node = score_node("a", "b", layout=Layout(tensor=2))
     plan = plan_of(node, turns=(("a", "x"),))
     ledger = Outstanding()
     turns = DeviceTurns(plan, ledger)
@@ -108,7 +108,7 @@ def test_a_chunk_of_ranks_joins_no_turn_that_others_wait_behind() -> None:
 
     assert tell(m.Record(id=0, step=1, keys={}, inputs={}, worker="a")) == [m.Wake(worker="a")]
     assert tell(m.Record(id=1, step=1, keys={}, inputs={}, worker="x")) == []
-    (to_other,) = tell(told(2, "a"))
+    (to_other,) = tell(make_chunk(2, "a"))
     assert to_other.worker == "b"
     assert [turn.worker for turn in turns._shared[0].turns] == ["a", "x", "a"]
 
@@ -123,9 +123,9 @@ def test_a_chunk_of_ranks_joins_no_turn_that_others_wait_behind() -> None:
     ids=["go", "offer", "load"],
 )
 def test_what_ranks_do_together_stays_in_order(item: m.Task | m.Go, passes: bool) -> None:
-    by_hand = RanksByHand(plan_of(scored("c", "d", layout=Layout(tensor=2))))
-    of_ranks, _ = by_hand.split(told())
-    alone = told(8)
+    by_hand = RanksByHand(plan_of(score_node("c", "d", layout=Layout(tensor=2))))
+    of_ranks, _ = by_hand.split(make_chunk())
+    alone = make_chunk(8)
     for chunk, comes_first in ((of_ranks, passes), (alone, True)):
         inbox = Inbox()
         inbox.put(chunk)
@@ -138,8 +138,8 @@ def test_a_replica_is_in_the_world_of_what_trains_there() -> None:
     train = planned_node(
         "learn", "prompts", work="train", workers=names, layout=Layout(data=2, tensor=2)
     )
-    plan = plan_of(scored("c", "d", layout=Layout(tensor=2)), train)
+    plan = plan_of(score_node("c", "d", layout=Layout(tensor=2)), train)
     assert groups_by_worker(plan) == dict.fromkeys(names, names)
     assert plan.stateful == frozenset(names)
     with pytest.raises(PlanError, match="worker d is a rank of d, e and of a, b, c, d"):
-        groups_by_worker(plan_of(scored("d", "e", layout=Layout(tensor=2)), train))
+        groups_by_worker(plan_of(score_node("d", "e", layout=Layout(tensor=2)), train))
