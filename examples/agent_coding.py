@@ -72,7 +72,7 @@ def main(steps: int = 4) -> Result:
     files = tiny.make()
     data = write_tasks(Path(files.train).with_name("tasks.jsonl"))
     environment = isolated(Coding, cpu_seconds=20, processes=2)
-    limits = {"max_turns": 2, "max_turn_tokens": 8, "max_tokens": 96}
+    limits: dict[str, Any] = {"max_turns": 2, "max_turn_tokens": 8, "max_tokens": 96}
     graph = agent(files.model, data, environment, n=2, batch=4, lr=5e-3, **limits)
     return run(graph, tiny.options("agent_coding", steps=steps), on_step=[tiny.show])
 
