@@ -84,15 +84,18 @@ def list_sides(asked: PpoPlan) -> Iterator[Sequence[TrainingSide]]:
     width, tokens = asked.tensor[1], asked.microbatch
     splits = _list_splits(width)
     yield (TrainingSide(scoring=0, tensor=width, scored=width, tokens=tokens, shard=False),)
+    # Weights of forward passes wait on the host where the plan finds that they have to.
     yield [TrainingSide(scoring=0, tensor=split, scored=split, tokens=tokens) for split in splits]
+    # A row is never cut: less than the longest one takes no less memory.
+    longest = asked.longest_prompt + asked.longest
+    yield [TrainingSide(scoring=0, tensor=split, scored=split, tokens=longest) for split in splits]
     work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
     share = asked.training / work
     yield _split_sides(asked, max(1, round(share)), 1, tokens)
     devices = max(1, round(share / width)) * width
     if devices * len(asked.scored) < asked.training:
         yield _split_sides(asked, devices, width, tokens)
-        # A row is never cut: less than the longest one takes no less memory.
-        yield _split_sides(asked, devices, width, asked.longest_prompt + asked.longest)
+        yield _split_sides(asked, devices, width, longest)
 
 
 def _split_sides(asked: PpoPlan, scoring: int, scored: int, tokens: int) -> Sequence[TrainingSide]:

@@ -6,6 +6,7 @@ engine/plan/cost).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,6 +18,7 @@ from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
 from engine.plan.refusals import add_fix
+from engine.plan.waiting_weights import can_weights_wait
 from engine.plan.worker_index import Group, nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.worker_peaks import shared_process_bytes
 
@@ -24,6 +26,9 @@ Nodes = dict[str, list[PlannedNode]]
 """Worker -> its nodes."""
 Parts = tuple[str, ...]
 _VERSION_PARTS: Parts = ("snapshot", "copies")
+_FETCHED_PART = "fetched"
+_MAPPED_VERSIONS = 2
+"""Of a Model on a host: one that some readers still load, and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ def _list_hosts(decided: Decisions, cluster: Cluster) -> Iterator[_UsedHost]:
         nodes: dict[str, list[PlannedNode]] = {}
         for worker in workers:
             nodes[worker] = [_as_on_worker(node, worker) for node in nodes_on[worker]]
+        nodes = _share_versions(decided, nodes)
         name = f"host {host}" if host else "this host"
         yield _UsedHost(nodes=nodes, turns=turns, cluster=cluster.on(host), name=name)
 
@@ -100,6 +106,26 @@ def _as_on_worker(node: PlannedNode, worker: str) -> PlannedNode:
     bytes_by_part = node.estimate.bytes
     kept_parts = {part: bytes_by_part[part] for part in bytes_by_part if part not in _VERSION_PARTS}
     return replace(node, estimate=replace(node.estimate, bytes=kept_parts))
+
+
+def _share_versions(decided: Decisions, nodes_on: Nodes) -> Nodes:
+    """The nodes of one host, whose Workers map a version that one of them has fetched, or its
+    writer keeps there (engine/coordinator/weight_tree.py).
+    """
+    writers = {model.name: model.writer for model in decided.models if model.writer}
+    first_workers = {node.name: node.workers[0] for node in decided.nodes}
+    counts: Counter[str] = Counter()
+    shared: Nodes = {}
+    for worker, nodes in nodes_on.items():
+        shared[worker] = []
+        for node in nodes:
+            model = next((use.model for use in node.models if use.trained), "")
+            counts[model] += _FETCHED_PART in node.estimate.bytes
+            is_there = first_workers.get(writers.get(model, "")) in nodes_on
+            if is_there or counts[model] > _MAPPED_VERSIONS:
+                node = replace(node, estimate=node.estimate.without((_FETCHED_PART,)))
+            shared[worker].append(node)
+    return shared
 
 
 def _find_rooms_of(decided: Decisions, host: _UsedHost) -> Iterator[MemoryRoom]:
@@ -169,7 +195,7 @@ def _check_host_memory(host: _UsedHost) -> Iterator[str]:
     if size > host.cluster.memory:
         what, fix = "rows", "a lower batch or max_lag"
         if state_size > size // 2:
-            what, fix = "rows and optimizers", "offload none, or a smaller base"
+            what, fix = "rows and offloaded state", "offload none, or a smaller base"
         problem = f"{what} of {_gib(size)} wait in {_gib(host.cluster.memory)}"
         yield add_fix(f"{', '.join(host.nodes)}: {problem}", fix)
 
@@ -215,12 +241,15 @@ def _list_declined(room: MemoryRoom, draft: Draft) -> Iterator[str]:
     """The flags that would spare memory, and were given as none: all others the plan has tried
     (passes/memory_fit.py).
     """
-    train_names = dict.fromkeys(n.name for n in filter(_is_training, room.nodes))
-    for name in train_names:
-        if draft.placing.recompute.get(name) == "none":
+    for node in {node.name: node for node in room.nodes}.values():
+        name = node.name
+        if draft.placing.recompute.get(name) == "none" and _is_training(node):
             yield f"--recompute {name}=layers"
         if draft.placing.offload.get(name) == "none" and room.without:
-            yield f"--offload {name}=optimizer"
+            if _is_training(node):
+                yield f"--offload {name}=optimizer"
+            elif can_weights_wait(draft, node):
+                yield f"--offload {name}=weights"
 
 
 def _find_large_enough(hosts: Iterable[Host], need: int) -> str:

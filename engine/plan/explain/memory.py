@@ -84,7 +84,7 @@ def _gpu_lines(
     room = f"{shown_bytes(hardware.memory)} on {host or 'this host'}"
     what = "rows"
     if any(OFFLOADED_PART in node.estimate.bytes for node in nodes):
-        what = "rows and optimizers"
+        what = "rows and offloaded state"
     yield f"{shown_bytes(host_bytes(nodes))} of {what}, of {room}"
 
 
