@@ -25,7 +25,7 @@ from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
 from tests.kit.rows import random_rows
 from tests.kit.training import gloo_world
 
-KERNELS: dict[str, tuple[Any, str, str]] = {
+KERNELS: dict[str, tuple[Any, Any, str]] = {
     "logprobs": (TorchLogprobs, "lm", "logprobs"),
     "values": (TorchValues, "scalar", "values"),
     "scores": (TorchScores, "scalar", "reward"),

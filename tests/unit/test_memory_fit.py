@@ -209,7 +209,8 @@ def test_golden_of_a_plan_that_was_fitted() -> None:
     ({"recompute": {"train_policy": "layer"}},
      "recompute: train_policy=layer, expected none or layers. Fix: train_policy=layers."),
     ({"offload": {"train_policy": "cpu"}},
-     "offload: train_policy=cpu, expected none, optimizer or weights. Fix: train_policy=optimizer."),
+     "offload: train_policy=cpu, expected none, optimizer or weights. Fix: train_policy="
+     "optimizer."),
     ({"compiled": "all"}, "compiled: expected auto, none or layers, found 'all'. Fix: "),
 ])  # fmt: skip
 def test_wishes_that_cannot_be_are_refused(wishes: dict[str, Any], message: str) -> None:

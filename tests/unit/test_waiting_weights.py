@@ -67,11 +67,11 @@ def test_no_bit_differs_also_after_new_weights(
         assert addresses(waiting) == host_memory
 
 
-def record_addresses(kernel: Any, seen: list[list[int]]) -> None:
+def record_addresses(kernel: Any, in_passes: list[list[int]]) -> None:
     """Note where the weights are as each pass begins."""
 
     def note(module: Any, inputs: Any) -> None:
-        seen.append(addresses(kernel))
+        in_passes.append(addresses(kernel))
 
     kernel._module.base_model.register_forward_pre_hook(note)
 

@@ -1,4 +1,4 @@
-"""Plans in which weights of forward nodes wait on the host: bytes, seconds, the choice, refusals."""
+"""Plans in which weights of forward nodes wait on the host: bytes, seconds, choices, refusals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
+from dataflow.model import Model
 from engine.plan.checks.memory import find_memory_rooms
-from engine.plan.cluster import Cluster
+from engine.plan.cluster import Cluster, Host
 from engine.plan.cost.decode_curve import RowDistributions
 from engine.plan.cost.devices import device
 from engine.plan.cost.distribution import constant_length
@@ -20,7 +21,20 @@ from engine.plan.cost.memory import Work
 from engine.plan.cost.node_price import NodeWork, node_cost
 from engine.plan.explain import explain
 from engine.plan.plan import Plan, PlannedNode
-from tests.kit.graphs import small_grpo, small_ppo
+from operators.advantage import kl_in_reward
+from operators.forward import logprobs
+from operators.losses import clipped_policy_loss
+from tests.kit.graphs import (
+    BASE,
+    compared,
+    graph_of,
+    grpo_graph,
+    policy,
+    sampled,
+    scored,
+    small_grpo,
+    small_ppo,
+)
 from tests.kit.plans import planned_on
 from tests.unit.test_cost_decode import MODEL
 
@@ -39,10 +53,10 @@ def plan_with(memory: int, graph: Graph | None = None, kind: str = "H100", **wis
     return planned_on(cluster, graph or small_grpo(), pin={"rollout": "gen"}, **wishes)
 
 
-def need_of(plan: Plan) -> int:
-    """The bytes of what is on the second GPU."""
+def need_of(plan: Plan, worker: str = "main") -> int:
+    """The bytes of what is on the GPU of a Worker."""
     assert plan.cluster is not None
-    [need] = [room.need for room in find_memory_rooms(plan, plan.cluster) if "main" in room.workers]
+    [need] = [room.need for room in find_memory_rooms(plan, plan.cluster) if worker in room.workers]
     return need
 
 
@@ -128,8 +142,87 @@ def test_what_is_declined_is_named() -> None:
     ({"reference": "optimizer"},
      "offload: reference=optimizer, but only train nodes have such state. Fix: reference=weights."),
     ({"values": "weights"},
-     "offload: values=weights, but train_critic computes with the same weights. Fix: leave out values."),
+     "offload: values=weights, but train_critic computes with the same weights. Fix: leave out"
+     " values."),
 ])  # fmt: skip
 def test_wishes_that_cannot_be_are_refused(wish: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=re.escape(message)):
         plan_with(80 * GIB, small_ppo(), offload=wish)
+
+
+def beside(memory: int, **wishes: Any) -> Plan:
+    """A plan with all forward nodes, each with weights of its own, on one GPU with so many bytes,
+    of which no seconds are known.
+    """
+    cluster = Cluster(cores=4, memory=24 * GIB, gpus=(80 * GIB, memory, 80 * GIB))
+    pins = {"rollout": "gen"} | dict.fromkeys(("reference", "values", "old"), "side")
+    return planned_on(cluster, small_ppo(), pin=pins, **wishes)
+
+
+def test_of_weights_that_wait_those_that_nobody_trains_are_the_first() -> None:
+    need = need_of(beside(80 * GIB), "side")
+    assert not waiting_nodes(beside(need))
+    # The weights of the one that runs are there: with one that waits nothing is spared.
+    two = waiting_nodes(beside(need - 1))
+    assert len(two) == 2
+    assert "reference" in two
+    assert waiting_nodes(beside(need - WEIGHTS - 1)) == {"reference", "values", "old"}
+    with pytest.raises(PlanError, match="side needs"):
+        beside(need - 2 * WEIGHTS - 1)
+
+
+def test_where_there_are_many_those_of_one_kind_of_work_are_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.plan.passes.memory_fit._MOST_COMBINATIONS", 4)
+    need = need_of(beside(80 * GIB), "side")
+    assert waiting_nodes(beside(need - 1)) == {"reference", "values", "old"}
+
+
+def two_references(**follower: Any) -> Graph:
+    """Log-probs by two Models with the weights of the base, or one that follows the policy."""
+    rollout = sampled()
+    score = scored(rollout)
+    for name in ("one", "other"):
+        reference = logprobs(Model(name, BASE, **follower), rollout, name=name)
+        score = kl_in_reward(rollout, score, reference, beta=0.1, name=f"less_{name}")
+    return graph_of(rollout, clipped_policy_loss(compared(rollout, score)))
+
+
+def test_all_who_share_a_module_leave_its_weights_on_the_host_or_none() -> None:
+    graph = two_references()
+    with pytest.raises(PlanError, match=re.escape(
+        "offload: one=weights, but other computes with the same weights. Fix: other=weights, too,"
+    )):  # fmt: skip
+        plan_with(80 * GIB, graph, offload={"one": "weights"})
+    both = plan_with(80 * GIB, graph, offload={"one": "weights", "other": "weights"})
+    host_bytes = [both.node(name).estimate.bytes.get("offloaded", 0) for name in ("one", "other")]
+    assert host_bytes == [1.5 * WEIGHTS, 0]
+    assert all(both.node(name).estimate.bytes["loaded"] == WEIGHTS for name in ("one", "other"))
+
+
+def test_weights_that_move_towards_others_stay_on_the_device() -> None:
+    follower = {"follows": policy, "rate": 0.1}
+    with pytest.raises(PlanError, match=r"offload: one=weights, but 'one' moves towards another"):
+        plan_with(80 * GIB, two_references(**follower), offload={"one": "weights"})
+
+
+def test_workers_of_a_host_map_a_version_that_one_of_them_has_fetched() -> None:
+    """Two are counted, where one may be loaded as the next one comes; by the writer none is."""
+    hosts = tuple(Host(name=name, cores=8, memory=24 * GIB) for name in ("a", "b"))
+    cluster = Cluster(cores=8, memory=24 * GIB, hosts=hosts)
+    for count in (1, 2, 3):
+        workers = ",".join(f"g{number}@b" for number in range(count))
+        plan = planned_on(cluster, grpo_graph(), pin={"rollout": workers, "train_policy": "main@a"})
+        version = plan.node("rollout").estimate.bytes["fetched"]
+        assert count_fetched(plan, cluster) == {"host a": 0, "host b": min(count, 2) * version}
+    near = {"rollout": "g0@a,g1@a", "train_policy": "main@a"}
+    assert not any(count_fetched(planned_on(cluster, grpo_graph(), pin=near), cluster).values())
+
+
+def count_fetched(plan: Plan, cluster: Cluster) -> dict[str, int]:
+    """Bytes of fetched versions, by host."""
+    counts: dict[str, int] = {}
+    for room in find_memory_rooms(plan, cluster):
+        counts[room.where] = sum(node.estimate.bytes.get("fetched", 0) for node in room.nodes)
+    return counts

@@ -6,7 +6,6 @@ engine/plan/cost).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,16 +18,19 @@ from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
 from engine.plan.refusals import add_fix
 from engine.plan.waiting_weights import can_weights_wait
-from engine.plan.worker_index import Group, nodes_by_worker, turns_by_worker, workers_by_host
+from engine.plan.worker_index import (
+    Group,
+    nodes_by_worker,
+    share_versions,
+    turns_by_worker,
+    workers_by_host,
+)
 from engine.plan.worker_peaks import shared_process_bytes
 
 Nodes = dict[str, list[PlannedNode]]
 """Worker -> its nodes."""
 Parts = tuple[str, ...]
 _VERSION_PARTS: Parts = ("snapshot", "copies")
-_FETCHED_PART = "fetched"
-_MAPPED_VERSIONS = 2
-"""Of a Model on a host: one that some readers still load, and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _list_hosts(decided: Decisions, cluster: Cluster) -> Iterator[_UsedHost]:
         nodes: dict[str, list[PlannedNode]] = {}
         for worker in workers:
             nodes[worker] = [_as_on_worker(node, worker) for node in nodes_on[worker]]
-        nodes = _share_versions(decided, nodes)
+        nodes = share_versions(decided, nodes)
         name = f"host {host}" if host else "this host"
         yield _UsedHost(nodes=nodes, turns=turns, cluster=cluster.on(host), name=name)
 
@@ -106,26 +108,6 @@ def _as_on_worker(node: PlannedNode, worker: str) -> PlannedNode:
     bytes_by_part = node.estimate.bytes
     kept_parts = {part: bytes_by_part[part] for part in bytes_by_part if part not in _VERSION_PARTS}
     return replace(node, estimate=replace(node.estimate, bytes=kept_parts))
-
-
-def _share_versions(decided: Decisions, nodes_on: Nodes) -> Nodes:
-    """The nodes of one host, whose Workers map a version that one of them has fetched, or its
-    writer keeps there (engine/coordinator/weight_tree.py).
-    """
-    writers = {model.name: model.writer for model in decided.models if model.writer}
-    first_workers = {node.name: node.workers[0] for node in decided.nodes}
-    counts: Counter[str] = Counter()
-    shared: Nodes = {}
-    for worker, nodes in nodes_on.items():
-        shared[worker] = []
-        for node in nodes:
-            model = next((use.model for use in node.models if use.trained), "")
-            counts[model] += _FETCHED_PART in node.estimate.bytes
-            is_there = first_workers.get(writers.get(model, "")) in nodes_on
-            if is_there or counts[model] > _MAPPED_VERSIONS:
-                node = replace(node, estimate=node.estimate.without((_FETCHED_PART,)))
-            shared[worker].append(node)
-    return shared
 
 
 def _find_rooms_of(decided: Decisions, host: _UsedHost) -> Iterator[MemoryRoom]:

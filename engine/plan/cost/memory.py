@@ -65,6 +65,9 @@ FIRST_USE_PART = "libraries"
 VERSION_PARTS = ("snapshot", "copies")
 """Parts of a writer that keeps versions for readers."""
 
+FETCHED_PART = "fetched"
+"""Of a reader: a version of the weights, which its host's other readers map, too."""
+
 SHARED_PARTS = ("copies",)
 """Parts on a GPU that stay there while their Worker sleeps: other processes read them."""
 
