@@ -45,7 +45,7 @@ def share_versions(
     (engine/coordinator/weight_tree.py).
     """
     writers = {model.name: model.writer for model in decided.models if model.writer}
-    first_workers = {node.name: node.workers[0] for node in decided.nodes}
+    keepers = {node.name: node.workers[:1] for node in decided.nodes}
     counts: Counter[str] = Counter()
     shared: dict[str, list[PlannedNode]] = {}
     for worker, nodes in nodes_on.items():
@@ -53,7 +53,7 @@ def share_versions(
         for node in nodes:
             model = next((use.model for use in node.models if use.trained), "")
             counts[model] += FETCHED_PART in node.estimate.bytes
-            is_there = first_workers.get(writers.get(model, "")) in nodes_on
+            is_there = not nodes_on.keys().isdisjoint(keepers.get(writers.get(model, ""), ()))
             if is_there or counts[model] > _MAPPED_VERSIONS:
                 node = replace(node, estimate=node.estimate.without((FETCHED_PART,)))
             shared[worker].append(node)
