@@ -80,10 +80,12 @@ def test_a_pass_has_a_copy_that_is_dropped_with_it(base: str, apart: None) -> No
     kernel = open_kernel(TorchLogprobs(), base, layout=WAITS)
     host_memory, in_passes = addresses(kernel), list[list[int]]()
     record_addresses(kernel, in_passes)
-    numbers_of(kernel, random_rows(4, 3), "logprobs")
+    rows = random_rows(4, 3)
+    numbers_of(kernel, rows, "logprobs")
     assert len(in_passes) > 1
     assert all(copies == in_passes[0] for copies in in_passes), "one copy for a chunk"
-    assert set(in_passes[0]).isdisjoint(host_memory)
+    kernel.probe(rows.ragged("prompt_ids"))
+    assert all(set(copies).isdisjoint(host_memory) for copies in in_passes)
     assert addresses(kernel) == host_memory
 
 
@@ -114,6 +116,7 @@ def test_kernels_share_weights_that_wait(base: str, apart: None) -> None:
     host_memory, rows = addresses(one), random_rows(2, 2)
     assert numbers_of(one, rows, "logprobs") == numbers_of(other, rows, "logprobs")
     assert addresses(other) == host_memory
+    assert one._waiting is other._waiting
 
 
 @pytest.mark.gpu
@@ -131,6 +134,9 @@ def test_on_a_gpu_no_weight_is_there_between_passes(tmp_path: Path) -> None:
     assert all(weight.is_pinned() for weight in kernel._module.parameters())
     assert numbers_of(kernel, rows, "logprobs") == expected
     kernel.load(list(pieces(load_model(Model("m", wide)))), 1)
+    kernel.sleep()
+    kernel.wake()
+    assert all(weight.is_pinned() for weight in kernel._module.parameters())
     assert numbers_of(kernel, rows, "logprobs") == expected
     gc.collect()
     assert torch.cuda.memory_allocated() - before < weights / 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.model import Model
+from dataflow.safe_text import shown_bytes
 from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.cluster import Cluster, Host
 from engine.plan.cost.decode_curve import RowDistributions
@@ -179,6 +181,15 @@ def test_where_there_are_many_those_of_one_kind_of_work_are_alike(
     assert waiting_nodes(beside(need - 1)) == {"reference", "values", "old"}
 
 
+def test_nobody_chooses_that_shared_weights_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and old log-probs compute with those that train; all nodes have the same choice."""
+    monkeypatch.setattr("engine.plan.passes.memory_fit._MOST_COMBINATIONS", 1)
+    kept = dict.fromkeys(("train_policy", "train_critic"), "none")
+    wishes: dict[str, Any] = {"recompute": kept, "offload": kept}
+    need = need_of(plan_with(80 * GIB, small_ppo(), **wishes))
+    assert waiting_nodes(plan_with(need - 1, small_ppo(), **wishes)) == {"reference"}
+
+
 def two_references(**follower: Any) -> Graph:
     """Log-probs by two Models with the weights of the base, or one that follows the policy."""
     rollout = sampled()
@@ -218,6 +229,16 @@ def test_workers_of_a_host_map_a_version_that_one_of_them_has_fetched() -> None:
         assert count_fetched(plan, cluster) == {"host a": 0, "host b": min(count, 2) * version}
     near = {"rollout": "g0@a,g1@a", "train_policy": "main@a"}
     assert not any(count_fetched(planned_on(cluster, grpo_graph(), pin=near), cluster).values())
+
+
+def test_what_all_workers_need_has_a_version_that_they_map_once() -> None:
+    cluster = Cluster(cores=8, memory=24 * GIB)
+    pins = {"rollout": "g0,g1,g2", "train_policy": "main"}
+    # Few rows, and no processes: else the version would be lost in what is shown.
+    plan = planned_on(cluster, grpo_graph(batch=4, n=2, max_tokens=8), pin=pins)
+    plan = replace(plan, processes={})
+    [room] = find_memory_rooms(plan, cluster)
+    assert f"all workers: at most {shown_bytes(room.need)} on this host" in explain(plan)
 
 
 def count_fetched(plan: Plan, cluster: Cluster) -> dict[str, int]:
