@@ -90,7 +90,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
     """What a backward pass computes again (train_policy=layers), or none; else as memory asks."""
     offload: Mapping[str, Offload] = field(default_factory=dict)
-    """What waits on the host between updates (train_policy=optimizer), or none; likewise."""
+    """What waits on the host (train_policy=optimizer, reference=weights), or none; likewise."""
     microbatch: Mapping[str, int] = field(default_factory=dict)
     """Tokens of one forward pass or micro-batch (train_policy=32768); by default 16384."""
     compiled: Literal["auto", "none", "layers"] = "auto"

@@ -16,8 +16,10 @@ from engine.plan.cost.memory import Work
 from engine.plan.cost.models import Head, Shape
 from engine.plan.cost.static_decode import static_decode_parts
 from engine.plan.cost.training_memory import (
+    OFFLOADED_PART,
     gathered_bytes,
     offload_parts,
+    pinned_bytes,
     recompute_parts,
     sum_parts,
 )
@@ -40,6 +42,19 @@ class RunningKernel:
     has_static_keys: bool = False
     gradient_sums: int = 0
 
+    @property
+    def has_waiting_weights(self) -> bool:
+        """Whether its weights wait in host memory between passes."""
+        return self.layout.offload == "weights" and self.is_on_gpu
+
+
+def weight_parts(parameters: int, kernel: RunningKernel) -> dict[str, int]:
+    """Bytes of one rank's weights, where they are between passes. parameters: of its part."""
+    weights = parameters * memory.WIDTHS[kernel.dtype]
+    if kernel.has_waiting_weights:
+        return {OFFLOADED_PART: pinned_bytes(weights)}
+    return {"weights": weights}
+
 
 def running_parts(
     parameters: int, shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
@@ -49,11 +64,11 @@ def running_parts(
     """
     if kernel.kind == "train":
         return _training_parts(parameters, shape, works, kernel)
+    if kernel.kind == "forward":
+        return _forward_parts(parameters, shape, works, kernel)
     if shape is None:
         return {}
     (work,) = works
-    if kernel.kind != "decode":
-        return memory.forward_parts(shape, work, kernel.dtype, kernel.head)
     if kernel.has_static_keys:
         parts = static_decode_parts(shape, work, kernel.dtype)
     else:
@@ -80,6 +95,18 @@ def _training_parts(
     if layout.offload == "optimizer" and kernel.is_on_gpu:
         ranks = layout.data if layout.shard else 1
         parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)
+    return parts
+
+
+def _forward_parts(
+    parameters: int, shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
+) -> dict[str, int]:
+    parts = dict[str, int]()
+    if shape is not None:
+        (work,) = works
+        parts = memory.forward_parts(shape, work, kernel.dtype, kernel.head)
+    if kernel.has_waiting_weights:
+        parts["loaded"] = parameters * memory.WIDTHS[kernel.dtype]
     return parts
 
 

@@ -65,9 +65,12 @@ def _attended_keys(lengths: np.ndarray) -> float:
     return float((lengths.astype(np.float64) ** 2).sum() / 2.0)
 
 
-def forward_time(model: Sizes, where: Place, rows: Microbatches) -> Time:
-    """Time of passes without gradient over one rank's rows."""
+def forward_time(model: Sizes, where: Place, rows: Microbatches, *, loads: int = 0) -> Time:
+    """Time of passes without gradient over one rank's rows. loads: how often its weights come from
+    the host, before the passes of a chunk.
+    """
     whole = _passes_time(Passes(model, where, "forward"), rows)
+    whole += _loading_time(model, where).times(loads)
     return whole + _sharding_time(model, where, rows.passes, trains=False)
 
 
@@ -129,6 +132,18 @@ def moving_time(model: Sizes, where: Place) -> Time:
         state /= where.data
     rate = where.device.host_link or where.device.link
     seconds = 2.0 * state / (rate * where.coefficients["train"].link)
+    return Time(seconds=seconds, link=seconds)
+
+
+def _loading_time(model: Sizes, where: Place) -> Time:
+    """Time in which a rank's weights come to a GPU from the host; nothing where the device is the
+    host. Nothing goes back, as no pass changes them.
+    """
+    if not where.device.is_gpu:
+        return Time()
+    weights = model.part_parameters(where.tensor) * model.width
+    rate = where.device.host_link or where.device.link
+    seconds = weights / (rate * where.coefficients["forward"].link)
     return Time(seconds=seconds, link=seconds)
 
 

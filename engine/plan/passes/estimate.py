@@ -27,7 +27,12 @@ from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import ModelCost, counted_dtype, model_cost
-from engine.plan.cost.running_parts import RunningKernel, divide_among_ranks, running_parts
+from engine.plan.cost.running_parts import (
+    RunningKernel,
+    divide_among_ranks,
+    running_parts,
+    weight_parts,
+)
 from engine.plan.draft import Draft
 from engine.plan.episodes import PARKED_PART
 from engine.plan.estimates import Estimate
@@ -149,11 +154,11 @@ class _Cost:
     def _model_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         """Bytes of one rank: of its weights, and of what it holds while it runs."""
         parts: dict[str, int] = {}
+        parameters, kernel = use.cost.parameters or 0, self._find_kernel(planned, use)
         if planned.name in self._owners:
-            weights = (use.cost.parameters or 0) * memory.WIDTHS[use.dtype]
-            parts["weights"] = weights
-            parts |= self._engine_parts(planned, weights)
-        parts |= self._running_parts(planned, use)
+            parts |= weight_parts(parameters, kernel)
+            parts |= self._engine_parts(planned, parameters * memory.WIDTHS[use.dtype])
+        parts |= self._running_parts(planned, use, kernel)
         return divide_among_ranks(parts, planned.layout)
 
     def _engine_parts(self, planned: PlannedNode, weights: int) -> dict[str, int]:
@@ -164,17 +169,21 @@ class _Cost:
             engine += weights
         return _without_zeros({"engine": engine, "cache": planned.layout.cache_bytes * ranks})
 
-    def _running_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        shape, layout = use.cost.shape, planned.layout
-        kernel = RunningKernel(
+    def _find_kernel(self, planned: PlannedNode, use: _Use) -> RunningKernel:
+        return RunningKernel(
             kind=kind_of_pass(planned),
-            layout=layout,
+            layout=planned.layout,
             dtype=use.dtype,
             head=use.model.head,
             is_on_gpu=self._draft.is_on_gpus(planned),
             has_static_keys=self._has_static_keys(planned),
             gradient_sums=self._count_sums(planned),
         )
+
+    def _running_parts(
+        self, planned: PlannedNode, use: _Use, kernel: RunningKernel
+    ) -> dict[str, int]:
+        shape, layout = use.cost.shape, planned.layout
         works = tuple(self.work_by_row_set(planned).values())
         parts = running_parts(use.cost.parameters or 0, shape, works, kernel)
         if shape is not None and layout.parked and not layout.cache_bytes:
