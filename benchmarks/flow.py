@@ -11,7 +11,7 @@ the tail is what this is about. For slots few rows make a Step, so that a decode
 the same whatever its rows are, as on a device. Each kernel has one thread; generation and training
 are in different processes, on two cores.
 
-spread         the answers of each of three prompts in two replicas, against whole prompts; lag 0
+spread         the answers of one prompt in two replicas, against one that has them all; lag 0
 ordered        `--stream ordered` against `off`; lag 0
 slots          lag 1 with rows bound as slots fall free, against chunks bound at their admission
 reward_lag     lag 1 with a reward that takes a tenth of a Step, against none
@@ -110,7 +110,7 @@ def _make_side(
 
 def _spread_sides(prepared: Run) -> tuple[FlowSide, FlowSide]:
     side = partial(
-        _make_side, prepared, batch=3, n=128, replicas={"rollout": 2}, pin={"rollout": "g0,g1"}
+        _make_side, prepared, batch=1, n=256, replicas={"rollout": 2}, pin={"rollout": "g0,g1"}
     )
     whole, spread = side("whole", spread={"rollout": 1}), side("spread", spread={"rollout": 2})
     return whole, spread
@@ -193,7 +193,8 @@ def _reward_lines(turns: FlowTurns) -> list[SideResult]:
     shares: list[float] = []
     for folder in turns.tried_folders:
         for row in step_rows(folder):
-            shares.append(row["time/score"] / row["time/step"])
+            # Rows of a Step that were generated early were scored in the Step before.
+            shares.append(row.get("time/score", 0.0) / row["time/step"])
     left, expected = 1.0 - turns.measured, 1.0 - turns.predicted
     return [
         SideResult(name="the reward's own time", value=median(shares), unit="share of a Step"),
