@@ -140,7 +140,9 @@ class Course:
     @property
     def _is_updating(self) -> bool:
         """Whether the Step is trained, or readers load what it has become."""
-        return self.at == "settle" or (self.at == "step" and self._dispatch.moved_on)
+        if self.at != "step":
+            return self.at == "settle"
+        return self._dispatch.moved_on or self._training.parts.is_begun
 
     def _end_updating(self) -> None:
         """Workers that train may have chunks again."""

@@ -11,9 +11,19 @@ from dataflow.schema import Keep, Reward
 from dataflow.user import Columns, operator
 from engine.plan.plan import Plan
 from operators.data import demonstrations
-from operators.losses import clipped_policy_loss, supervised_loss
+from operators.forward import logprobs
+from operators.losses import clipped_policy_loss, decoupled_policy_loss, supervised_loss
 from operators.select import select
-from tests.kit.graphs import compared, graph_of, sampled, scored, small_grpo, small_ppo, trained
+from tests.kit.graphs import (
+    compared,
+    graph_of,
+    policy,
+    sampled,
+    scored,
+    small_grpo,
+    small_ppo,
+    trained,
+)
 from tests.kit.plans import placed
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -106,6 +116,25 @@ def test_no_step_is_streamed(max_lag: int, workers: str, why: str) -> None:
     assert [source.stream for source in plan.sources] == ["off"]
     (note,) = list_ends(plan)
     assert note.startswith(f"no Step is streamed: {why}")
+
+
+def with_old(old_worker: str) -> Plan:
+    """GRPO with a lag, whose proximal log-probs are computed in this Worker."""
+    rollout = sampled(max_lag=1)
+    old = logprobs(policy, rollout, name="old")
+    loss = decoupled_policy_loss(compared(rollout), proximal=old)
+    pins = {"old": old_worker, "train_policy": "t"}
+    return streamed(graph_of(rollout, loss), pin=pins, part_tokens=64)
+
+
+def test_a_step_with_a_lag_is_cut_once_it_is_formed_where_others_compute_beside_training() -> None:
+    plan = with_old("o")
+    assert list_in_parts(plan) == ["old", "train_policy"]
+    (source,) = plan.sources
+    assert (source.stream, source.part_tokens) == ("off", 64)
+    assert "old, train_policy: work on parts of 64 tokens once a Step is formed" in plan.notes
+    assert plan.node("rollout").layout.part_tokens == 0
+    assert list_in_parts(with_old("t")) == []
 
 
 def test_rows_of_each_chunk_leave_twice_for_each_part() -> None:

@@ -1,16 +1,18 @@
-"""Which synchronous Steps are worked on in parts while they are generated, by which nodes.
+"""Which Steps are worked on in parts, by which nodes: synchronous ones while they are generated,
+those of a source with a lag once they are formed.
 
 Owns: that, as PlannedSource.stream and PlannedNode.in_parts, and why the stream ends where it does.
 Does not own: which rows are a part (engine/coordinator/part_cut.py), nor what a part of a loss is
 (dataflow/training_parts.py).
 
-A node works on parts if all that it reads below a generation does, and it needs no whole Step. A
-plan with a lag has no parts: its next rows are generated while this Step is trained.
+A node works on parts if all that it reads below a generation does, and it needs no whole Step. With
+a lag the next rows are generated while this Step is trained; parts let nodes below the cut, which
+read the weights that the Step starts from, compute in Workers of their own while others train.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -33,6 +35,9 @@ def stream_steps(draft: Draft) -> Draft:
     """Work on parts where it was asked for, and may be."""
     if draft.placing.stream == "off":
         return draft
+    below = find_parts_below_cut(draft.nodes, draft.sources, partial(_why_whole, draft))
+    if _is_beside_training(draft.nodes, below):
+        return _cut_formed_steps(draft, below)
     why_not = find_why_no_stream(draft)
     if why_not:
         return replace(draft, notes=(*draft.notes, f"no Step is streamed: {why_not}"))
@@ -93,6 +98,56 @@ def find_parts(
     return in_parts, ends
 
 
+def find_parts_below_cut(
+    nodes: Sequence[PlannedNode],
+    sources: Sequence[PlannedSource],
+    why_whole: Callable[[PlannedNode], str],
+) -> set[str]:
+    """The nodes below the cut that work on parts of a Step that is formed; none unless all sources
+    have a lag. why_whole: as in find_parts.
+    """
+    in_parts: set[str] = set()
+    if not all(source.max_lag for source in sources):
+        return in_parts
+    readable = {node.name for node in nodes if node.region == "stream"}
+    for node in nodes:
+        producers = {fetch.producer for fetch in list_fetches(node.inputs)}
+        is_readable = readable.issuperset(producers.union(node.gates))
+        if node.region == "step" and is_readable and not why_whole(node):
+            in_parts.add(node.name)
+            readable.add(node.name)
+    return in_parts
+
+
+def _is_beside_training(nodes: Sequence[PlannedNode], in_parts: Set[str]) -> bool:
+    """Whether some of these nodes would compute while others of them train."""
+    of_parts = [node for node in nodes if node.name in in_parts]
+    training: set[str] = set()
+    for node in of_parts:
+        if node.work == "train":
+            training.update(node.workers)
+    computing = [node for node in of_parts if node.work != "train" and node.traits.computes]
+    return bool(training) and any(training.isdisjoint(node.workers) for node in computing)
+
+
+def _cut_formed_steps(draft: Draft, in_parts: Set[str]) -> Draft:
+    """Let these nodes work on parts of each Step that is formed."""
+    nodes: list[PlannedNode] = []
+    for node in draft.nodes:
+        nodes.append(replace(node, in_parts=True) if node.name in in_parts else node)
+    cut_sources = {node.source for node in nodes if node.in_parts}
+    sources: list[PlannedSource] = []
+    notes = list(draft.notes)
+    for source in draft.sources:
+        if source.name in cut_sources:
+            tokens = draft.placing.part_tokens or least_part_tokens(nodes)
+            source = replace(source, part_tokens=tokens)
+            names = ", ".join(node.name for node in nodes if node.in_parts)
+            notes.append(f"{names}: work on parts of {tokens} tokens once a Step is formed")
+        sources.append(source)
+    return replace(draft, nodes=tuple(nodes), sources=tuple(sources), notes=tuple(notes))
+
+
 def _why_whole(draft: Draft, node: PlannedNode) -> str:
     """Why a node needs the whole Step; empty if it does not."""
     if node.scope == "batch" and node.work != "train":
@@ -118,7 +173,8 @@ def let_rows_leave(
     nodes: Sequence[PlannedNode], sources: Sequence[PlannedSource]
 ) -> tuple[PlannedNode, ...]:
     """The nodes, of which rows of first generations leave as parts of a streamed Step get full."""
-    tokens_by_source = {source.name: source.part_tokens for source in sources}
+    streamed = [source for source in sources if source.stream != "off"]
+    tokens_by_source = {source.name: source.part_tokens for source in streamed}
     leaving: list[PlannedNode] = []
     for node in nodes:
         tokens = tokens_by_source.get(node.source, 0)
