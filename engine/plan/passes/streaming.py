@@ -104,9 +104,10 @@ def find_parts_below_cut(
     why_whole: Callable[[PlannedNode], str],
 ) -> set[str]:
     """The nodes below the cut that work on parts of a Step that is formed; none unless all sources
-    have a lag. why_whole: as in find_parts.
+    have a lag, and these nodes are of one. why_whole: as in find_parts.
     """
     in_parts: set[str] = set()
+    cut_sources: set[str] = set()
     if not all(source.max_lag for source in sources):
         return in_parts
     readable = {node.name for node in nodes if node.region == "stream"}
@@ -116,7 +117,8 @@ def find_parts_below_cut(
         if node.region == "step" and is_readable and not why_whole(node):
             in_parts.add(node.name)
             readable.add(node.name)
-    return in_parts
+            cut_sources.add(node.source)
+    return in_parts if len(cut_sources) == 1 else set()
 
 
 def _is_beside_training(nodes: Sequence[PlannedNode], in_parts: Set[str]) -> bool:
