@@ -7,14 +7,23 @@ from typing import Any
 import pytest
 
 from dataflow.graph import Graph
+from dataflow.model import Model
 from dataflow.schema import Keep, Reward
 from dataflow.user import Columns, operator
 from engine.plan.plan import Plan
+from operators.advantage import gae, kl_in_reward
 from operators.data import demonstrations
-from operators.forward import logprobs
-from operators.losses import clipped_policy_loss, decoupled_policy_loss, supervised_loss
+from operators.forward import logprobs, values
+from operators.losses import (
+    clipped_policy_loss,
+    decoupled_policy_loss,
+    supervised_loss,
+    value_loss,
+)
 from operators.select import select
+from operators.train import train
 from tests.kit.graphs import (
+    BASE,
     compared,
     graph_of,
     policy,
@@ -118,23 +127,40 @@ def test_no_step_is_streamed(max_lag: int, workers: str, why: str) -> None:
     assert note.startswith(f"no Step is streamed: {why}")
 
 
-def with_old(old_worker: str) -> Plan:
-    """GRPO with a lag, whose proximal log-probs are computed in this Worker."""
+def late_ppo() -> Graph:
+    """PPO with a lag; values and proximal log-probs are computed below the cut."""
+    critic = Model("critic", BASE, trainable=True, head="scalar")
     rollout = sampled(max_lag=1)
+    divergence = logprobs(Model("reference", BASE), rollout, name="reference")
+    score = kl_in_reward(rollout, scored(rollout), divergence, beta=0.05)
+    value = values(critic, rollout, name="value")
+    advantage = gae(rollout, score, value, gamma=1.0, lam=0.95)
     old = logprobs(policy, rollout, name="old")
-    loss = decoupled_policy_loss(compared(rollout), proximal=old)
-    pins = {"old": old_worker, "train_policy": "t"}
-    return streamed(graph_of(rollout, loss), pin=pins, part_tokens=64)
+    actor = trained(rollout, decoupled_policy_loss(advantage, proximal=old))
+    fit = value_loss(advantage, old=value, clip=0.2)
+    return Graph("ppo", actor, train(critic, rollout, loss=fit, lr=1e-3))
 
 
-def test_a_step_with_a_lag_is_cut_once_it_is_formed_where_others_compute_beside_training() -> None:
-    plan = with_old("o")
-    assert list_in_parts(plan) == ["old", "train_policy"]
+def test_a_step_with_a_lag_is_cut_once_it_is_formed() -> None:
+    plan = streamed(late_ppo(), part_tokens=64)
+    in_parts = ["value", "gae", "old", "train_policy", "train_critic"]
+    assert sorted(list_in_parts(plan)) == sorted(in_parts)
     (source,) = plan.sources
     assert (source.stream, source.part_tokens) == ("off", 64)
-    assert "old, train_policy: work on parts of 64 tokens once a Step is formed" in plan.notes
     assert plan.node("rollout").layout.part_tokens == 0
-    assert list_in_parts(with_old("t")) == []
+    assert plan.node("reference").chunking == "ready"
+    assert "reference: take rows as they come" in plan.notes
+    asked = streamed(late_ppo(), part_tokens=64, chunks={"reference": 2})
+    assert asked.node("reference").chunking == "cohort"
+
+
+def test_a_formed_step_is_whole_where_nothing_computes_beside_training() -> None:
+    trainers = dict.fromkeys(("value", "old", "train_policy", "train_critic"), "t")
+    plan = streamed(late_ppo(), pin=trainers)
+    assert list_in_parts(plan) == []
+    assert plan.node("reference").chunking == "cohort"
+    whole = placed(late_ppo(), workers="apart")
+    assert list_in_parts(whole) == []
 
 
 def test_rows_of_each_chunk_leave_twice_for_each_part() -> None:

@@ -133,10 +133,17 @@ def _is_beside_training(nodes: Sequence[PlannedNode], in_parts: Set[str]) -> boo
 
 
 def _cut_formed_steps(draft: Draft, in_parts: Set[str]) -> Draft:
-    """Let these nodes work on parts of each Step that is formed."""
+    """Let these nodes work on parts of each Step that is formed, and log-probs and values above the
+    cut on rows as they come, so that the Step is formed soon after its last row.
+    """
+    early = set(_find_early(draft))
     nodes: list[PlannedNode] = []
     for node in draft.nodes:
-        nodes.append(replace(node, in_parts=True) if node.name in in_parts else node)
+        if node.name in in_parts:
+            node = replace(node, in_parts=True)
+        elif node.name in early:
+            node = replace(node, chunking="ready", chunks=1)
+        nodes.append(node)
     cut_sources = {node.source for node in nodes if node.in_parts}
     sources: list[PlannedSource] = []
     notes = list(draft.notes)
@@ -147,7 +154,25 @@ def _cut_formed_steps(draft: Draft, in_parts: Set[str]) -> Draft:
             names = ", ".join(node.name for node in nodes if node.in_parts)
             notes.append(f"{names}: work on parts of {tokens} tokens once a Step is formed")
         sources.append(source)
+    if early:
+        notes.append(f"{', '.join(sorted(early))}: take rows as they come")
     return replace(draft, nodes=tuple(nodes), sources=tuple(sources), notes=tuple(notes))
+
+
+def _find_early(draft: Draft) -> Iterator[str]:
+    """The nodes with a Model above the cut that take whatever has come: beside generation, where
+    nobody asked for chunks of theirs. A longer lag leaves them a Step's time: then they fill passes.
+    """
+    generating: set[str] = set()
+    for node in draft.nodes:
+        if node.traits.generates:
+            generating.update(node.workers)
+    for node in draft.nodes:
+        is_above = node.region == "stream" and node.lag == 1
+        is_forward = node.traits.computes and not node.traits.generates
+        is_free = node.name not in draft.placing.chunks and generating.isdisjoint(node.workers)
+        if is_above and is_forward and is_free:
+            yield node.name
 
 
 def _why_whole(draft: Draft, node: PlannedNode) -> str:
