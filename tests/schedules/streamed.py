@@ -11,7 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
-from engine.plan.passes.streaming import find_parts, find_parts_below_cut, work_in_parts
+from engine.plan.passes.streaming import (
+    find_parts,
+    find_parts_below_cut,
+    raise_readers,
+    work_in_parts,
+)
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_source import PlannedSource, Streaming
 from tests.schedules.plans import ScheduleCase, drawn_case, lossy
@@ -81,9 +86,10 @@ def _streamed(plan: Plan, draw: random.Random, stream: Streaming) -> Plan:
     in_parts, _ = find_parts(nodes, why_whole)
     streaming = {node.source for node in nodes if node.name in in_parts}
     tokens = draw.choice((1, 10, 30, 100))
+    working = [work_in_parts(n) if n.name in in_parts else n for n in nodes]
     return replace(
         plan,
-        nodes=tuple(work_in_parts(n) if n.name in in_parts else n for n in nodes),
+        nodes=tuple(raise_readers(working) if draw.random() < 0.5 else working),
         sources=tuple(
             replace(source, stream=stream, part_tokens=tokens)
             if source.name in streaming

@@ -46,6 +46,7 @@ def stream_steps(draft: Draft) -> Draft:
     for node in draft.nodes:
         works_on_parts = node.name in in_parts
         nodes.append(work_in_parts(node) if works_on_parts else node)
+    nodes = raise_readers(nodes)
     sources = tuple(_stream(draft, source, nodes) for source in draft.sources)
     nodes = let_rows_leave(nodes, sources)
     notes = (*draft.notes, *_describe(sources, nodes, ends))
@@ -121,6 +122,29 @@ def find_parts_below_cut(
     return in_parts if len(cut_sources) == 1 else set()
 
 
+def raise_readers(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
+    """The nodes; those with a Model that work on parts and read nothing below the cut are above it.
+    No weights change before the Step's update, so values of a part need not wait for others'
+    columns of it. Where a selection leaves rows out, they wait until it has.
+    """
+    above: set[str] = set()
+    selecting: set[str] = set()
+    for node in nodes:
+        if node.region == "stream":
+            above.add(node.name)
+        if node.relation == "subset":
+            selecting.add(node.source)
+    raised: list[PlannedNode] = []
+    for node in nodes:
+        producers = {fetch.producer for fetch in list_fetches(node.inputs)}
+        is_forward = node.in_parts and node.work != "train" and node.traits.computes
+        reads_above = above.issuperset(producers.union(node.gates))
+        if is_forward and reads_above and node.source not in selecting:
+            node = work_in_parts(replace(node, region="stream"))
+        raised.append(node)
+    return raised
+
+
 def _is_beside_training(nodes: Sequence[PlannedNode], in_parts: Set[str]) -> bool:
     """Whether some of these nodes would compute while others of them train."""
     of_parts = [node for node in nodes if node.name in in_parts]
@@ -161,7 +185,7 @@ def _cut_formed_steps(draft: Draft, in_parts: Set[str]) -> Draft:
 
 def _find_early(draft: Draft) -> Iterator[str]:
     """The nodes with a Model above the cut that take whatever has come: beside generation, where
-    nobody asked for chunks of theirs. A longer lag leaves them a Step's time: then they fill passes.
+    nobody asked for chunks of theirs. A longer lag leaves them time to fill passes.
     """
     generating: set[str] = set()
     for node in draft.nodes:
