@@ -20,7 +20,7 @@ from operators.losses import (
     supervised_loss,
     value_loss,
 )
-from operators.select import select
+from operators.select import mixed_groups, select
 from operators.train import train
 from tests.kit.graphs import (
     BASE,
@@ -127,12 +127,15 @@ def test_no_step_is_streamed(max_lag: int, workers: str, why: str) -> None:
     assert note.startswith(f"no Step is streamed: {why}")
 
 
-def late_ppo() -> Graph:
+def late_ppo(max_lag: int = 1, *, selects: bool = False) -> Graph:
     """PPO with a lag; values and proximal log-probs are computed below the cut."""
     critic = Model("critic", BASE, trainable=True, head="scalar")
-    rollout = sampled(max_lag=1)
+    rollout = sampled(max_lag=max_lag)
+    correct = scored(rollout)
+    if selects:
+        rollout, correct = select(rollout, correct, where=mixed_groups(correct))
     divergence = logprobs(Model("reference", BASE), rollout, name="reference")
-    score = kl_in_reward(rollout, scored(rollout), divergence, beta=0.05)
+    score = kl_in_reward(rollout, correct, divergence, beta=0.05)
     value = values(critic, rollout, name="value")
     advantage = gae(rollout, score, value, gamma=1.0, lam=0.95)
     old = logprobs(policy, rollout, name="old")
@@ -152,6 +155,14 @@ def test_a_step_with_a_lag_is_cut_once_it_is_formed() -> None:
     assert "reference: take rows as they come" in plan.notes
     asked = streamed(late_ppo(), part_tokens=64, chunks={"reference": 2})
     assert asked.node("reference").chunking == "cohort"
+
+
+@pytest.mark.parametrize(("selects", "region"), [(False, "stream"), (True, "step")])
+def test_values_of_a_streamed_part_wait_for_a_selection_alone(selects: bool, region: str) -> None:
+    plan = streamed(late_ppo(max_lag=0, selects=selects), part_tokens=64)
+    value = plan.node("value")
+    assert (value.in_parts, value.region) == (True, region)
+    assert plan.node("train_critic").region == "step"
 
 
 def test_a_formed_step_is_whole_where_nothing_computes_beside_training() -> None:
