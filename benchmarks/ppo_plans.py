@@ -166,8 +166,9 @@ def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSid
         offload={} if side.may_wait else dict.fromkeys(asked.scored, "none"),
     )
     if asked.stream != "off":
-        # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less.
-        part_tokens = side.tokens * ranks // 2
+        # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less. With a
+        # lag all rows are there: the planner takes whole ones.
+        part_tokens = 0 if asked.max_lag else side.tokens * ranks // 2
         options = replace(options, stream=asked.stream, part_tokens=part_tokens)
     planned = plan(graph, options)
     assert isinstance(planned, Plan)

@@ -1,4 +1,5 @@
-"""The parts of a synchronous Step that are trained while its other rows are generated.
+"""The parts of a Step: of a synchronous one that is trained while its other rows are generated, or
+of one with a lag that was formed as a whole.
 
     a part    waits for                                          left by
     added     its nodes below the cut to have run on it          their last ChunkDone -> settled
@@ -165,6 +166,11 @@ class StepParts:
     def is_settled(self) -> bool:
         """Whether every part's rows are there."""
         return all(run.is_settled for run in self._runs)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a train node was told of a part."""
+        return any(self._told.values())
 
     @property
     def runs(self) -> list[StepRun]:

@@ -1,7 +1,7 @@
 """Seconds of passes over finished rows: log-probs, values, and training.
 
 Owns: how many passes and updates there are. Does not own: seconds of one pass (model_passes.py),
-generation (decode.py).
+generation (decode.py), what passes take longer with split weights (sharding.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.plan.cost.devices import Place
-from engine.plan.cost.memory import WIDTHS, gradient_bytes, optimizer_bytes
+from engine.plan.cost.memory import gradient_bytes, optimizer_bytes
 from engine.plan.cost.model_passes import Passes, Sizes, Time
+from engine.plan.cost.sharding import sharding_time
 
 _BACKWARD = 2.0
 """Forward passes that a backward one counts as: two products for each of the forward's."""
@@ -69,9 +70,9 @@ def forward_time(model: Sizes, where: Place, rows: Microbatches, *, loads: int =
     """Time of passes without gradient over one rank's rows. loads: how often its weights come from
     the host, before the passes of a chunk.
     """
-    whole = _passes_time(Passes(model, where, "forward"), rows)
-    whole += _loading_time(model, where).times(loads)
-    return whole + _sharding_time(model, where, rows.passes, trains=False)
+    passes = _passes_time(Passes(model, where, "forward"), rows)
+    sharding = sharding_time(model, where, passes, rows.passes)
+    return passes + sharding + _loading_time(model, where).times(loads)
 
 
 def train_time(
@@ -88,10 +89,11 @@ def train_time(
     epochs. recomputed: whether the backward pass makes the activations again, a forward pass more.
     offloaded: whether the optimizer's state waits on the host between updates.
     """
-    passes = Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
+    backward = _BACKWARD + recomputed
+    passes = Passes(model, where, "train", times=1.0 + backward)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
-    rows = replace(rows, passes=count)
-    epoch = _passes_time(passes, rows) + _sharding_time(model, where, count, trains=True)
+    computing = _passes_time(passes, replace(rows, passes=count))
+    epoch = computing + sharding_time(model, where, computing, count, backward=backward)
     update = update_time(model, where)
     if offloaded:
         update += moving_time(model, where)
@@ -111,7 +113,7 @@ def update_time(model: Sizes, where: Place) -> Time:
     if where.shard:
         touched /= where.data
     memory = touched / (where.device.memory_rate * reached.reads)
-    # What FSDP splits it sums within each backward pass (_sharding_time).
+    # What FSDP splits it sums within each backward pass (sharding.py).
     ranks = where.context if where.shard else where.data * where.context
     link = hops = 0.0
     if ranks > 1:
@@ -157,25 +159,3 @@ def _passes_time(passes: Passes, rows: Microbatches) -> Time:
         rows=rows.rows / count,
     )
     return one_pass.times(count)
-
-
-def _sharding_time(model: Sizes, where: Place, passes: int, *, trains: bool) -> Time:
-    """Time in which data ranks gather the weights that FSDP splits, each tensor rank's part among
-    its own data ranks, and sum gradients into parts: of each pass, and nothing overlaps here.
-
-    A layer is gathered for its forward and for its backward pass, what is in no layer once for both
-    (torch's fully_shard); gradients are summed in float32, (d - 1) / d of their bytes.
-    """
-    if not where.shard or where.data == 1:
-        return Time()
-    reached = where.coefficients["train"]
-    part = model.part_parameters(where.tensor)
-    size, collectives = float(part * model.width), 1
-    if trains:
-        layers = part - model.table_parameters
-        size += layers * model.width + part * WIDTHS["float32"]
-        collectives = 3
-    moved = (where.data - 1) / where.data * size
-    link = passes * moved / (where.between * reached.link)
-    hops = passes * collectives * model.shape.layers * reached.hop
-    return Time(seconds=link + hops, link=link, latency=hops)
