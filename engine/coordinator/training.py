@@ -116,7 +116,7 @@ class Training:
         assert self.run is not None
         chunks = self.parts.ready()
         if not self._has_parts_rows and self.parts.is_settled:
-            self.run.adopt(self.parts.makers, self.parts.runs)
+            self.parts.hand_over(self.run)
             self._has_parts_rows = True
         if self._has_parts_rows:
             chunks += self.run.ready()

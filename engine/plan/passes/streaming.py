@@ -105,10 +105,9 @@ def find_parts_below_cut(
     why_whole: Callable[[PlannedNode], str],
 ) -> set[str]:
     """The nodes below the cut that work on parts of a Step that is formed; none unless all sources
-    have a lag, and these nodes are of one. why_whole: as in find_parts.
+    have a lag. why_whole: as in find_parts.
     """
     in_parts: set[str] = set()
-    cut_sources: set[str] = set()
     if not all(source.max_lag for source in sources):
         return in_parts
     readable = {node.name for node in nodes if node.region == "stream"}
@@ -118,8 +117,7 @@ def find_parts_below_cut(
         if node.region == "step" and is_readable and not why_whole(node):
             in_parts.add(node.name)
             readable.add(node.name)
-            cut_sources.add(node.source)
-    return in_parts if len(cut_sources) == 1 else set()
+    return in_parts
 
 
 def raise_readers(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
