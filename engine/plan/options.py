@@ -96,7 +96,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
     stream: Literal["auto", "off", "ordered", "arrival"] = "auto"
-    """A Step in parts, while it is generated or, with a lag, once formed; auto: ordered, by price."""
+    """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: by price, at least a micro-batch."""
     turns: tuple[tuple[str, ...], ...] = ()
