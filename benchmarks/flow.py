@@ -109,11 +109,10 @@ def _make_side(
 
 
 def _spread_sides(prepared: Run) -> tuple[FlowSide, FlowSide]:
-    side = partial(
-        _make_side, prepared, batch=1, n=256, replicas={"rollout": 2}, pin={"rollout": "g0,g1"}
-    )
-    whole, spread = side("whole", spread={"rollout": 1}), side("spread", spread={"rollout": 2})
-    return whole, spread
+    side = partial(_make_side, prepared, batch=1, n=256)
+    whole = side("whole", pin={"rollout": "g0"})
+    replicas: dict[str, Any] = {"replicas": {"rollout": 2}, "pin": {"rollout": "g0,g1"}}
+    return whole, side("spread", spread={"rollout": 2}, **replicas)
 
 
 def _usual(prepared: Run, batch: int = 64) -> Callable[..., FlowSide]:

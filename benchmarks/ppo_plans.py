@@ -66,7 +66,8 @@ class TrainingSide:
     """How the devices that do not generate are used. scoring: devices of each node of forward
     passes; 0: those that train. tensor: ranks that split each matrix of what is trained; shard:
     whether what they have is split over the ranks with other rows. scored: tensor ranks of forward
-    passes. tokens: of a micro-batch.
+    passes. tokens: of a micro-batch. may_wait: whether weights of forward passes wait on the host
+    where memory asks for it.
     """
 
     scoring: int
@@ -74,6 +75,7 @@ class TrainingSide:
     scored: int
     tokens: int
     shard: bool = True
+    may_wait: bool = True
 
 
 def list_sides(asked: PpoPlan) -> Iterator[Sequence[TrainingSide]]:
@@ -83,16 +85,27 @@ def list_sides(asked: PpoPlan) -> Iterator[Sequence[TrainingSide]]:
     """
     width, tokens = asked.tensor[1], asked.microbatch
     splits = _list_splits(width)
-    yield (TrainingSide(scoring=0, tensor=width, scored=width, tokens=tokens, shard=False),)
-    yield [TrainingSide(scoring=0, tensor=split, scored=split, tokens=tokens) for split in splits]
+    whole = TrainingSide(scoring=0, tensor=width, scored=width, tokens=tokens, shard=False)
+    yield (replace(whole, may_wait=False),)
+    yield whole, *_share_sides(splits, tokens)
+    # A row is never cut: less than the longest one takes no less memory.
+    longest = asked.longest_prompt + asked.longest
+    yield _share_sides(splits, longest)
     work = len(asked.scored) + _TRAINING_PASSES * len(TRAINED)
     share = asked.training / work
     yield _split_sides(asked, max(1, round(share)), 1, tokens)
     devices = max(1, round(share / width)) * width
     if devices * len(asked.scored) < asked.training:
         yield _split_sides(asked, devices, width, tokens)
-        # A row is never cut: less than the longest one takes no less memory.
-        yield _split_sides(asked, devices, width, asked.longest_prompt + asked.longest)
+        yield _split_sides(asked, devices, width, longest)
+
+
+def _share_sides(splits: Sequence[int], tokens: int) -> Sequence[TrainingSide]:
+    """One for each way to split training, with forward passes on the devices that train."""
+    sides: list[TrainingSide] = []
+    for split in splits:
+        sides.append(TrainingSide(scoring=0, tensor=split, scored=split, tokens=tokens))
+    return sides
 
 
 def _split_sides(asked: PpoPlan, scoring: int, scored: int, tokens: int) -> Sequence[TrainingSide]:
@@ -150,10 +163,12 @@ def _plan_side(graph: Graph, files: PlanFiles, asked: PpoPlan, side: TrainingSid
         shard=side.shard,
         microbatch=dict.fromkeys((*TRAINED, *asked.scored), side.tokens),
         kernel={"rollout": "vllm"},
+        offload={} if side.may_wait else dict.fromkeys(asked.scored, "none"),
     )
     if asked.stream != "off":
-        # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less.
-        part_tokens = side.tokens * ranks // 2
+        # Half a micro-batch of each rank: smaller parts begin sooner, and fill passes less. With a
+        # lag all rows are there: the planner takes whole ones.
+        part_tokens = 0 if asked.max_lag else side.tokens * ranks // 2
         options = replace(options, stream=asked.stream, part_tokens=part_tokens)
     planned = plan(graph, options)
     assert isinstance(planned, Plan)

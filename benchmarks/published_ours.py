@@ -98,8 +98,8 @@ def streamrl_by_us(
     plans = {
         "streamed_step": replace(asked, stream="arrival"),
         "streamed_in_order_step": replace(asked, stream="ordered"),
-        "one_step_off_step": replace(late, max_lag=1),
-        "asynchronous_step": replace(late, max_lag=said["eta"]),
+        "one_step_off_step": replace(late, max_lag=1, stream="ordered"),
+        "asynchronous_step": replace(late, max_lag=said["eta"], stream="ordered"),
     }
     for kind, each in plans.items():
         seconds = _mean_seconds(said, run, each.max_lag, partial(plan_ppo, asked=each))

@@ -42,7 +42,7 @@ Worker's process are shown by the process of the run, too.
 
 
 Recompute = Literal["none", "layers"]
-Offload = Literal["none", "optimizer"]
+Offload = Literal["none", "optimizer", "weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,9 @@ class Layout:
     input, the only activation that is then kept of it (arXiv:1604.06174).
     """
     offload: Offload = "none"
-    """What waits in host memory between a train node's updates."""
+    """What waits in host memory: the optimizer's state between a train node's updates, or the
+    weights of log-probs, values or scores between chunks.
+    """
     compiled: bool = False
     """Whether torch.compile makes few kernels of each decoder layer's many."""
 

@@ -67,6 +67,11 @@ class Course:
         self._replicas = parts.replicas
         self._checkpoints = parts.checkpoints
         self._regions = parts.regions
+        training: set[str] = set()
+        for node in plan.nodes:
+            if node.traits.steps:
+                training.update(node.workers)
+        self._training_workers = dict.fromkeys(sorted(training))
         self.unopened = {n.name for n in plan.nodes if n.work == "source"}
         self._closed = -1
         self._stop, self._at_once = "", False
@@ -119,15 +124,30 @@ class Course:
 
     def _able(self, node: PlannedNode, worker: str) -> bool:
         """Whether a Worker can run chunks of a node: both it and the node's weights are there, and
-        it is not leaving; and so for all ranks of a replica that it leads.
+        it is not leaving; and so for all ranks of a replica that it leads. One that trains first
+        gives its version: rows of a later Step would hold up those that begin with it.
         """
         if node.ranks > 1:
             return all(self._is_ready(node, rank) for rank in node.share_of(worker))
         return self._is_ready(node, worker)
 
     def _is_ready(self, node: PlannedNode, worker: str) -> bool:
+        if node.lag and worker in self._training_workers and self._is_updating:
+            return False
         takes_chunks = self._recovery.there(worker) and self._replicas.takes(worker)
         return takes_chunks and not self._versions.lacks(node.name, worker)
+
+    @property
+    def _is_updating(self) -> bool:
+        """Whether the Step is trained, or readers load what it has become."""
+        if self.at != "step":
+            return self.at == "settle"
+        return self._dispatch.moved_on or self._training.parts.is_begun
+
+    def _end_updating(self) -> None:
+        """Workers that train may have chunks again."""
+        for worker in self._training_workers:
+            self._dispatch.consider(worker)
 
     def _beyond(self) -> None:
         """Go back to a checkpoint if rows are asked for that nothing else can restore."""
@@ -216,6 +236,7 @@ class Course:
         step = self._training
         if step.run is None:  # it was undone as rows of it are lost: its prompts form one again
             self.at = "gather"
+            self._end_updating()
             return self._in_gather()
         self.assign(step.ready(), self.version + 1)
         self.out += step.tell(self._recovery.there)
@@ -239,6 +260,7 @@ class Course:
             return False
         self._training.retire()
         self._next_rows.end_step(self.version)
+        self._end_updating()
         last = self.is_complete or self._sources.is_drained
         self._evaluate_or_close(self._evaluation.due(self.version, last=last))
         return True

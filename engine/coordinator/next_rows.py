@@ -41,8 +41,10 @@ class NextRows:
         self._sources = sources
         self._above = {n.name for n in plan.nodes if n.region == "stream"}
         self._step_nodes = [n for n in plan.nodes if n.region == "step"]
-        # Of several replicas of a node nobody knows yet which one gets which rows.
-        self._nodes = [n for n in self._step_nodes if len(n.rank_groups) == 1]
+        # Of several replicas of a node nobody knows yet which one gets which rows, and of parts
+        # which rank.
+        single = [n for n in self._step_nodes if len(n.rank_groups) == 1]
+        self._nodes = [n for n in single if not n.in_parts]
         makers = _workers_of(n for n in plan.nodes if n.region == "stream")
         readers = _workers_of(self._nodes)
         lags = [source.max_lag for source in plan.sources]

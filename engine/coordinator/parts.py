@@ -48,8 +48,8 @@ class CoordinatorParts:
 def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
     """Make the parts of a run that has not begun."""
     outstanding = Outstanding()
-    streams = any(source.stream != "off" for source in plan.sources)
-    blocks = Blocks(weigh=streams or any(node.chunks > 1 for node in plan.nodes))
+    has_parts = any(source.part_tokens for source in plan.sources)
+    blocks = Blocks(weigh=has_parts or any(node.chunks > 1 for node in plan.nodes))
     sources = Sources(plan, settings, blocks)
     dispatch = Dispatch(plan, blocks, outstanding, sources.pools)
     training = Training(plan, blocks, dispatch, outstanding, sources)

@@ -6,7 +6,7 @@ not own: what comes before (prompt_table.py) or after (course.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -89,10 +89,9 @@ class StepRun:
         tokens = self._blocks.tokens(inputs, len(keys))
         return [keys.take(rows) for rows in split_by_prompt(keys.position, tokens, node.chunks)]
 
-    def adopt(self, names: Iterable[str], parts: Sequence[StepRun]) -> None:
-        """Take over the rows that these nodes below the cut have made of the Step's parts."""
-        for name in names:
-            self._rows[name] = StepRows.merge([part.rows(name) for part in parts])
+    def adopt(self, node: str, parts: Sequence[StepRun]) -> None:
+        """Take over the rows that a node below the cut has made of the Step's parts."""
+        self._rows[node] = StepRows.merge([part.rows(node) for part in parts])
 
     def next_train(self) -> PlannedNode | None:
         """The train node whose turn it is; None while others run, or when all are trained."""

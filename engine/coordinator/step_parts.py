@@ -1,4 +1,5 @@
-"""The parts of a synchronous Step that are trained while its other rows are generated.
+"""The parts of a Step: of a synchronous one that is trained while its other rows are generated, or
+of one with a lag that was formed as a whole.
 
     a part    waits for                                          left by
     added     its nodes below the cut to have run on it          their last ChunkDone -> settled
@@ -51,8 +52,7 @@ class StepParts:
         self._tables = tables
         self._nodes = [n for n in plan.nodes if n.region == "step" and n.in_parts]
         self._trains = [n for n in self._nodes if n.work == "train"]
-        self.makers = [n.name for n in self._nodes if n.work != "train"]
-        """The nodes that make rows of parts."""
+        self._makers = [n for n in self._nodes if n.work != "train"]
         self._runs: list[StepRun] = []
         self._run_of: dict[NodeChunk, StepRun] = {}
         self._told: dict[str, set[int]] = {n.name: set() for n in self._trains}
@@ -64,8 +64,8 @@ class StepParts:
 
     def add(self, step: int, source: str, slots: np.ndarray) -> None:
         """These prompts of a source are the Step's next part."""
-        taken = {source: slots}
-        self._runs.append(StepRun(step, self._nodes, self._tables, taken, self._blocks))
+        nodes = [node for node in self._nodes if node.source == source]
+        self._runs.append(StepRun(step, nodes, self._tables, {source: slots}, self._blocks))
 
     def ready(self) -> list[NodeChunk]:
         """Chunks below the cut that can run."""
@@ -85,6 +85,10 @@ class StepParts:
             told_parts, trained = self._told[node.name], self._trained[node.name]
             for part, run in enumerate(self._runs):
                 if part in told_parts:
+                    continue
+                if node.source not in run.taken:
+                    told_parts.add(part)
+                    trained.add(part)
                     continue
                 if not run.is_settled or not can_be_told(node.workers[0]):
                     break
@@ -138,7 +142,7 @@ class StepParts:
         for part, run in enumerate(list(self._runs)):
             if source not in run.taken:
                 continue
-            state = self._state(part, run)
+            state = self._state(source, part, run)
             # The others that were told wait for this one.
             if state == "training" and is_training:
                 state = "ready"
@@ -146,10 +150,11 @@ class StepParts:
             states.append(state)
         return states
 
-    def _state(self, part: int, run: StepRun) -> PartState:
-        if all(part in trained for trained in self._trained.values()):
+    def _state(self, source: str, part: int, run: StepRun) -> PartState:
+        names = [node.name for node in self._trains if node.source == source]
+        if all(part in self._trained[name] for name in names):
             return "summed"
-        if any(part in told_parts for told_parts in self._told.values()):
+        if any(part in self._told[name] for name in names):
             return "training"
         if run.is_settled:
             return "ready"
@@ -167,9 +172,14 @@ class StepParts:
         return all(run.is_settled for run in self._runs)
 
     @property
-    def runs(self) -> list[StepRun]:
-        """The parts, in order."""
-        return self._runs
+    def is_begun(self) -> bool:
+        """Whether a train node was told of a part."""
+        return any(self._told.values())
+
+    def hand_over(self, step: StepRun) -> None:
+        """Let the Step have the rows that were made of its parts, in their order."""
+        for node in self._makers:
+            step.adopt(node.name, [run for run in self._runs if node.source in run.taken])
 
     @property
     def are_trained(self) -> bool:

@@ -24,6 +24,7 @@ from dataflow.loss_terms import ROWS
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
+from engine.coordinator.formed_parts import cut_formed
 from engine.coordinator.run_region import undroppable
 from engine.coordinator.run_warnings import warn_of_empty_step
 from engine.coordinator.sources import Sources
@@ -59,6 +60,7 @@ class Training:
         self._outstanding = outstanding
         self._prompts = sources.tables
         self._late = sources.late
+        self._part_tokens = {source.name: source.part_tokens for source in plan.sources}
         self.parts = StepParts(plan, blocks, dispatch, outstanding, sources.tables)
         of_step = [n for n in plan.nodes if n.region == "step"]
         self._nodes = [n for n in of_step if n.work == "train" or not n.in_parts]
@@ -73,13 +75,23 @@ class Training:
     # --- begin and end ----------------------------------------------------------------------------
 
     def form(self, step: int, taken: Mapping[str, np.ndarray]) -> None:
-        """These prompts form a Step."""
+        """These prompts form a Step; one of a source with a lag is cut into parts now, if any node
+        works on parts.
+        """
         for name, slots in taken.items():
             self._prompts[name].take(slots)
+            for part in self._cut(name, slots):
+                self.parts.add(step, name, part)
         self.run = StepRun(step, self._nodes, self._prompts, taken, self._blocks)
         self._unrecorded = bool(self._plan.recorded)
         self._moved = False
         self._has_parts_rows = False
+
+    def _cut(self, source: str, slots: np.ndarray) -> list[np.ndarray]:
+        tokens = self._part_tokens[source]
+        if source not in self._late or not tokens or not len(slots):
+            return []
+        return cut_formed(self._prompts[source], slots, tokens)
 
     def retire(self) -> None:
         """It is over: release its rows."""
@@ -104,7 +116,7 @@ class Training:
         assert self.run is not None
         chunks = self.parts.ready()
         if not self._has_parts_rows and self.parts.is_settled:
-            self.run.adopt(self.parts.makers, self.parts.runs)
+            self.parts.hand_over(self.run)
             self._has_parts_rows = True
         if self._has_parts_rows:
             chunks += self.run.ready()
@@ -268,7 +280,8 @@ class Training:
     def _is_begun(self) -> bool:
         """Whether the Step's updates or its samples are told, or done."""
         is_recorded = bool(self._plan.recorded) and not self._unrecorded
-        return self._dispatch.moved_on or is_recorded or self.complete
+        is_trained = self._dispatch.moved_on or self.parts.is_begun
+        return is_trained or is_recorded or self.complete
 
     def _undo(self) -> None:
         """Give the Step's prompts back."""

@@ -72,6 +72,26 @@ def count_sharers(nodes: Sequence[PlannedNode], models: Mapping[str, Model]) -> 
     return counts
 
 
+def find_shared_base(
+    nodes: Sequence[PlannedNode], models: Mapping[str, Model], node: PlannedNode
+) -> str:
+    """Find the name of a Model of this node whose base another module in one of its Workers has,
+    too; empty if there is none.
+    """
+    modules: dict[Base, set[str]] = defaultdict(set)
+    for each in nodes:
+        for use in _computing_uses(each):
+            if shares_base(models[use.model], each):
+                for base in _bases_of(each, models[use.model]):
+                    modules[base].add(use.module)
+    for use in _computing_uses(node):
+        if shares_base(models[use.model], node):
+            bases = _bases_of(node, models[use.model])
+            if any(len(modules[base]) > 1 for base in bases):
+                return use.model
+    return ""
+
+
 def shares_base(model: Model, node: PlannedNode) -> bool:
     """Whether a node has the weights of its Model's base with others of its Worker."""
     is_torch = kernel_family(node) == "torch"

@@ -223,12 +223,13 @@ class PlanCosts:
         """
         return self.place(node.name).device.is_gpu and kernel_family(node) == "torch"
 
-    def forward(self, node: str, rows: RowLengths) -> Time:
-        """Time of one rank's share of a replica's rows."""
+    def forward(self, node: str, rows: RowLengths, chunks: int = 1) -> Time:
+        """Time of one rank's share of a replica's rows, which come in so many chunks."""
         planned = self._nodes[node]
         ranks = planned.layout.data
         fed = pack_rows_of(planned, rows, planned.inner, ranks)
-        time = training.forward_time(self.require_sizes(node), self.place(node), fed)
+        loads = chunks if planned.layout.offload == "weights" else 0
+        time = training.forward_time(self.require_sizes(node), self.place(node), fed, loads=loads)
         return time.times(self.correction(node, rows, ranks))
 
     def train(

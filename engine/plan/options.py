@@ -90,13 +90,13 @@ class RunOptions:  # the fields' docstrings are the command line's help
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
     """What a backward pass computes again (train_policy=layers), or none; else as memory asks."""
     offload: Mapping[str, Offload] = field(default_factory=dict)
-    """What waits on the host between updates (train_policy=optimizer), or none; likewise."""
+    """What waits on the host (train_policy=optimizer, reference=weights), or none; likewise."""
     microbatch: Mapping[str, int] = field(default_factory=dict)
     """Tokens of one forward pass or micro-batch (train_policy=32768); by default 16384."""
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
     stream: Literal["auto", "off", "ordered", "arrival"] = "auto"
-    """A synchronous Step in parts while it is generated: ordered keeps its bits; auto, by price."""
+    """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: by price, at least a micro-batch."""
     turns: tuple[tuple[str, ...], ...] = ()

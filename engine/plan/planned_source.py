@@ -25,4 +25,6 @@ class PlannedSource:
     stream: Streaming = "off"
     """How a synchronous Step is cut into parts that are worked on while it is generated."""
     part_tokens: int = 0
-    """Tokens of answers that a part has at least."""
+    """Tokens of answers that a part has at least; of a source with a lag, of a Step that is formed.
+    0: there are no parts.
+    """

@@ -5,14 +5,18 @@ Owns: the look-ups. Does not own: what they are asked for (passes/, checks/).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from engine.plan.cost.memory import VERSION_PARTS
+from engine.plan.cost.memory import FETCHED_PART, VERSION_PARTS
 from engine.plan.plan import Decisions, PlannedNode
 
 Group = tuple[str, ...]
 """Workers that take turns with devices."""
+
+_MAPPED_VERSIONS = 2
+"""Of a Model on a host: one that some readers still load, and the next."""
 
 
 def nodes_by_worker(nodes: Iterable[PlannedNode]) -> dict[str, list[PlannedNode]]:
@@ -31,6 +35,29 @@ def _with_own_bytes(node: PlannedNode, worker: str) -> PlannedNode:
     if not node.layout.partial or worker == node.workers[0]:
         return node
     return replace(node, estimate=node.estimate.without(VERSION_PARTS))
+
+
+def share_versions(
+    decided: Decisions, nodes_on: Mapping[str, Sequence[PlannedNode]]
+) -> dict[str, list[PlannedNode]]:
+    """The nodes of one host's Workers, by Worker, with what each adds to the host: Workers map a
+    version that one of them has fetched, or that its writer keeps there
+    (engine/coordinator/weight_tree.py).
+    """
+    writers = {model.name: model.writer for model in decided.models if model.writer}
+    keepers = {node.name: node.workers[:1] for node in decided.nodes}
+    counts: Counter[str] = Counter()
+    shared: dict[str, list[PlannedNode]] = {}
+    for worker, nodes in nodes_on.items():
+        shared[worker] = []
+        for node in nodes:
+            model = next((use.model for use in node.models if use.trained), "")
+            counts[model] += FETCHED_PART in node.estimate.bytes
+            is_there = not nodes_on.keys().isdisjoint(keepers.get(writers.get(model, ""), ()))
+            if is_there or counts[model] > _MAPPED_VERSIONS:
+                node = replace(node, estimate=node.estimate.without((FETCHED_PART,)))
+            shared[worker].append(node)
+    return shared
 
 
 def turns_by_worker(turns: Sequence[Group]) -> dict[str, Group]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from torch.distributed.tensor import DTensor
 from dataflow.batch import Batch
 from dataflow.kernel import Layout
 from dataflow.model import Model
+from operators.kernels.torch import waiting_weights
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
 from operators.kernels.torch.models import load_model, pieces
 from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
 from tests.kit.rows import random_rows
 from tests.kit.training import gloo_world
 
-KERNELS: dict[str, tuple[Any, str, str]] = {
+KERNELS: dict[str, tuple[Any, Any, str]] = {
     "logprobs": (TorchLogprobs, "lm", "logprobs"),
     "values": (TorchValues, "scalar", "values"),
     "scores": (TorchScores, "scalar", "reward"),
@@ -41,23 +43,36 @@ def main(number: int, folder: Path, bases: Sequence[str], world: int) -> None:
         groups = [dist.new_group(list(half)) for half in halves]
         which, rank = divmod(number, world // 2)
         differences: dict[str, list[float]] = {}
+        # A CPU as if it had memory of its own.
+        waiting_weights.has_own_memory = lambda device: True
         for name in KERNELS:
-            session = FakeSession(5, name, rank=rank, world=world // 2, group=groups[which])
-            differences[name] = _compare(name, bases, session)
+            sessions: list[FakeSession] = []
+            for _ in range(2):
+                group = groups[which]
+                sessions.append(FakeSession(5, name, rank=rank, world=world // 2, group=group))
+            differences[name] = _compare(name, bases, *sessions)
         text = json.dumps(differences)
         (folder / f"{number}.json").write_text(text, encoding="ascii")
 
 
-def _compare(name: str, bases: Sequence[str], session: FakeSession) -> list[float]:
+def _compare(
+    name: str, bases: Sequence[str], session: FakeSession, other_session: FakeSession
+) -> list[float]:
+    """other_session: of a kernel whose weights wait on the host, which has the same bits."""
     kernel_class, head, column = KERNELS[name]
     first, second = (Model("m", bases[number + (head == "scalar")], head=head) for number in (0, 2))
     layout = Layout(tensor=session.world, tokens=40)
     split = open_kernel(kernel_class(), first, layout=layout, session=session)
+    waiting_layout = replace(layout, offload="weights")
+    waiting = open_kernel(kernel_class(), first, layout=waiting_layout, session=other_session)
     rows = random_rows(3, 3)
+    assert _distance(waiting, split, rows, column) == 0.0
     differences = [_distance(split, _whole(kernel_class, first), rows, column)]
     module = session.module(first, _fail)
     assert any(isinstance(weight, DTensor) for weight in module.parameters())
-    split.load(pieces(load_model(second)), 1)
+    for kernel in (split, waiting):
+        kernel.load(pieces(load_model(second)), 1)
+    assert _distance(waiting, split, rows, column) == 0.0
     differences.append(_distance(split, _whole(kernel_class, second), rows, column))
     return differences
 

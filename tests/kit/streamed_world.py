@@ -101,7 +101,7 @@ class StreamedWorld:
     def _answers(self, task: m.Task) -> Iterator[m.Event]:
         worker = task.worker
         match task:
-            case m.RunChunk(node="rollout"):
+            case m.RunChunk() if self._plan.node(task.node).traits.generates:
                 yield from self._generate(task)
             case m.RunChunk():
                 yield from self._run(task)

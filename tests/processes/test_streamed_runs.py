@@ -19,7 +19,7 @@ from engine.keep.record.place import row_files
 from engine.replay.row_diff import row_differences
 from graphs.grpo import grpo
 from tests.kit.processes import KillWorkers
-from tests.kit.run_graphs import vowels
+from tests.kit.run_graphs import two_models, vowels
 from tests.kit.runs import metrics, require_same_numbers, timeless
 from tests.kit.tiny_runs import TinyRuns
 
@@ -87,6 +87,31 @@ def test_what_arrives_is_trained_once_and_by_ranks(tiny: TinyRuns) -> None:
     ranks = {"ranks": {"train_policy": 2}}
     require_close(tiny.run(graph, name="arrival", **TWO, **ARRIVAL), whole)
     require_close(tiny.run(graph, name="ranks", **ranks, **STREAMED), whole)
+
+
+def test_values_of_a_part_are_computed_beside_its_rewards(tiny: TinyRuns) -> None:
+    """They read the critic that the Step starts from, above the cut."""
+    death = KillWorkers({1: "values"})
+    one = tiny.run(two_models, 3, name="one", record="all", **STREAMED)
+    assert find_region(one, "values") == "stream"
+    killed = tiny.run(two_models, 3, name="killed", on_step=[death], **STREAMED)
+    assert len(death.killed) == 1
+    require_same_numbers(killed, one)
+    whole = tiny.run(two_models, 3, name="whole", **CHUNKS)
+    for row, same in zip(metrics(one), metrics(whole), strict=True):
+        norms = [name for name in row if name.endswith("grad_norm")]
+        assert len(norms) == 2
+        for name in norms:
+            assert row[name] == pytest.approx(same[name], rel=1e-3, abs=1e-5), name
+    again = rerun(one.folder, ["values", "train_critic"], 2)
+    assert again.same, again.nodes
+
+
+def find_region(run: Result, node: str) -> str:
+    """The region of a node, as the run's plan has it."""
+    plan = json.loads((run.folder / "plan.json").read_text())
+    (region,) = {each["region"] for each in plan["nodes"] if each["name"] == node}
+    return region
 
 
 @pytest.mark.parametrize("stream", ["ordered", "arrival"])

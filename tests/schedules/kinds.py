@@ -6,6 +6,7 @@
     resumed       killed, and resumed from a checkpoint
     lossy         rows are lost alone                       table     a Table beside the Models
     streamed      Steps are trained in parts while they are generated
+    formed        Steps with a lag are trained in parts once they are formed
     slow          the coordinator takes together what waits
     ranked        replicas of several Workers
     late          samples are spread, rows weighed, and bound late to replicas with few slots
@@ -29,7 +30,7 @@ from tests.schedules.proof import Proof
 from tests.schedules.record import Past
 from tests.schedules.repeated_parts import RepeatedParts
 from tests.schedules.replicas_of_ranks import with_replica_ranks
-from tests.schedules.streamed import streamed_case
+from tests.schedules.streamed import formed_case, streamed_case
 from tests.schedules.tables import with_table
 from tests.schedules.weather import (
     begun,
@@ -154,6 +155,8 @@ KINDS: dict[str, Callable[[int], object]] = {
     "lossy resumed": lambda seed: _killed_and_resumed(lossy_case(seed)),
     "streamed": lambda seed: _with_deaths_in_odd_seeds(streamed_case(seed)),
     "streamed resumed": lambda seed: _killed_and_resumed(streamed_case(seed)),
+    "formed": lambda seed: _with_deaths_in_odd_seeds(formed_case(seed)),
+    "formed resumed": lambda seed: _killed_and_resumed(formed_case(seed)),
     "table": lambda seed: _with_deaths_in_odd_seeds(table_case(seed)),
     "table resumed": lambda seed: _killed_and_resumed(table_case(seed)),
     "slow": lambda seed: prove_undisturbed(slow_case(seed)),

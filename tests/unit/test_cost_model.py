@@ -19,6 +19,7 @@ from engine.plan.cost.devices import (
     Device,
     Kind,
     Link,
+    Place,
     catalogue,
     catalogue_place,
     coefficients,
@@ -302,6 +303,42 @@ def test_sharded_weights_are_gathered_before_each_pass(
     there, here = (train_time(MODEL, where, fed, updates=0) for where in (split, whole))
     size = (2 * part - tables) * MODEL.width + 4 * part
     assert moved(there) - moved(here) == pytest.approx(each * size)
+
+
+FED = Microbatches(tokens=1e5, keys=0.0, predicted=1e5, passes=1)
+
+
+def shard_longer(where: Place, *, trains: bool) -> tuple[float, Time]:
+    """How many seconds a pass takes longer with split weights, and its time with whole ones."""
+    price = partial(train_time, updates=0) if trains else forward_time
+    split = price(MODEL, replace(where, shard=True), FED)
+    whole = price(MODEL, where, FED)
+    return seconds(split) - seconds(whole) - (split.latency - whole.latency), whole
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_layers_are_gathered_while_others_compute(trains: bool) -> None:
+    """A GPU waits for what is in no layer, and for a layer at either end."""
+    tables = MODEL.table_parameters
+    layer = (MODEL.part_parameters(2) - tables) / SHAPE.layers
+    waited = (tables + layer) * MODEL.width
+    if trains:
+        waited += layer * MODEL.width + (tables + layer) * 4
+    longer, _ = shard_longer(catalogue_place(H100, data=2, tensor=2), trains=trains)
+    rate = 2 * H100.link * coefficients(H100)["train"].link
+    assert longer == pytest.approx(waited / rate)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_is_gathered_beyond_what_is_computed_is_waited_for(trains: bool) -> None:
+    rate = 1e6
+    longer, whole = shard_longer(catalogue_place(H100, data=2, rate=rate), trains=trains)
+    layers = MODEL.parameters - MODEL.table_parameters
+    size = MODEL.parameters * MODEL.width
+    if trains:
+        size += layers * MODEL.width + MODEL.parameters * 4
+    link = size / 2 / (rate * coefficients(H100)["train"].link)
+    assert longer == pytest.approx(link - whole.compute, rel=1e-3)
 
 
 def test_tensor_ranks_reduce_within_a_host_whatever_is_between_data_ranks() -> None:

@@ -338,32 +338,40 @@ def test_forward_passes_get_devices_by_their_share_of_the_work() -> None:
     published_side, *tiers = list_sides(ppo(training=40, tensor=(1, 8)))
     [side] = published_side
     assert (side.scoring, side.tensor, side.scored, side.shard) == (0, 8, 8, False)
+    assert tiers[0][0] == replace(side, may_wait=True)
+    tiers[0] = tiers[0][1:]
     # Of 40, with 8 passes of training and one each of two others.
-    assert [tier[0].scoring for tier in tiers] == [0, 4, 8, 8]
-    assert [tier[0].scored for tier in tiers] == [8, 1, 8, 8]
+    assert [tier[0].scoring for tier in tiers] == [0, 0, 4, 8, 8]
+    assert [tier[0].scored for tier in tiers] == [8, 8, 1, 8, 8]
     for tier in tiers:
         assert [side.tensor for side in tier] == [8, 4, 2, 1]
         assert all(side.shard for side in tier)
-    assert tiers[-1][0].tokens == 4512, "of the longest row"
+    longest = [tier[0].tokens == 4512 for tier in tiers]
+    assert longest == [False, True, False, False, True], "the tokens of the longest row"
 
 
-def test_a_reference_that_no_device_holds_has_ranks(all_installed: None, tmp_path: Path) -> None:
+def test_weights_that_no_device_holds_have_ranks_and_wait_on_the_host(
+    all_installed: None, tmp_path: Path
+) -> None:
     large = ppo(model=sizes(inputs(), "72B"), generating=64, training=64, tensor=(8, 8))
     plans = plan_ppo(tmp_path, replace(large, rows=1024, longest=20000, stream="arrival"))
-    reference = plans[0].node("reference")
-    assert (reference.layout.tensor, len(reference.workers)) == (8, 8)
-    assert reference.in_parts
+    nodes = [plan.node(name) for plan in plans for name in ("reference", "value")]
+    assert {node.layout.tensor for node in nodes} == {8, 4}
+    assert {(node.layout.offload, len(node.workers)) for node in nodes} == {("weights", 64)}
+    assert all(node.in_parts for node in nodes)
 
 
 def test_each_way_to_split_training_that_fits_is_planned(
     all_installed: None, tmp_path: Path
 ) -> None:
-    """32B does not fit by tensor ranks alone."""
+    """32B does not fit by tensor ranks alone where weights of forward passes are always there."""
     model = sizes(inputs(), "32B")
     plans = plan_ppo(tmp_path, ppo(model=model, generating=16, training=40, tensor=(2, 8)))
     layouts = [plan.node("train_critic").layout for plan in plans]
-    assert len({layout.tensor for layout in layouts}) == len(layouts) > 1
-    assert all(layout.shard and layout.data * layout.tensor == 40 for layout in layouts)
+    assert [layout.tensor for layout in layouts] == [8, 8, 4, 2, 1]
+    assert [layout.shard for layout in layouts] == [False, True, True, True, True]
+    assert all(layout.data * layout.tensor == 40 for layout in layouts)
+    assert plans[0].node("reference").layout.offload == "weights"
 
 
 @pytest.mark.parametrize(("ranks", "cards"), [((16, 1), 4), ((8, 4), 2), ((8, 8), 1), ((2, 4), 4)])

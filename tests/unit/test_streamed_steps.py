@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dataflow.kernel import Layout
-from engine.plan.plan import Plan
+from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_source import PlannedSource, Streaming
 from engine.protocol import messages as m
 from tests.kit.plans import plan_of, planned_node
@@ -50,6 +50,54 @@ def streamed_plan(
         sources=(PlannedSource(name="prompts", batch=BATCH, stream=stream, part_tokens=20),),
         recorder="d",
     )
+
+
+def two_sources(max_lag: int = 0) -> Plan:
+    """Two Models, each with prompts of its own."""
+    lag = {"lag": max_lag}
+    nodes: list[PlannedNode] = []
+    sources: list[PlannedSource] = []
+    for name, worker in (("red", "a"), ("blue", "b")):
+        rows = {"rows": SAMPLES, "inner": SAMPLES, "source": f"{name}_prompts"}
+        below = {"region": "step", "in_parts": True}
+        source = PlannedSource(
+            name=f"{name}_prompts",
+            batch=BATCH,
+            max_lag=max_lag,
+            stream="off" if max_lag else "ordered",
+            part_tokens=20,
+        )
+        sources.append(source)
+        nodes += [
+            planned_node(
+                source.name,
+                work="source",
+                relation="source",
+                source=source.name,
+                workers=("c",),
+                **lag,
+            ),
+            planned_node(
+                *(f"{name}_rollout", source.name),
+                workers=(worker,),
+                work="decode",
+                relation="expand",
+                rows=SAMPLES,
+                source=source.name,
+                tokens="x",
+                **lag,
+            ),
+            planned_node(f"{name}_values", f"{name}_rollout", workers=("c",), **rows, **below),
+            planned_node(
+                *(f"train_{name}", f"{name}_rollout", f"{name}_values"),
+                work="train",
+                relation="sink",
+                workers=("d",),
+                **rows,
+                **below,
+            ),
+        ]
+    return plan_of(*nodes, sources=tuple(sources), recorder="d")
 
 
 def length(position: int, sample: int) -> int:
@@ -195,3 +243,20 @@ def places_of(events: list[m.Event], kind: type[m.Event], worker: str) -> list[i
         if isinstance(event, kind) and by == worker:
             places.append(place)
     return places
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_two_sources_have_parts_of_their_own(seed: int, max_lag: int) -> None:
+    world = run(two_sources(max_lag), seed)
+    keys_of: dict[str, list[tuple[int, int, int]]] = {"train_red": [], "train_blue": []}
+    for task in world.told:
+        if isinstance(task, m.TrainPart):
+            keys_of[task.node] += task.keys.rows()
+    expected = [
+        (position, sample, 0) for position in range(STEPS * BATCH) for sample in range(SAMPLES)
+    ]
+    for keys in keys_of.values():
+        assert sorted(keys) == expected
+    finished = [(task.node, task.step) for task in world.told if isinstance(task, m.FinishStep)]
+    assert sorted(finished) == sorted((name, step) for name in keys_of for step in (1, 2, 3))

@@ -7,13 +7,32 @@ from typing import Any
 import pytest
 
 from dataflow.graph import Graph
+from dataflow.model import Model
 from dataflow.schema import Keep, Reward
 from dataflow.user import Columns, operator
 from engine.plan.plan import Plan
+from operators.advantage import gae, kl_in_reward
 from operators.data import demonstrations
-from operators.losses import clipped_policy_loss, supervised_loss
-from operators.select import select
-from tests.kit.graphs import compared, graph_of, sampled, scored, small_grpo, small_ppo, trained
+from operators.forward import logprobs, values
+from operators.losses import (
+    clipped_policy_loss,
+    decoupled_policy_loss,
+    supervised_loss,
+    value_loss,
+)
+from operators.select import mixed_groups, select
+from operators.train import train
+from tests.kit.graphs import (
+    BASE,
+    compared,
+    graph_of,
+    policy,
+    sampled,
+    scored,
+    small_grpo,
+    small_ppo,
+    trained,
+)
 from tests.kit.plans import placed
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -106,6 +125,53 @@ def test_no_step_is_streamed(max_lag: int, workers: str, why: str) -> None:
     assert [source.stream for source in plan.sources] == ["off"]
     (note,) = list_ends(plan)
     assert note.startswith(f"no Step is streamed: {why}")
+
+
+def late_ppo(max_lag: int = 1, *, selects: bool = False) -> Graph:
+    """PPO with a lag; values and proximal log-probs are computed below the cut."""
+    critic = Model("critic", BASE, trainable=True, head="scalar")
+    rollout = sampled(max_lag=max_lag)
+    correct = scored(rollout)
+    if selects:
+        rollout, correct = select(rollout, correct, where=mixed_groups(correct))
+    divergence = logprobs(Model("reference", BASE), rollout, name="reference")
+    score = kl_in_reward(rollout, correct, divergence, beta=0.05)
+    value = values(critic, rollout, name="value")
+    advantage = gae(rollout, score, value, gamma=1.0, lam=0.95)
+    old = logprobs(policy, rollout, name="old")
+    actor = trained(rollout, decoupled_policy_loss(advantage, proximal=old))
+    fit = value_loss(advantage, old=value, clip=0.2)
+    return Graph("ppo", actor, train(critic, rollout, loss=fit, lr=1e-3))
+
+
+def test_a_step_with_a_lag_is_cut_once_it_is_formed() -> None:
+    plan = streamed(late_ppo(), part_tokens=64)
+    in_parts = ["value", "gae", "old", "train_policy", "train_critic"]
+    assert sorted(list_in_parts(plan)) == sorted(in_parts)
+    (source,) = plan.sources
+    assert (source.stream, source.part_tokens) == ("off", 64)
+    assert plan.node("rollout").layout.part_tokens == 0
+    assert plan.node("reference").chunking == "ready"
+    assert "reference: take rows as they come" in plan.notes
+    asked = streamed(late_ppo(), part_tokens=64, chunks={"reference": 2})
+    assert asked.node("reference").chunking == "cohort"
+
+
+@pytest.mark.parametrize(("selects", "region"), [(False, "stream"), (True, "step")])
+def test_values_of_a_streamed_part_wait_for_a_selection_alone(selects: bool, region: str) -> None:
+    plan = streamed(late_ppo(max_lag=0, selects=selects), part_tokens=64)
+    value = plan.node("value")
+    assert (value.in_parts, value.region) == (True, region)
+    assert plan.node("train_critic").region == "step"
+
+
+def test_a_formed_step_is_whole_where_nothing_computes_beside_training() -> None:
+    trainers = dict.fromkeys(("value", "old", "train_policy", "train_critic"), "t")
+    plan = streamed(late_ppo(), pin=trainers)
+    assert list_in_parts(plan) == []
+    assert plan.node("reference").chunking == "cohort"
+    whole = placed(late_ppo(), workers="apart")
+    assert list_in_parts(whole) == []
 
 
 def test_rows_of_each_chunk_leave_twice_for_each_part() -> None:

@@ -12,7 +12,7 @@ from engine.plan.checks.engines import check_engines
 from engine.plan.checks.memory import check_memory
 from engine.plan.checks.prompts import check_chunks, check_constant, check_groups
 from engine.plan.checks.rows import check_kernels, check_producers, check_ratios
-from engine.plan.checks.weights import check_aliases, check_routes
+from engine.plan.checks.weights import check_aliases, check_offload, check_routes
 from engine.plan.checks.workers import check_hosts, check_workers, check_worlds
 from engine.plan.draft import Draft
 
@@ -30,6 +30,7 @@ CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
     "chunks": check_chunks,
     "aliases": check_aliases,
     "routes": check_routes,
+    "offload": check_offload,
     "device": check_device_columns,
     "memory": check_memory,
 }

@@ -45,7 +45,7 @@ def check_turns(draft: Draft) -> Iterator[str]:
 
 def _check_overlapping(draft: Draft) -> Iterator[str]:
     """What waits for Go is in no order with chunks that wait for a turn (decision 0048)."""
-    streamed = {source.name for source in draft.sources if source.stream != "off"}
+    streamed = {source.name for source in draft.sources if source.part_tokens}
     in_turns = set(chain.from_iterable(draft.turns))
     trains = [node for node in draft.nodes if node.work == "train" and node.ranks > 1]
     for node in draft.nodes:

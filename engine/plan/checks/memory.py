@@ -17,7 +17,14 @@ from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
 from engine.plan.refusals import add_fix
-from engine.plan.worker_index import Group, nodes_by_worker, turns_by_worker, workers_by_host
+from engine.plan.waiting_weights import can_weights_wait
+from engine.plan.worker_index import (
+    Group,
+    nodes_by_worker,
+    share_versions,
+    turns_by_worker,
+    workers_by_host,
+)
 from engine.plan.worker_peaks import shared_process_bytes
 
 Nodes = dict[str, list[PlannedNode]]
@@ -87,6 +94,7 @@ def _list_hosts(decided: Decisions, cluster: Cluster) -> Iterator[_UsedHost]:
         nodes: dict[str, list[PlannedNode]] = {}
         for worker in workers:
             nodes[worker] = [_as_on_worker(node, worker) for node in nodes_on[worker]]
+        nodes = share_versions(decided, nodes)
         name = f"host {host}" if host else "this host"
         yield _UsedHost(nodes=nodes, turns=turns, cluster=cluster.on(host), name=name)
 
@@ -169,7 +177,7 @@ def _check_host_memory(host: _UsedHost) -> Iterator[str]:
     if size > host.cluster.memory:
         what, fix = "rows", "a lower batch or max_lag"
         if state_size > size // 2:
-            what, fix = "rows and optimizers", "offload none, or a smaller base"
+            what, fix = "rows and offloaded state", "offload none, or a smaller base"
         problem = f"{what} of {_gib(size)} wait in {_gib(host.cluster.memory)}"
         yield add_fix(f"{', '.join(host.nodes)}: {problem}", fix)
 
@@ -215,12 +223,15 @@ def _list_declined(room: MemoryRoom, draft: Draft) -> Iterator[str]:
     """The flags that would spare memory, and were given as none: all others the plan has tried
     (passes/memory_fit.py).
     """
-    train_names = dict.fromkeys(n.name for n in filter(_is_training, room.nodes))
-    for name in train_names:
-        if draft.placing.recompute.get(name) == "none":
+    for node in {node.name: node for node in room.nodes}.values():
+        name = node.name
+        if draft.placing.recompute.get(name) == "none" and _is_training(node):
             yield f"--recompute {name}=layers"
         if draft.placing.offload.get(name) == "none" and room.without:
-            yield f"--offload {name}=optimizer"
+            if _is_training(node):
+                yield f"--offload {name}=optimizer"
+            elif can_weights_wait(draft, node):
+                yield f"--offload {name}=weights"
 
 
 def _find_large_enough(hosts: Iterable[Host], need: int) -> str:

@@ -1,6 +1,7 @@
-"""Weights: who may share a module with its writer, and by which route versions go.
+"""Weights: who may share a module with its writer, by which route versions go, which ones wait.
 
-Owns: aliases and routes. Does not own: the choice of both (passes/modules.py).
+Owns: aliases, routes, and modules that wait on the host for all who share them. Does not own: the
+choices (passes/modules.py, passes/memory_fit.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedNode
 from engine.plan.refusals import add_fix
+from engine.plan.waiting_weights import find_sharing_nodes, why_weights_stay
 
 
 def check_aliases(draft: Draft) -> Iterator[str]:
@@ -37,6 +39,23 @@ def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, Plan
     if node.lag:
         return f"at lag {node.lag}"
     return "" if node.layout.has_equal_part(writer.layout) else "of which its rank has another part"
+
+
+def check_offload(draft: Draft) -> Iterator[str]:
+    """Weights wait on the host for all nodes that compute with a module, or for none."""
+    for node in draft.nodes:
+        if node.layout.offload != "weights":
+            continue
+        why = why_weights_stay(draft, node)
+        if why:
+            yield add_fix(f"{node.name}=weights, but {why}", f"leave out {node.name}")
+        for other in find_sharing_nodes(draft, node):
+            if other.layout.offload != "weights":
+                problem = f"{node.name}=weights, but {other.name} computes with the same weights"
+                fix = f"leave out {node.name}"
+                if not why_weights_stay(draft, other):
+                    fix = f"{other.name}=weights, too, or {fix}"
+                yield add_fix(problem, fix)
 
 
 def check_routes(draft: Draft) -> Iterator[str]:

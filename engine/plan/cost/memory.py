@@ -8,7 +8,8 @@ are shared, whether it all fits (engine/plan).
     own_weights     always                the first node of those that share a module on such a
                                           base: of an adapter, a subset, a head
     optimizer       always                train
-    offloaded       always                train whose optimizer waits on the host, there
+    offloaded       always                train whose optimizer waits on the host, there; forward
+                                          whose weights do, instead of these
     engine          always                a kernel with an engine: its processes, beside the weights
     cache           always                the same, and decode by torch on a GPU (static_decode.py):
                                           keys and values, of a fixed size
@@ -24,6 +25,7 @@ are shared, whether it all fits (engine/plan).
     gradients       while the node runs   train; what the sums do not have
     gathered        while the node runs   train whose weights FSDP splits: those of other ranks
     bucket          while the node runs   train whose optimizer waits on the host
+    loaded          while the node runs   forward whose weights wait on the host: their copy
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
     kv_cache        while the node runs   decode elsewhere
@@ -65,6 +67,9 @@ FIRST_USE_PART = "libraries"
 
 VERSION_PARTS = ("snapshot", "copies")
 """Parts of a writer that keeps versions for readers."""
+
+FETCHED_PART = "fetched"
+"""Of a reader: a version of the weights, which its host's other readers map, too."""
 
 SHARED_PARTS = ("copies",)
 """Parts on a GPU that stay there while their Worker sleeps: other processes read them."""

@@ -30,7 +30,12 @@ from engine.plan.cost.devices import CPU, Device, Kind, Place, catalogue_place
 from engine.plan.cost.memory import HOST_PARTS, Work
 from engine.plan.cost.model_passes import Sizes, Time
 from engine.plan.cost.models import ModelCost
-from engine.plan.cost.running_parts import RunningKernel, divide_among_ranks, running_parts
+from engine.plan.cost.running_parts import (
+    RunningKernel,
+    divide_among_ranks,
+    running_parts,
+    weight_parts,
+)
 
 _MOST_PACKED = 16384
 """Rows that stand for all where these are packed into micro-batches."""
@@ -100,7 +105,10 @@ def node_time(model: Sizes, where: Place, layout: Layout, work: NodeWork) -> Tim
         return _decode_time(model, where, layout, work)
     rows = _pack_share(work, layout.replicas, layout.data, layout.tokens)
     if work.kind == "forward":
-        return training.forward_time(model, where, rows)
+        calls = 0
+        if layout.offload == "weights":
+            calls = -(-(work.chunks or layout.replicas) // layout.replicas)
+        return training.forward_time(model, where, rows, loads=calls)
     return training.train_time(
         model,
         where,
@@ -198,10 +206,11 @@ def _rank_bytes(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -
         is_on_gpu=is_on_gpu,
         has_static_keys=is_on_gpu and work.is_torch,
         passed_layers=part.passed_layers,
+        parameters=parameters,
     )
     share = share_work(work.most, layout)
     parts = running_parts(part.version, part.shape, (share,), kernel)
-    parts["weights"] = parameters * model.width
+    parts |= weight_parts(parameters, kernel)
     # Of torch on a GPU the formula has the cache, else an engine's has a fixed size.
     parts["cache"] = parts.get("cache", 0) + layout.cache_bytes
     parts = divide_among_ranks(parts, layout)

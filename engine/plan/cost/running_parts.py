@@ -16,8 +16,10 @@ from engine.plan.cost.memory import Work
 from engine.plan.cost.models import Head, Shape
 from engine.plan.cost.static_decode import static_decode_parts
 from engine.plan.cost.training_memory import (
+    OFFLOADED_PART,
     gathered_bytes,
     offload_parts,
+    pinned_bytes,
     recompute_parts,
     sum_parts,
 )
@@ -30,7 +32,7 @@ _SHARDED = ("weights", "own_weights", "gradients", "sums", "optimizer", "offload
 class RunningKernel:
     """What bytes depend on besides Model and rows. has_static_keys: as static_decode.py says.
     gradient_sums: that a train node keeps between the parts of a Step; 0 where it gets it whole.
-    passed_layers: that its backward pass goes through; None for all.
+    passed_layers: that its backward pass goes through; None for all. parameters: of its part.
     """
 
     kind: Kind
@@ -41,6 +43,27 @@ class RunningKernel:
     has_static_keys: bool = False
     gradient_sums: int = 0
     passed_layers: int | None = None
+    parameters: int = 0
+
+    @property
+    def has_waiting_weights(self) -> bool:
+        """Whether its weights wait in host memory between passes."""
+        return self.layout.offload == "weights" and self.is_on_gpu
+
+
+def weight_parts(parameters: int, kernel: RunningKernel, *, beside: int = 0) -> dict[str, int]:
+    """Bytes of one rank's weights, where they are between passes. parameters: that it counts of its
+    part; beside: of what the Model has beside its base.
+    """
+    width = memory.WIDTHS[kernel.dtype]
+    if kernel.has_waiting_weights:
+        return {OFFLOADED_PART: pinned_bytes((parameters + beside) * width)}
+    parts: dict[str, int] = {}
+    if parameters:
+        parts["weights"] = parameters * width
+    if beside:
+        parts["own_weights"] = beside * width
+    return parts
 
 
 def running_parts(
@@ -52,11 +75,11 @@ def running_parts(
     """
     if kernel.kind == "train":
         return _training_parts(parameters, shape, works, kernel)
+    if kernel.kind == "forward":
+        return _forward_parts(shape, works, kernel)
     if shape is None:
         return {}
     (work,) = works
-    if kernel.kind != "decode":
-        return memory.forward_parts(shape, work, kernel.dtype, kernel.head)
     if kernel.has_static_keys:
         parts = static_decode_parts(shape, work, kernel.dtype)
     else:
@@ -86,6 +109,18 @@ def _training_parts(
     if layout.offload == "optimizer" and kernel.is_on_gpu:
         ranks = layout.data if layout.shard else 1
         parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)
+    return parts
+
+
+def _forward_parts(
+    shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
+) -> dict[str, int]:
+    parts = dict[str, int]()
+    if shape is not None:
+        (work,) = works
+        parts = memory.forward_parts(shape, work, kernel.dtype, kernel.head)
+    if kernel.has_waiting_weights:
+        parts["loaded"] = kernel.parameters * memory.WIDTHS[kernel.dtype]
     return parts
 
 

@@ -1,7 +1,7 @@
 """Seconds of passes over finished rows: log-probs, values, and training.
 
 Owns: how many passes and updates there are. Does not own: seconds of one pass (model_passes.py),
-generation (decode.py).
+generation (decode.py), what passes take longer with split weights (sharding.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.plan.cost.devices import Place
-from engine.plan.cost.memory import WIDTHS, gradient_bytes, optimizer_bytes
+from engine.plan.cost.memory import gradient_bytes, optimizer_bytes
 from engine.plan.cost.model_passes import Passes, Sizes, Time
+from engine.plan.cost.sharding import sharding_time
 
 _BACKWARD = 2.0
 """Forward passes that a backward one counts as: two products for each of the forward's."""
@@ -65,10 +66,13 @@ def _attended_keys(lengths: np.ndarray) -> float:
     return float((lengths.astype(np.float64) ** 2).sum() / 2.0)
 
 
-def forward_time(model: Sizes, where: Place, rows: Microbatches) -> Time:
-    """Time of passes without gradient over one rank's rows."""
-    whole = _passes_time(Passes(model, where, "forward"), rows)
-    return whole + _sharding_time(model, where, rows.passes, trains=False)
+def forward_time(model: Sizes, where: Place, rows: Microbatches, *, loads: int = 0) -> Time:
+    """Time of passes without gradient over one rank's rows. loads: how often its weights come from
+    the host, before the passes of a chunk.
+    """
+    passes = _passes_time(Passes(model, where, "forward"), rows)
+    sharding = sharding_time(model, where, passes, rows.passes)
+    return passes + sharding + _loading_time(model, where).times(loads)
 
 
 def train_time(
@@ -85,26 +89,28 @@ def train_time(
     epochs. recomputed: whether the backward pass makes the activations again, a forward pass more.
     offloaded: whether the optimizer's state waits on the host between updates.
     """
-    passes = _training_passes(model, where, recomputed=recomputed)
+    backward = _count_backward(model, recomputed=recomputed)
+    # The head's inputs have gradients, whatever is trained.
+    head_times = None if model.trained is None else 2.0
+    passes = Passes(model, where, "train", times=1.0 + backward, head_times=head_times)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
-    rows = replace(rows, passes=count)
-    epoch = _passes_time(passes, rows) + _sharding_time(model, where, count, trains=True)
+    computing = _passes_time(passes, replace(rows, passes=count))
+    epoch = computing + sharding_time(model, where, computing, count, backward=backward)
     update = update_time(model, where)
     if offloaded:
         update += moving_time(model, where)
     return epoch.times(epochs) + update.times(updates)
 
 
-def _training_passes(model: Sizes, where: Place, *, recomputed: bool) -> Passes:
-    """Passes with gradient. Of a Model that trains a part, the backward pass goes through some of
-    the layers, and through the head: one product gives the gradient of the inputs, another, of what
-    is trained alone, that of the weights.
+def _count_backward(model: Sizes, *, recomputed: bool) -> float:
+    """Forward passes that a backward one counts as. Of a Model that trains a part it goes through
+    some of the layers: one product gives the gradient of the inputs, another, of what is trained
+    alone, that of the weights.
     """
     trained = model.trained
     if trained is None:
-        return Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
-    backward = model.passed_share * (1.0 + trained.own_share + recomputed)
-    return Passes(model, where, "train", times=1.0 + backward, head_times=2.0)
+        return _BACKWARD + recomputed
+    return model.passed_share * (1.0 + trained.own_share + recomputed)
 
 
 def update_time(model: Sizes, where: Place) -> Time:
@@ -120,7 +126,7 @@ def update_time(model: Sizes, where: Place) -> Time:
     if where.shard:
         touched /= where.data
     memory = touched / (where.device.memory_rate * reached.reads)
-    # What FSDP splits it sums within each backward pass (_sharding_time).
+    # What FSDP splits it sums within each backward pass (sharding.py).
     ranks = where.context if where.shard else where.data * where.context
     link = hops = 0.0
     if ranks > 1:
@@ -144,6 +150,18 @@ def moving_time(model: Sizes, where: Place) -> Time:
     return Time(seconds=seconds, link=seconds)
 
 
+def _loading_time(model: Sizes, where: Place) -> Time:
+    """Time in which a rank's weights come to a GPU from the host; nothing where the device is the
+    host. Nothing goes back, as no pass changes them.
+    """
+    if not where.device.is_gpu:
+        return Time()
+    weights = model.part_parameters(where.tensor) * model.width
+    rate = where.device.host_link or where.device.link
+    seconds = weights / (rate * where.coefficients["forward"].link)
+    return Time(seconds=seconds, link=seconds)
+
+
 def _passes_time(passes: Passes, rows: Microbatches) -> Time:
     """Time of all passes, each with an equal part of the rows."""
     count = rows.passes
@@ -154,26 +172,3 @@ def _passes_time(passes: Passes, rows: Microbatches) -> Time:
         rows=rows.rows / count,
     )
     return one_pass.times(count)
-
-
-def _sharding_time(model: Sizes, where: Place, passes: int, *, trains: bool) -> Time:
-    """Time in which data ranks gather the weights that FSDP splits, each tensor rank's part among
-    its own data ranks, and sum gradients into parts: of each pass, and nothing overlaps here.
-
-    A layer is gathered for its forward and for its backward pass, what is in no layer once for both
-    (torch's fully_shard); gradients are summed in float32, (d - 1) / d of their bytes.
-    """
-    if not where.shard or where.data == 1:
-        return Time()
-    reached = where.coefficients["train"]
-    part = model.part_parameters(where.tensor)
-    size, collectives = float(part * model.width), 1
-    if trains:
-        layers = model.passed_share * (part - model.table_parameters)
-        gradients = model.trained_parameters(where.tensor) * WIDTHS["float32"]
-        size += layers * model.width + gradients
-        collectives = 3
-    moved = (where.data - 1) / where.data * size
-    link = passes * moved / (where.between * reached.link)
-    hops = passes * collectives * model.shape.layers * reached.hop
-    return Time(seconds=link + hops, link=link, latency=hops)

@@ -1,7 +1,7 @@
 """Bytes of training where layers are computed again, weights are split by FSDP, or the optimizer's
-state waits on the host.
+state waits on the host; and of weights that wait there.
 
-Owns: what each layout changes of a train node's parts. Does not own: the parts without them
+Owns: what each layout changes of a node's parts. Does not own: the parts without them
 (memory.py), which layout a node has (passes/memory_fit.py).
 """
 
@@ -57,7 +57,7 @@ def offload_parts(
     """
     fitted_parts = dict(parts)
     state = fitted_parts.pop("optimizer")
-    fitted_parts[OFFLOADED_PART] = math.ceil(_PINNED * state)
+    fitted_parts[OFFLOADED_PART] = pinned_bytes(state)
     largest_weight = 0 if shape is None else shape.vocabulary * shape.hidden
     in_bucket = min(parameters, max(BUCKET, largest_weight))
     numbers = 2 if dtype == "float32" else 3
@@ -66,6 +66,11 @@ def offload_parts(
     if bucket:
         fitted_parts["bucket"] = bucket
     return fitted_parts
+
+
+def pinned_bytes(size: int) -> int:
+    """Bytes of host memory that so many bytes of tensors take there."""
+    return math.ceil(_PINNED * size)
 
 
 def gathered_bytes(shape: Shape, dtype: str, head: Head) -> int:

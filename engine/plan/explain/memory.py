@@ -13,7 +13,7 @@ from engine.plan.cluster import Cluster
 from engine.plan.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.plan import Plan, PlannedNode
-from engine.plan.worker_index import nodes_by_worker, workers_by_host
+from engine.plan.worker_index import nodes_by_worker, share_versions, workers_by_host
 from engine.plan.worker_peaks import process_bytes, shared_process_bytes, worker_peak
 
 
@@ -41,7 +41,7 @@ def total_lines(plan: Plan) -> Iterator[str]:
 def _host_peak(plan: Plan, workers: Mapping[str, Sequence[PlannedNode]]) -> str:
     """What the Workers of one host, with their nodes, need together."""
     parts_by_worker: dict[str, list[Mapping[str, int]]] = {}
-    for worker, nodes in workers.items():
+    for worker, nodes in share_versions(plan, workers).items():
         parts_by_worker[worker] = [node.estimate.bytes for node in nodes]
     turns = [group for group in plan.turns if group[0] in workers]
     size = host_peak(parts_by_worker, turns) + shared_process_bytes(plan, workers)
@@ -84,7 +84,7 @@ def _gpu_lines(
     room = f"{shown_bytes(hardware.memory)} on {host or 'this host'}"
     what = "rows"
     if any(OFFLOADED_PART in node.estimate.bytes for node in nodes):
-        what = "rows and optimizers"
+        what = "rows and offloaded state"
     yield f"{shown_bytes(host_bytes(nodes))} of {what}, of {room}"
 
 

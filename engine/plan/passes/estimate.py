@@ -28,7 +28,12 @@ from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work
 from engine.plan.cost.models import ModelCost, cost_of_model, counted_dtype
-from engine.plan.cost.running_parts import RunningKernel, divide_among_ranks, running_parts
+from engine.plan.cost.running_parts import (
+    RunningKernel,
+    divide_among_ranks,
+    running_parts,
+    weight_parts,
+)
 from engine.plan.draft import Draft
 from engine.plan.episodes import PARKED_PART
 from engine.plan.estimates import Estimate
@@ -153,13 +158,11 @@ class _Cost:
     def _model_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         """Bytes of one rank: of its weights, and of what it holds while it runs."""
         parts: dict[str, int] = {}
-        owned = self._owned.get(planned.name)
+        owned, kernel = self._owned.get(planned.name), self._find_kernel(planned, use)
         if owned is not None:
-            width = memory.WIDTHS[use.dtype]
-            weights = owned.base * width
-            parts |= _without_zeros({"weights": weights, "own_weights": owned.beside * width})
-            parts |= self._engine_parts(planned, weights)
-        parts |= self._running_parts(planned, use)
+            parts |= weight_parts(owned.base, kernel, beside=owned.beside)
+            parts |= self._engine_parts(planned, owned.base * memory.WIDTHS[use.dtype])
+        parts |= self._running_parts(planned, use, kernel)
         return divide_among_ranks(parts, planned.layout)
 
     def _engine_parts(self, planned: PlannedNode, weights: int) -> dict[str, int]:
@@ -170,18 +173,23 @@ class _Cost:
             engine += weights
         return _without_zeros({"engine": engine, "cache": planned.layout.cache_bytes * ranks})
 
-    def _running_parts(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        shape, layout = use.cost.shape, planned.layout
-        kernel = RunningKernel(
+    def _find_kernel(self, planned: PlannedNode, use: _Use) -> RunningKernel:
+        return RunningKernel(
             kind=kind_of_pass(planned),
-            layout=layout,
+            layout=planned.layout,
             dtype=use.dtype,
             head=use.model.head,
             is_on_gpu=self._draft.is_on_gpus(planned),
             has_static_keys=self._has_static_keys(planned),
             gradient_sums=self._count_sums(planned),
             passed_layers=use.cost.passed_layers,
+            parameters=use.cost.parameters or 0,
         )
+
+    def _running_parts(
+        self, planned: PlannedNode, use: _Use, kernel: RunningKernel
+    ) -> dict[str, int]:
+        shape, layout = use.cost.shape, planned.layout
         works = tuple(self.work_by_row_set(planned).values())
         parts = running_parts(use.cost.version, shape, works, kernel)
         if shape is not None and layout.parked and not layout.cache_bytes:

@@ -1,14 +1,14 @@
-"""Which train nodes compute layers again, or leave the optimizer's state on the host, so that the
-plan fits.
+"""Which train nodes compute layers again, or leave the optimizer's state on the host, and which
+forward nodes leave their weights there, so that the plan fits.
 
-Owns: the choice for train nodes that no option names, and why. Does not own: what fits
+Owns: the choice for nodes that no option names, and why. Does not own: what fits
 (checks/memory.py), bytes (cost/training_memory.py), seconds (cost/training.py).
 
-Both cost time and change no number. So nothing is chosen while all fits. Else every combination is
+All cost time and change no number. So nothing is chosen while all fits. Else every combination is
 priced, and the first in order of price that fits is taken: by seconds of a Step, where they are
-known; then by how many nodes it changes; computing again before waiting on the host, and of several
-nodes the one with the most activations first. Where none fits, nothing is chosen, and the check
-says so.
+known; then by how many nodes it changes; computing again before waiting on the host; of several
+nodes weights that nobody trains first, then the train node with the most activations. Where none
+fits, nothing is chosen, and the check says so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 from dataflow.kernel import Layout, Offload, Recompute
@@ -26,9 +27,10 @@ from engine.plan.passes.correct import correct_peaks
 from engine.plan.passes.estimate import estimate_costs
 from engine.plan.passes.processes import estimate_processes
 from engine.plan.plan import PlannedNode
+from engine.plan.waiting_weights import can_weights_wait
 
-_MOST_NODES = 4
-"""Nodes that are chosen for one by one, in 4 ways each; of more, all have the same."""
+_MOST_COMBINATIONS = 256
+"""Of choices for each node; where there are more, nodes of one kind of work have the same."""
 
 
 class _Choice(NamedTuple):
@@ -47,14 +49,14 @@ _Combination = Mapping[str, _Choice]
 
 
 def fit_memory(draft: Draft) -> Draft:
-    """Choose for the train nodes where memory is too small; change nothing if all fits, or nothing
+    """Choose for the nodes where memory is too small; change nothing if all fits, or nothing
     can be chosen that makes it fit.
     """
     problems = list(check_memory(draft))
     if not problems:
         return draft
     full_rooms = [room for room in find_memory_rooms(draft, draft.cluster) if room.is_full]
-    nodes = sorted(_find_candidates(draft, full_rooms), key=_count_activations)
+    nodes = sorted(_find_candidates(draft, full_rooms), key=_Order(draft).key)
     names = {node.name for node in nodes}
     curable = [room for room in full_rooms if not names.isdisjoint(room.node_names)]
     # What is too small elsewhere stays so, whatever is chosen here.
@@ -70,17 +72,19 @@ def fit_memory(draft: Draft) -> Draft:
 
 
 def _find_candidates(draft: Draft, rooms: Sequence[MemoryRoom]) -> Iterator[PlannedNode]:
-    """The train nodes in these rooms for which something can be chosen."""
+    """The nodes in these rooms for which something can be chosen."""
     names: set[str] = set()
     for room in rooms:
         names |= room.node_names
     for node in draft.nodes:
-        if node.work == "train" and node.name in names and len(_list_choices(draft, node)) > 1:
+        if node.name in names and len(_list_choices(draft, node)) > 1:
             yield node
 
 
 def _list_choices(draft: Draft, node: PlannedNode) -> list[_Choice]:
     """All choices for a node, beginning with what it has: those that no option excludes."""
+    if node.work != "train":
+        return _list_waits(draft, node)
     recompute: list[Recompute] = [node.layout.recompute]
     offload: list[Offload] = [node.layout.offload]
     if node.name not in draft.placing.recompute:
@@ -93,8 +97,26 @@ def _list_choices(draft: Draft, node: PlannedNode) -> list[_Choice]:
     return [_Choice(again, waits) for waits, again in pairs]
 
 
-def _count_activations(node: PlannedNode) -> int:
-    return node.estimate.bytes.get("activations", 0)
+def _list_waits(draft: Draft, node: PlannedNode) -> list[_Choice]:
+    """All choices for a node that does not train: whether its weights wait."""
+    choices = [_Choice(node.layout.recompute, node.layout.offload)]
+    if node.name in draft.placing.offload or not draft.is_on_gpus(node):
+        return choices
+    if can_weights_wait(draft, node):
+        choices.append(_Choice(node.layout.recompute, "weights"))
+    return choices
+
+
+class _Order:
+    """The order of nodes, of which the last ones change first."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._written = {model.name for model in draft.models if model.writer}
+
+    def key(self, node: PlannedNode) -> tuple[bool, bool, int]:
+        """By what their weights do, then by activations."""
+        is_frozen = self._written.isdisjoint(use.model for use in node.models)
+        return node.work != "train", is_frozen, node.estimate.bytes.get("activations", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +163,24 @@ class _Trials:
         return [combination for _, combination in priced]
 
     def _list_all(self) -> Iterator[_Combination]:
-        names = list(self._choices)
-        if len(names) <= _MOST_NODES:
-            for choices in product(*self._choices.values()):
-                yield dict(zip(names, choices, strict=True))
+        if prod(map(len, self._choices.values())) > _MOST_COMBINATIONS:
+            yield from self._list_alike()
             return
-        all_choices: dict[_Choice, None] = {}
-        for choices in self._choices.values():
-            all_choices |= dict.fromkeys(choices)
-        for choice in all_choices:
+        for choices in product(*self._choices.values()):
+            yield dict(zip(self._choices, choices, strict=True))
+
+    def _list_alike(self) -> Iterator[_Combination]:
+        """Those in which all nodes of one kind of work have the same, as far as they can."""
+        choices_of_work: dict[str, dict[_Choice, None]] = {}
+        for node in self._nodes:
+            alike = choices_of_work.setdefault(node.work, {})
+            alike |= dict.fromkeys(self._choices[node.name])
+        for choices in product(*choices_of_work.values()):
+            choice_of_work = dict(zip(choices_of_work, choices, strict=True))
             combination: dict[str, _Choice] = {}
-            for name, choices in self._choices.items():
-                combination[name] = choice if choice in choices else choices[0]
+            for node in self._nodes:
+                possible, choice = self._choices[node.name], choice_of_work[node.work]
+                combination[node.name] = choice if choice in possible else possible[0]
             yield combination
 
     def make(self, combination: _Combination) -> Draft:
@@ -167,7 +195,7 @@ class _Trials:
 
     def _estimate_node(self, name: str, choice: _Choice) -> PlannedNode:
         if choice not in self._estimated:
-            alike = dict.fromkeys(self._choices, choice)
+            alike = {node: choice for node in self._choices if choice in self._choices[node]}
             self._estimated[choice] = _estimate(self._draft, alike)
         return self._estimated[choice].node(name)
 

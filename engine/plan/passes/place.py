@@ -117,8 +117,9 @@ def _put_here(node: PlannedNode) -> PlannedNode:
 def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     """How a node is divided among its Workers."""
     tensor = count_worker_ranks(draft, node)
+    offload = draft.placing.offload.get(node.name, "none")
     if node.work != "train":
-        return Layout(replicas=worker_count // tensor, tensor=tensor)
+        return Layout(replicas=worker_count // tensor, tensor=tensor, offload=offload)
     # Ranks with the same rows have different weights already.
     shard = draft.placing.shard and worker_count > tensor
     return Layout(
@@ -126,7 +127,7 @@ def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
         tensor=tensor,
         shard=shard,
         recompute=draft.placing.recompute.get(node.name, "none"),
-        offload=draft.placing.offload.get(node.name, "none"),
+        offload=offload,
     )
 
 

@@ -20,6 +20,7 @@ from engine.plan.placement import Compiled, Placing, StreamChoice
 from engine.plan.plan import PlannedNode
 from engine.plan.profiled_passes import samples_of
 from engine.plan.refusals import add_fix
+from engine.plan.waiting_weights import why_weights_stay
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -209,14 +210,9 @@ def has_weights(node: PlannedNode) -> bool:
 
 
 def _find_training_problems(draft: Draft) -> Iterator[str]:
-    """Wishes for the memory of what does not train, and words that stand for no wish, as they may
-    come from Python.
+    """Wishes for the memory of nodes that have no such state, and words that stand for no wish, as
+    they may come from Python.
     """
-    nodes = {node.name: node for node in draft.nodes}
-    wishes: tuple[tuple[str, Mapping[str, str], tuple[str, ...]], ...] = (
-        ("recompute", draft.placing.recompute, get_args(Recompute)),
-        ("offload", draft.placing.offload, get_args(Offload)),
-    )
     placing = draft.placing
     of_words = {"compiled": (placing.compiled, Compiled), "stream": (placing.stream, StreamChoice)}
     for option, (word, kind) in of_words.items():
@@ -226,14 +222,35 @@ def _find_training_problems(draft: Draft) -> Iterator[str]:
             yield add_fix(problem, nearest_or_all(word, words))
     if placing.part_tokens < 0:
         yield f"part_tokens: expected 0 or more, found {placing.part_tokens}. Fix: 0"
+    wishes: tuple[tuple[str, Mapping[str, str], tuple[str, ...]], ...] = (
+        ("recompute", placing.recompute, get_args(Recompute)),
+        ("offload", placing.offload, get_args(Offload)),
+    )
+    nodes = {node.name: node for node in draft.nodes}
     for option, choices, words in wishes:
         for name, choice in choices.items():
             wish = f"{option}: {name}={choice}"
             if choice not in words:
-                near = nearest(str(choice), words) or words[-1]
-                yield add_fix(f"{wish}, expected {' or '.join(words)}", f"{name}={near}")
-            elif name in nodes and nodes[name].work != "train" and choice != "none":
-                yield add_fix(f"{wish}, but only train nodes have such state", "leave it out")
+                near = nearest(str(choice), words) or words[1]
+                expected = f"{', '.join(words[:-1])} or {words[-1]}"
+                yield add_fix(f"{wish}, expected {expected}", f"{name}={near}")
+            elif name in nodes and choice != "none":
+                yield from _find_state_problems(draft, nodes[name], option, choice)
+
+
+def _find_state_problems(
+    draft: Draft, node: PlannedNode, option: str, choice: str
+) -> Iterator[str]:
+    """Why a node's state cannot be spared in this way."""
+    wish = f"{option}: {node.name}={choice}"
+    why = why_weights_stay(draft, node)
+    if choice == "weights":
+        if why:
+            fix = f"{node.name}=optimizer" if node.work == "train" else "leave it out"
+            yield add_fix(f"{wish}, but {why}", fix)
+    elif node.work != "train":
+        fix = f"{node.name}=weights" if option == "offload" and not why else "leave it out"
+        yield add_fix(f"{wish}, but only train nodes have such state", fix)
 
 
 def _find_pin_problems(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:

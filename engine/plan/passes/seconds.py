@@ -82,7 +82,8 @@ class _Seconds:
             return self._costs.train(node.name, rows)
         (work,) = work_by_set.values()
         if not node.traits.generates:
-            return self._costs.forward(node.name, _longest_rows(work, ranks))
+            chunks = -(-node.chunks // node.layout.replicas)
+            return self._costs.forward(node.name, _longest_rows(work, ranks), chunks)
         # A schedule of a few waves is worked out, and counts as often as there are such. Rows of
         # one episode, of which each waits for the one before, share none.
         few = min(work.rows // work.segments, _WAVES * node.layout.slots)

@@ -1,16 +1,18 @@
-"""Which synchronous Steps are worked on in parts while they are generated, by which nodes.
+"""Which Steps are worked on in parts, by which nodes: synchronous ones while they are generated,
+those of a source with a lag once they are formed.
 
 Owns: that, as PlannedSource.stream and PlannedNode.in_parts, and why the stream ends where it does.
 Does not own: which rows are a part (engine/coordinator/part_cut.py), nor what a part of a loss is
 (dataflow/training_parts.py).
 
-A node works on parts if all that it reads below a generation does, and it needs no whole Step. A
-plan with a lag has no parts: its next rows are generated while this Step is trained.
+A node works on parts if all that it reads below a generation does, and it needs no whole Step. With
+a lag the next rows are generated while this Step is trained; parts let nodes below the cut, which
+read the weights that the Step starts from, compute in Workers of their own while others train.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -33,6 +35,9 @@ def stream_steps(draft: Draft) -> Draft:
     """Work on parts where it was asked for, and may be."""
     if draft.placing.stream == "off":
         return draft
+    below = find_parts_below_cut(draft.nodes, draft.sources, partial(_why_whole, draft))
+    if _is_beside_training(draft.nodes, below):
+        return _cut_formed_steps(draft, below)
     why_not = find_why_no_stream(draft)
     if why_not:
         return replace(draft, notes=(*draft.notes, f"no Step is streamed: {why_not}"))
@@ -41,6 +46,7 @@ def stream_steps(draft: Draft) -> Draft:
     for node in draft.nodes:
         works_on_parts = node.name in in_parts
         nodes.append(work_in_parts(node) if works_on_parts else node)
+    nodes = raise_readers(nodes)
     sources = tuple(_stream(draft, source, nodes) for source in draft.sources)
     nodes = let_rows_leave(nodes, sources)
     notes = (*draft.notes, *_describe(sources, nodes, ends))
@@ -93,6 +99,104 @@ def find_parts(
     return in_parts, ends
 
 
+def find_parts_below_cut(
+    nodes: Sequence[PlannedNode],
+    sources: Sequence[PlannedSource],
+    why_whole: Callable[[PlannedNode], str],
+) -> set[str]:
+    """The nodes below the cut that work on parts of a Step that is formed; none unless all sources
+    have a lag. why_whole: as in find_parts.
+    """
+    in_parts: set[str] = set()
+    if not all(source.max_lag for source in sources):
+        return in_parts
+    readable = {node.name for node in nodes if node.region == "stream"}
+    for node in nodes:
+        producers = {fetch.producer for fetch in list_fetches(node.inputs)}
+        is_readable = readable.issuperset(producers.union(node.gates))
+        if node.region == "step" and is_readable and not why_whole(node):
+            in_parts.add(node.name)
+            readable.add(node.name)
+    return in_parts
+
+
+def raise_readers(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
+    """The nodes; those with a Model that work on parts and read nothing below the cut are above it.
+    No weights change before the Step's update, so values of a part need not wait for others'
+    columns of it. Where a selection leaves rows out, they wait until it has.
+    """
+    above: set[str] = set()
+    selecting: set[str] = set()
+    for node in nodes:
+        if node.region == "stream":
+            above.add(node.name)
+        if node.relation == "subset":
+            selecting.add(node.source)
+    raised: list[PlannedNode] = []
+    for node in nodes:
+        producers = {fetch.producer for fetch in list_fetches(node.inputs)}
+        is_forward = node.in_parts and node.work != "train" and node.traits.computes
+        reads_above = above.issuperset(producers.union(node.gates))
+        if is_forward and reads_above and node.source not in selecting:
+            node = work_in_parts(replace(node, region="stream"))
+        raised.append(node)
+    return raised
+
+
+def _is_beside_training(nodes: Sequence[PlannedNode], in_parts: Set[str]) -> bool:
+    """Whether some of these nodes would compute while others of them train."""
+    of_parts = [node for node in nodes if node.name in in_parts]
+    training: set[str] = set()
+    for node in of_parts:
+        if node.work == "train":
+            training.update(node.workers)
+    computing = [node for node in of_parts if node.work != "train" and node.traits.computes]
+    return bool(training) and any(training.isdisjoint(node.workers) for node in computing)
+
+
+def _cut_formed_steps(draft: Draft, in_parts: Set[str]) -> Draft:
+    """Let these nodes work on parts of each Step that is formed, and log-probs and values above the
+    cut on rows as they come, so that the Step is formed soon after its last row.
+    """
+    early = set(_find_early(draft))
+    nodes: list[PlannedNode] = []
+    for node in draft.nodes:
+        if node.name in in_parts:
+            node = replace(node, in_parts=True)
+        elif node.name in early:
+            node = replace(node, chunking="ready", chunks=1)
+        nodes.append(node)
+    cut_sources = {node.source for node in nodes if node.in_parts}
+    sources: list[PlannedSource] = []
+    notes = list(draft.notes)
+    for source in draft.sources:
+        if source.name in cut_sources:
+            tokens = draft.placing.part_tokens or least_part_tokens(nodes)
+            source = replace(source, part_tokens=tokens)
+            names = ", ".join(node.name for node in nodes if node.in_parts)
+            notes.append(f"{names}: work on parts of {tokens} tokens once a Step is formed")
+        sources.append(source)
+    if early:
+        notes.append(f"{', '.join(sorted(early))}: take rows as they come")
+    return replace(draft, nodes=tuple(nodes), sources=tuple(sources), notes=tuple(notes))
+
+
+def _find_early(draft: Draft) -> Iterator[str]:
+    """The nodes with a Model above the cut that take whatever has come: beside generation, where
+    nobody asked for chunks of theirs. A longer lag leaves them time to fill passes.
+    """
+    generating: set[str] = set()
+    for node in draft.nodes:
+        if node.traits.generates:
+            generating.update(node.workers)
+    for node in draft.nodes:
+        is_above = node.region == "stream" and node.lag == 1
+        is_forward = node.traits.computes and not node.traits.generates
+        is_free = node.name not in draft.placing.chunks and generating.isdisjoint(node.workers)
+        if is_above and is_forward and is_free:
+            yield node.name
+
+
 def _why_whole(draft: Draft, node: PlannedNode) -> str:
     """Why a node needs the whole Step; empty if it does not."""
     if node.scope == "batch" and node.work != "train":
@@ -118,7 +222,8 @@ def let_rows_leave(
     nodes: Sequence[PlannedNode], sources: Sequence[PlannedSource]
 ) -> tuple[PlannedNode, ...]:
     """The nodes, of which rows of first generations leave as parts of a streamed Step get full."""
-    tokens_by_source = {source.name: source.part_tokens for source in sources}
+    streamed = [source for source in sources if source.stream != "off"]
+    tokens_by_source = {source.name: source.part_tokens for source in streamed}
     leaving: list[PlannedNode] = []
     for node in nodes:
         tokens = tokens_by_source.get(node.source, 0)

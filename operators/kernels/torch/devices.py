@@ -15,10 +15,17 @@ def rest(module: nn.Module) -> None:
 
     The allocator's unused blocks go back to the device. On a CPU there is nothing to free.
     """
-    if next(module.parameters()).device.type == "cpu":
+    device = next(module.parameters()).device
+    if device.type == "cpu":
         return
     module.to("cpu")
-    torch.cuda.empty_cache()
+    free_blocks(device)
+
+
+def free_blocks(device: torch.device) -> None:
+    """Give the allocator's unused blocks back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def rise(module: nn.Module, device: torch.device) -> None:

@@ -7,6 +7,7 @@ weights (models.py), which version they are (the engine loads it).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import gather, make_batch
 from operators.kernels.text import require_embedded_ids
 from operators.kernels.torch.compiled_layers import compile_layers
-from operators.kernels.torch.devices import rest, rise
+from operators.kernels.torch.devices import free_blocks, rest, rise
 from operators.kernels.torch.heads import predict_scores, predict_values, predictions
 from operators.kernels.torch.models import (
     find_position_limit,
@@ -39,6 +40,7 @@ from operators.kernels.torch.probe import compute_probe, vocabulary_of
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.slices import split_over_replica
 from operators.kernels.torch.temperatures import Temperatures
+from operators.kernels.torch.waiting_weights import WaitingWeights, keep_on_host
 
 
 class _Forward(Sleeper, Probeable):
@@ -59,7 +61,12 @@ class _Forward(Sleeper, Probeable):
             split_over_replica(self._module, session, node.name)
         if layout.compiled:
             compile_layers(self._module)
-        self._device = next(self._module.parameters()).device
+        self._waiting: WaitingWeights | None = None
+        if layout.offload == "weights":
+            self._waiting = keep_on_host(self._module)
+            self._device = self._waiting.device
+        else:
+            self._device = next(self._module.parameters()).device
         self._name, self._position_limit = node.name, find_position_limit(model.base)
         self.version = 0
 
@@ -78,11 +85,19 @@ class _Forward(Sleeper, Probeable):
 
     def sleep(self) -> None:
         """Free the device between two chunks; a module shared by several kernels moves once."""
-        rest(self._module)
+        if self._waiting is None:
+            rest(self._module)
+        else:
+            free_blocks(self._device)
 
     def wake(self) -> None:
-        """Move the module back to its device."""
-        rise(self._module, self._device)
+        """Move the module back to its device, unless its weights wait for a pass."""
+        if self._waiting is None:
+            rise(self._module, self._device)
+
+    def _have_weights(self) -> AbstractContextManager[None]:
+        """Have the weights on the device while the block runs."""
+        return nullcontext() if self._waiting is None else self._waiting.on_device()
 
     @property
     def vocabulary(self) -> int:
@@ -91,11 +106,13 @@ class _Forward(Sleeper, Probeable):
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """The module's numbers for these rows (probe.py)."""
-        return compute_probe(self._module, ids, head=self._model.head)
+        with self._have_weights():
+            return compute_probe(self._module, ids, head=self._model.head)
 
     def close(self) -> None:
         """Drop the module, if it was loaded."""
         vars(self).pop("_module", None)
+        vars(self).pop("_waiting", None)
 
     @torch.inference_mode()
     def run(self, chunk: Chunk) -> Iterator[Batch]:
@@ -127,13 +144,14 @@ class _Forward(Sleeper, Probeable):
             tokens=self._tokens,
             atomic=False,
         )
-        for indices in index_sets:
-            packed = pack(prompts, completions, indices, whole=not self.per_token)
-            if self.per_token and not len(packed.tokens):
-                continue  # empty answers: nothing is predicted
-            where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
-            for name, numbers in self._compute_packed(packed, completions, keys).items():
-                columns[name][where] = numbers.cpu()
+        with self._have_weights():
+            for indices in index_sets:
+                packed = pack(prompts, completions, indices, whole=not self.per_token)
+                if self.per_token and not len(packed.tokens):
+                    continue  # empty answers: nothing is predicted
+                where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
+                for name, numbers in self._compute_packed(packed, completions, keys).items():
+                    columns[name][where] = numbers.cpu()
         _require_finite(columns[self.column], keys, completions, self.column)
         return columns
 
