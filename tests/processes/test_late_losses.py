@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import pytest
 

@@ -184,9 +184,7 @@ def _make_grid(work: ProfiledWork, largest: ProfileCell, *, quick: bool) -> tupl
     return tuple(sorted(cells, key=lambda cell: (cell.estimated, cell.tokens)))
 
 
-def _list_parts(
-    largest: ProfileCell, *, quick: bool, cuts_groups: bool
-) -> Iterator[ProfileCell]:
+def _list_parts(largest: ProfileCell, *, quick: bool, cuts_groups: bool) -> Iterator[ProfileCell]:
     prompt_count = largest.rows // largest.samples
     groups, lengths = (QUICK_GROUPS, QUICK_LENGTHS) if quick else (GROUPS, LENGTHS)
     for share, (of_prompt, of_answer) in product(groups, lengths):
