@@ -84,6 +84,13 @@ class Workers(Protocol):
         """
         ...
 
+    def next_while_idle(self, timeout: float) -> Event | From | None:
+        """The next event although no Worker is `busy`: one that came as the last of them became
+        idle, or the loss of one, of which its peers know before its process has ended. None: none
+        came within `timeout` seconds, or none will.
+        """
+        ...
+
     @property
     def busy(self) -> bool:
         """Whether some Worker has an unfinished instruction or is starting."""

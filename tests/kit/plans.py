@@ -19,7 +19,7 @@ from engine.plan.cost.profile import Profile
 from engine.plan.options import RunOptions, make_placing
 from engine.plan.passes.shape import set_lags
 from engine.plan.placement import Placing
-from engine.plan.plan import Plan, PlannedNode
+from engine.plan.plan import ModelUse, Plan, PlannedNode
 from engine.plan.planned_input import Fetch, PlannedInput
 from engine.plan.planner import make_plan
 from engine.protocol.refs import Ref
@@ -121,6 +121,27 @@ def planned_node(name: str, *gates: str | PlannedInput, **fields: Any) -> Planne
         "source": "prompts",
     }
     return PlannedNode(name=name, inputs=inputs, **usual | fields)
+
+
+def learning_nodes(
+    source: str, decoder: str, learners: tuple[str, ...]
+) -> tuple[PlannedNode, PlannedNode, PlannedNode]:
+    """Prompts, a rollout of them and its training, in these Workers."""
+    read, write = (
+        ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
+    )
+    return (
+        planned_node("prompts", work="source", relation="source", workers=(source,)),
+        planned_node("rollout", "prompts", work="decode", models=(read,), workers=(decoder,)),
+        planned_node(
+            *("learn", "rollout"),
+            work="train",
+            region="step",
+            relation="sink",
+            models=(write,),
+            workers=learners,
+        ),
+    )
 
 
 def plan_of(*nodes: PlannedNode, **fields: Any) -> Plan:

@@ -17,32 +17,17 @@ from engine.coordinator.coordinator import Settings
 from engine.coordinator.intake import choose_exact, is_in_time
 from engine.coordinator.parts import CoordinatorParts, make_parts
 from engine.coordinator.prompts import FINISHED
-from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource
+from engine.plan.plan import Plan, PlannedModel, PlannedSource
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from engine.run.simulated_workers.simulation import Simulation
-from tests.kit.plans import plan_of, planned_node, ref
+from tests.kit.plans import learning_nodes, plan_of, ref
 
 
 def lagging(max_lag: int = 1, ranks: tuple[str, ...] = ("t0",), intake: Any = "exact") -> Plan:
     """Generation in a Worker of its own, training in others."""
-    read, write = (
-        ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
-    )
-    nodes = (
-        planned_node("prompts", work="source", relation="source", workers=("gen",)),
-        planned_node("rollout", "prompts", work="decode", models=(read,), workers=("gen",)),
-        planned_node(
-            "learn",
-            "rollout",
-            work="train",
-            region="step",
-            relation="sink",
-            models=(write,),
-            workers=ranks,
-        ),
-    )
+    nodes = learning_nodes("gen", "gen", ranks)
     trained = replace(nodes[-1], layout=Layout(data=len(ranks)))
     source = PlannedSource(name="prompts", batch=4, max_lag=max_lag, intake=intake)
     model = PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",))

@@ -8,31 +8,16 @@ from dataclasses import replace
 import pytest
 
 from engine.coordinator.coordinator import Coordinator, Settings
-from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource
+from engine.plan.plan import Plan, PlannedModel, PlannedSource
 from engine.protocol import messages as m
 from engine.run.simulated_workers.behaviour import Durations, Outcomes
 from engine.run.simulated_workers.simulation import Simulation
-from tests.kit.plans import plan_of, planned_node, ref
+from tests.kit.plans import learning_nodes, plan_of, ref
 
 
 def synchronous() -> Plan:
     """Prompts in a Worker of their own, generation and training in another."""
-    read, write = (
-        ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
-    )
-    nodes = (
-        planned_node("prompts", work="source", relation="source", workers=("data",)),
-        planned_node("rollout", "prompts", work="decode", models=(read,), workers=("gpu",)),
-        planned_node(
-            "learn",
-            "rollout",
-            work="train",
-            region="step",
-            relation="sink",
-            models=(write,),
-            workers=("gpu",),
-        ),
-    )
+    nodes = learning_nodes("data", "gpu", ("gpu",))
     source = PlannedSource(name="prompts", batch=4, max_lag=0)
     model = PlannedModel(
         name="policy", base="b", writer="learn", readers=("rollout",), aliases=("rollout",)

@@ -201,6 +201,16 @@ def test_generations_with_other_samples_are_measured_apart() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+def test_of_one_prompt_fewer_answers_are_measured() -> None:
+    """Else a decode step's own time could not be told from that of its rows."""
+    works = worked(grpo_graph(batch=1, n=32), quick=False, longest=1e3)
+    rows = {(each.kind, cell.rows) for each in works for cell in each.cells}
+    assert rows >= {("decode", 2), ("decode", 8), ("decode", 32), ("train", 32)}
+    # A loss may need whole groups.
+    assert not rows & {("train", 2), ("train", 8)}
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_shorter_limit_gives_smaller_cells_not_fewer() -> None:
     long, short = (worked(grpo_graph(), quick=False, longest=s) for s in (1e3, 0.1))
     assert [(w.node, w.cores) for w in long] == [(w.node, w.cores) for w in short]

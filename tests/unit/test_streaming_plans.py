@@ -8,23 +8,27 @@ import pytest
 
 from dataflow.graph import Graph
 from dataflow.model import Model
+from dataflow.node import Node
 from dataflow.schema import Keep, Reward
 from dataflow.user import Columns, operator
 from engine.plan.plan import Plan
-from operators.advantage import gae, kl_in_reward
-from operators.data import demonstrations
+from operators.advantage import gae, group_advantage, kl_in_reward
+from operators.data import demonstrations, prompts
 from operators.forward import logprobs, values
+from operators.generate import generate
 from operators.losses import (
     clipped_policy_loss,
     decoupled_policy_loss,
     supervised_loss,
     value_loss,
 )
+from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
 from tests.kit.graphs import (
     BASE,
     compared,
+    exact,
     graph_of,
     policy,
     sampled,
@@ -155,6 +159,25 @@ def test_a_step_with_a_lag_is_cut_once_it_is_formed() -> None:
     assert "reference: take rows as they come" in plan.notes
     asked = streamed(late_ppo(), part_tokens=64, chunks={"reference": 2})
     assert asked.node("reference").chunking == "cohort"
+
+
+def test_each_source_with_a_lag_names_its_own_nodes() -> None:
+    sinks: list[Node] = []
+    for name in ("red", "blue"):
+        model = Model(name, BASE, trainable=True)
+        source = prompts("train.parquet", batch=8, name=f"{name}_prompts")
+        rollout = generate(model, source, n=4, max_tokens=32, max_lag=1, name=name)
+        score = reward(exact, rollout, name=f"{name}_score")
+        old = logprobs(model, rollout, name=f"{name}_old")
+        advantage = group_advantage(rollout, score, name=f"{name}_advantage")
+        loss = decoupled_policy_loss(advantage, proximal=old)
+        sinks.append(train(model, rollout, loss=loss, lr=1e-3, name=f"{name}_train"))
+    plan = streamed(Graph("two", *sinks), part_tokens=64)
+    notes = [note for note in plan.notes if note.endswith("once a Step is formed")]
+    assert notes == [
+        f"{name}_old, {name}_train: work on parts of 64 tokens once a Step is formed"
+        for name in ("red", "blue")
+    ]
 
 
 @pytest.mark.parametrize(("selects", "region"), [(False, "stream"), (True, "step")])

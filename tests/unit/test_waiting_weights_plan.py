@@ -116,8 +116,8 @@ def test_on_a_cpu_nothing_waits() -> None:
 @pytest.mark.parametrize("kind", ["H100", ""])
 def test_weights_wait_where_memory_asks_for_it_the_frozen_ones_first(kind: str) -> None:
     """Recompute of the trained layers is declined, and the optimizer is worth more bytes."""
-    kept = {"train_policy": "none"}
-    wishes: dict[str, Any] = {"recompute": kept, "offload": kept, "kind": kind}
+    declined = {"train_policy": "none"}
+    wishes: dict[str, Any] = {"recompute": declined, "offload": declined, "kind": kind}
     graph = small_grpo(minibatches=2)
     need = need_of(plan_with(80 * GIB, graph, **wishes))
     assert not waiting_nodes(plan_with(need, graph, **wishes))
@@ -129,8 +129,8 @@ def test_weights_wait_where_memory_asks_for_it_the_frozen_ones_first(kind: str) 
 
 
 def test_what_is_declined_is_named() -> None:
-    kept = {"train_policy": "none", "reference": "none"}
-    wishes: dict[str, Any] = {"recompute": {"train_policy": "none"}, "offload": kept}
+    declined = {"train_policy": "none", "reference": "none"}
+    wishes: dict[str, Any] = {"recompute": {"train_policy": "none"}, "offload": declined}
     need = need_of(plan_with(80 * GIB, **wishes))
     with pytest.raises(PlanError, match="Fix: --offload reference=weights, or --recompute train_p"):
         plan_with(need - 1, **wishes)
@@ -184,8 +184,8 @@ def test_where_there_are_many_those_of_one_kind_of_work_are_alike(
 def test_nobody_chooses_that_shared_weights_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and old log-probs compute with those that train; all nodes have the same choice."""
     monkeypatch.setattr("engine.plan.passes.memory_fit._MOST_COMBINATIONS", 1)
-    kept = dict.fromkeys(("train_policy", "train_critic"), "none")
-    wishes: dict[str, Any] = {"recompute": kept, "offload": kept}
+    declined = dict.fromkeys(("train_policy", "train_critic"), "none")
+    wishes: dict[str, Any] = {"recompute": declined, "offload": declined}
     need = need_of(plan_with(80 * GIB, small_ppo(), **wishes))
     assert waiting_nodes(plan_with(need - 1, small_ppo(), **wishes)) == {"reference"}
 

@@ -173,7 +173,8 @@ def _cut_formed_steps(draft: Draft, in_parts: Set[str]) -> Draft:
         if source.name in cut_sources:
             tokens = draft.placing.part_tokens or least_part_tokens(nodes)
             source = replace(source, part_tokens=tokens)
-            names = ", ".join(node.name for node in nodes if node.in_parts)
+            of_source = [node for node in nodes if node.source == source.name]
+            names = ", ".join(node.name for node in of_source if node.in_parts)
             notes.append(f"{names}: work on parts of {tokens} tokens once a Step is formed")
         sources.append(source)
     if early:

@@ -35,7 +35,9 @@ LENGTHS = ((1 / 8, 1 / 8), (1 / 2, 1 / 2), (1 / 8, 1.0), (1.0, 1.0))
 prompts, and a token of one costs other work than a token of the other.
 """
 GROUPS = (1 / 16, 1 / 4, 1.0)
-"""Of the prompts of a Step."""
+"""Of the prompts of a Step. Less than one prompt of generation is a part of its answers, as a plan
+may spread them.
+"""
 QUICK_LENGTHS = ((1 / 4, 1 / 4), (1 / 4, 1.0), (1.0, 1.0))
 QUICK_GROUPS = (1 / 4, 1.0)
 _LEAST = 4
@@ -175,7 +177,7 @@ def _shorten(work: ProfiledWork, device: Device, cell: ProfileCell, longest: flo
 def _make_grid(work: ProfiledWork, largest: ProfileCell, *, quick: bool) -> tuple[ProfileCell, ...]:
     """Parts of the largest, in ascending order of what they should need."""
     cells: dict[ProfileCell, None] = {}
-    for cell in _list_parts(largest, quick=quick):
+    for cell in _list_parts(largest, quick=quick, cuts_groups=work.kind == "decode"):
         cells[_estimate_peak(work, cell)] = None
         if work.kind == "decode":
             # Generation of one token a row is its prefill.
@@ -183,13 +185,17 @@ def _make_grid(work: ProfiledWork, largest: ProfileCell, *, quick: bool) -> tupl
     return tuple(sorted(cells, key=lambda cell: (cell.estimated, cell.tokens)))
 
 
-def _list_parts(largest: ProfileCell, *, quick: bool) -> Iterator[ProfileCell]:
+def _list_parts(largest: ProfileCell, *, quick: bool, cuts_groups: bool) -> Iterator[ProfileCell]:
     prompt_count = largest.rows // largest.samples
     groups, lengths = (QUICK_GROUPS, QUICK_LENGTHS) if quick else (GROUPS, LENGTHS)
     for share, (of_prompt, of_answer) in product(groups, lengths):
+        prompts, samples = max(1, round(share * prompt_count)), largest.samples
+        if cuts_groups and share * prompt_count < 1:
+            samples = max(1, round(share * prompt_count * samples))
         yield replace(
             largest,
-            rows=max(1, round(share * prompt_count)) * largest.samples,
+            rows=prompts * samples,
+            samples=samples,
             prompt=max(1, round(of_prompt * largest.prompt)),
             answer=max(1, round(of_answer * largest.answer)),
         )

@@ -259,6 +259,15 @@ class HostsWorkers:
 
     def next(self, timeout: float | None = None) -> Event | From | None:
         """The next event of any host."""
+        return self._take_event(timeout, lambda: not self.busy)
+
+    def next_while_idle(self, timeout: float) -> Event | From | None:
+        """See Workers."""
+        return self._take_event(timeout, lambda: False)
+
+    def _take_event(
+        self, timeout: float | None, is_in_vain: Callable[[], bool]
+    ) -> Event | From | None:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._changed.clear()
@@ -266,7 +275,7 @@ class HostsWorkers:
             seconds_left = None if end is None else end - time.monotonic()
             if (
                 event is not None
-                or not self.busy
+                or is_in_vain()
                 or (seconds_left is not None and seconds_left <= 0)
             ):
                 return event

@@ -309,9 +309,18 @@ class Supervisor:
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
         """The next event; None if none came in time, or none will. Raises what a kernel raised."""
+        return self._take_event(lambda: self._io.events or not self._io.busy, timeout)
+
+    def next_while_idle(self, timeout: float) -> m.Event | m.From | None:
+        """See Workers."""
+        return self._take_event(lambda: self._io.events, timeout)
+
+    def _take_event(
+        self, holds: Callable[[], Any], timeout: float | None
+    ) -> m.Event | m.From | None:
         self._kill_retiring()
         with self._io.changed:
-            self._io.wait_for(lambda: self._io.events or not self._io.busy, timeout)
+            self._io.wait_for(holds, timeout)
             event = self._io.events.popleft() if self._io.events else None
             printed, self._io.printed = self._io.printed, []
         for line in printed:  # not under the lock: a screen may block

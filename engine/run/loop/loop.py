@@ -13,9 +13,9 @@ lie (checkpoint_files.py), nor what is made of it (subscribers to its events,
 engine/protocol/events.py).
 
 What is the loop's own (StepClosed, PartFormed, Warn, Checkpoint, Respawn, Retire, Rollback, Finish)
-is carried out as soon as it is said. When no Worker has anything to do, no event is left and the
-coordinator has not finished, nothing will ever happen again: that is an error that says who waits
-for whom.
+is carried out as soon as it is said. When no Worker has anything to do, no event comes any more and
+the coordinator has not finished, nothing will ever happen again: that is an error that says who
+waits for whom.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ from engine.run.loop.checkpoint_files import RunStore
 
 _TICK = 0.2
 """Seconds after which the loop sees a Ctrl-C although no event has come."""
+
+_LATE_TICKS = 50
+"""Ticks (10 s) for which a run in which nobody has anything to do waits for an event: a process
+whose sockets are closed, so that its peers know, may take some seconds to end.
+"""
 
 TOGETHER = 256
 """Messages that are taken at most before the loop looks at anything else."""
@@ -109,9 +114,7 @@ class Loop:
             return
         event = self._workers.next(_TICK)
         if event is None and not self._workers.busy:
-            event = self._workers.next(0.0)  # one may have come as the last Worker became idle
-            if event is None:
-                raise RunError(self._describe_starvation())
+            event = self._await_late_event()
         if event is not None:
             for batch in self._take_batches(event):
                 self._hear(batch)
@@ -119,6 +122,16 @@ class Loop:
             self._carry_out(self._coordinator.handle(m.TimePassed(), self._clock()))
         if self._clock() - self._measured >= _MEASURED_EVERY:
             self._measure()
+
+    def _await_late_event(self) -> m.Event | m.From | None:
+        """Take what still comes although no Worker is busy. None: the run is to end early. Raises
+        RunError where nothing comes: nothing will ever happen again.
+        """
+        for _ in range(_LATE_TICKS):
+            event = self._workers.next_while_idle(_TICK)
+            if event is not None or self._stops():
+                return event
+        raise RunError(self._describe_starvation())
 
     def _stops(self) -> bool:
         asked = self._stop()

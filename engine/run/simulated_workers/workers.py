@@ -145,6 +145,11 @@ class SimulatedWorkers:
             self.log.set_cause(message)
         return message
 
+    def next_while_idle(self, timeout: float) -> m.Event | m.From | None:
+        """None: while anything is still to happen the Workers are busy."""
+        del timeout
+        return None
+
     def _handle(self) -> None:
         """The coordinator computes for a message, on the host of the first Worker."""
         if self._handling:

@@ -72,6 +72,11 @@ class InprocWorkers:
             return self._told.popleft()
         return None
 
+    def next_while_idle(self, timeout: float) -> Event | None:
+        """None: nothing comes but from the Worker itself."""
+        del timeout
+        return None
+
     @property
     def busy(self) -> bool:
         """Whether something is under way, told, or not heard."""

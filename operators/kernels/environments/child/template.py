@@ -211,7 +211,8 @@ class ForkingTemplate:
             os.set_inheritable(answers, False)
             serve_episodes(ParentSocket(answers), self._factory, self._limits)
             code = 0
-        except BaseException:  # of `close`, or of this package: its last words
+        # Whatever ends a fork, it must not go on in the template's code: it says why, and exits.
+        except BaseException:
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
