@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import dataflow.adapters
 import dataflow.model
 import dataflow.schedule
 import engine.api
@@ -38,7 +39,7 @@ COMMANDS = ("dataflow run", "dataflow resume")
 
 def language() -> dict[str, Any]:
     """What a graph is written with, by name."""
-    modules = [dataflow.model, dataflow.schedule]
+    modules = [dataflow.adapters, dataflow.model, dataflow.schedule]
     for found in pkgutil.iter_modules(operators.__path__):
         if not found.ispkg:
             modules.append(importlib.import_module(f"operators.{found.name}"))
@@ -118,7 +119,8 @@ def test_wholes_prefixes_and_last_parts_are_found_and_names_of_ours_are_not(
         ({"ppo_mini_batch_size": 4}, r"\(verl's name\)\. Fix: minibatches= counts the updates"),
         ({"epsilon_high": 0.28}, r"Fix: clipped_policy_loss\(clip=\) \(the second of a pair"),
         ({"save_freq": 5}, r"Fix: RunOptions\(checkpoint_every=\)\."),
-        ({"lora_rank": 8}, r"\(verl's name\)\. Fix: leave it out: LoRA is not there yet\."),
+        ({"lora_rank": 8}, r"\(verl's name\)\. Fix: adapter=lora\(rank=16\)\."),
+        ({"use_dora": True}, r"\(TRL's name\)\. Fix: leave it out: it cannot be served"),
         ({"actor.eps_clip": 0.2}, r"\(OpenRLHF's name\)\. Fix: clipped_policy_loss\(clip=\)\."),
     ],
 )
