@@ -1,4 +1,5 @@
-"""Adapters and subsets: what they name is in the base, and what they begin with can be taken.
+"""Adapters and subsets: what they name is in the base, what they begin with can be taken, and what
+is merged is there.
 
 Owns: these faults, and the warning about rates. Does not own: what is refused for itself
 (dataflow/adapters.py), placements and kernels (engine/plan/checks/adapters.py), the files
@@ -16,7 +17,8 @@ from dataflow.adapters import ALL_LINEAR
 from dataflow.errors import DataError, Fault, GraphWarning
 from dataflow.model import Model
 from dataflow.model_files import folder_of, stored_weights
-from dataflow.rules.context import Context, node_models, warning_at
+from dataflow.node import Node
+from dataflow.rules.context import Context, fault_at, node_models, warning_at
 from dataflow.schedule import Schedule
 from dataflow.trained_weights import (
     Shapes,
@@ -31,7 +33,11 @@ _LOW_RATE = 1e-5
 
 
 def check_adapters(context: Context) -> Iterator[Fault]:
-    """Targets and parts that no weight of the base has; adapters that no Model can begin with."""
+    """Targets and parts that no weight of the base has; adapters that no Model can begin with;
+    generations that merge an adapter, and whose Model has none.
+    """
+    for node in context.graph.nodes:
+        yield from _check_merge(node)
     for model in context.models:
         if model.follows is not None:
             continue  # its leader's
@@ -39,6 +45,18 @@ def check_adapters(context: Context) -> Iterator[Fault]:
         shapes = _read_shapes(model)
         if shapes:
             yield from _check_names(model, shapes)
+
+
+def _check_merge(node: Node) -> Iterator[Fault]:
+    if node.operator.work != "decode" or node.params.get("merge") is not True:
+        return
+    for model in node_models(node):
+        if model.adapter is None:
+            problem = (
+                f"merge=True merges an adapter into its base, and Model {model.name!r} has none"
+            )
+            fix = "merge=False, or Model(..., adapter=lora(rank=16))"
+            yield fault_at(node, "adapters", problem, fix)
 
 
 def low_rates(context: Context) -> Iterator[GraphWarning]:

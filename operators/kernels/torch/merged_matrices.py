@@ -1,0 +1,159 @@
+"""Matrices into which a Model's adapter is merged: W + factor * B A, anew for each version.
+
+Owns: the merged copies of a module's matrices, and the float32 in which they are computed. Does not
+own: the adapter's matrices (adapters.py), whether the result is exact enough (merged_probe.py),
+folders (merged_folder.py).
+
+W is the base's own matrix, which other modules share: nothing is written to it, and each version is
+merged from it, never from the last one. What a version loses is its rounding to the module's dtype
+alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from operators.kernels.torch.adapters import ADAPTER, has_adapter
+
+_BASE = "base_matrix"
+"""The name that a layer has for the base's matrix, beside the merged one."""
+
+
+class MergedMatrices:
+    """The merged matrices of one module with an adapter, which computes with them alone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Give the module copies of its own, merged; its base stays as it is."""
+        self._layers = list(_list_layers(module))
+        for layer in self._layers:
+            base = _matrix_of(layer)
+            # Registered, so that it moves with the module to another device.
+            layer.register_parameter(_BASE, base)
+            _put_matrix(layer, nn.Parameter(base.detach().clone(), requires_grad=False))
+        self._set_merged(is_merged=True)
+        self.merge()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Merge the adapter as it is now into the base, in place of the last version."""
+        for layer in self._layers:
+            _matrix_of(layer).copy_(compute_merged(layer, layer.get_parameter(_BASE)))
+
+    @torch.no_grad()
+    def measure_loss(self) -> float:
+        """Measure which share of the adapter's update its rounding is: the norm of the difference
+        between what was merged and what should have been, by that of the update. 0 without one.
+        """
+        lost = updated = 0.0
+        for layer in self._layers:
+            base = layer.get_parameter(_BASE)
+            exact = compute_merged(layer, base)
+            lost += float((_matrix_of(layer).double() - exact.double()).square().sum())
+            updated += float((exact.double() - base.double()).square().sum())
+        return math.sqrt(lost / updated) if updated else 0.0
+
+    @contextmanager
+    def unmerged(self) -> Iterator[None]:
+        """Compute with the base and the adapter beside it, as the trainer does, in this block."""
+        merged = [_matrix_of(layer) for layer in self._layers]
+        for layer in self._layers:
+            _put_matrix(layer, layer.get_parameter(_BASE))
+        self._set_merged(is_merged=False)
+        try:
+            yield
+        finally:
+            for layer, matrix in zip(self._layers, merged, strict=True):
+                _put_matrix(layer, matrix)
+            self._set_merged(is_merged=True)
+
+    def _set_merged(self, *, is_merged: bool) -> None:
+        """Tell peft's layers whether to leave the adapter's matrices out."""
+        for layer in self._layers:
+            layer.merged_adapters = [ADAPTER] if is_merged else []
+
+
+def merge_adapter(module: nn.Module) -> None:
+    """Let a module with an adapter compute with merged matrices from now on, with those of each
+    version after `merge_again`.
+    """
+    noting: Any = module
+    noting.merged_matrices = MergedMatrices(module)
+
+
+def find_merged(module: nn.Module) -> MergedMatrices | None:
+    """The merged matrices of a module; None if it has none."""
+    return getattr(module, "merged_matrices", None)
+
+
+def merge_again(module: nn.Module) -> None:
+    """Merge what was loaded, if the module has merged matrices."""
+    merged = find_merged(module)
+    if merged is not None:
+        merged.merge()
+
+
+@torch.no_grad()
+def unload_adapter(module: nn.Module) -> None:
+    """Merge the adapter into the module's own matrices, and leave a plain module behind: as its
+    base was, with other weights. For modules that share none.
+    """
+    for layer in _list_layers(module):
+        matrix = _matrix_of(layer)
+        matrix.copy_(compute_merged(layer, matrix))
+    for path, layer in list(module.named_modules()):
+        parent_path, _, leaf = path.rpartition(".")
+        is_inner = leaf == "base_layer"
+        if hasattr(layer, "lora_A") and not is_inner:
+            setattr(module.get_submodule(parent_path), leaf, layer.get_base_layer())
+    plain: Any = module
+    del plain.peft_config
+
+
+def compute_merged(layer: Any, matrix: Tensor) -> Tensor:
+    """Compute matrix + factor * B A in float32, in the matrix's shape."""
+    first = layer.lora_A[ADAPTER].weight.float()
+    second = layer.lora_B[ADAPTER].weight.float()
+    return torch.add(
+        matrix.float(), _multiply(layer, first, second), alpha=layer.scaling[ADAPTER]
+    )
+
+
+def _multiply(layer: Any, first: Tensor, second: Tensor) -> Tensor:
+    """B A, as the layer's matrix lies. first: A, [rank, in]; of experts [experts * rank, in]."""
+    experts = getattr(layer, "num_experts", 0)
+    if not experts:
+        product = second @ first
+        return product.T if layer.fan_in_fan_out else product
+    of_experts = first.view(experts, -1, first.shape[-1])
+    to_experts = second.view(second.shape[0], -1, experts)
+    # By transformers' word for experts whose matrices are [in, out], which peft goes by, too.
+    if getattr(layer.get_base_layer(), "is_transposed", False):
+        return torch.einsum("ore,eri->eio", to_experts, of_experts)
+    return torch.einsum("ore,eri->eoi", to_experts, of_experts)
+
+
+def _list_layers(module: nn.Module) -> Iterator[Any]:
+    """The layers that peft made, each of one matrix of the base."""
+    assert has_adapter(module)
+    for part in module.modules():
+        if hasattr(part, "lora_A"):
+            yield part
+
+
+def _matrix_of(layer: Any) -> nn.Parameter:
+    return getattr(layer.get_base_layer(), _name_of(layer))
+
+
+def _put_matrix(layer: Any, matrix: nn.Parameter) -> None:
+    setattr(layer.get_base_layer(), _name_of(layer), matrix)
+
+
+def _name_of(layer: Any) -> str:
+    """The name of its matrix in the base's layer: peft says it of experts' weights alone."""
+    return getattr(layer, "parameter_name", "weight")
