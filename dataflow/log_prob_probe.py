@@ -75,9 +75,7 @@ def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
     return max(tolerances, key=lambda each: each.max, default=TOLERANCES["float32"])
 
 
-def measure_difference(
-    one: np.ndarray, other: np.ndarray, tolerance: Tolerance
-) -> ProbeDifference:
+def measure_difference(one: np.ndarray, other: np.ndarray, tolerance: Tolerance) -> ProbeDifference:
     """Compare the log-probs of two sides, float32 of one length. A number that is finite on one
     side only is infinitely far off.
     """

@@ -1,8 +1,8 @@
 """Adapters and subsets: what they name is in the base, what they begin with can be taken, and what
 is merged is there.
 
-Owns: these faults, and the warning about rates. Does not own: what is refused for itself
-(dataflow/adapters.py), placements and kernels (engine/plan/checks/adapters.py), the files
+Owns: these faults, and the warnings about rates and merging. Does not own: what is refused for
+itself (dataflow/adapters.py), placements and kernels (engine/plan/passes), the files
 (adapter_config.py, model_files.py).
 """
 
@@ -16,6 +16,7 @@ from dataflow.adapter_config import find_adapter_complaint
 from dataflow.adapters import ALL_LINEAR
 from dataflow.errors import DataError, Fault, GraphWarning
 from dataflow.model import Model
+from dataflow.model_dtype import ComputedDtype, find_dtype
 from dataflow.model_files import folder_of, stored_weights
 from dataflow.node import Node
 from dataflow.rules.context import Context, fault_at, node_models, warning_at
@@ -74,6 +75,31 @@ def low_rates(context: Context) -> Iterator[GraphWarning]:
                     " reinforcement, 1e-4 to 2e-4 for demonstrations"
                 )
                 yield warning_at(node, "low_adapter_rate", problem, "lr=1e-4, or lr=2e-5")
+
+
+def narrow_merges(context: Context) -> Iterator[GraphWarning]:
+    """Adapters that are merged in bfloat16, in which early updates are rounded away."""
+    for node in context.graph.nodes:
+        if node.operator.work != "decode" or node.params.get("merge") is not True:
+            continue
+        for model in node_models(node):
+            if model.adapter is not None and _find_dtype(model) == "bfloat16":
+                problem = (
+                    f"merge=True rounds each weight of {model.name!r} to bfloat16, of which a fresh"
+                    " adapter's updates are less than the last digit: the sampler stays behind the"
+                    " trainer by most of them (generate/merge_error)"
+                )
+                yield warning_at(node, "merged_in_bfloat16", problem, "merge=False")
+
+
+def _find_dtype(model: Model) -> ComputedDtype | None:
+    """What a Model computes in; None where its base is not here, or cannot be read, which others
+    report.
+    """
+    try:
+        return find_dtype(model)
+    except (DataError, OSError):
+        return None
 
 
 def _greatest_rate(rate: Any) -> float | None:

@@ -22,6 +22,7 @@ from operators.kernels.generating import Generating
 from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.devices import rest, rise
+from operators.kernels.torch.merged_matrices import find_merged
 from operators.kernels.torch.merged_probe import require_agreement
 from operators.kernels.torch.models import (
     find_position_limit,
@@ -37,7 +38,8 @@ from operators.kernels.torch.static_rule import decodes_statically
 
 class TorchGenerate(Generating, Sleeper, Probeable):
     """Decodes with a Hugging Face module; decode.py explains how rows share slots, decode_step.py
-    where their keys are. With merge=True its matrices have the Model's adapter merged into them.
+    where their keys are. With merge=True its matrices have the Model's adapter merged into them;
+    generate/merge_error is the share of each version's update that rounding takes from them.
     """
 
     def _start(self) -> None:
@@ -78,6 +80,12 @@ class TorchGenerate(Generating, Sleeper, Probeable):
         self._version = version
         if count:
             self._require_agreement()
+            self._report_merge()
+
+    def _report_merge(self) -> None:
+        merged = find_merged(self._module)
+        if merged is not None:
+            self._session.metric("generate/merge_error", merged.measure_error())
 
     def _require_agreement(self) -> None:
         require_agreement(

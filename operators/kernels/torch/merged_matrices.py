@@ -46,17 +46,17 @@ class MergedMatrices:
             _matrix_of(layer).copy_(compute_merged(layer, layer.get_parameter(_BASE)))
 
     @torch.no_grad()
-    def measure_loss(self) -> float:
-        """Measure which share of the adapter's update its rounding is: the norm of the difference
+    def measure_error(self) -> float:
+        """Measure how much of the adapter's update rounding takes away: the norm of the difference
         between what was merged and what should have been, by that of the update. 0 without one.
         """
-        lost = updated = 0.0
+        rounded = updated = 0.0
         for layer in self._layers:
             base = layer.get_parameter(_BASE)
             exact = compute_merged(layer, base)
-            lost += float((_matrix_of(layer).double() - exact.double()).square().sum())
-            updated += float((exact.double() - base.double()).square().sum())
-        return math.sqrt(lost / updated) if updated else 0.0
+            rounded += _sum_squares(exact - _matrix_of(layer).float())
+            updated += _sum_squares(exact - base.float())
+        return math.sqrt(rounded / updated) if updated else 0.0
 
     @contextmanager
     def unmerged(self) -> Iterator[None]:
@@ -119,9 +119,7 @@ def compute_merged(layer: Any, matrix: Tensor) -> Tensor:
     """Compute matrix + factor * B A in float32, in the matrix's shape."""
     first = layer.lora_A[ADAPTER].weight.float()
     second = layer.lora_B[ADAPTER].weight.float()
-    return torch.add(
-        matrix.float(), _multiply(layer, first, second), alpha=layer.scaling[ADAPTER]
-    )
+    return torch.add(matrix.float(), _multiply(layer, first, second), alpha=layer.scaling[ADAPTER])
 
 
 def _multiply(layer: Any, first: Tensor, second: Tensor) -> Tensor:
@@ -136,6 +134,10 @@ def _multiply(layer: Any, first: Tensor, second: Tensor) -> Tensor:
     if getattr(layer.get_base_layer(), "is_transposed", False):
         return torch.einsum("ore,eri->eio", to_experts, of_experts)
     return torch.einsum("ore,eri->eoi", to_experts, of_experts)
+
+
+def _sum_squares(numbers: Tensor) -> float:
+    return float(numbers.square().sum(dtype=torch.float64))
 
 
 def _list_layers(module: nn.Module) -> Iterator[Any]:

@@ -38,6 +38,6 @@ def require_agreement(
         return
     raise KernelError(
         f"{node}: merge=True computes other log-probs with version {version} of {model.name!r} than"
-        f" its trainer: {difference}; rounding to {dtype} is {merged.measure_loss():.2g} times the"
+        f" its trainer: {difference}; rounding to {dtype} is {merged.measure_error():.2g} times the"
         f" adapter's update. Fix: merge=False, or Model({model.name!r}, ..., dtype='float32')."
     )
