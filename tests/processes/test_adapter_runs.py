@@ -57,6 +57,31 @@ def test_an_adapter_is_trained_and_the_base_stays(tiny: TinyRuns, workers: str) 
     assert any("weights/policy/load" in row for row in rows) == (workers == "apart")
 
 
+@pytest.mark.parametrize(("workers", "max_lag"), [("one", 0), ("one", 1), ("apart", 1)])
+def test_a_generation_merges_each_version(tiny: TinyRuns, workers: str, max_lag: int) -> None:
+    """In float32 its rows are those of the adapter beside its base, but for rounding."""
+    graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4), **ONE_UPDATE)
+    graph = algorithms.lagging(graph, max_lag)
+    rows = require_trained(tiny.run(merging(graph), workers=workers))
+    errors = [row["generate/merge_error"] for row in rows if "generate/merge_error" in row]
+    assert set(errors) == {0.0}
+    if not max_lag:
+        # What was sampled by the merged policy is what the trainer computes, at each version.
+        assert max(row["policy/mismatch/mean"] for row in rows) < 1e-4
+        assert rows[-1]["adapter/norm"] > 0.01
+
+
+def merging(graph: Graph) -> Graph:
+    """The graph whose generations merge their adapters."""
+
+    def change(node: Any) -> Any:
+        if not node.operator.traits.generates:
+            return node
+        return node.changed(params=node.params | {"merge": True})
+
+    return graph.map(change)
+
+
 def test_policy_and_critic_have_adapters_beside_one_base(tiny: TinyRuns) -> None:
     graph = algorithms.small("ppo", tiny.folder, adapter=lora(rank=4))
     rows = runs.metrics(tiny.run(graph))

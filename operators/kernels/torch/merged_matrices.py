@@ -30,7 +30,7 @@ class MergedMatrices:
 
     def __init__(self, module: nn.Module) -> None:
         """Give the module copies of its own, merged; its base stays as it is."""
-        self._layers = list(_list_layers(module))
+        self._layers = list(list_layers(module).values())
         for layer in self._layers:
             base = _matrix_of(layer)
             # Registered, so that it moves with the module to another device.
@@ -54,9 +54,9 @@ class MergedMatrices:
         for layer in self._layers:
             base = layer.get_parameter(_BASE)
             exact = compute_merged(layer, base)
-            rounded += _sum_squares(exact - _matrix_of(layer).float())
-            updated += _sum_squares(exact - base.float())
-        return math.sqrt(rounded / updated) if updated else 0.0
+            rounded += sum_squares(exact - _matrix_of(layer).float())
+            updated += sum_squares(exact - base.float())
+        return share_lost(rounded, updated)
 
     @contextmanager
     def unmerged(self) -> Iterator[None]:
@@ -99,27 +99,39 @@ def merge_again(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def unload_adapter(module: nn.Module) -> None:
+def unload_adapter(module: nn.Module) -> float:
     """Merge the adapter into the module's own matrices, and leave a plain module behind: as its
-    base was, with other weights. For modules that share none.
+    base was, with other weights. For modules that share none. Returns what rounding took away, as
+    `MergedMatrices.measure_error`.
     """
-    for layer in _list_layers(module):
+    rounded = updated = 0.0
+    for layer in list_layers(module).values():
         matrix = _matrix_of(layer)
-        matrix.copy_(compute_merged(layer, matrix))
+        exact = compute_merged(layer, matrix)
+        updated += sum_squares(exact - matrix.float())
+        matrix.copy_(exact)
+        rounded += sum_squares(exact - matrix.float())
     for path, layer in list(module.named_modules()):
         parent_path, _, leaf = path.rpartition(".")
-        is_inner = leaf == "base_layer"
-        if hasattr(layer, "lora_A") and not is_inner:
+        # One layer may be around another, of which the outermost is replaced.
+        if hasattr(layer, "lora_A") and leaf != "base_layer":
             setattr(module.get_submodule(parent_path), leaf, layer.get_base_layer())
     plain: Any = module
     del plain.peft_config
+    return share_lost(rounded, updated)
 
 
 def compute_merged(layer: Any, matrix: Tensor) -> Tensor:
     """Compute matrix + factor * B A in float32, in the matrix's shape."""
-    first = layer.lora_A[ADAPTER].weight.float()
-    second = layer.lora_B[ADAPTER].weight.float()
-    return torch.add(matrix.float(), _multiply(layer, first, second), alpha=layer.scaling[ADAPTER])
+    return add_update(layer, matrix, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight)
+
+
+def add_update(layer: Any, matrix: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Compute matrix + factor * B A in float32, for a layer that may be on the meta device. first:
+    A; second: B.
+    """
+    update = _multiply(layer, first.float(), second.float())
+    return torch.add(matrix.float(), update, alpha=layer.scaling[ADAPTER])
 
 
 def _multiply(layer: Any, first: Tensor, second: Tensor) -> Tensor:
@@ -136,16 +148,19 @@ def _multiply(layer: Any, first: Tensor, second: Tensor) -> Tensor:
     return torch.einsum("ore,eri->eoi", to_experts, of_experts)
 
 
-def _sum_squares(numbers: Tensor) -> float:
+def share_lost(rounded: float, updated: float) -> float:
+    """The norm of what rounding took by that of the update, from sums of squares; 0 without one."""
+    return math.sqrt(rounded / updated) if updated else 0.0
+
+
+def sum_squares(numbers: Tensor) -> float:
     return float(numbers.square().sum(dtype=torch.float64))
 
 
-def _list_layers(module: nn.Module) -> Iterator[Any]:
-    """The layers that peft made, each of one matrix of the base."""
+def list_layers(module: nn.Module) -> dict[str, Any]:
+    """The layers that peft made, each of one matrix of the base, by their paths."""
     assert has_adapter(module)
-    for part in module.modules():
-        if hasattr(part, "lora_A"):
-            yield part
+    return {path: part for path, part in module.named_modules() if hasattr(part, "lora_A")}
 
 
 def _matrix_of(layer: Any) -> nn.Parameter:
