@@ -17,6 +17,7 @@ from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.program import Program
 from engine.api import resume
+from engine.cli import main
 from operators.kernels.torch.base_piece import NAME
 from operators.kernels.torch.train import TorchTrain
 from tests.kit import algorithms, runs
@@ -121,6 +122,23 @@ def test_a_later_phase_goes_on_with_the_adapter(tiny: TinyRuns) -> None:
     program = Program(Phase(first, steps=2), Phase(second, steps=1))
     norms = [row["adapter/norm"] for row in runs.metrics(tiny.run(program, None))]
     assert norms[2] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_a_later_phase_without_it_begins_with_it_merged(tiny: TinyRuns) -> None:
+    first = algorithms.small("sft", tiny.folder, adapter=lora(rank=4), lr=1e-2)
+    second = algorithms.small("grpo", tiny.folder, lr=1e-9, **ONE_UPDATE)
+    result = tiny.run(Program(Phase(first, steps=2), Phase(second, steps=1)), None)
+    rows = runs.metrics(result)
+    assert "adapter/norm" in rows[1]
+    assert "adapter/norm" not in rows[2]
+    # The reference is at the base, of which the policy has moved away.
+    assert rows[2]["policy/kl_reference"] > 1e-5
+    assert rows[2]["policy/mismatch/mean"] < 1e-4
+    (merged,) = (result.folder / "checkpoints/merged").iterdir()
+    alone = tiny.folder / "merged_by_hand"
+    adapter = result.folder / "checkpoints" / merged.name.replace("_train", "/train", 1)
+    assert main(["merge", str(adapter), str(alone)]) == 0
+    assert hash_of(merged) == hash_of(alone)
 
 
 class Forgetful(TorchTrain):

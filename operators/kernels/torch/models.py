@@ -129,7 +129,9 @@ def _begin_adapter(module: PreTrainedModel, model: Model, adapter: Lora) -> None
     """Load what a Model's adapter begins with, if it is not drawn."""
     if adapter.start is not None:
         folder = Path(adapter.start).expanduser()
-        load_pieces(module, read_adapter(model, folder))
+        adapter_pieces = read_adapter(model, folder)
+        require_saved_base(model, folder)
+        load_pieces(module, adapter_pieces)
 
 
 def _find_class(model: Model, config: Any) -> type[PreTrainedModel]:
