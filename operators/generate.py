@@ -120,7 +120,9 @@ def generate(
         "sampler": sampler,
         "merge": merge,
     }
-    schema = TruncatedRollout if truncates(temperature, top_p, top_k) else Rollout
+    schema = Rollout
+    if truncates(temperature, top_p, top_k):
+        schema = TruncatedRollout
     inputs = weighted_inputs(prompt, weight)
     return Node(
         GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)

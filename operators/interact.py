@@ -27,9 +27,9 @@ from operators.environments import as_environment
 from operators.generate import GENERATE, WEIGHT, truncates, tuple_of_stops, weighted_inputs
 
 _SHARED_LIMITS = (
-    *("n", "max_tokens", "max_prompt_tokens", "overlong_prompt", "temperature", "top_p", "top_k"),
-    *("stop", "max_lag", "on_update", "sampler", "merge"),
-)
+    "n", "max_tokens", "max_prompt_tokens", "overlong_prompt", "temperature", "top_p", "top_k",
+    "stop", "max_lag", "on_update", "sampler", "merge",
+)  # fmt: skip
 """Parameters that mean what they mean to `generate`."""
 
 _PROMPT = Input(

@@ -1,8 +1,8 @@
 """Programs: what is wrong, or looks wrong, between the phases of one.
 
-Owns: specs of Models that phases share, adapters and optimizers that go on, Models at a base that was trained
-already. Does not own: the rules for each phase's graph (rules/__init__.py), who begins with whose
-weights (dataflow/program.py).
+Owns: specs of Models that phases share, adapters and optimizers that go on, Models at a base that
+was trained already. Does not own: the rules for each phase's graph (rules/__init__.py), who begins
+with whose weights (dataflow/program.py).
 """
 
 from __future__ import annotations

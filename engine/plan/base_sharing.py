@@ -52,14 +52,18 @@ def find_owned_weights(
             if not shares_base(model, node):
                 part = cost.part(node.layout.tensor)
                 # An engine that merges has the merged matrices in the place of the base's.
-                added = 0 if use.merged else part.added
-                owned[node.name] = OwnedWeights(base=(part.parameters or 0) + added)
+                parameters = part.parameters or 0
+                if not use.merged:
+                    parameters += part.added
+                owned[node.name] = OwnedWeights(base=parameters)
                 continue
             bases = set(_bases_of(node, model))
             missing = bases - counted_bases
             counted_bases |= bases
             base = max((sizes[each] for each in missing), default=0)
-            merged = cost.mergeable if use.merged else 0
+            merged = 0
+            if use.merged:
+                merged = cost.mergeable
             owned[node.name] = OwnedWeights(base=base, beside=cost.beside, merged=merged)
     return owned
 

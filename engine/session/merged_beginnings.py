@@ -1,7 +1,7 @@
 """Whole weights with which a phase begins, where the phase before it trained an adapter.
 
-Owns: which Models begin merged, and the directory of each. Does not own: merging (`dataflow merge`),
-whose weights a Model begins with (dataflow/program.py).
+Owns: which Models begin merged, and the directory of each. Does not own: merging (`dataflow
+merge`), whose weights a Model begins with (dataflow/program.py).
 
 A Model without an adapter has whole weights: those of its base with the adapter in them. They are
 made once, in a process of its own, since this one needs no torch; what is there is used again.
@@ -53,7 +53,7 @@ def _merge(model: str, folder: Path, checkpoints: Path) -> Path:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         raise RunError(
-            f"Model {model!r}: its adapter in {folder} could not be merged into its base, with which"
-            f" this phase begins: {lines[-1]}"
+            f"Model {model!r}: its adapter in {folder} could not be merged into its base, with"
+            f" which this phase begins: {lines[-1]}"
         )
     return target

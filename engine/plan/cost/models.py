@@ -76,7 +76,9 @@ class ModelCost:
     @property
     def mergeable(self) -> int:
         """Parameters of the base's matrices into which the Model's adapter can be merged."""
-        return 0 if self.trained is None else self.trained.mergeable
+        if self.trained is None:
+            return 0
+        return self.trained.mergeable
 
     def part(self, tensor: int) -> ModelCost:
         """The cost of one of so many tensor ranks; each has all embeddings, norms and head."""

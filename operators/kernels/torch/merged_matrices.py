@@ -35,7 +35,8 @@ class MergedMatrices:
             base = _matrix_of(layer)
             # Registered, so that it moves with the module to another device.
             layer.register_parameter(_BASE, base)
-            _put_matrix(layer, nn.Parameter(base.detach().clone(), requires_grad=False))
+            copy = base.detach().clone()
+            _put_matrix(layer, nn.Parameter(copy, requires_grad=False))
         self._set_merged(is_merged=True)
         self.merge()
 

@@ -32,7 +32,8 @@ def require_agreement(
     merged_numbers = compute_probe(module, rows, head=model.head)
     with merged.unmerged():
         trainer_numbers = compute_probe(module, rows, head=model.head)
-    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    weight = next(module.parameters())
+    dtype = str(weight.dtype).removeprefix("torch.")
     difference = measure_difference(trainer_numbers, merged_numbers, tolerance_of([dtype]))
     if difference.is_allowed:
         return
