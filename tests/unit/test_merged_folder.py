@@ -126,7 +126,7 @@ def test_matrices_of_fused_experts_are_merged(tmp_path: Path) -> None:
 def test_a_critic_keeps_its_head(base: str, tmp_path: Path) -> None:
     module = save_adapter_of(base, tmp_path / "adapter", head="scalar")
     assert main(["merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]) == 0
-    merged = load_model(Model("critic", str(tmp_path / "merged"), head="scalar"), "cpu")
+    merged: Any = load_model(Model("critic", str(tmp_path / "merged"), head="scalar"), "cpu")
     assert torch.equal(merged.score.weight, module.score.weight)
     assert torch.equal(merged.score.bias, module.score.bias)
 

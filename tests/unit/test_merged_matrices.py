@@ -96,6 +96,18 @@ def test_each_version_is_merged_from_the_base_and_writes_what_the_unmerged_one_d
         assert torch.equal(one, other)
 
 
+def test_a_follower_moves_by_its_rate_and_is_merged_then(base: str) -> None:
+    leader = policy(base)
+    follower = Model("mean", base, follows=leader, rate=0.5)
+    merged, plain = opened(follower, merge=True), opened(follower, merge=False)
+    rows = probe_rows(3, 98)
+    for version in (1, 2):
+        for kernel in (merged, plain):
+            kernel.load(update_of(kernel, LATE, seed=version), version, rate=0.5)
+        numbers = plain.probe(rows)
+        assert measure_difference(numbers, merged.probe(rows), TOLERANCES["float32"]).is_allowed
+
+
 def test_the_base_is_shared_and_stays_and_only_the_matrices_are_copies(base: str) -> None:
     session = FakeSession(seed=5)
     plain = opened(Model("reference", base), merge=False, session=session)

@@ -112,10 +112,10 @@ def unload_adapter(module: nn.Module) -> float:
         updated += sum_squares(exact - matrix.float())
         matrix.copy_(exact)
         rounded += sum_squares(exact - matrix.float())
-    for path, layer in list(module.named_modules()):
+    for path, layer in list_layers(module).items():
         parent_path, _, leaf = path.rpartition(".")
         # One layer may be around another, of which the outermost is replaced.
-        if hasattr(layer, "lora_A") and leaf != "base_layer":
+        if leaf != "base_layer":
             setattr(module.get_submodule(parent_path), leaf, layer.get_base_layer())
     plain: Any = module
     del plain.peft_config
