@@ -1,8 +1,8 @@
 """Programs: what is wrong, or looks wrong, between the phases of one.
 
-Owns: specs of Models that phases share, optimizers that go on, Models at a base that was trained
-already. Does not own: the rules for each phase's graph (rules/__init__.py), who begins with whose
-weights (dataflow/program.py).
+Owns: specs of Models that phases share, adapters and optimizers that go on, Models at a base that
+was trained already. Does not own: the rules for each phase's graph (rules/__init__.py), who begins
+with whose weights (dataflow/program.py).
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ def program_faults(program: Program) -> Iterator[Fault]:
     """Models of one name that cannot share weights; optimizers that cannot go on."""
     first_uses: dict[str, tuple[int, Model]] = {}
     trained_before: set[str] = set()
+    last_trained: dict[str, tuple[int, Model]] = {}
     for number, phase in enumerate(program.phases, start=1):
+        trained_now = _written_models(program, number)
         for model in models_of(phase.graph):
             first_use = first_uses.setdefault(model.name, (number, model))
             yield from _check_spec(program, first_use, number, model)
-        trained_now = _written_models(program, number)
+            if model.name in last_trained:
+                yield from _check_adapter(program, last_trained[model.name], number, model)
+            if model.name in trained_now:
+                last_trained[model.name] = number, model
         for name in phase.optimizers:
             yield from _check_optimizer(program, number, name, trained_now, trained_before)
         trained_before |= trained_now
@@ -49,6 +54,37 @@ def _check_spec(
                 origin=_line(program, number, model),
             )
             return  # the next phases are compared with the first, field by field
+
+
+def _check_adapter(
+    program: Program, earlier: tuple[int, Model], number: int, model: Model
+) -> Iterator[Fault]:
+    """An adapter that goes on is the one that was trained; without one a Model begins merged, and
+    has another optimizer.
+    """
+    trained_number, trained = earlier
+    where = f"{program.label(number)}, Model {model.name!r}"
+    origin = _line(program, number, model)
+    if trained.adapter is None or model.adapter == trained.adapter:
+        return
+    if model.adapter is not None:
+        expected = f"expected {trained.adapter}, which {program.label(trained_number)} trained"
+        yield Fault(
+            rule="program",
+            where=where,
+            problem=f"{expected}, since its weights go on, found {model.adapter}",
+            fix=f"adapter={trained.adapter}, or no adapter=, and it begins with that one merged",
+            origin=origin,
+        )
+    elif model.name in program.phases[number - 1].optimizers:
+        yield Fault(
+            rule="program",
+            where=where,
+            problem="it begins with its adapter merged, of whose matrices an optimizer cannot go on"
+            " with whole weights",
+            fix="leave it out of optimizers=, or the same adapter=",
+            origin=origin,
+        )
 
 
 def _check_optimizer(
