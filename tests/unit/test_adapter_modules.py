@@ -57,7 +57,7 @@ def test_a_fresh_adapter_changes_no_bit(base: str, dtype: Any) -> None:
 
 
 def layer_numbers(forward: Any, layer: Any) -> list[Any]:
-    """What a layer computes of a few states, and the gradients of its matrices and of the states."""
+    """What a layer computes of a few states, and the gradients of these and of its matrices."""
     generator = torch.Generator().manual_seed(1)
     states = torch.randn(2, 5, layer.in_features, generator=generator).requires_grad_()
     output = forward(layer, states)

@@ -41,13 +41,13 @@ def _make_class(linear: Any) -> Any:
     class LeanLinear(linear):
         """W x + factor * B (A x)."""
 
-        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             """Compute it of x [..., in]; as peft does where the adapter has another dtype than its
             base: that of a Model that follows another.
             """
             first, second = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
             if x.dtype != first.dtype:
-                return super().forward(x, *args, **kwargs)
+                return super().forward(x)
             output = self.base_layer(x)
             narrow = nn.functional.linear(x, first)
             rows = output.view(-1, output.shape[-1])
