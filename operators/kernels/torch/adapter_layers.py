@@ -42,11 +42,11 @@ def _make_class(linear: Any) -> Any:
         """W x + factor * B (A x)."""
 
         def forward(self, x: Tensor) -> Tensor:
-            """Compute it of x [..., in]; as peft does where the adapter has another dtype than its
-            base: that of a Model that follows another.
+            """Compute it of x [..., in]; as peft does where the adapter is off, or has another
+            dtype than its base: that of a Model that follows another.
             """
             first, second = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
-            if x.dtype != first.dtype:
+            if self.merged or self.disable_adapters or x.dtype != first.dtype:
                 return super().forward(x)
             output = self.base_layer(x)
             narrow = nn.functional.linear(x, first)
