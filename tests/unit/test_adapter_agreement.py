@@ -1,4 +1,4 @@
-"""Trainer, sampler and reference beside one base: the base stays, and they agree on each version."""
+"""Trainer, sampler and reference beside one base: it stays, and they agree on each version."""
 
 from __future__ import annotations
 

@@ -48,10 +48,11 @@ def _make_class(linear: Any) -> Any:
             first, second = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
             if self.merged or self.disable_adapters or x.dtype != first.dtype:
                 return super().forward(x)
-            output = self.base_layer(x)
-            narrow = nn.functional.linear(x, first)
-            rows = output.view(-1, output.shape[-1])
-            rows.addmm_(narrow.view(-1, narrow.shape[-1]), second.t(), alpha=self.scaling[ADAPTER])
-            return output
+            # Of two dimensions, so that no output is a view, which autograd would copy.
+            rows = x.reshape(-1, x.shape[-1])
+            output = self.base_layer(rows)
+            narrow = nn.functional.linear(rows, first)
+            output.addmm_(narrow, second.t(), alpha=self.scaling[ADAPTER])
+            return output.view(*x.shape[:-1], output.shape[-1])
 
     return LeanLinear
