@@ -47,7 +47,7 @@ ADAPTER = lora(rank=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
+class GeneratedShape:
     """A chunk of 64 rows and how often it is generated."""
 
     shape: Generation
@@ -55,13 +55,13 @@ class Decoded:
 
 
 SHAPES = {
-    "2 x 128": Decoded(
+    "2 x 128": GeneratedShape(
         shape=Generation(layers=2, hidden=128, rows=64, tokens=10, prompt=10), rounds=20
     ),
-    "4 x 256": Decoded(
+    "4 x 256": GeneratedShape(
         shape=Generation(layers=4, hidden=256, rows=64, tokens=64, prompt=64), rounds=3
     ),
-    "6 layers of 0.5 B": Decoded(
+    "6 layers of 0.5 B": GeneratedShape(
         shape=Generation(layers=6, hidden=896, rows=64, tokens=16, prompt=32, half=True), rounds=2
     ),
 }
@@ -115,9 +115,11 @@ def median_ratio(seconds: dict[str, list[float]], of: str, to: str) -> float:
     return statistics.median(one / other for one, other in pairs)
 
 
-def measure_generation(decoded: Decoded, threads: int, rounds: int) -> dict[str, list[float]]:
+def measure_generation(
+    generated: GeneratedShape, threads: int, rounds: int
+) -> dict[str, list[float]]:
     """Seconds of a chunk, by the base alone and with an adapter."""
-    shape, chunk = decoded.shape, chunk_of(decoded.shape)
+    shape, chunk = generated.shape, chunk_of(generated.shape)
     with tempfile.TemporaryDirectory() as folder:
         base = prepare(Path(folder), shape)
         kernels = {
@@ -223,11 +225,11 @@ def main(*, quick: bool = False, json: Path | None = None, threads: int = 1) -> 
     """
     torch.set_num_threads(threads)
     where, results = machine(), []
-    for name, decoded in SHAPES.items():
-        if quick and decoded.shape.half:
+    for name, generated in SHAPES.items():
+        if quick and generated.shape.half:
             continue
-        rounds = 2 if quick else decoded.rounds
-        results += list_generation(name, measure_generation(decoded, threads, rounds))
+        rounds = 2 if quick else generated.rounds
+        results += list_generation(name, measure_generation(generated, threads, rounds))
     results += list_backward(measure_backward(threads, 2 if quick else STEPS))
     show(f"adapters, {threads} thread(s)", results, where)
     if json is not None:
