@@ -19,6 +19,7 @@ pytest.importorskip("peft")
 DTYPE = "bfloat16"
 
 
+@pytest.mark.long
 def test_each_version_is_the_trainers_as_far_as_bfloat16_goes(base: str) -> None:
     from operators.kernels.vllm.generate import VllmGenerate
 
