@@ -32,6 +32,7 @@ import numpy as np
 import tyro
 
 from benchmarks.report import SideResult, machine, show, write_json
+from dataflow.adapters import Lora
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
@@ -151,13 +152,14 @@ def chunk_of(shape: Generation) -> Chunk:
     )
 
 
-def opened(kernel: Any, base: str, shape: Generation, threads: int) -> Any:
+def opened(
+    kernel: Any, base: str, shape: Generation, threads: int, adapter: Lora | None = None
+) -> Any:
     """A kernel of generate; no row ends before its last token."""
     layout = Layout(slots=256, threads=threads)
     params = {"n": shape.n, "max_tokens": shape.tokens, "max_prompt_tokens": shape.prompt}
-    node = KernelNode(
-        name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=params
-    )
+    model = Model("policy", base, trainable=True, adapter=adapter)
+    node = KernelNode(name="rollout", operator="generate", models={"policy": model}, params=params)
     kernel.open(node, layout, Alone())
     kernel._tokenizer = replace(kernel._tokenizer, eos_ids=frozenset({1 << 20}))
     return kernel

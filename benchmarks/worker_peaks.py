@@ -86,6 +86,12 @@ RUNS = (
     ),
     PlacedRun(name="PPO", target="graphs.ppo:ppo", flags=_PPO, workers="one"),
     PlacedRun(name="PPO apart", target="graphs.ppo:ppo", flags=_PPO, workers="apart"),
+    PlacedRun(
+        name="PPO with adapters",
+        target="graphs.ppo:ppo",
+        flags=(*_PPO, "--adapter", "lora(rank=16)"),
+        workers="one",
+    ),
     PlacedRun(name="DPO", target="graphs.dpo:dpo", flags=_DPO, workers="one"),
     PlacedRun(name="DPO apart", target="graphs.dpo:dpo", flags=_DPO, workers="apart"),
 )

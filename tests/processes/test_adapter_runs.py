@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from dataflow.adapters import lora, subset
 from dataflow.errors import DataflowError
@@ -18,6 +19,9 @@ from dataflow.model import Model
 from dataflow.program import Program
 from engine.api import resume
 from engine.cli import main
+from engine.keep.flow.records import Flow
+from engine.keep.flow.segments import read_steps
+from engine.keep.run_measurements import EVENTS
 from operators.kernels.torch.base_piece import NAME
 from operators.kernels.torch.train import TorchTrain
 from tests.kit import algorithms, runs
@@ -27,6 +31,7 @@ pytest.importorskip("peft")
 pytestmark = pytest.mark.timeout(180)
 
 
+STEPS, KIB = 3, 1024
 ONE_UPDATE: dict[str, Any] = {"beta": 0.1, "minibatches": 1}
 
 
@@ -35,13 +40,25 @@ def hash_of(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def require_trained(result: runs.Run, steps: int = 3) -> list[dict[str, Any]]:
+def require_trained(result: runs.Run, steps: int = STEPS) -> list[dict[str, Any]]:
     """The metrics of a run each of whose Steps moved the adapter away from its base."""
     rows = runs.metrics(result)
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
     norms = [row["adapter/norm"] for row in rows]
     assert 0.0 < norms[0] < norms[-1]
     return rows
+
+
+def require_small_versions(result: runs.Run, size: float) -> None:
+    """A reader fetched the adapter's bytes of each version, and little beside each piece."""
+    folder = runs.folder_of(result)
+    flows = [record for record in read_steps(folder / EVENTS) if isinstance(record, Flow)]
+    by_step = [flow.weights["policy->rollout@rollout"] for flow in flows]
+    fetched, loads = sum(each.bytes for each in by_step), sum(each.loads for each in by_step)
+    [saved] = folder.glob("checkpoints/*/train_policy/adapter_model.safetensors")
+    pieces = 1 + len(load_file(saved))  # and the digest of its base
+    assert loads >= STEPS
+    assert size <= fetched / loads <= size + KIB * pieces
 
 
 @pytest.mark.parametrize("workers", ["one", "apart"])
@@ -56,6 +73,8 @@ def test_an_adapter_is_trained_and_the_base_stays(tiny: TinyRuns, workers: str) 
     saved = [Path(path).name for path in runs.weights(result)]
     assert set(saved) == {"adapter_model.safetensors"}
     assert any("weights/policy/load" in row for row in rows) == (workers == "apart")
+    if workers == "apart":
+        require_small_versions(result, rows[0]["adapter/bytes"])
 
 
 @pytest.mark.parametrize(("workers", "max_lag"), [("one", 0), ("one", 1), ("apart", 1)])

@@ -19,6 +19,7 @@ from operators.kernels.torch.adapters import (
 from operators.kernels.torch.models import load_model, load_pieces, pieces, restore_model
 from operators.kernels.torch.probe import compute_probe
 from operators.kernels.torch.saving import save_model
+from operators.kernels.torch.shared_step import _mean_weight
 from tests.kit.models import save_tiny
 
 peft = pytest.importorskip("peft")
@@ -48,8 +49,39 @@ def policy(base: str, **how: Any) -> Model:
     return Model("policy", base, trainable=True, adapter=lora(rank=4, **how))
 
 
-def test_a_fresh_adapter_changes_no_bit(base: str) -> None:
-    assert np.array_equal(numbers(load(policy(base))), numbers(load(Model("reference", base))))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fresh_adapter_changes_no_bit(base: str, dtype: Any) -> None:
+    adapted = Model("policy", base, trainable=True, adapter=lora(rank=4), dtype=dtype)
+    reference = Model("reference", base, dtype=dtype)
+    assert np.array_equal(numbers(load(adapted)), numbers(load(reference)))
+
+
+def layer_numbers(forward: Any, layer: Any) -> list[Any]:
+    """What a layer computes of a few states, and the gradients of these and of its matrices."""
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(2, 5, layer.in_features, generator=generator).requires_grad_()
+    output = forward(layer, states)
+    output.square().sum().backward()
+    gradients = [states.grad]
+    for matrix in (layer.lora_A.adapter.weight, layer.lora_B.adapter.weight):
+        gradients.append(matrix.grad)
+        matrix.grad = None
+    return [output, *gradients]
+
+
+def test_a_layer_computes_what_peft_does(base: str) -> None:
+    layer = load(policy(base)).model.layers[1].mlp.up_proj
+    with torch.no_grad():
+        layer.lora_B.adapter.weight.normal_()
+    plain_class = peft.tuners.lora.Linear
+    assert type(layer) is not plain_class
+    ours, theirs = (layer_numbers(kind.forward, layer) for kind in (type(layer), plain_class))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_a_decode_step_has_the_threads_of_its_base(base: str) -> None:
+    assert _mean_weight(load(policy(base))) == _mean_weight(load(Model("reference", base)))
 
 
 def test_modules_of_one_base_are_the_same_weights(base: str) -> None:

@@ -65,6 +65,7 @@ SHORT = (
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("merged",), turns=(2,)),
 )
 LONG = (
+    EngineTests(kind="qwen2", ranks=1, slots=8, files=("adapter_bfloat16",)),
     EngineTests(kind="llama", ranks=2, slots=64, files=("agreement",)),
     EngineTests(kind="llama", ranks=2, slots=64, files=("runs",)),
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("runs",)),

@@ -28,11 +28,10 @@ from transformers.pytorch_utils import Conv1D
 from dataflow.adapters import ALL_LINEAR, Lora, WeightSubset, is_at, leaf_of
 from dataflow.errors import KernelError
 from dataflow.model import Model
+from operators.kernels.torch.adapter_layers import ADAPTER, is_added, use_lean_layers
 from operators.kernels.torch.decoder_layers import find_decoder_layers
 from operators.kernels.torch.scalar import HEADS
 
-ADAPTER = "adapter"
-"""The name that peft's layers have for the one adapter of a module."""
 LINEAR = (nn.Linear, Conv1D)
 NOT_SERVED = ("embed_tokens", "lm_head")
 
@@ -90,12 +89,12 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
     config = make_config(peft, model, targets, experts)
     trained_ids = {id(p) for p in module.parameters() if p.requires_grad}
     peft.inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+    use_lean_layers(peft, module)
     # One that moves by a part of a difference would stand still in bfloat16.
     dtype = torch.float32 if model.rate != 1.0 else module.dtype
     for name, parameter in module.named_parameters():
-        is_added = f".{ADAPTER}." in name
-        parameter.requires_grad_(is_added or id(parameter) in trained_ids)
-        if is_added:
+        parameter.requires_grad_(is_added(name) or id(parameter) in trained_ids)
+        if is_added(name):
             parameter.data = parameter.data.to(dtype)
     for name, parameter in _named_added(module):
         _begin(parameter, name, f"{seed} {model.name}")
@@ -203,7 +202,7 @@ def describe_adapter(module: nn.Module) -> dict[str, Any]:
 
 def _named_added(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in module.named_parameters():
-        if f".{ADAPTER}." in name:
+        if is_added(name):
             yield piece_name(name), parameter
 
 

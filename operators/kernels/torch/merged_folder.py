@@ -19,7 +19,8 @@ from dataflow.errors import KernelError
 from dataflow.model import Model
 from dataflow.model_files import folder_of, is_path
 from operators.kernels.torch.adapter_files import read_adapter
-from operators.kernels.torch.adapters import ADAPTER, BaseWeights, add_adapter, share_base
+from operators.kernels.torch.adapter_layers import is_added
+from operators.kernels.torch.adapters import BaseWeights, add_adapter, share_base
 from operators.kernels.torch.base_piece import require_saved_base
 from operators.kernels.torch.merged_matrices import unload_adapter
 from operators.kernels.torch.models import load_model, load_pieces
@@ -84,7 +85,7 @@ def _load(model: Model, folder: Path) -> PreTrainedModel:
     share_base(module, model, BaseWeights())
     add_adapter(module, model, seed=0)
     for name, parameter in module.named_parameters():
-        if f".{ADAPTER}." in name:
+        if is_added(name):
             parameter.data = parameter.data.to(torch.float32)
     load_pieces(module, read_adapter(model, folder))
     return module

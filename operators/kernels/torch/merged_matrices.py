@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operators.kernels.torch.adapters import ADAPTER, has_adapter
+from operators.kernels.torch.adapter_layers import ADAPTER
+from operators.kernels.torch.adapters import has_adapter
 
 _BASE = "base_matrix"
 """The name that a layer has for the base's matrix, beside the merged one."""

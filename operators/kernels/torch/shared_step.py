@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from dataflow.randomness import uniform
 from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.task_rows import TaskRows
+from operators.kernels.torch.adapter_layers import is_added
 from operators.kernels.torch.again_pass import Again
 from operators.kernels.torch.alike_lengths import cut_alike
 from operators.kernels.torch.cache import Cache, Level
@@ -334,8 +335,11 @@ class SharedStep:
 
 
 def _mean_weight(module: PreTrainedModel) -> int:
-    """The mean number of elements in the module's weight matrices."""
-    sizes = [weight.numel() for weight in module.parameters() if weight.dim() > 1]
+    """The mean number of elements in the weight matrices of the module's base."""
+    sizes: list[int] = []
+    for name, weight in module.named_parameters():
+        if weight.dim() > 1 and not is_added(name):
+            sizes.append(weight.numel())
     return sum(sizes) // len(sizes)
 
 
