@@ -1,14 +1,16 @@
 """Programs: what is wrong, or looks wrong, between the phases of one.
 
-Owns: specs of Models that phases share, optimizers that go on, Models at a base that was trained
-already. Does not own: the rules for each phase's graph (rules/__init__.py), who begins with whose
-weights (dataflow/program.py).
+Owns: specs and adapters of Models that phases share, optimizers that go on, Models at a base that
+was trained already. Does not own: the rules for each phase's graph (rules/__init__.py), who begins
+with whose weights (dataflow/program.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from dataflow.adapters import Adapter
 from dataflow.errors import Fault, GraphWarning, Origin, nearest
 from dataflow.model import Model
 from dataflow.program import Program, models_of
@@ -27,6 +29,7 @@ def program_faults(program: Program) -> Iterator[Fault]:
         for model in models_of(phase.graph):
             first_use = first_uses.setdefault(model.name, (number, model))
             yield from _check_spec(program, first_use, number, model)
+            yield from _check_adapter(program, number, model)
         trained_now = _written_models(program, number)
         for name in phase.optimizers:
             yield from _check_optimizer(program, number, name, trained_now, trained_before)
@@ -49,6 +52,44 @@ def _check_spec(
                 origin=_line(program, number, model),
             )
             return  # the next phases are compared with the first, field by field
+
+
+def _check_adapter(program: Program, number: int, model: Model) -> Iterator[Fault]:
+    """An adapter that was trained before, and is another one or none now, or beside weights that
+    were trained before it.
+    """
+    weights = program.begins[number - 1].get(model.name)
+    if weights is None or not weights.is_adapter or model.follows is not None:
+        return
+    label = program.label(weights.phase)
+    earlier_models = models_of(program.phases[weights.phase - 1].graph)
+    earlier = next(each.adapter for each in earlier_models if each.name == weights.model)
+    base_weights = program.begins[weights.phase - 1].get(weights.model)
+    if not _goes_on(earlier, model.adapter):
+        problem = f"expected adapter={earlier}, as in {label}, since it goes on"
+        problem += f", found {model.adapter or 'none'}"
+        fix = f"adapter={earlier}, or another name for this Model"
+    elif base_weights is not None and not base_weights.is_adapter:
+        trainer = program.label(base_weights.phase)
+        problem = f"its adapter of {label} is beside weights that {trainer} trained, and this phase"
+        problem += " would begin with those of its base"
+        fix = f"a run of its own, whose base is what {trainer} left"
+    else:
+        return
+    yield Fault(
+        rule="program",
+        where=f"{program.label(number)}, Model {model.name!r}",
+        problem=problem,
+        fix=fix,
+        origin=_line(program, number, model),
+    )
+
+
+def _goes_on(earlier: Adapter, now: Adapter) -> bool:
+    """Whether a phase's adapter is that of an earlier phase, wherever that began."""
+    if earlier is None or now is None:
+        return False
+    return replace(now, start=earlier.start) == earlier
 
 
 def _check_optimizer(

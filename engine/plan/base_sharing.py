@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dataflow.carried_weights import Carried
 from dataflow.model import Model
 from engine.plan.cost.models import ModelCost, counted_dtype
 from engine.plan.plan import ModelUse, PlannedNode
@@ -28,6 +29,21 @@ class OwnedWeights:
 
     base: int = 0
     beside: int = 0
+
+
+def name_beginnings(
+    models: Mapping[str, Model], carried: Mapping[str, Carried]
+) -> dict[str, Model]:
+    """The Models of a phase, each with a base that names the weights with which it begins: those
+    that an earlier phase has left are not those of the base, which others may have.
+    """
+    named_models = dict(models)
+    for name, weights in carried.items():
+        model = models.get(name)
+        if model is not None and not weights.is_adapter:
+            base = f"{model.base} as {weights.model} after phase {weights.phase}"
+            named_models[name] = replace(model, base=base, dtype=counted_dtype(model))
+    return named_models
 
 
 def find_owned_weights(

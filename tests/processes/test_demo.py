@@ -31,6 +31,19 @@ def test_the_demo_shows_graph_plan_progress_and_answers(tmp_path: Path) -> None:
     assert {"eval/exact_match", "eval/sampled/exact_match"} <= rows[-1].keys()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_the_demo_trains_an_adapter_beside_the_warm_start(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    words = ["--steps", 2, "--warm-steps", 2, "--adapter", 4, "--runs", tmp_path]
+    done = call_python("examples/demo.py", *words, cwd=ROOT, env={"COLUMNS": "120"}, timeout=460)
+    assert done.returncode == 0, done.stderr
+    assert "adapter/norm" in metrics(tmp_path / "demo")[-1]
+    saved = tmp_path / "demo" / "checkpoints" / "step_4" / "train_policy"
+    assert (saved / "adapter_model.safetensors").is_file()
+    assert "right answer" in done.stdout
+
+
 def test_no_word_is_in_two_splits() -> None:
     assert demo_task.held_out("Canid") == demo_task.held_out("cANID")
     share = sum(demo_task.held_out(f"word{i}") for i in range(2000)) / 2000

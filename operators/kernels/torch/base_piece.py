@@ -9,7 +9,6 @@ It travels as every piece does, by any route and to replicas that join later.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,7 @@ from torch import nn
 from dataflow.base_digest import base_digest
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
-from dataflow.model import Model
 from dataflow.model_files import folder_of
-from operators.kernels.torch.adapter_files import read_base_digest
 
 NAME = "base.digest"
 
@@ -37,22 +34,6 @@ def note_base(module: nn.Module, base: str) -> None:
 def find_base(module: nn.Module) -> str:
     """The digest that was noted; empty if none was."""
     return str(getattr(module, "base_digest", ""))
-
-
-def require_saved_base(model: Model, directory: Path) -> None:
-    """Raise KernelError if an adapter in a directory was trained beside another base than the
-    Model's, as far as both are known.
-    """
-    folder = folder_of(model.base)
-    if folder is None:
-        return
-    digest, saved = base_digest(folder), read_base_digest(directory)
-    if digest and saved and digest != saved:
-        raise KernelError(
-            f"Model {model.name!r}: expected an adapter that was trained beside its base"
-            f" {model.base}, digest {digest}, found in {directory} one of a base of digest {saved}."
-            " Fix: the base with which the run began."
-        )
 
 
 def base_pieces(module: nn.Module) -> list[Piece]:

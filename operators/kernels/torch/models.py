@@ -32,7 +32,7 @@ from dataflow.model_files import CONFIG, is_path, listing, near_directory, posit
 from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_trained, share_base
 from operators.kernels.torch.attention import ATTENTION
-from operators.kernels.torch.base_piece import find_base, note_base, require_saved_base, take_base
+from operators.kernels.torch.base_piece import find_base, note_base, take_base
 from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packing_trial import require_packable
 from operators.kernels.torch.parallel import part_like
@@ -225,9 +225,7 @@ def restore_model(module: nn.Module, model: Model, directory: Path | str) -> Non
 def read_pieces(model: Model, directory: Path | str, device: torch.device) -> Iterable[Piece]:
     """Read the weights that `save_model` wrote for this Model: those that are trained."""
     if model.adapter is not None:
-        pieces_of_adapter = read_adapter(model, Path(directory))
-        require_saved_base(model, Path(directory))
-        return pieces_of_adapter
+        return read_adapter(model, Path(directory))
     saved = replace(model, base=str(directory))
     return pieces(load_model(saved, device))
 
