@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dataflow.set_expressions import edited
 from engine.api import rerun, resume, run
-from tests.kit import algorithms, run_graphs
+from tests.kit import algorithms, architectures, run_graphs
 from tests.kit.adapted_graphs import adapted
 from tests.kit.processes import KillWorkers
 from tests.kit.runs import (
     best_names,
     column,
     metrics,
+    require_alike,
     require_each_row_once,
     require_same_numbers,
     require_same_runs,
@@ -129,6 +132,19 @@ def test_episodes_are_made_with_the_adapter(tiny: TinyRuns) -> None:
     assert len(death.killed) == 2
     require_same_numbers(killed, whole)
     require_adapters_alone(killed)
+
+
+def test_experts_are_served_as_they_are_trained(tiny: TinyRuns, tmp_path: Path) -> None:
+    """They have weights of three dimensions, which no linear layer has."""
+    inputs = tmp_path / "inputs"
+    shutil.copytree(tiny.folder, inputs, ignore=shutil.ignore_patterns("model"))
+    architectures.tiny("qwen3_moe", inputs / "model")
+    graph = adapted(partial(algorithms.small, "grpo"), beta=0.1, minibatches=1)(inputs)
+    one = tiny.run(graph, 3, name="one")
+    assert max(column(one, "policy/mismatch/max")) < 1e-4
+    require_same_numbers(tiny.run(graph, 3, name="apart", workers="apart"), one)
+    split: dict[str, Any] = {"ranks": {"train_policy": 2}, "shard": True, "workers": "auto"}
+    require_alike(tiny.run(graph, 3, name="split", **split), one)
 
 
 def test_what_saves_memory_changes_no_bit(tiny: TinyRuns) -> None:

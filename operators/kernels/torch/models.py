@@ -32,7 +32,7 @@ from dataflow.model_files import CONFIG, is_path, listing, near_directory, posit
 from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_trained, share_base
 from operators.kernels.torch.attention import ATTENTION
-from operators.kernels.torch.base_piece import find_base, note_base, take_base
+from operators.kernels.torch.base_piece import find_base, note_base, require_saved_base, take_base
 from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packing_trial import require_packable
 from operators.kernels.torch.parallel import part_like
@@ -226,6 +226,8 @@ def read_pieces(model: Model, directory: Path | str, device: torch.device) -> It
     """Read the weights that `save_model` wrote for this Model: those that are trained."""
     if model.adapter is not None:
         return read_adapter(model, Path(directory))
+    if model.subset is not None:
+        require_saved_base(model, Path(directory))
     saved = replace(model, base=str(directory))
     return pieces(load_model(saved, device))
 
