@@ -63,7 +63,7 @@ class Recipe:
     batch: int = 32
     n: int = 8
     lr: float = 5e-4
-    adapter_lr: float = 5e-3
+    adapter_lr: float = 1.5e-3
     minibatches: int = 2
     adapter: int | None = None
     """The rank of the adapter that GRPO trains, at `adapter_lr`; None: it trains all weights."""

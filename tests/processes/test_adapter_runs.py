@@ -21,6 +21,7 @@ from dataflow.model import Model
 from dataflow.program import Program
 from engine.api import resume
 from operators.kernels.torch.base_piece import NAME
+from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.train import TorchTrain
 from tests.kit import algorithms, runs
 from tests.kit.adapted_graphs import adapted
@@ -176,11 +177,19 @@ class OfAnotherBase(TorchTrain):
             yield Piece(piece.name, changed)
 
 
-def with_train_kernel(graph: Graph, kernel: type[TorchTrain]) -> Graph:
+class KeepsItsFirst(TorchGenerate):
+    """Says that it has each version, and goes on with the adapter that it began with."""
+
+    def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
+        del pieces, rate
+        self._version = version
+
+
+def with_kernel(graph: Graph, work: str, kernel: type) -> Graph:
     path = f"{kernel.__module__}:{kernel.__name__}"
 
     def change(node: Any) -> Any:
-        if node.operator.work != "train":
+        if node.operator.work != work:
             return node
         kernels = dict.fromkeys(node.operator.kernels, path)
         return node.changed(operator=replace(node.operator, kernels=kernels))
@@ -189,18 +198,23 @@ def with_train_kernel(graph: Graph, kernel: type[TorchTrain]) -> Graph:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "message"),
+    ("work", "kernel", "message"),
     [
-        (Forgetful, "expected the adapter of 'policy' in version 0, found no weight"),
-        (OfAnotherBase, "expected weights that were trained beside it as it is here"),
+        ("train", Forgetful, "expected the adapter of 'policy' in version 0, found no weight"),
+        ("train", OfAnotherBase, "expected weights that were trained beside it as it is here"),
+        (
+            "decode",
+            KeepsItsFirst,
+            "rollout has version 1 of train_policy, bit for bit, but computes other",
+        ),
     ],
 )
 def test_a_reader_without_its_adapter_ends_the_run_by_version_1(
-    tiny: TinyRuns, kernel: type[TorchTrain], message: str
+    tiny: TinyRuns, work: str, kernel: type, message: str
 ) -> None:
     graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4))
     with pytest.raises(DataflowError, match=message):
-        tiny.run(with_train_kernel(graph, kernel), workers="apart")
+        tiny.run(with_kernel(graph, work, kernel), workers="apart")
 
 
 def test_a_subset_travels_alone(tiny: TinyRuns) -> None:
