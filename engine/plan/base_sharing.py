@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dataflow.carried_weights import Carried
 from dataflow.model import Model
 from engine.plan.cost.models import ModelCost, counted_dtype
 from engine.plan.plan import ModelUse, PlannedNode
+from engine.plan.planned_phase import PlannedPhase
 from engine.plan.profiled_passes import kernel_family
 
 Base = tuple[str, str, str]
@@ -31,14 +31,14 @@ class OwnedWeights:
     beside: int = 0
 
 
-def name_beginnings(
-    models: Mapping[str, Model], carried: Mapping[str, Carried]
-) -> dict[str, Model]:
-    """The Models of a phase, each with a base that names the weights with which it begins: those
+def name_beginnings(models: Mapping[str, Model], phase: PlannedPhase | None) -> dict[str, Model]:
+    """The Models of a phase, or of a graph alone, each with a base that names the weights with which it begins: those
     that an earlier phase has left are not those of the base, which others may have.
     """
     named_models = dict(models)
-    for name, weights in carried.items():
+    if phase is None:
+        return named_models
+    for name, weights in phase.carried.items():
         model = models.get(name)
         if model is not None and not weights.is_adapter:
             base = f"{model.base} as {weights.model} after phase {weights.phase}"

@@ -26,8 +26,7 @@ def why_weights_stay(draft: Draft, node: PlannedNode) -> str:
     for use in node.models:
         if models[use.model].rate != 1.0:
             return f"{use.model!r} moves towards another Model's weights, on its device"
-    carried = draft.phase.carried if draft.phase else {}
-    name = find_shared_base(draft.nodes, name_beginnings(models, carried), node)
+    name = find_shared_base(draft.nodes, name_beginnings(models, draft.phase), node)
     return f"{name!r} has its base's weights together with other Models" if name else ""
 
 

@@ -47,7 +47,7 @@ def test_deaths_of_writer_and_replica_change_no_number_and_no_best_version(
     tiny: TinyRuns, route: str
 ) -> None:
     make = adapted(run_graphs.evaluated, keep_best=1)
-    chunks = {"chunks": {"rollout": 2}}
+    chunks: dict[str, Any] = {"chunks": {"rollout": 2}}
     whole = tiny.run(make, 5, name="whole", **chunks)
     death = KillWorkers({2: "rollout-1", 3: "train_policy"})
     apart: dict[str, Any] = {"workers": "apart", "replicas": {"rollout": 2}, "weights": route}

@@ -205,7 +205,7 @@ def with_kernel(graph: Graph, work: str, kernel: type) -> Graph:
         (
             "decode",
             KeepsItsFirst,
-            "rollout has version 1 of train_policy, bit for bit, but computes other",
+            "rollout has version 1 of train_policy, bit for bit, but",
         ),
     ],
 )

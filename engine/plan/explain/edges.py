@@ -83,8 +83,7 @@ def _count_sharers(plan: Plan) -> dict[str, int]:
         model = planned_model(plan, planned.name)
         if model is not None:
             models[model.name] = model
-    carried = plan.phase.carried if plan.phase else {}
-    return count_sharers(plan.nodes, name_beginnings(models, carried))
+    return count_sharers(plan.nodes, name_beginnings(models, plan.phase))
 
 
 def _list_parts(plan: Plan, planned: PlannedModel, sharers: int) -> Iterator[str]:

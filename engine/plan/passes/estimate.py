@@ -107,7 +107,7 @@ class _Cost:
             name: declared_device_columns(node.schemas) for name, node in self._nodes.items()
         }
         self._column_bytes = {name: self._size_columns(n) for name, n in self._nodes.items()}
-        begun_models = name_beginnings(self._models, draft.phase.carried if draft.phase else {})
+        begun_models = name_beginnings(self._models, draft.phase)
         self._owned = find_owned_weights(draft.nodes, begun_models, self.model_costs)
         self._routes = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}
         self._pulling = frozenset(_find_pulling(draft))
