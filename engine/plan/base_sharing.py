@@ -32,8 +32,8 @@ class OwnedWeights:
 
 
 def name_beginnings(models: Mapping[str, Model], phase: PlannedPhase | None) -> dict[str, Model]:
-    """The Models of a phase, or of a graph alone, each with a base that names the weights with which it begins: those
-    that an earlier phase has left are not those of the base, which others may have.
+    """The Models of a phase, or of a graph alone, each with a base that names the weights with
+    which it begins: those that an earlier phase has left are not the base's, which others may have.
     """
     named_models = dict(models)
     if phase is None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from dataflow.program import Program
 from dataflow.set_expressions import edited
 from engine.api import rerun, resume, run
-from tests.kit import algorithms, architectures, run_graphs
+from tests.kit import algorithms, architectures, run_graphs, run_programs
 from tests.kit.adapted_graphs import adapted
 from tests.kit.processes import KillWorkers
 from tests.kit.runs import (
@@ -98,6 +99,23 @@ def test_followers_move_as_in_one_process_after_deaths_and_resumed(tiny: TinyRun
     require_adapters_alone(killed)
     half = tiny.run(make, 3, name="half", workers="apart")
     require_same_numbers(resume(half.folder, steps=6), whole)
+
+
+def test_a_later_phase_begins_with_the_adapter_and_a_copy_of_it(tiny: TinyRuns) -> None:
+    """At its first Step policy and copy are one; after it they are not."""
+    warm = adapted(run_programs.warm)(tiny.folder)
+    reinforced = adapted(run_programs.reinforced)(tiny.folder)
+    program = Program((warm, 2), (reinforced, 3))
+    whole = tiny.run(program, None, name="whole")
+    divergences = column(whole, "policy/kl_reference")[2:]
+    assert divergences[0] == pytest.approx(0.0, abs=1e-6)
+    assert divergences[-1] > 1e-5
+    death = KillWorkers({2: "train_policy", 4: "train_policy"})
+    apart: dict[str, Any] = {"workers": "apart", "checkpoint_every": 1}
+    killed = tiny.run(program, None, name="killed", on_step=[death], **apart)
+    assert len(death.killed) == 2
+    require_same_numbers(killed, whole)
+    require_adapters_alone(killed)
 
 
 def test_an_ordered_step_in_parts_has_the_same_bits_after_deaths_and_resumed(
