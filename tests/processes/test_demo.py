@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,13 @@ def test_the_demo_shows_graph_plan_progress_and_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @pytest.mark.timeout(480)
 def test_the_demo_trains_an_adapter_beside_the_warm_start(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
+    peft = pytest.importorskip("peft")
     words = ["--steps", 2, "--warm-steps", 2, "--adapter", 4, "--runs", tmp_path]
-    done = call_python("examples/demo.py", *words, cwd=ROOT, env={"COLUMNS": "120"}, timeout=460)
+    where: dict[str, Any] = {"cwd": ROOT, "path": [Path(peft.__file__).parents[1]]}
+    done = call_python("examples/demo.py", *words, env={"COLUMNS": "120"}, timeout=460, **where)
     assert done.returncode == 0, done.stderr
     assert "adapter/norm" in metrics(tmp_path / "demo")[-1]
     saved = tmp_path / "demo" / "checkpoints" / "step_4" / "train_policy"

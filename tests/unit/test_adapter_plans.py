@@ -166,6 +166,17 @@ def test_a_kernel_takes_adapters_up_to_its_highest_rank(base: str) -> None:
     assert VLLM.adapter_ranks[-1] == 512
 
 
+def test_a_plan_without_peft_says_what_is_missing(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.plan.passes.kernels._ADAPTER_PACKAGE", "no_such_package")
+    message = (
+        "torch: package no_such_package, which makes the adapter of 'policy', is not installed"
+    )
+    with pytest.raises(PlanError, match=message):
+        planned(small_grpo(base, lora(rank=4)))
+
+
 def with_needs(graph: Graph, needs: Needs) -> Graph:
     """The graph whose generations by vLLM need this, and are installed."""
 
