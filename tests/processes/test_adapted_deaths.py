@@ -61,6 +61,22 @@ def test_deaths_of_writer_and_replica_change_no_number_and_no_best_version(
     require_adapters_alone(killed)
 
 
+def test_split_ranks_go_on_after_a_death_and_as_one(tiny: TinyRuns) -> None:
+    make = adapted(run_graphs.evaluated, keep_best=1)
+    two: dict[str, Any] = {"ranks": {"train_policy": 2}, "shard": True, "workers": "auto"}
+    places = {"train_policy": "first,second", "rollout": "gen"}
+    usual: dict[str, Any] = {"checkpoint_every": 1, "pin": places}
+    split = tiny.run(make, 3, name="split", **two, **usual)
+    death = KillWorkers({2: "second"})
+    killed = tiny.run(make, 3, name="killed", on_step=[death], **two, **usual)
+    assert len(death.killed) == 1
+    require_same_numbers(killed, split)
+    require_adapters_alone(killed)
+    half = tiny.run(make, 1, name="half", **two)
+    resume(half.folder, steps=3, ranks={}, shard=False)
+    require_alike(half, tiny.run(make, 3, name="one"))
+
+
 def test_with_a_lag_an_interrupted_generator_that_dies_goes_on(tiny: TinyRuns) -> None:
     death = KillWorkers({2: "rollout-0", 4: "rollout-1"})
     graph = edited(
