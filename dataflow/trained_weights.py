@@ -31,17 +31,22 @@ class TrainedPart:
     """What a Model trains where that is not all of it. parameters: of these weights, and so of a
     version. is_added: whether they are beside those of the base. layers: decoder layers that a
     backward pass goes through. own_share: of what it goes through, the share that has gradients of
-    its own.
+    its own. mergeable: parameters of the base's matrices into which an adapter can be merged.
     """
 
     parameters: int
     layers: int
     is_added: bool = False
     own_share: float = 0.0
+    mergeable: int = 0
 
     def scaled(self, part: int, whole: int) -> TrainedPart:
         """What a rank trains that has so many parameters of a whole base."""
-        return replace(self, parameters=-(-self.parameters * part // whole))
+        return replace(
+            self,
+            parameters=-(-self.parameters * part // whole),
+            mergeable=-(-self.mergeable * part // whole),
+        )
 
 
 def count_trained_part(model: Model, shapes: Shapes, head: int) -> TrainedPart | None:
@@ -96,13 +101,16 @@ def find_subset(subset: WeightSubset, names: Iterable[str], layers: int) -> list
 
 
 def _count_adapter(adapter: Lora, shapes: Shapes, layers: int, heads: int) -> TrainedPart:
-    parameters, first = heads, layers
+    parameters, first, mergeable = heads, layers, 0
     for path, shape in _list_matrices(shapes).items():
         if _is_target(adapter, path):
             *experts, rows, columns = shape
             parameters += prod(experts) * adapter.rank * (rows + columns)
+            mergeable += prod(shape)
             first = min(first, _layer_of(f"{path}.") or 0)
-    return TrainedPart(parameters=parameters, layers=layers - first, is_added=True)
+    return TrainedPart(
+        parameters=parameters, layers=layers - first, is_added=True, mergeable=mergeable
+    )
 
 
 def _count_subset(subset: WeightSubset, shapes: Shapes, layers: int, heads: int) -> TrainedPart:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from dataflow.limits import choice, number, texts, whole
+from dataflow.limits import choice, flag, number, texts, whole
 from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.node import Node, Port
@@ -55,6 +55,7 @@ GENERATE = Operator(
         "max_lag": whole(0, like=0),
         "on_update": choice("interrupt", "drain"),
         "sampler": choice("keyed", "vllm"),
+        "merge": flag(),
     },
 )
 
@@ -76,6 +77,7 @@ def generate(
     max_lag: int = 0,
     on_update: Literal["interrupt", "drain"] = "interrupt",
     sampler: Literal["keyed", "vllm"] = "keyed",
+    merge: bool = False,
     weight: Port[Weight] | None = None,
     name: str = "generate",
 ) -> Port[Rollout]:
@@ -94,10 +96,14 @@ def generate(
     may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt running
     rows (their tokens stay, each with its version) or wait for them. sampler: `keyed` draws each
     token by seed, node, row and place, so that all kernels write the same tokens; `vllm` is vLLM's
-    own, with a seed for each row, and takes neither top_k nor top_p. weight: how much each prompt's
-    answers are expected to take, heavier ones first: `weight_of(scores(ranker, tasks))`, a column
-    of the data, or any Weight of the prompt's rows. It changes the order of work and no row;
-    without it, the tokens that are known count.
+    own, with a seed for each row, and takes neither top_k nor top_p. merge: whether it computes
+    with the policy's adapter merged into copies of the matrices that have one, in float32 from the
+    base for each version, and rounded last: nothing is computed beside them then, and in bfloat16
+    the rounding may be more than an early update. A version with which its log-probs are beyond
+    rounding from the trainer's ends the run. weight: how much each prompt's answers are expected to
+    take, heavier ones first: `weight_of(scores(ranker, tasks))`, a column of the data, or any
+    Weight of the prompt's rows. It changes the order of work and no row; without it, the tokens
+    that are known count.
     """
     params = {
         "n": n,
@@ -112,8 +118,11 @@ def generate(
         "max_lag": max_lag,
         "on_update": on_update,
         "sampler": sampler,
+        "merge": merge,
     }
-    schema = TruncatedRollout if truncates(temperature, top_p, top_k) else Rollout
+    schema = Rollout
+    if truncates(temperature, top_p, top_k):
+        schema = TruncatedRollout
     inputs = weighted_inputs(prompt, weight)
     return Node(
         GENERATE, name, states={"policy": policy}, inputs=inputs, params=params, schemas=(schema,)

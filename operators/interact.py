@@ -27,9 +27,9 @@ from operators.environments import as_environment
 from operators.generate import GENERATE, WEIGHT, truncates, tuple_of_stops, weighted_inputs
 
 _SHARED_LIMITS = (
-    *("n", "max_tokens", "max_prompt_tokens", "overlong_prompt", "temperature", "top_p", "top_k"),
-    *("stop", "max_lag", "on_update", "sampler"),
-)
+    "n", "max_tokens", "max_prompt_tokens", "overlong_prompt", "temperature", "top_p", "top_k",
+    "stop", "max_lag", "on_update", "sampler", "merge",
+)  # fmt: skip
 """Parameters that mean what they mean to `generate`."""
 
 _PROMPT = Input(
@@ -108,6 +108,7 @@ def interact(
     max_lag: int = 0,
     on_update: Literal["interrupt", "drain"] = "interrupt",
     sampler: Literal["keyed", "vllm"] = "keyed",
+    merge: bool = False,
     reset_timeout: float = 60.0,
     step_timeout: float = 60.0,
     timeout: float = 1800.0,
@@ -173,6 +174,7 @@ def interact(
         "max_lag": max_lag,
         "on_update": on_update,
         "sampler": sampler,
+        "merge": merge,
         "reset_timeout": reset_timeout,
         "step_timeout": step_timeout,
         "timeout": timeout,

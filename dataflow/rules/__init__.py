@@ -81,6 +81,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     implausible_values.repeated_settings,
     implausible_values.followers_that_stand_still,
     adapters.low_rates,
+    adapters.narrow_merges,
     misspelt_columns.optional_columns,
     unused_settings.unused_lags,
     unused_settings.held_back_lags,

@@ -1,7 +1,8 @@
-"""Adapters and subsets: what they name is in the base, and what they begin with can be taken.
+"""Adapters and subsets: what they name is in the base, what they begin with can be taken, and what
+is merged is there.
 
-Owns: these faults, and the warning about rates. Does not own: what is refused for itself
-(dataflow/adapters.py), placements and kernels (engine/plan/checks/adapters.py), the files
+Owns: these faults, and the warnings about rates and merging. Does not own: what is refused for
+itself (dataflow/adapters.py), placements and kernels (engine/plan/passes), the files
 (adapter_config.py, model_files.py).
 """
 
@@ -15,8 +16,10 @@ from dataflow.adapter_config import find_adapter_complaint, find_base_complaint
 from dataflow.adapters import ALL_LINEAR
 from dataflow.errors import DataError, Fault, GraphWarning
 from dataflow.model import Model
+from dataflow.model_dtype import ComputedDtype, find_dtype
 from dataflow.model_files import folder_of, stored_weights
-from dataflow.rules.context import Context, node_models, warning_at
+from dataflow.node import Node
+from dataflow.rules.context import Context, fault_at, node_models, warning_at
 from dataflow.schedule import Schedule
 from dataflow.trained_weights import (
     Shapes,
@@ -31,7 +34,11 @@ _LOW_RATE = 1e-5
 
 
 def check_adapters(context: Context) -> Iterator[Fault]:
-    """Targets and parts that no weight of the base has; adapters that no Model can begin with."""
+    """Targets and parts that no weight of the base has; adapters that no Model can begin with;
+    generations that merge an adapter, and whose Model has none.
+    """
+    for node in context.graph.nodes:
+        yield from _check_merge(node)
     for model in context.models:
         if model.follows is not None:
             continue  # its leader's
@@ -39,6 +46,18 @@ def check_adapters(context: Context) -> Iterator[Fault]:
         shapes = _read_shapes(model)
         if shapes:
             yield from _check_names(model, shapes)
+
+
+def _check_merge(node: Node) -> Iterator[Fault]:
+    if node.operator.work != "decode" or node.params.get("merge") is not True:
+        return
+    for model in node_models(node):
+        if model.adapter is None:
+            problem = (
+                f"merge=True merges an adapter into its base, and Model {model.name!r} has none"
+            )
+            fix = "merge=False, or Model(..., adapter=lora(rank=16))"
+            yield fault_at(node, "adapters", problem, fix)
 
 
 def low_rates(context: Context) -> Iterator[GraphWarning]:
@@ -56,6 +75,31 @@ def low_rates(context: Context) -> Iterator[GraphWarning]:
                     " reinforcement, 1e-4 to 2e-4 for demonstrations"
                 )
                 yield warning_at(node, "low_adapter_rate", problem, "lr=1e-4, or lr=2e-5")
+
+
+def narrow_merges(context: Context) -> Iterator[GraphWarning]:
+    """Adapters that are merged in bfloat16, in which early updates are rounded away."""
+    for node in context.graph.nodes:
+        if node.operator.work != "decode" or node.params.get("merge") is not True:
+            continue
+        for model in node_models(node):
+            if model.adapter is not None and _find_dtype(model) == "bfloat16":
+                problem = (
+                    f"merge=True rounds each weight of {model.name!r} to bfloat16, of which a fresh"
+                    " adapter's updates are less than the last digit: the sampler stays behind the"
+                    " trainer by most of them (generate/merge_error)"
+                )
+                yield warning_at(node, "merged_in_bfloat16", problem, "merge=False")
+
+
+def _find_dtype(model: Model) -> ComputedDtype | None:
+    """What a Model computes in; None where its base is not here, or cannot be read, which others
+    report.
+    """
+    try:
+        return find_dtype(model)
+    except (DataError, OSError):
+        return None
 
 
 def _greatest_rate(rate: Any) -> float | None:

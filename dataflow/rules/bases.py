@@ -163,7 +163,8 @@ def _find_missing(folder: Path) -> Iterator[Complaint]:
         yield (
             f"expected a whole model in {folder}, found an adapter (PEFT), which has no weights of"
             " its own model",
-            "merge it into its model (merge_and_unload of PEFT), save that, and name its directory",
+            f"the adapter's own base, with adapter=lora(..., start={str(folder)!r}); or dataflow"
+            f" merge {folder} OUT, and OUT as the base",
         )
         return
     for name in (CONFIG, TOKENIZER_CONFIG):

@@ -1,6 +1,6 @@
 """Programs: what is wrong, or looks wrong, between the phases of one.
 
-Owns: specs and adapters of Models that phases share, optimizers that go on, Models at a base that
+Owns: specs of Models that phases share, adapters and optimizers that go on, Models at a base that
 was trained already. Does not own: the rules for each phase's graph (rules/__init__.py), who begins
 with whose weights (dataflow/program.py).
 """
@@ -8,9 +8,7 @@ with whose weights (dataflow/program.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from dataflow.adapters import Adapter
 from dataflow.errors import Fault, GraphWarning, Origin, nearest
 from dataflow.model import Model
 from dataflow.program import Program, models_of
@@ -25,12 +23,16 @@ def program_faults(program: Program) -> Iterator[Fault]:
     """Models of one name that cannot share weights; optimizers that cannot go on."""
     first_uses: dict[str, tuple[int, Model]] = {}
     trained_before: set[str] = set()
+    last_trained: dict[str, tuple[int, Model]] = {}
     for number, phase in enumerate(program.phases, start=1):
+        trained_now = _written_models(program, number)
         for model in models_of(phase.graph):
             first_use = first_uses.setdefault(model.name, (number, model))
             yield from _check_spec(program, first_use, number, model)
-            yield from _check_adapter(program, number, model)
-        trained_now = _written_models(program, number)
+            if model.name in last_trained:
+                yield from _check_adapter(program, last_trained[model.name], number, model)
+            if model.name in trained_now:
+                last_trained[model.name] = number, model
         for name in phase.optimizers:
             yield from _check_optimizer(program, number, name, trained_now, trained_before)
         trained_before |= trained_now
@@ -54,42 +56,59 @@ def _check_spec(
             return  # the next phases are compared with the first, field by field
 
 
-def _check_adapter(program: Program, number: int, model: Model) -> Iterator[Fault]:
-    """An adapter that was trained before, and is another one or none now, or beside weights that
-    were trained before it.
+def _check_adapter(
+    program: Program, earlier: tuple[int, Model], number: int, model: Model
+) -> Iterator[Fault]:
+    """An adapter that goes on is the one that was trained; without one a Model begins merged, and
+    has another optimizer.
     """
-    weights = program.begins[number - 1].get(model.name)
-    if weights is None or not weights.is_adapter or model.follows is not None:
+    trained_number, trained = earlier
+    where = f"{program.label(number)}, Model {model.name!r}"
+    origin = _line(program, number, model)
+    if trained.adapter is None:
         return
-    label = program.label(weights.phase)
-    earlier_models = models_of(program.phases[weights.phase - 1].graph)
-    earlier = next(each.adapter for each in earlier_models if each.name == weights.model)
-    base_weights = program.begins[weights.phase - 1].get(weights.model)
-    if not _goes_on(earlier, model.adapter):
-        problem = f"expected adapter={earlier}, as in {label}, since it goes on"
-        problem += f", found {model.adapter or 'none'}"
-        fix = f"adapter={earlier}, or another name for this Model"
-    elif base_weights is not None and not base_weights.is_adapter:
-        trainer = program.label(base_weights.phase)
-        problem = f"its adapter of {label} is beside weights that {trainer} trained, and this phase"
-        problem += " would begin with those of its base"
-        fix = f"a run of its own, whose base is what {trainer} left"
-    else:
+    if model.adapter == trained.adapter:
+        yield from _check_beside(program, trained_number, number, model)
         return
+    if model.adapter is not None:
+        expected = f"expected {trained.adapter}, which {program.label(trained_number)} trained"
+        yield Fault(
+            rule="program",
+            where=where,
+            problem=f"{expected}, since its weights go on, found {model.adapter}",
+            fix=f"adapter={trained.adapter}, or no adapter=, and it begins with that one merged",
+            origin=origin,
+        )
+    elif model.name in program.phases[number - 1].optimizers:
+        yield Fault(
+            rule="program",
+            where=where,
+            problem="it begins with its adapter merged, of whose matrices an optimizer cannot go on"
+            " with whole weights",
+            fix="leave it out of optimizers=, or the same adapter=",
+            origin=origin,
+        )
+
+
+def _check_beside(
+    program: Program, trained_number: int, number: int, model: Model
+) -> Iterator[Fault]:
+    """An adapter that goes on, and was beside weights that a phase before it had trained."""
+    beside = program.begins[trained_number - 1].get(model.name)
+    if beside is None or beside.is_adapter:
+        return
+    trainer = program.label(beside.phase)
+    problem = (
+        f"its adapter of {program.label(trained_number)} is beside weights that {trainer} trained,"
+        " and this phase would begin with those of its base"
+    )
     yield Fault(
         rule="program",
         where=f"{program.label(number)}, Model {model.name!r}",
         problem=problem,
-        fix=fix,
+        fix=f"a run of its own, whose base is what {trainer} left",
         origin=_line(program, number, model),
     )
-
-
-def _goes_on(earlier: Adapter, now: Adapter) -> bool:
-    """Whether a phase's adapter is that of an earlier phase, wherever that began."""
-    if earlier is None or now is None:
-        return False
-    return replace(now, start=earlier.start) == earlier
 
 
 def _check_optimizer(

@@ -40,6 +40,7 @@ COMMANDS = {
     "runs": "list run folders: how far each is, and how it ended",
     "top": "show what a run does, live or afterwards: who waits for whom",
     "diff": "show what changes from one graph, or run, to another",
+    "merge": "merge an adapter into its base, and write a whole model",
     "test": "test what an operator or a loss promises, on generated rows",
     "init": "make a small project of your own that runs as it is",
     "graphs": "list the algorithms that come with it, or print one's file",

@@ -24,11 +24,13 @@ Base = tuple[str, str, str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedWeights:
     """Parameters that a node counts. base: of a base, or of a module that shares none. beside: what
-    a Model has beside its base: an adapter, a subset, a head.
+    a Model has beside its base: an adapter, a subset, a head. merged: copies of the base's matrices
+    into which its adapter is merged.
     """
 
     base: int = 0
     beside: int = 0
+    merged: int = 0
 
 
 def name_beginnings(models: Mapping[str, Model], phase: PlannedPhase | None) -> dict[str, Model]:
@@ -40,7 +42,8 @@ def name_beginnings(models: Mapping[str, Model], phase: PlannedPhase | None) -> 
         return named_models
     for name, weights in phase.carried.items():
         model = models.get(name)
-        if model is not None and not weights.is_adapter:
+        # An adapter that a Model no longer has is merged into its weights.
+        if model is not None and not (weights.is_adapter and model.adapter):
             base = f"{model.base} as {weights.model} after phase {weights.phase}"
             named_models[name] = replace(model, base=base, dtype=counted_dtype(model))
     return named_models
@@ -65,13 +68,20 @@ def find_owned_weights(
             model, cost = models[use.model], costs[use.model]
             if not shares_base(model, node):
                 part = cost.part(node.layout.tensor)
-                owned[node.name] = OwnedWeights(base=(part.parameters or 0) + part.added)
+                # An engine that merges has the merged matrices in the place of the base's.
+                parameters = part.parameters or 0
+                if not use.merged:
+                    parameters += part.added
+                owned[node.name] = OwnedWeights(base=parameters)
                 continue
             bases = set(_bases_of(node, model))
             missing = bases - counted_bases
             counted_bases |= bases
             base = max((sizes[each] for each in missing), default=0)
-            owned[node.name] = OwnedWeights(base=base, beside=cost.beside)
+            merged = 0
+            if use.merged:
+                merged = cost.mergeable
+            owned[node.name] = OwnedWeights(base=base, beside=cost.beside, merged=merged)
     return owned
 
 

@@ -44,6 +44,8 @@ class ModelUse:
     """Whether a weight edge brings the Model's versions."""
     module: str = ""
     """Uses of one name in one Worker share a module (the writer's, for an alias)."""
+    merged: bool = False
+    """Whether the node computes with the Model's adapter merged into matrices of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

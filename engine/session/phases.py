@@ -2,7 +2,8 @@
 
     a phase begins with                          found in
     the weights that Models were left with       checkpoints/step_N of the Step at which the phase
-                                                 that changed them ended (a boundary)
+                                                 that changed them ended (a boundary); of an adapter
+                                                 that a Model no longer has, checkpoints/merged
     optimizers that go on                        the same
     everything else                              nowhere: it begins anew
 
@@ -31,6 +32,7 @@ from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
 from engine.session.attempts import RunFrame, StepHooks, has_passed, run_phase
+from engine.session.merged_beginnings import merge_beginnings
 from engine.session.run_beginning import Beginning
 from engine.session.run_result import Result
 from engine.session.weight_folders import weights_folder
@@ -157,7 +159,8 @@ def _read_place(checkpoint: StoredCheckpoint, phases: int) -> tuple[int, tuple[i
 
 def begin_phase(planned: AnyPlan, place: Standing, folder: RunFolder) -> Plan:
     """Add to the phase's plan the directories that its Models begin with, which are all intact.
-    Raises CheckpointError if one is not. A graph alone begins with its bases.
+    Raises CheckpointError if one is not, RunError if an adapter cannot be merged for a Model that
+    has none. A graph alone begins with its bases.
     """
     plan = planned.phases[place.number - 1]
     if plan.phase is None:
@@ -182,11 +185,13 @@ def begin_phase(planned: AnyPlan, place: Standing, folder: RunFolder) -> Plan:
     for name, weights in left.items():
         if weights.model == name:
             left_directories[name] = find_directory(weights)
+    assert plan.program is not None
+    starts = {name: find_directory(weights) for name, weights in carried.items()}
     phase = replace(
         plan.phase,
         boundaries=place.boundaries,
         pinned=tuple(sorted({*used_steps, *place.boundaries[-1:]})),
-        starts={name: find_directory(weights) for name, weights in carried.items()},
+        starts=merge_beginnings(plan.program, starts, folder.checkpoints),
         states=states,
         left=left_directories,
     )

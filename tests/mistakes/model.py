@@ -63,8 +63,8 @@ MISTAKES = (
         what="A LoRA adapter in place of a model",
         command=changed("--base model", "--base adapter"),
         change=adapter,
-        why="An adapter has no weights of its own model. Merge it first (`merge_and_unload` of"
-        " PEFT), and save the result.",
+        why="An adapter has no weights of its own model. Name its base, and begin with the adapter"
+        " (`start`), or merge it first.",
     ),
     Mistake(
         what="A model without a tokenizer",

@@ -20,6 +20,7 @@ from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.program import Program
 from engine.api import resume
+from engine.cli import main
 from operators.kernels.torch.base_piece import NAME
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.train import TorchTrain
@@ -80,6 +81,31 @@ def test_an_adapter_is_trained_and_the_base_stays(tiny: TinyRuns, workers: str) 
     saved = [Path(path).name for path in runs.weights(result)]
     assert set(saved) == {"adapter_model.safetensors"}
     assert any("weights/policy/load" in row for row in rows) == (workers == "apart")
+
+
+@pytest.mark.parametrize(("workers", "max_lag"), [("one", 0), ("one", 1), ("apart", 1)])
+def test_a_generation_merges_each_version(tiny: TinyRuns, workers: str, max_lag: int) -> None:
+    """In float32 its rows are those of the adapter beside its base, but for rounding."""
+    graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4), **ONE_UPDATE)
+    graph = algorithms.lagging(graph, max_lag)
+    rows = require_trained(tiny.run(merging(graph), workers=workers))
+    errors = [row["generate/merge_error"] for row in rows if "generate/merge_error" in row]
+    assert set(errors) == {0.0}
+    if not max_lag:
+        # What was sampled by the merged policy is what the trainer computes, at each version.
+        assert max(row["policy/mismatch/mean"] for row in rows) < 1e-4
+        assert rows[-1]["adapter/norm"] > 0.01
+
+
+def merging(graph: Graph) -> Graph:
+    """The graph whose generations merge their adapters."""
+
+    def change(node: Any) -> Any:
+        if not node.operator.traits.generates:
+            return node
+        return node.changed(params=node.params | {"merge": True})
+
+    return graph.map(change)
 
 
 def test_policy_and_critic_have_adapters_beside_one_base(tiny: TinyRuns) -> None:
@@ -159,6 +185,23 @@ def test_a_run_is_not_resumed_on_another_base(tiny: TinyRuns, tmp_path: Path, pa
         resume(first.folder, steps=2, accept_changes=True)
     model.write_bytes(content)
     assert resume(first.folder, steps=2, accept_changes=True).step == 2
+
+
+def test_a_later_phase_without_it_begins_with_it_merged(tiny: TinyRuns) -> None:
+    first = algorithms.small("sft", tiny.folder, adapter=lora(rank=4), lr=1e-2)
+    second = algorithms.small("grpo", tiny.folder, lr=1e-9, **ONE_UPDATE)
+    result = tiny.run(Program(Phase(first, steps=2), Phase(second, steps=1)), None)
+    rows = runs.metrics(result)
+    assert "adapter/norm" in rows[1]
+    assert "adapter/norm" not in rows[2]
+    # The reference is at the base, of which the policy has moved away.
+    assert rows[2]["policy/kl_reference"] > 1e-5
+    assert rows[2]["policy/mismatch/mean"] < 1e-4
+    (merged,) = (result.folder / "checkpoints/merged").iterdir()
+    alone = tiny.folder / "merged_by_hand"
+    adapter = result.folder / "checkpoints" / merged.name.replace("_train", "/train", 1)
+    assert main(["merge", str(adapter), str(alone)]) == 0
+    assert hash_of(merged) == hash_of(alone)
 
 
 class Forgetful(TorchTrain):

@@ -104,6 +104,56 @@ def test_each_worker_has_a_base_of_its_own(base: str) -> None:
         assert parts["own_weights"] == FLOAT * trained
 
 
+def merging(graph: Graph, **params: Any) -> Graph:
+    """The graph whose generation merges the adapter."""
+
+    def change(node: Node) -> Node:
+        if node.name != "rollout":
+            return node
+        return node.changed(params=dict(node.params) | {"merge": True} | params)
+
+    return graph.map(change)
+
+
+def test_a_generation_that_merges_has_the_merged_matrices_besides(base: str) -> None:
+    adapter = lora(rank=4, targets=("q_proj", "o_proj"))
+    parameters, trained = counts(base, trainable=True, adapter=adapter)
+    plan = planned(merging(small_grpo(base, adapter)))
+    writer, reader = plan.node("train_policy"), plan.node("rollout")
+    assert reader.estimate.bytes["merged"] == FLOAT * 2 * 2 * 32 * 32
+    assert reader.estimate.bytes["own_weights"] == FLOAT * trained
+    assert "weights" not in reader.estimate.bytes
+    assert writer.estimate.bytes["weights"] == FLOAT * parameters
+    assert (reader.models[0].module, plan.models[0].aliases) == ("policy merged", ())
+    assert re.search(r"own_weights \S+ \S+, merged 16\S* \S+", explain(plan, width=200))
+    assert "merged" not in explain(planned(small_grpo(base, adapter)), width=200)
+
+
+def test_what_merges_shares_no_module_with_what_does_not(base: str) -> None:
+    plan = apart(merging(small_grpo(base, lora(rank=4), max_lag=1)))
+    assert plan.node("rollout").models[0].module == "policy copy merged"
+
+
+def test_an_adapter_that_is_not_there_is_not_merged(base: str) -> None:
+    message = (
+        "generate 'rollout': merge=True merges an adapter into its base, and Model 'policy' has"
+        " none. Fix: merge=False, or Model(..., adapter=lora(rank=16))."
+    )
+    with pytest.raises(GraphError, match=re.escape(message)):
+        check(merging(small_grpo(base, None)), headers)
+
+
+def test_merging_in_bfloat16_is_doubtful(base: str) -> None:
+    graph = merging(small_grpo(base, lora(rank=4), lr=1e-4))
+    assert "merged_in_bfloat16" not in [w.rule for w in check(graph, headers).warnings]
+
+    def narrow(node: Node) -> Node:
+        states = {k: replace(state, dtype="bfloat16") for k, state in node.states.items()}
+        return node.changed(states=states)
+
+    assert "merged_in_bfloat16" in [w.rule for w in check(graph.map(narrow), headers).warnings]
+
+
 def graph_of_subset(base: str, part: Any) -> Graph:
     """A policy of which a part is trained, and a reference of its base."""
     policy = Model("policy", base, trainable=part)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataflow.adapters import Lora, lora
 from dataflow.carried_weights import Carried
 from dataflow.check import check
 from dataflow.diff import Difference
@@ -29,7 +30,7 @@ from dataflow.program_snapshot import identity, named_modules, read, write_snaps
 from dataflow.rules.programs import program_faults
 from dataflow.snapshot import fingerprint, from_json, to_json
 from graphs.sft import sft
-from operators.data import prompts
+from operators.data import demonstrations, prompts
 from operators.forward import logprobs, scores
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, supervised_loss
@@ -196,6 +197,28 @@ def test_unequal_specs_name_both_phases_and_the_field(field: str, value: str) ->
     expected = f"phase 2 'second', Model 'policy': expected {field}={was!r}, as in phase 1 'sft'"
     assert f"{expected}, since its weights go on, found {value!r}" in error
     assert f"Fix: {field}={was!r}, or another name for this Model." in error
+
+
+def adapted(adapter: Lora | None, **how: Any) -> Phase:
+    """Imitation by the policy with this adapter."""
+    model = Model("policy", BASE, trainable=True, adapter=adapter)
+    rows = demonstrations("demos.jsonl", batch=4)
+    return Phase(Graph("tuned", train(model, rows, loss=supervised_loss(), lr=1e-3)), 2, **how)
+
+
+def test_an_adapter_goes_on_as_it_was_or_merged() -> None:
+    first = adapted(lora(rank=4))
+    for second in (adapted(lora(rank=4)), adapted(None)):
+        assert check(Program(first, second), headers)
+    assert check(Program(adapted(None), first), headers)
+    error = refusal(lambda: check(Program(first, adapted(lora(rank=8))), headers))
+    assert (
+        "phase 2 'tuned', Model 'policy': expected lora(rank=4, alpha=32), which phase 1 'tuned'"
+        " trained, since its weights go on, found lora(rank=8, alpha=32). Fix:"
+        " adapter=lora(rank=4, alpha=32), or no adapter=, and it begins with that one merged."
+    ) in error
+    error = refusal(lambda: check(Program(first, adapted(None, optimizers=("policy",))), headers))
+    assert "it begins with its adapter merged" in error
 
 
 def policy_of(name: str) -> Model:

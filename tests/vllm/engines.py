@@ -62,6 +62,7 @@ SHORT = (
     EngineTests(kind="llama", ranks=1, slots=8, files=("contract", *ALONE), turns=(0,)),
     EngineTests(kind="qwen2", ranks=1, slots=64, files=("names", "agreement")),
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("adapter",), turns=(1,)),
+    EngineTests(kind="qwen2", ranks=1, slots=8, files=("merged",), turns=(2,)),
 )
 LONG = (
     EngineTests(kind="llama", ranks=2, slots=64, files=("agreement",)),

@@ -7,6 +7,8 @@ are shared, whether it all fits (engine/plan).
     weights         always                the first node of those that share a module, or a base
     own_weights     always                the first node of those that share a module on such a
                                           base: of an adapter, a subset, a head
+    merged          always                the first decode of those that share such a module with
+                                          merge=True: copies of the matrices that an adapter is in
     optimizer       always                train
     offloaded       always                train whose optimizer waits on the host, there; forward
                                           whose weights do, instead of these
@@ -49,6 +51,7 @@ from engine.plan.cost.models import Shape
 LASTING = (
     "weights",
     "own_weights",
+    "merged",
     "optimizer",
     "offloaded",
     "engine",

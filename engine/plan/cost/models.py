@@ -73,6 +73,13 @@ class ModelCost:
             return 0
         return self.trained.parameters
 
+    @property
+    def mergeable(self) -> int:
+        """Parameters of the base's matrices into which the Model's adapter can be merged."""
+        if self.trained is None:
+            return 0
+        return self.trained.mergeable
+
     def part(self, tensor: int) -> ModelCost:
         """The cost of one of so many tensor ranks; each has all embeddings, norms and head."""
         if tensor == 1 or self.shape is None:

@@ -51,9 +51,12 @@ class RunningKernel:
         return self.layout.offload == "weights" and self.is_on_gpu
 
 
-def weight_parts(parameters: int, kernel: RunningKernel, *, beside: int = 0) -> dict[str, int]:
+def weight_parts(
+    parameters: int, kernel: RunningKernel, *, beside: int = 0, merged: int = 0
+) -> dict[str, int]:
     """Bytes of one rank's weights, where they are between passes. parameters: that it counts of its
-    part; beside: of what the Model has beside its base.
+    part; beside: of what the Model has beside its base; merged: of copies of the base's matrices
+    with the adapter in them.
     """
     width = memory.WIDTHS[kernel.dtype]
     if kernel.has_waiting_weights:
@@ -63,6 +66,8 @@ def weight_parts(parameters: int, kernel: RunningKernel, *, beside: int = 0) -> 
         parts["weights"] = parameters * width
     if beside:
         parts["own_weights"] = beside * width
+    if merged:
+        parts["merged"] = merged * width
     return parts
 
 

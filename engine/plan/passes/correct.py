@@ -21,7 +21,7 @@ from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
 
-_OF_MODEL = ("weights", "own_weights", "optimizer")
+_OF_MODEL = ("weights", "own_weights", "merged", "optimizer")
 """Lasting parts of a kernel that a profile measures with the rest."""
 
 

@@ -161,7 +161,7 @@ class _Cost:
         parts: dict[str, int] = {}
         owned, kernel = self._owned.get(planned.name), self._find_kernel(planned, use)
         if owned is not None:
-            parts |= weight_parts(owned.base, kernel, beside=owned.beside)
+            parts |= weight_parts(owned.base, kernel, beside=owned.beside, merged=owned.merged)
             parts |= self._engine_parts(planned, owned.base * memory.WIDTHS[use.dtype])
         parts |= self._running_parts(planned, use, kernel)
         return divide_among_ranks(parts, planned.layout)

@@ -29,6 +29,7 @@ def share_modules(draft: Draft) -> Draft:
         models={model.name: model for model in draft.graph_models},
         carried=draft.phase.carried if draft.phase else {},
         unshared_kernels={n.name: _find_unshared_kernel(n, draft) for n in draft.nodes},
+        merging=frozenset(n.name for n in draft.nodes if _merges(n, draft)),
         writers=writers,
     )
     nodes: list[PlannedNode] = []
@@ -93,10 +94,19 @@ class _Rules:
     carried: Mapping[str, Carried]
     unshared_kernels: Mapping[str, str]
     """The kernel of each node that shares no module with other kernels; else empty."""
+    merging: frozenset[str]
+    """The nodes that compute with merged adapters."""
 
     def name_modules(self, node: PlannedNode, uses: Iterable[ModelUse]) -> PlannedNode:
         """The node with these uses, each with the name of its module."""
-        named_uses = (replace(use, module=self._name_module(node, use)) for use in uses)
+        named_uses: list[ModelUse] = []
+        for use in uses:
+            is_merged = node.name in self.merging and use.param != "tokenizer"
+            module = self._name_module(node, use)
+            if is_merged:
+                # Neither its writer's nor that of a node that computes with the adapter beside.
+                module += " merged"
+            named_uses.append(replace(use, module=module, merged=is_merged))
         return replace(node, models=tuple(named_uses))
 
     def _name_module(self, node: PlannedNode, use: ModelUse) -> str:
@@ -106,7 +116,7 @@ class _Rules:
         in other Workers all readers share a copy. A follower is one module in each Worker. A frozen
         Model, or copy, shares with every other of equal base, head, dtype and beginning. A kernel
         that can share with no other has one for each Model. A part of a module is shared by those
-        that have the same part.
+        that have the same part. What merges an adapter shares with what does so alone.
         """
         unshared_kernel = self.unshared_kernels[node.name]
         if unshared_kernel and use.param != "tokenizer":
@@ -201,6 +211,11 @@ def _plan_tables(
         yield PlannedModel(
             name=name, base="", writer=writer, readers=tuple(readers), aliases=aliases
         )
+
+
+def _merges(node: PlannedNode, draft: Draft) -> bool:
+    """Whether a node is asked to merge its Model's adapter."""
+    return bool(draft.graph.node(node.name).params.get("merge")) and node.work == "decode"
 
 
 def _find_unshared_kernel(node: PlannedNode, draft: Draft) -> str:

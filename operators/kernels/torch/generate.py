@@ -22,6 +22,8 @@ from operators.kernels.generating import Generating
 from operators.kernels.torch.compiled_layers import compile_layers
 from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.devices import rest, rise
+from operators.kernels.torch.merged_matrices import find_merged
+from operators.kernels.torch.merged_probe import require_agreement
 from operators.kernels.torch.models import (
     find_position_limit,
     load_pieces,
@@ -36,7 +38,8 @@ from operators.kernels.torch.static_rule import decodes_statically
 
 class TorchGenerate(Generating, Sleeper, Probeable):
     """Decodes with a Hugging Face module; decode.py explains how rows share slots, decode_step.py
-    where their keys are.
+    where their keys are. With merge=True its matrices have the Model's adapter merged into them;
+    generate/merge_error is the share of each version's update that rounding takes from them.
     """
 
     def _start(self) -> None:
@@ -46,7 +49,9 @@ class TorchGenerate(Generating, Sleeper, Probeable):
                 f"{self._node.name}: expected sampler='keyed', found {self._sampler!r}. Fix:"
                 f" sampler='keyed', or --kernel {self._node.name}={self._sampler}."
             )
-        self._module: Any = open_module(self._session, model)
+        is_merged = bool(self._node.params.get("merge"))
+        self._module: Any = open_module(self._session, model, is_merged=is_merged)
+        self._require_agreement()
         if self._layout.compiled:
             compile_layers(self._module)
         self._device = next(self._module.parameters()).device
@@ -68,9 +73,28 @@ class TorchGenerate(Generating, Sleeper, Probeable):
         yield from super().run(chunk)
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Copy these weights, or move towards them; no pieces if the shared module has them."""
-        load_pieces(self._module, pieces, rate)
+        """Copy these weights, or move towards them; no pieces if the shared module has them. Raises
+        KernelError if they are merged, and compute other log-probs than unmerged.
+        """
+        count = load_pieces(self._module, pieces, rate)
         self._version = version
+        if count:
+            self._require_agreement()
+            self._report_merge()
+
+    def _report_merge(self) -> None:
+        merged = find_merged(self._module)
+        if merged is not None:
+            self._session.metric("generate/merge_error", merged.measure_error())
+
+    def _require_agreement(self) -> None:
+        require_agreement(
+            self._module,
+            self._model,
+            node=self._node.name,
+            version=self._version,
+            seed=self._session.seed,
+        )
 
     def save(self, directory: Path) -> None:
         """Write the Model as a Hugging Face directory (a follower's weights are only here)."""
@@ -79,6 +103,7 @@ class TorchGenerate(Generating, Sleeper, Probeable):
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""
         restore_model(self._module, self._model, directory)
+        self._require_agreement()
 
     @property
     def vocabulary(self) -> int:

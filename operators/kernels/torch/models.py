@@ -34,6 +34,7 @@ from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_tra
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.base_piece import find_base, note_base, require_saved_base, take_base
 from operators.kernels.torch.host_memory import keep_freed_memory
+from operators.kernels.torch.merged_matrices import merge_adapter, merge_again
 from operators.kernels.torch.packing_trial import require_packable
 from operators.kernels.torch.parallel import part_like
 from operators.kernels.torch.saving import exact_folder
@@ -49,12 +50,22 @@ with contextlib.suppress(ImportError):
     get_checkpoint_conversion_mapping("")
 
 
-def open_module(session: Session, model: Model, *, is_split: bool = False) -> PreTrainedModel:
+def open_module(
+    session: Session, model: Model, *, is_split: bool = False, is_merged: bool = False
+) -> PreTrainedModel:
     """Return the module of a Model that the plan lets a kernel use, loaded by the first kernel; all
     Models that leave their base as it is have it in memory once. is_split: each rank will keep a
-    part of it, so that it shares no weight. Raises as `load_model`.
+    part of it, so that it shares no weight. is_merged: it computes with the adapter merged into
+    matrices of its own (merged_matrices.py). Raises as `load_model`.
     """
-    return session.module(model, lambda: _load_for(session, model, is_split))
+
+    def make() -> PreTrainedModel:
+        module = _load_for(session, model, is_split)
+        if is_merged:
+            merge_adapter(module)
+        return module
+
+    return session.module(model, make)
 
 
 def _load_for(session: Session, model: Model, is_split: bool) -> PreTrainedModel:
@@ -251,7 +262,8 @@ def whole_pieces(module: nn.Module) -> Iterator[Piece]:
 
 
 def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.0) -> int:
-    """Copy weights into the module, in place. Returns the number of pieces. No pieces: no change.
+    """Copy weights into the module, in place, and merge them where it computes with merged ones.
+    Returns the number of pieces. No pieces: no change.
 
     rate: how far the weights move towards the new ones; 1.0 copies. A tied weight may come under
     any of its names, and moves once. Raises KernelError for an unknown name, a different shape, or
@@ -275,6 +287,7 @@ def load_pieces(module: nn.Module, new_pieces: Iterable[Piece], rate: float = 1.
             f"expected all weights, found {len(done)}: {left[0]} did not come. Fix: send all"
             " pieces."
         )
+    merge_again(module)
     return len(new_pieces)
 
 

@@ -27,6 +27,7 @@ from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapters import describe_adapter
 from operators.kernels.torch.base_piece import find_base, take_base
 from operators.kernels.vllm.engine_errors import VllmErrors
+from operators.kernels.vllm.merging_weights import MergingWeights
 from operators.kernels.vllm.served_adapter import ServedAdapter
 from operators.kernels.vllm.startup import BLOCK, EngineSize, rank_processes, start_engine
 from operators.kernels.vllm.weights import (
@@ -58,10 +59,18 @@ class Engine:
     """A Model's engine, which all generate nodes of that Model in a Worker share."""
 
     def __init__(
-        self, model: Model, described: Any, base: str, dtype: str, size: EngineSize
+        self,
+        model: Model,
+        described: Any,
+        base: str,
+        dtype: str,
+        size: EngineSize,
+        *,
+        is_merged: bool = False,
     ) -> None:
         """described: the Model's module of transformers, on the meta device. base: directory.
-        dtype: that the Model computes in, by torch's name.
+        dtype: that the Model computes in, by torch's name. is_merged: it has the Model's adapter
+        merged into its matrices.
         """
         self.name = model.name
         self.size = size
@@ -69,9 +78,12 @@ class Engine:
         self._names, self._shapes = names_and_shapes(described)
         self._base, self._base_digest = base, find_base(described)
         self._adapter: ServedAdapter | None = None
-        if model.adapter is not None:
+        self.merging: MergingWeights | None = None
+        if is_merged:
+            self.merging = MergingWeights(model.name, described, base, dtype)
+        elif model.adapter is not None:
             self._adapter = ServedAdapter(model, describe_adapter(described))
-        self._is_part = model.subset is not None
+        self._is_part = model.is_partial
         rank = self._adapter.room if self._adapter else 0
         self._llm = start_engine(model.name, base, dtype, size, adapter_rank=rank)
         self._core: Any = self._llm.llm_engine.engine_core
@@ -82,8 +94,7 @@ class Engine:
         self._lost = self._asleep = self._closed = False
         self._probed: int | None = None
         self.vocabulary = int(described.config.vocab_size)
-        if self._adapter is not None:
-            self._begin_adapter(self._adapter, model)
+        self._begin_adapter(model)
 
     def add(self, ids: Sequence[int], params: Any) -> str:
         """Begin a row by these SamplingParams (sampling_processor.py); returns its request."""
@@ -186,18 +197,23 @@ class Engine:
         pieces = take_base(pieces, self._base_digest, self._base)
         require_whole(self.name, self._names, pieces)
         require_shapes(self.name, self._shapes, pieces)
-        if self._adapter is not None:
-            self._load_adapter(self._adapter, pieces)
-        else:
-            self._load_weights(pieces)
+        self._load_version(pieces)
         self.version = version
         self.forget()
 
-    def _begin_adapter(self, adapter: ServedAdapter, model: Model) -> None:
+    def _load_version(self, pieces: list[Piece]) -> None:
+        if self._adapter is not None:
+            self._load_adapter(self._adapter, pieces)
+        elif self.merging is not None:
+            self._load_weights(self.merging.merge(pieces))
+        else:
+            self._load_weights(pieces)
+
+    def _begin_adapter(self, model: Model) -> None:
         """Load what a Model's adapter begins with; a fresh one changes no number."""
         if model.adapter is not None and model.adapter.start is not None:
             folder = Path(model.adapter.start).expanduser()
-            self._load_adapter(adapter, read_adapter(model, folder))
+            self._load_version(read_adapter(model, folder))
 
     def _load_adapter(self, adapter: ServedAdapter, pieces: list[Piece]) -> None:
         adapter.write({piece.name: piece.data for piece in pieces})
@@ -219,7 +235,7 @@ class Engine:
                 where = (self._shared.path, self._shared.write(pieces))
                 missing_of_ranks = self._llm.collective_rpc("take_shared", args=where)
         missing = next(filter(None, missing_of_ranks), None)
-        # Of a subset the engine has the rest from its base.
+        # Of a subset, and beside merged matrices, the engine has the rest from its base.
         if missing and not self._is_part:
             raise KernelError(
                 f"Model {self.name!r}: expected all weights of vLLM's module, found that"

@@ -48,7 +48,8 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         module = make_meta_module(model)
         dtype = load_dtype(model)
         size = self._size(module.config, dtype)
-        return Engine(model, module, exact_folder(model.base), dtype, size)
+        is_merged = bool(self._node.params.get("merge"))
+        return Engine(model, module, exact_folder(model.base), dtype, size, is_merged=is_merged)
 
     def _size(self, config: Any, dtype: str) -> EngineSize:
         prompt = self._node.params.get("max_prompt_tokens") or PROMPT
@@ -126,6 +127,8 @@ class VllmGenerate(Generating, Sleeper, Probeable):
             )
         if weights := list(pieces):
             self._engine.load(weights, version)
+            if self._engine.merging is not None:
+                self._session.metric("generate/merge_error", self._engine.merging.error)
         elif version != self._engine.version:
             raise KernelError(
                 f"{self._node.name}: expected the weights of version {version}, found none, and the"
