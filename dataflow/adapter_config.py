@@ -1,7 +1,8 @@
 """What an adapter that was saved must be, so that a Model can begin with it, or its base be merged.
 
-Owns: reading adapter_config.json without torch, and what is refused of it, with the fix. Does not
-own: its weights (operators/kernels/torch/adapter_files.py), peft's format itself.
+Owns: reading adapter_config.json and the digest of its base without torch, and what is refused of
+them, with the fix. Does not own: its weights (operators/kernels/torch/adapter_files.py), the digest
+(base_digest.py), peft's format itself.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataflow.adapters import ALL_LINEAR, Lora, Scale
-from dataflow.model_files import header, listing, parse_object
+from dataflow.base_digest import base_digest
+from dataflow.model_files import folder_of, header, listing, parse_object, read_metadata
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+BASE_DIGEST = "base_digest"
+"""The key in the header of its weights; peft and others write none."""
 
 Complaint = tuple[str, str]
 """What is wrong, and the fix."""
@@ -75,6 +79,24 @@ def find_adapter_complaint(adapter: Lora, folder: Path) -> Complaint | None:
     for problem, fix in _list_complaints(adapter, config):
         return f"{path}: {problem}", fix
     return None
+
+
+def find_base_complaint(base: str, folder: Path) -> Complaint | None:
+    """Find whether a folder's adapter was trained beside another base than this one, as far as both
+    are known. Raises DataError for a damaged file.
+    """
+    base_folder = folder_of(base)
+    saved_digest = read_metadata(folder / WEIGHTS).get(BASE_DIGEST, "")
+    if base_folder is None or not saved_digest:
+        return None
+    digest = base_digest(base_folder)
+    if digest in ("", saved_digest):
+        return None
+    problem = (
+        f"expected an adapter that was trained beside its base {base}, digest {digest}, found in"
+        f" {folder} one of a base of digest {saved_digest}"
+    )
+    return problem, "the base beside which it was trained"
 
 
 def read_saved_adapter(folder: Path) -> SavedAdapter | Complaint:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """The weights that a Model had at the end of an earlier phase, which is counted from 1."""
+    """The weights that a Model had at the end of an earlier phase, which is counted from 1.
+    is_adapter: they are those of its adapter alone.
+    """
 
     phase: int
     model: str
+    is_adapter: bool = False

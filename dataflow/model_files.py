@@ -218,6 +218,16 @@ def _read_unchanged_header(path: Path, modified: int, size: int) -> Mapping[str,
     return tensors
 
 
+def read_metadata(path: Path) -> Mapping[str, str]:
+    """Read what a safetensors file says of itself, by key; of a sound file, as `header` has it."""
+    header(path)
+    with path.open("rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        entries = parse_object(path, file.read(length))
+    metadata = entries.get("__metadata__")
+    return metadata if isinstance(metadata, dict) else {}
+
+
 def _require_entry(path: Path, name: str, entry: Any) -> int:
     """Where the tensor's bytes end, relative to the end of the header. Raises DataError for an
     entry that does not say, or contradicts itself.

@@ -154,8 +154,10 @@ class Lineage:
         used_names: set[str] = set()
         for node in graph.nodes:
             used_names.update(state.name for state in node.states.values())
+        adapted = {model.name for model in models_of(graph) if model.adapter is not None}
         for name in find_trained_models(graph) & used_names:
-            self._began[name] = Carried(phase=number, model=name)
+            is_adapter = name in adapted
+            self._began[name] = Carried(phase=number, model=name, is_adapter=is_adapter)
         self._last |= self._began
         return {name: carried for name, carried in self._last.items() if carried is not None}
 

@@ -23,6 +23,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dataflow.adapters import Adapter, lora
 from dataflow.draw import draw
 from dataflow.graph import Graph, Phase, Threshold
 from dataflow.model import Model, Number, linear
@@ -62,14 +63,16 @@ class Recipe:
     batch: int = 32
     n: int = 8
     lr: float = 5e-4
+    adapter_lr: float = 1.5e-3
     minibatches: int = 2
+    adapter: int | None = None
+    """The rank of the adapter that GRPO trains, at `adapter_lr`; None: it trains all weights."""
 
 
 def with_evaluation(
-    graph: Graph, base: str, test: str, reward_fn: RewardFn, *, every: int
+    graph: Graph, policy: Model, test: str, reward_fn: RewardFn, *, every: int
 ) -> Graph:
     """The graph with two evaluations on held-out words: greedy, and sampled at temperature 1."""
-    policy = Model("policy", base, trainable=True)
     held_out = prompts(test, shuffle=False, name="held_out")
     greedy = generate(policy, held_out, max_tokens=10, temperature=0.0, name="greedy_rollout")
     sampled = generate(policy, held_out, max_tokens=10, name="sampled_rollout")
@@ -84,7 +87,8 @@ def with_evaluation(
 def warm_start(base: str, demonstrations: str, validation: str, *, lr: Number = 1e-3) -> Graph:
     """Supervised fine-tuning with an evaluation, so that it can be stopped early."""
     graph = sft(base, demonstrations, batch=128, lr=lr)
-    return with_evaluation(graph, base, validation, task.exact_match, every=20)
+    policy = Model("policy", base, trainable=True)
+    return with_evaluation(graph, policy, validation, task.exact_match, every=20)
 
 
 def spell_backward(
@@ -97,12 +101,22 @@ def spell_backward(
     batch: int = 32,
     lr: Number = 5e-4,
     minibatches: int = 2,
+    adapter: Adapter = None,
 ) -> Graph:
     """GRPO on words, evaluated on held-out words."""
     graph = grpo(
-        base, data, reward_fn, n=n, batch=batch, max_tokens=10, lr=lr, minibatches=minibatches
+        base,
+        data,
+        reward_fn,
+        n=n,
+        batch=batch,
+        max_tokens=10,
+        lr=lr,
+        minibatches=minibatches,
+        adapter=adapter,
     )
-    return with_evaluation(graph, base, test, task.exact_match, every=20)
+    policy = Model("policy", base, trainable=True, adapter=adapter)
+    return with_evaluation(graph, policy, test, task.exact_match, every=20)
 
 
 def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
@@ -135,6 +149,9 @@ def warm_phase(folder: Path, recipe: Recipe) -> Phase:
 
 def program(folder: Path, recipe: Recipe, reward_fn: RewardFn) -> Program:
     """The whole job: the warm start, and reinforcement of what it left."""
+    adapter, rate = None, recipe.lr
+    if recipe.adapter is not None:
+        adapter, rate = lora(rank=recipe.adapter), recipe.adapter_lr
     graph = spell_backward(
         str(folder / "model"),
         str(folder / "train.parquet"),
@@ -142,8 +159,9 @@ def program(folder: Path, recipe: Recipe, reward_fn: RewardFn) -> Program:
         reward_fn=reward_fn,
         n=recipe.n,
         batch=recipe.batch,
-        lr=linear(recipe.lr, recipe.lr / 10, recipe.steps),
+        lr=linear(rate, rate / 10, recipe.steps),
         minibatches=recipe.minibatches,
+        adapter=adapter,
     )
     return Program(warm_phase(folder, recipe), (graph, recipe.steps))
 
@@ -167,7 +185,16 @@ def measured(result: Result, name: str) -> dict[str, float]:
     return {"before": rows[0][f"eval/initial/{kind}"], "after": rows[-1][f"eval/{kind}"]}
 
 
-def show_samples(console: Console, folder: Path, before: Path, after: Path, count: int) -> None:
+def trained_policy(result: Result, recipe: Recipe) -> Model:
+    """The policy as reinforcement left it: whole, or an adapter beside the warm start's weights."""
+    weights = str(result.trained["policy"])
+    if recipe.adapter is None:
+        return Model("policy", weights)
+    adapter = lora(rank=recipe.adapter, start=weights)
+    return Model("policy", str(warm_policy(result)), adapter=adapter)
+
+
+def show_samples(console: Console, folder: Path, before: Model, after: Model, count: int) -> None:
     """The same held-out words, answered greedily by both policies."""
     table = Table(
         "held-out word",
@@ -178,8 +205,7 @@ def show_samples(console: Console, folder: Path, before: Path, after: Path, coun
     )
     test = str(folder / "test.parquet")
     answers = []
-    for weights in (before, after):
-        policy = Model("policy", str(weights))
+    for policy in (before, after):
         rollout = generate(policy, prompts(test, shuffle=False), max_tokens=10, temperature=0.0)
         shown = Graph("samples", evaluate(policy, reward(task.exact_match, rollout), every=1))
         answers.append(peek(shown, "generate", count).column("completion").to_pylist())
@@ -236,6 +262,7 @@ def main(
     steps: int | None = None,
     warm_steps: int | None = None,
     kernel: str | None = None,
+    adapter: int | None = None,
 ) -> None:
     """A graph that learns to spell words backward.
 
@@ -248,11 +275,15 @@ def main(
         steps: Steps of GRPO, instead of the recipe's.
         warm_steps: at most this many Steps of the warm start, instead of the recipe's.
         kernel: of GRPO's generation; vllm generates with vLLM (make setup VLLM=1).
+        adapter: GRPO trains an adapter of this rank beside the warm start's weights, which stay.
     """
     console = Console()
     recipe = Recipe()
     recipe = replace(
-        recipe, steps=steps or recipe.steps, warm_steps=warm_steps or recipe.warm_steps
+        recipe,
+        steps=steps or recipe.steps,
+        warm_steps=warm_steps or recipe.warm_steps,
+        adapter=adapter,
     )
     began = time.perf_counter()
     folder = runs / f"{name}-data"
@@ -284,7 +315,8 @@ def main(
         raise SystemExit(code(result.signal))
 
     console.rule("4. before and after")
-    show_samples(console, folder, warm_policy(result), result.trained["policy"], 12)
+    warm = Model("policy", str(warm_policy(result)))
+    show_samples(console, folder, warm, trained_policy(result, recipe), 12)
     show_change(console, result, recipe, 512, control=permute_rewards)
     seconds = time.perf_counter() - began
     console.print(f"the run folder is {result.folder}; everything took {seconds:.0f} s")

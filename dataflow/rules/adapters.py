@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dataflow.adapter_config import find_adapter_complaint
+from dataflow.adapter_config import find_adapter_complaint, find_base_complaint
 from dataflow.adapters import ALL_LINEAR
 from dataflow.errors import DataError, Fault, GraphWarning
 from dataflow.model import Model
@@ -42,7 +42,7 @@ def check_adapters(context: Context) -> Iterator[Fault]:
     for model in context.models:
         if model.follows is not None:
             continue  # its leader's
-        yield from _check_start(model)
+        yield from _check_start(context, model)
         shapes = _read_shapes(model)
         if shapes:
             yield from _check_names(model, shapes)
@@ -110,11 +110,15 @@ def _greatest_rate(rate: Any) -> float | None:
     return float(rate) if is_number else None
 
 
-def _check_start(model: Model) -> Iterator[Fault]:
+def _check_start(context: Context, model: Model) -> Iterator[Fault]:
     if model.adapter is None or model.adapter.start is None:
         return
+    folder = Path(model.adapter.start).expanduser()
     try:
-        complaint = find_adapter_complaint(model.adapter, Path(model.adapter.start).expanduser())
+        complaint = find_adapter_complaint(model.adapter, folder)
+        # An earlier phase may leave other weights in the place of the base.
+        if complaint is None and model.name not in context.carried:
+            complaint = find_base_complaint(model.base, folder)
     except DataError as error:
         problem, _, fix = str(error).rstrip(".").partition(". Fix: ")
         complaint = problem, fix

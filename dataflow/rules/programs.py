@@ -65,7 +65,10 @@ def _check_adapter(
     trained_number, trained = earlier
     where = f"{program.label(number)}, Model {model.name!r}"
     origin = _line(program, number, model)
-    if trained.adapter is None or model.adapter == trained.adapter:
+    if trained.adapter is None:
+        return
+    if model.adapter == trained.adapter:
+        yield from _check_beside(program, trained_number, number, model)
         return
     if model.adapter is not None:
         expected = f"expected {trained.adapter}, which {program.label(trained_number)} trained"
@@ -85,6 +88,27 @@ def _check_adapter(
             fix="leave it out of optimizers=, or the same adapter=",
             origin=origin,
         )
+
+
+def _check_beside(
+    program: Program, trained_number: int, number: int, model: Model
+) -> Iterator[Fault]:
+    """An adapter that goes on, and was beside weights that a phase before it had trained."""
+    beside = program.begins[trained_number - 1].get(model.name)
+    if beside is None or beside.is_adapter:
+        return
+    trainer = program.label(beside.phase)
+    problem = (
+        f"its adapter of {program.label(trained_number)} is beside weights that {trainer} trained,"
+        " and this phase would begin with those of its base"
+    )
+    yield Fault(
+        rule="program",
+        where=f"{program.label(number)}, Model {model.name!r}",
+        problem=problem,
+        fix=f"a run of its own, whose base is what {trainer} left",
+        origin=_line(program, number, model),
+    )
 
 
 def _check_optimizer(

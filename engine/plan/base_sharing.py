@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dataflow.model import Model
 from engine.plan.cost.models import ModelCost, counted_dtype
 from engine.plan.plan import ModelUse, PlannedNode
+from engine.plan.planned_phase import PlannedPhase
 from engine.plan.profiled_passes import kernel_family
 
 Base = tuple[str, str, str]
@@ -30,6 +31,22 @@ class OwnedWeights:
     base: int = 0
     beside: int = 0
     merged: int = 0
+
+
+def name_beginnings(models: Mapping[str, Model], phase: PlannedPhase | None) -> dict[str, Model]:
+    """The Models of a phase, or of a graph alone, each with a base that names the weights with
+    which it begins: those that an earlier phase has left are not the base's, which others may have.
+    """
+    named_models = dict(models)
+    if phase is None:
+        return named_models
+    for name, weights in phase.carried.items():
+        model = models.get(name)
+        # An adapter that a Model no longer has is merged into its weights.
+        if model is not None and not (weights.is_adapter and model.adapter):
+            base = f"{model.base} as {weights.model} after phase {weights.phase}"
+            named_models[name] = replace(model, base=base, dtype=counted_dtype(model))
+    return named_models
 
 
 def find_owned_weights(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.plan.base_sharing import find_shared_base
+from engine.plan.base_sharing import find_shared_base, name_beginnings
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
 from engine.plan.profiled_passes import kernel_family
@@ -26,7 +26,7 @@ def why_weights_stay(draft: Draft, node: PlannedNode) -> str:
     for use in node.models:
         if models[use.model].rate != 1.0:
             return f"{use.model!r} moves towards another Model's weights, on its device"
-    name = find_shared_base(draft.nodes, models, node)
+    name = find_shared_base(draft.nodes, name_beginnings(models, draft.phase), node)
     return f"{name!r} has its base's weights together with other Models" if name else ""
 
 

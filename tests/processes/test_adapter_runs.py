@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dataflow.adapters import lora, subset
-from dataflow.errors import DataflowError
+from dataflow.errors import CheckpointError, DataflowError, KernelError
 from dataflow.graph import Graph, Phase
 from dataflow.kernel import Piece
 from dataflow.model import Model
@@ -23,8 +25,11 @@ from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
 from engine.keep.run_measurements import EVENTS
 from operators.kernels.torch.base_piece import NAME
+from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.train import TorchTrain
 from tests.kit import algorithms, runs
+from tests.kit.adapted_graphs import adapted
+from tests.kit.processes import KillWorkers
 from tests.kit.tiny_runs import TinyRuns
 
 pytest.importorskip("peft")
@@ -38,6 +43,25 @@ ONE_UPDATE: dict[str, Any] = {"beta": 0.1, "minibatches": 1}
 def hash_of(folder: Path) -> str:
     """Of the weights of a base."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def training_norms(folder: Path) -> Graph:
+    """GRPO that trains the norms of its policy."""
+
+    def train_norms(node: Any) -> Any:
+        states = dict(node.states)
+        for name, state in states.items():
+            if isinstance(state, Model) and state.trainable:
+                states[name] = Model("policy", state.base, trainable=subset(parts=("norm",)))
+        return node.changed(states=states)
+
+    return algorithms.small("grpo", folder).map(train_norms)
+
+
+PARTS = {
+    "adapter": adapted(partial(algorithms.small, "grpo")),
+    "subset": training_norms,
+}
 
 
 def require_trained(result: runs.Run, steps: int = STEPS) -> list[dict[str, Any]]:
@@ -143,6 +167,44 @@ def test_a_later_phase_goes_on_with_the_adapter(tiny: TinyRuns) -> None:
     assert norms[2] == pytest.approx(norms[1], rel=1e-3)
 
 
+def test_an_adapter_is_beside_what_an_earlier_phase_trained(tiny: TinyRuns) -> None:
+    """The reference, which is at the base, is not moved with it."""
+    first = algorithms.small("sft", tiny.folder, lr=1e-2)
+    second = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4), **ONE_UPDATE)
+    program = Program(Phase(first, steps=2), Phase(second, steps=2))
+    whole = tiny.run(program, None, name="whole", checkpoint_every=1)
+    rows = runs.metrics(whole)
+    assert rows[2]["policy/kl_reference"] > 1e-3
+    assert rows[2]["policy/mismatch/max"] < 1e-4
+    assert rows[3]["adapter/norm"] > rows[2]["adapter/norm"] > 0.0
+    killed = tiny.run(
+        program,
+        None,
+        name="killed",
+        checkpoint_every=1,
+        workers="apart",
+        on_step=[KillWorkers({3: "train_policy"})],
+    )
+    runs.require_same_numbers(killed, whole)
+
+
+@pytest.mark.parametrize("part", ["adapter", "subset"])
+def test_a_run_is_not_resumed_on_another_base(tiny: TinyRuns, tmp_path: Path, part: str) -> None:
+    shutil.copytree(tiny.folder, tmp_path / "inputs")
+    model = tmp_path / "inputs" / "model" / "model.safetensors"
+    graph = PARTS[part](tmp_path / "inputs")
+    first = tiny.run(graph, 1)
+    content = model.read_bytes()
+    changed = {name: tensor + 1e-3 for name, tensor in load_file(model).items()}
+    save_file(changed, model, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="its content changed"):
+        resume(first.folder, steps=2)
+    with pytest.raises(KernelError, match="trained beside its base"):
+        resume(first.folder, steps=2, accept_changes=True)
+    model.write_bytes(content)
+    assert resume(first.folder, steps=2, accept_changes=True).step == 2
+
+
 def test_a_later_phase_without_it_begins_with_it_merged(tiny: TinyRuns) -> None:
     first = algorithms.small("sft", tiny.folder, adapter=lora(rank=4), lr=1e-2)
     second = algorithms.small("grpo", tiny.folder, lr=1e-9, **ONE_UPDATE)
@@ -176,11 +238,19 @@ class OfAnotherBase(TorchTrain):
             yield Piece(piece.name, changed)
 
 
-def with_train_kernel(graph: Graph, kernel: type[TorchTrain]) -> Graph:
+class KeepsItsFirst(TorchGenerate):
+    """Says that it has each version, and goes on with the adapter that it began with."""
+
+    def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
+        del pieces, rate
+        self._version = version
+
+
+def with_kernel(graph: Graph, work: str, kernel: type) -> Graph:
     path = f"{kernel.__module__}:{kernel.__name__}"
 
     def change(node: Any) -> Any:
-        if node.operator.work != "train":
+        if node.operator.work != work:
             return node
         kernels = dict.fromkeys(node.operator.kernels, path)
         return node.changed(operator=replace(node.operator, kernels=kernels))
@@ -189,29 +259,26 @@ def with_train_kernel(graph: Graph, kernel: type[TorchTrain]) -> Graph:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "message"),
+    ("work", "kernel", "message"),
     [
-        (Forgetful, "expected the adapter of 'policy' in version 0, found no weight"),
-        (OfAnotherBase, "expected weights that were trained beside it as it is here"),
+        ("train", Forgetful, "expected the adapter of 'policy' in version 0, found no weight"),
+        ("train", OfAnotherBase, "expected weights that were trained beside it as it is here"),
+        (
+            "decode",
+            KeepsItsFirst,
+            "rollout has version 1 of train_policy, bit for bit, but",
+        ),
     ],
 )
 def test_a_reader_without_its_adapter_ends_the_run_by_version_1(
-    tiny: TinyRuns, kernel: type[TorchTrain], message: str
+    tiny: TinyRuns, work: str, kernel: type, message: str
 ) -> None:
     graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4))
     with pytest.raises(DataflowError, match=message):
-        tiny.run(with_train_kernel(graph, kernel), workers="apart")
+        tiny.run(with_kernel(graph, work, kernel), workers="apart")
 
 
 def test_a_subset_travels_alone(tiny: TinyRuns) -> None:
-    def train_norms(node: Any) -> Any:
-        states = dict(node.states)
-        for name, state in states.items():
-            if isinstance(state, Model) and state.trainable:
-                states[name] = Model("policy", state.base, trainable=subset(parts=("norm",)))
-        return node.changed(states=states)
-
-    graph = algorithms.small("grpo", tiny.folder).map(train_norms)
-    rows = runs.metrics(tiny.run(graph, workers="apart"))
+    rows = runs.metrics(tiny.run(training_norms(tiny.folder), workers="apart"))
     assert rows[-1]["optim/changed"] > 0.9
     assert not any(name.startswith("adapter/") for row in rows for name in row)

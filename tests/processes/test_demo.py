@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,21 @@ def test_the_demo_shows_graph_plan_progress_and_answers(tmp_path: Path) -> None:
     assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
     assert {"eval/initial/exact_match", "eval/initial/sampled/exact_match"} <= rows[2].keys()
     assert {"eval/exact_match", "eval/sampled/exact_match"} <= rows[-1].keys()
+
+
+@pytest.mark.long
+@pytest.mark.repeats
+@pytest.mark.timeout(480)
+def test_the_demo_trains_an_adapter_beside_the_warm_start(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    words = ["--steps", 2, "--warm-steps", 2, "--adapter", 4, "--runs", tmp_path]
+    where: dict[str, Any] = {"cwd": ROOT, "path": [Path(peft.__file__).parents[1]]}
+    done = call_python("examples/demo.py", *words, env={"COLUMNS": "120"}, timeout=460, **where)
+    assert done.returncode == 0, done.stderr
+    assert "adapter/norm" in metrics(tmp_path / "demo")[-1]
+    saved = tmp_path / "demo" / "checkpoints" / "step_4" / "train_policy"
+    assert (saved / "adapter_model.safetensors").is_file()
+    assert "right answer" in done.stdout
 
 
 def test_no_word_is_in_two_splits() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from dataflow import GraphError, Model, linear, lora, subset
 from dataflow.adapters import Lora
+from dataflow.base_digest import base_digest
 from dataflow.check import check
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
@@ -214,6 +216,17 @@ def test_a_kernel_takes_adapters_up_to_its_highest_rank(base: str) -> None:
     assert VLLM.adapter_ranks[-1] == 512
 
 
+def test_a_plan_without_peft_says_what_is_missing(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.plan.passes.kernels._ADAPTER_PACKAGE", "no_such_package")
+    message = (
+        "torch: package no_such_package, which makes the adapter of 'policy', is not installed"
+    )
+    with pytest.raises(PlanError, match=message):
+        planned(small_grpo(base, lora(rank=4)))
+
+
 def with_needs(graph: Graph, needs: Needs) -> Graph:
     """The graph whose generations by vLLM need this, and are installed."""
 
@@ -271,10 +284,10 @@ STARTS: dict[str, dict[str, Any]] = {
 }
 
 
-def save_adapter_config(folder: Path, config: Mapping[str, Any]) -> Lora:
+def save_adapter_config(folder: Path, config: Mapping[str, Any], base_digest: str = "") -> Lora:
     """An adapter's folder with this configuration, as the beginning of an adapter."""
     (folder / "adapter_config.json").write_text(json.dumps(dict(config)))
-    (folder / "adapter_model.safetensors").touch()
+    save_file({}, folder / "adapter_model.safetensors", metadata={"base_digest": base_digest})
     start = str(folder)
     return lora(rank=4, start=start)
 
@@ -292,6 +305,22 @@ def test_an_adapter_that_changes_more_than_it_adds_is_refused(
 def test_a_plain_one_is_taken(base: str, tmp_path: Path) -> None:
     adapter = save_adapter_config(tmp_path, SAVED | {"init_lora_weights": "gaussian"})
     assert check(small_grpo(base, adapter), headers)
+
+
+def test_an_adapter_that_was_trained_beside_another_base_is_refused(
+    base: str, tmp_path: Path
+) -> None:
+    digest = base_digest(Path(base))
+    adapter = save_adapter_config(tmp_path, SAVED, digest)
+    assert check(small_grpo(base, adapter), headers)
+    adapter = save_adapter_config(tmp_path, SAVED, "0" * 32)
+    problem = f"expected an adapter that was trained beside its base {base}, digest {digest}, found"
+    with pytest.raises(GraphError, match=re.escape(problem)) as refused:
+        check(small_grpo(base, adapter), headers)
+    assert "Fix: the base beside which it was trained" in str(refused.value)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(GraphError, match="expected a safetensors file, found no header"):
+        check(small_grpo(base, adapter), headers)
 
 
 @pytest.mark.parametrize(

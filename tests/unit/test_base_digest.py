@@ -91,7 +91,7 @@ def test_a_checkpoint_is_restored_on_its_own_base_alone(base: str, tmp_path: Pat
     same = copy_base(base, tmp_path / "same")
     opened(str(same), SUPERVISED, **PARTS["adapter"]).restore(tmp_path / "saved")
     other = opened(str(copy_base(base, tmp_path / "other", 1e-3)), SUPERVISED, **PARTS["adapter"])
-    with pytest.raises(KernelError, match="Fix: the base with which the run began"):
+    with pytest.raises(KernelError, match="Fix: the base beside which it was trained"):
         other.restore(tmp_path / "saved")
 
 

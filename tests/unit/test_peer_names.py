@@ -121,6 +121,8 @@ def test_wholes_prefixes_and_last_parts_are_found_and_names_of_ours_are_not(
         ({"save_freq": 5}, r"Fix: RunOptions\(checkpoint_every=\)\."),
         ({"lora_rank": 8}, r"\(verl's name\)\. Fix: adapter=lora\(rank=16\)\."),
         ({"use_dora": True}, r"\(TRL's name\)\. Fix: leave it out: it cannot be served"),
+        ({"init_lora_weights": "pissa"}, r"\. Fix: leave it out: A is drawn .* PiSSA and OLoRA"),
+        ({"modules_to_save": ["x"]}, r"\. Fix: leave it out: every trained weight is one of the"),
         ({"actor.eps_clip": 0.2}, r"\(OpenRLHF's name\)\. Fix: clipped_policy_loss\(clip=\)\."),
     ],
 )

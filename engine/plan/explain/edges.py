@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from dataflow.model import Model
 from dataflow.safe_text import shown_bytes
-from engine.plan.base_sharing import count_sharers
+from engine.plan.base_sharing import count_sharers, name_beginnings
 from engine.plan.cost.memory import WIDTHS
 from engine.plan.cost.training_memory import OFFLOADED_PART
 from engine.plan.explain.layout import (
@@ -83,7 +83,7 @@ def _count_sharers(plan: Plan) -> dict[str, int]:
         model = planned_model(plan, planned.name)
         if model is not None:
             models[model.name] = model
-    return count_sharers(plan.nodes, models)
+    return count_sharers(plan.nodes, name_beginnings(models, plan.phase))
 
 
 def _list_parts(plan: Plan, planned: PlannedModel, sharers: int) -> Iterator[str]:

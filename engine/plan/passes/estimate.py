@@ -21,7 +21,7 @@ from dataflow.node import Node
 from dataflow.operator import DATA_ROW
 from dataflow.schema import Schema
 from dataflow.training_parts import count_gradient_sums
-from engine.plan.base_sharing import find_owned_weights
+from engine.plan.base_sharing import find_owned_weights, name_beginnings
 from engine.plan.cost import memory
 from engine.plan.cost.attention import PACKED_WORK, planned_attention
 from engine.plan.cost.column_bytes import column_bytes, data_bytes, row_bytes
@@ -107,7 +107,8 @@ class _Cost:
             name: declared_device_columns(node.schemas) for name, node in self._nodes.items()
         }
         self._column_bytes = {name: self._size_columns(n) for name, n in self._nodes.items()}
-        self._owned = find_owned_weights(draft.nodes, self._models, self.model_costs)
+        begun_models = name_beginnings(self._models, draft.phase)
+        self._owned = find_owned_weights(draft.nodes, begun_models, self.model_costs)
         self._routes = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}
         self._pulling = frozenset(_find_pulling(draft))
 

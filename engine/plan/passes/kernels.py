@@ -86,12 +86,15 @@ def _find_unmet(draft: Draft) -> Iterator[str]:
 def _choose_kernel(draft: Draft, node: PlannedNode) -> PlannedNode:
     paths = _operator_of(draft, node).kernels
     requested = draft.placing.kernel.get(node.name)
+    reasons: list[str] = []
     for name in [requested] if requested else paths:
-        if next(_find_misfits(draft, node, name), None) is None:
+        misfit = next(_find_misfits(draft, node, name), None)
+        if misfit is None:
             return replace(node, kernel=paths[name])
-    tried = ", ".join(paths.values()) or "none is declared"
-    problem = f"{node.name}: operator {node.operator!r} has no kernel here (tried: {tried})"
-    raise PlanError(add_fix(problem, "install one, or leave the node out"))
+        reasons.append(f"{name}: {misfit.problem}")
+    why = "; ".join(reasons) or "none is declared"
+    problem = f"{node.name}: operator {node.operator!r} has no kernel here ({why})"
+    raise PlanError(add_fix(problem, "install what one of them needs, or leave the node out"))
 
 
 def _describe_passed_over(draft: Draft, node: PlannedNode) -> Iterator[str]:

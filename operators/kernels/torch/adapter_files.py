@@ -18,16 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from dataflow.adapter_config import BASE_DIGEST, find_adapter_complaint, find_base_complaint
 from dataflow.adapter_config import CONFIG as CONFIG
 from dataflow.adapter_config import WEIGHTS as WEIGHTS
-from dataflow.adapter_config import find_adapter_complaint
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.storage import writing
 
-BASE_DIGEST = "base_digest"
-"""The key in the weights' header."""
 _PREFIX = "base_model.model."
 """peft's, before the names of the base's modules."""
 
@@ -71,11 +69,14 @@ def _sort_header(content: bytes) -> bytes:
 
 def read_adapter(model: Model, folder: Path) -> list[Piece]:
     """Read an adapter's weights, by the names that they have in a module. Raises KernelError,
-    naming the Model, for a folder without one, a damaged file, or one of another rank or scale.
+    naming the Model, for a folder without one, a damaged file, or one of another rank, scale or
+    base.
     """
     assert model.adapter is not None
-    complaint = find_adapter_complaint(model.adapter, folder)
     where = f"Model {model.name!r}"
+    complaint = find_adapter_complaint(model.adapter, folder)
+    if complaint is None:
+        complaint = find_base_complaint(model.base, folder)
     if complaint is not None:
         problem, fix = complaint
         raise KernelError(f"{where}: {problem}. Fix: {fix}.")
@@ -89,9 +90,3 @@ def read_adapter(model: Model, folder: Path) -> list[Piece]:
             f"{where}: {folder / WEIGHTS} is damaged ({error}). Fix: another copy."
         ) from None
     return pieces
-
-
-def read_base_digest(folder: Path) -> str:
-    """The digest of the base that an adapter was trained on; empty if its writer knew none."""
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        return (file.metadata() or {}).get(BASE_DIGEST, "")

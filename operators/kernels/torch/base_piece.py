@@ -1,7 +1,8 @@
 """The base's digest on a weight edge: a part of a Model is of use on its own base alone.
 
-Owns: the piece that has it, and the refusal of another base. Does not own: the digest
-(dataflow/base_digest.py), the other pieces (models.py).
+Owns: the piece that has it, and the refusal of another base, also of a saved subset's. Does not
+own: the digest (dataflow/base_digest.py), that of a saved adapter (dataflow/adapter_config.py), the
+other pieces (models.py).
 
 It travels as every piece does, by any route and to replicas that join later.
 """
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from dataflow.adapter_config import BASE_DIGEST
 from dataflow.base_digest import base_digest
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
 from dataflow.model import Model
-from dataflow.model_files import folder_of
-from operators.kernels.torch.adapter_files import read_base_digest
+from dataflow.model_files import CONFIG, folder_of, maybe_object
 
 NAME = "base.digest"
 
@@ -40,18 +41,17 @@ def find_base(module: nn.Module) -> str:
 
 
 def require_saved_base(model: Model, directory: Path) -> None:
-    """Raise KernelError if an adapter in a directory was trained beside another base than the
-    Model's, as far as both are known.
+    """Raise KernelError if a directory's subset was trained beside another base than the Model's,
+    as far as both are known: it has the whole of that base, and of it the subset would be taken.
     """
     folder = folder_of(model.base)
-    if folder is None:
-        return
-    digest, saved = base_digest(folder), read_base_digest(directory)
-    if digest and saved and digest != saved:
+    digest = base_digest(folder) if folder is not None else ""
+    saved_digest = maybe_object(directory / CONFIG).get(BASE_DIGEST, "")
+    if digest and saved_digest and digest != saved_digest:
         raise KernelError(
-            f"Model {model.name!r}: expected an adapter that was trained beside its base"
-            f" {model.base}, digest {digest}, found in {directory} one of a base of digest {saved}."
-            " Fix: the base with which the run began."
+            f"Model {model.name!r}: expected weights that were trained beside its base"
+            f" {model.base}, digest {digest}, found in {directory} some of a base of digest"
+            f" {saved_digest}. Fix: the base beside which they were trained."
         )
 
 

@@ -21,7 +21,6 @@ from dataflow.model_files import folder_of, is_path
 from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapter_layers import is_added
 from operators.kernels.torch.adapters import BaseWeights, add_adapter, share_base
-from operators.kernels.torch.base_piece import require_saved_base
 from operators.kernels.torch.merged_matrices import unload_adapter
 from operators.kernels.torch.models import load_model, load_pieces
 from operators.kernels.torch.saving import save_model, saved_dtype
@@ -55,7 +54,6 @@ def merge_folder(folder: Path, target: Path, base: str = "") -> MergedModel:
     model = Model(
         folder.resolve().name, base, trainable=True, adapter=saved.adapter, head=saved.head
     )
-    require_saved_base(model, folder)
     module = _load(model, folder)
     dtype = saved_dtype(base, module.dtype)
     error = unload_adapter(module)

@@ -129,9 +129,7 @@ def _begin_adapter(module: PreTrainedModel, model: Model, adapter: Lora) -> None
     """Load what a Model's adapter begins with, if it is not drawn."""
     if adapter.start is not None:
         folder = Path(adapter.start).expanduser()
-        adapter_pieces = read_adapter(model, folder)
-        require_saved_base(model, folder)
-        load_pieces(module, adapter_pieces)
+        load_pieces(module, read_adapter(model, folder))
 
 
 def _find_class(model: Model, config: Any) -> type[PreTrainedModel]:
@@ -238,9 +236,9 @@ def restore_model(module: nn.Module, model: Model, directory: Path | str) -> Non
 def read_pieces(model: Model, directory: Path | str, device: torch.device) -> Iterable[Piece]:
     """Read the weights that `save_model` wrote for this Model: those that are trained."""
     if model.adapter is not None:
-        pieces_of_adapter = read_adapter(model, Path(directory))
+        return read_adapter(model, Path(directory))
+    if model.subset is not None:
         require_saved_base(model, Path(directory))
-        return pieces_of_adapter
     saved = replace(model, base=str(directory))
     return pieces(load_model(saved, device))
 

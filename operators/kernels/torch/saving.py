@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from dataflow.adapter_config import BASE_DIGEST
 from dataflow.errors import KernelError
 from dataflow.model_dtype import stored_dtype
 from dataflow.model_files import CONFIG
@@ -70,7 +71,7 @@ def save_model(
 ) -> None:
     """Write a Hugging Face directory in the base's dtype: config, safetensors, generation config,
     and the base's tokenizer files. Of a module with an adapter only that is written, in peft's
-    files.
+    files. Of one with a subset the config has the digest of its base, which peers ignore.
 
     weights: by name, if the module has only a part of them; None: the module's own. exact: if that
     dtype is not the module's, write the folder EXACT too, from which load_model reads the same
@@ -83,21 +84,30 @@ def save_model(
         save_adapter(target, describe_adapter(module), trained, find_base(module))
         return
     dtype = saved_dtype(base, module.dtype)
+    settings: dict[str, str] = {}
     if dtype == module.dtype:
         _write(module, target, weights)
         _drop(target / EXACT)
     else:
         _write(module, target, _round_weights(module, weights, dtype))
         # save_pretrained has written the module's dtype.
-        config = json.loads((target / CONFIG).read_text(encoding="utf-8"))
-        config["dtype"] = str(dtype).removeprefix("torch.")
-        text = json.dumps(config, indent=2) + "\n"
-        replace_text("the configuration", target / CONFIG, text)
+        settings["dtype"] = str(dtype).removeprefix("torch.")
         if exact:
             _write(module, target / EXACT, weights)
         else:
             _drop(target / EXACT)
+    if find_base(module):
+        settings[BASE_DIGEST] = find_base(module)
+    if settings:
+        _change_config(target / CONFIG, settings)
     save_tokenizer(base, target)
+
+
+def _change_config(path: Path, settings: Mapping[str, str]) -> None:
+    """Change fields of a config.json that was written, or add them."""
+    config = json.loads(path.read_text(encoding="utf-8")) | settings
+    text = json.dumps(config, indent=2) + "\n"
+    replace_text("the configuration", path, text)
 
 
 def _drop(exact: Path) -> None:

@@ -1,0 +1,75 @@
+"""Adapters beside experts, which have one weight of three dimensions for all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from dataflow import Model, lora
+from dataflow.batch import Ragged
+from operators.kernels.torch.adapters import BaseWeights, find_fused_experts, named_trained
+from operators.kernels.torch.models import load_model
+from operators.kernels.torch.probe import compute_probe
+from tests.kit import architectures
+from tests.kit.training import distance
+from tests.unit.test_adapter_training import opened, train_here, train_plainly
+
+peft: Any = pytest.importorskip("peft")
+ROWS = Ragged(np.array([3, 4, 5, 6, 9, 8, 7], np.int32), np.array([0, 4, 7]))
+
+
+@pytest.fixture(scope="module")
+def experts_base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = architectures.tiny("qwen3_moe", tmp_path_factory.mktemp("experts"))
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    if not find_fused_experts(module):
+        pytest.skip("this transformers has linear layers for each expert")
+    return str(folder)
+
+
+def policy(base: str, **how: Any) -> Model:
+    return Model("policy", base, trainable=True, adapter=lora(rank=4, **how))
+
+
+def read_by_peft(base: str, folder: Path) -> Any:
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    return peft.PeftModel.from_pretrained(plain, folder, is_trainable=True).eval()
+
+
+def test_all_linear_has_experts_and_trains_them_as_peft(experts_base: str, tmp_path: Path) -> None:
+    kernel = opened(policy(experts_base))
+    kernel.save_weights(tmp_path)
+    theirs = read_by_peft(experts_base, tmp_path)
+    prefix = "base_model.model."
+    plain_weights = train_plainly(
+        theirs, lambda name: name.removeprefix(prefix).replace(".default.", ".")
+    )
+    trained = train_here(kernel)
+    assert [name for name in trained if ".experts." in name]
+    assert distance(trained, plain_weights) < 1e-5
+    again = opened(policy(experts_base), recompute="layers")
+    assert distance(train_here(again), trained) == 0
+    kernel.save_weights(tmp_path)
+    state = peft.get_peft_model_state_dict(read_by_peft(experts_base, tmp_path))
+    saved = {name.removeprefix(prefix): weight for name, weight in state.items()}
+    assert distance(saved, trained) == 0
+
+
+def test_it_begins_as_its_base_and_goes_on_from_a_folder(experts_base: str, tmp_path: Path) -> None:
+    weights = BaseWeights()
+    reference = load_model(Model("reference", experts_base), "cpu", weights)
+    before = compute_probe(reference, ROWS, head="lm")
+    fresh = load_model(policy(experts_base), "cpu", weights)
+    assert np.array_equal(compute_probe(fresh, ROWS, head="lm"), before)
+    kernel = opened(policy(experts_base))
+    trained = train_here(kernel)
+    kernel.save_weights(tmp_path)
+    again = load_model(policy(experts_base, start=str(tmp_path)), "cpu", weights)
+    begun = {name: weight.detach() for name, weight in named_trained(again)}
+    assert distance(begun, trained) == 0
+    assert not np.array_equal(compute_probe(again, ROWS, head="lm"), before)
+    assert np.array_equal(compute_probe(reference, ROWS, head="lm"), before)
