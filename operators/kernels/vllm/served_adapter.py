@@ -30,7 +30,7 @@ class ServedAdapter:
         """config: peft's, as values of JSON. Raises KernelError for a rank that vLLM has no room
         for.
         """
-        assert model.adapter is not None
+        assert isinstance(model.adapter, Lora)
         most = ADAPTER_RANKS[-1]
         if model.adapter.rank > most:
             raise KernelError(
