@@ -47,9 +47,9 @@ class Model:
 
     trainable: some train node writes it; `subset(...)`: only some of its weights. adapter:
     `lora(...)` or `side(...)`: only weights beside those of the base, which stay as they are; a
-    follower has its leader's. follows: another Model that this one copies when that is published, every `every`
-    Steps, moving `rate` of the way (1.0 is a plain copy); with every=0 never, so that it stays as
-    its leader was when the run, or the phase of a Program, began. head:
+    follower has its leader's. follows: another Model that this one copies when that is published,
+    every `every` Steps, moving `rate` of the way (1.0 is a plain copy); with every=0 never, so that
+    it stays as its leader was when the run, or the phase of a Program, began. head:
     `lm` or `scalar`. dtype: that it computes in; `auto`: bfloat16 if its base is in bfloat16, else
     float32; of a follower its leader's, and float32 if its rate is below 1.
     """

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 
+from dataflow.adapters import Lora
 from dataflow.errors import PlanError, nearest_or_all
 from dataflow.import_order import find_module
-from dataflow.adapters import Lora
 from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator

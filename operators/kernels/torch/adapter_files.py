@@ -21,9 +21,9 @@ from torch import Tensor
 from dataflow.adapter_config import BASE_DIGEST, find_adapter_complaint, find_base_complaint
 from dataflow.adapter_config import CONFIG as CONFIG
 from dataflow.adapter_config import WEIGHTS as WEIGHTS
+from dataflow.adapters import Lora
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
-from dataflow.adapters import Lora
 from dataflow.model import Model
 from dataflow.storage import writing
 

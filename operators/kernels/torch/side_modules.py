@@ -46,7 +46,7 @@ def add_side(module: PreTrainedModel, model: Model, side: Side, seed: int) -> No
     trained_ids = {id(p) for p in module.parameters() if p.requires_grad}
     part = _build(where, module, model, side, seed)
     for parameter in module.parameters():
-        parameter.requires_grad_(id(parameter) in trained_ids and model.head == "scalar")
+        parameter.requires_grad_(id(parameter) in trained_ids)
     part.to(device=module.device, dtype=module.dtype).eval()
     if module.device.type != "meta":
         _require_apart(where, part, len(layers), module)

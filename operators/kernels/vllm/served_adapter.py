@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dataflow.adapters import Lora
 from dataflow.errors import KernelError
 from dataflow.model import Model
 from operators.kernels.torch.adapter_files import CONFIG, WEIGHTS, encode_adapter
