@@ -34,6 +34,7 @@ class TrainedPart:
     backward pass goes through. own_share: of what it goes through, the share that has gradients of
     its own. mergeable: parameters of the base's matrices into which an adapter can be merged.
     is_counted: False if they are those of a user's module, of which only a head is counted.
+    read_layers: decoder layers of which a pass keeps what they leave.
     """
 
     parameters: int
@@ -42,6 +43,7 @@ class TrainedPart:
     own_share: float = 0.0
     mergeable: int = 0
     is_counted: bool = True
+    read_layers: int = 0
 
     def scaled(self, part: int, whole: int) -> TrainedPart:
         """What a rank trains that has so many parameters of a whole base."""
@@ -61,7 +63,9 @@ def count_trained_part(model: Model, shapes: Shapes, head: int) -> TrainedPart |
     layers = count_layers(shapes)
     heads = head if model.head == "scalar" else 0
     if isinstance(model.adapter, Side):
-        return TrainedPart(parameters=heads, layers=0, is_added=True, is_counted=False)
+        return TrainedPart(
+            parameters=heads, layers=0, is_added=True, is_counted=False, read_layers=layers
+        )
     if model.adapter is not None:
         return _count_adapter(model.adapter, shapes, layers, heads)
     assert model.subset is not None

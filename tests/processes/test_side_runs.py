@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +85,9 @@ def test_a_later_phase_and_a_later_run_go_on_with_it(tiny: TinyRuns) -> None:
     rows = runs.metrics(result)
     # The reference is at the base, of which the first phase has moved the policy away.
     assert rows[2]["policy/kl_reference"] > 1e-5
-    saved = next(path for path in sorted(runs.weights(result)) if "side_model" in str(path))
-    folder = result.folder / Path(saved).parent
-    if not folder.is_dir():
-        folder = next(result.folder.rglob("side_model.safetensors")).parent
-    started = replace(side(make_reader, **dict(READER.params)), start=str(folder))
+    (saved,) = runs.weights(result)
+    folder = (result.folder / saved).parent
+    started = side(make_reader, start=str(folder), **dict(READER.params))
     graph = algorithms.small("grpo", tiny.folder, adapter=started, **ONE_UPDATE | {"lr": 1e-9})
     (row,) = runs.metrics(tiny.run(graph, 1, name="further"))
     assert row["policy/kl_reference"] > 1e-5

@@ -43,8 +43,8 @@ def save_side(folder: Path, module: nn.Module, base_digest: str = "") -> None:
 
 def read_side(model: Model, side: Side, folder: Path) -> list[Piece]:
     """Read a side module's weights, by the names that they have in a module. Raises KernelError,
-    naming the Model, for a folder without one, a damaged file, or one of another function, other
-    params or another base.
+    naming the Model, for a folder without one, or one of another function, other params or another
+    base; DataError for a damaged file.
     """
     where = f"Model {model.name!r}"
     complaint = find_side_complaint(side, folder)
