@@ -141,7 +141,8 @@ def _read_field(model: Model, path: _Path, text: str) -> Any:
 
 def _change_adapter(model: Model, fields: Mapping[str, Any]) -> Lora | Side:
     if isinstance(model.adapter, Side):
-        params = dict(model.adapter.params) | fields
+        params = dict(model.adapter.params)
+        params.update(fields)
         start = params.pop(_START, model.adapter.start)
         return side(model.adapter.build, start=start, **params)
     arguments = {name: getattr(model.adapter, name) for name in _FIELDS}

@@ -82,11 +82,11 @@ def _list_parameters(build: Any) -> dict[str, inspect.Parameter]:
             f" {build.__qualname__}"
         )
         raise call_error(_WHERE, problem, "a def at the top level of a module")
-    first, *others = list(signature.parameters.values()) or [None]
-    if first is None or first.kind is first.KEYWORD_ONLY:
+    known = list(signature.parameters.values())
+    if not known or known[0].kind is inspect.Parameter.KEYWORD_ONLY:
         problem = f"expected {build.__name__} to take the base's configuration, found no place"
         raise call_error(_WHERE, problem, _LIKE)
-    parameters = {parameter.name: parameter for parameter in others}
+    parameters = {parameter.name: parameter for parameter in known[1:]}
     if _START in parameters:
         problem = f"{build.__name__} has a parameter {_START!r}, which names a saved module here"
         raise call_error(_WHERE, problem, "another name for it")

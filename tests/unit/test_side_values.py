@@ -12,9 +12,11 @@ from dataflow.adapter_settings import with_adapter_settings
 from dataflow.graph import Phase
 from dataflow.node import content
 from dataflow.program import Program
+from dataflow.scripts import write_importable_snapshot
 from dataflow.set_expressions import settable
 from dataflow.side_module import Side
 from dataflow.snapshot import from_json, modules, to_json
+from engine.keep.checkpoint.provenance import provenance
 from engine.keep.checkpoint.user_sources import imported_files
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
@@ -118,6 +120,16 @@ def test_a_function_of_a_script_cannot_be_read_from_a_snapshot(
     monkeypatch.setattr(make_reader, "__module__", "__main__")
     with pytest.raises(GraphError, match="Model 'policy': it holds 'make_reader'"):
         from_json(to_json(small_grpo(BASE)))
+
+
+def test_a_script_is_the_same_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_reader, "__module__", "__main__")
+    graph = small_grpo(BASE)
+    adapter = provenance(graph, script="mine").models["policy"]["adapter"]
+    assert "mine:make_reader" in adapter
+    assert "__main__" not in adapter
+    _, _, notice = write_importable_snapshot(graph)
+    assert "Model 'policy' has 'make_reader'" in notice
 
 
 def test_its_source_is_part_of_what_a_run_is_made_of() -> None:
