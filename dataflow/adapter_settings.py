@@ -141,10 +141,7 @@ def _read_field(model: Model, path: _Path, text: str) -> Any:
 
 def _change_adapter(model: Model, fields: Mapping[str, Any]) -> Lora | Side:
     if isinstance(model.adapter, Side):
-        params = dict(model.adapter.params)
-        params.update(fields)
-        start = params.pop(_START, model.adapter.start)
-        return side(model.adapter.build, start=start, **params)
+        return model.adapter.with_params(fields)
     arguments = {name: getattr(model.adapter, name) for name in _FIELDS}
     arguments |= fields
     return lora(

@@ -8,7 +8,7 @@ trained parts (adapters.py), the module and its place in the base's (operators/k
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,15 @@ class Side:
     def path(self) -> str:
         """`module:function` of what makes it."""
         return f"{self.build.__module__}:{self.build.__qualname__}"
+
+    def with_params(self, params: Mapping[str, Any]) -> Side:
+        """The same one with these params, `start` among them, in the place of those of their names.
+        Raises GraphError as `side`.
+        """
+        changed_params = dict(self.params) | {_START: self.start}
+        changed_params.update(params)
+        start = changed_params.pop(_START)
+        return _make_side(self.build, start, changed_params)
 
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The parameters of the function that it may set, by name. Raises GraphError as `side`."""
@@ -63,6 +72,10 @@ def side(build: Build, *, start: str | None = None, **params: Any) -> Side:
 
     Source: SHERL, arXiv:2407.07523, section 3, whose late route reads the layers' outputs.
     """
+    return _make_side(build, start, params)
+
+
+def _make_side(build: Build, start: str | None, params: Mapping[str, Any]) -> Side:
     known_parameters = _list_parameters(build)
     frozen: list[tuple[str, Any]] = []
     for name, argument in params.items():

@@ -12,7 +12,7 @@ from dataflow.side_module import Side, side
 WIDTH = 8
 
 
-class LayerReader(nn.Module):
+class NarrowReader(nn.Module):
     """Reads what each layer leaves at a token through a narrow matrix, and adds to what the head
     reads. It begins by adding zero.
     """
@@ -30,11 +30,11 @@ class LayerReader(nn.Module):
         return last + self.up(narrow)
 
 
-def make_reader(config: Any, width: int = WIDTH) -> LayerReader:
-    return LayerReader(config.hidden_size, config.num_hidden_layers, width)
+def make_reader(config: Any, width: int = WIDTH) -> NarrowReader:
+    return NarrowReader(config.hidden_size, config.num_hidden_layers, width)
 
 
-class Mixer(LayerReader):
+class Mixer(NarrowReader):
     """Adds the mean of all tokens."""
 
     def forward(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def make_mixer(config: Any) -> nn.Module:
     return Mixer(config.hidden_size, config.num_hidden_layers, WIDTH)
 
 
-class Counter(LayerReader):
+class Counter(NarrowReader):
     """Divides by how many tokens there are."""
 
     def forward(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def make_counter(config: Any) -> nn.Module:
     return Counter(config.hidden_size, config.num_hidden_layers, WIDTH)
 
 
-class Narrow(LayerReader):
+class Narrow(NarrowReader):
     """Returns half of what the head needs."""
 
     def forward(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:

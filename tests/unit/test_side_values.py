@@ -75,7 +75,7 @@ def without_place() -> None:
 @pytest.mark.parametrize("build,params,words", [
     (lambda config: config, {}, "at the top level of a module"),
     ("make_reader", {}, "expected a function"),
-    (side_modules.LayerReader, {}, "expected a function"),
+    (side_modules.NarrowReader, {}, "expected a function"),
     (make_reader, {"widht": 4}, "unknown parameter 'widht'"),
     (make_reader, {"width": [{}]}, "a number, text"),
     (make_reader, {"start": 4}, "text or None"),
@@ -122,8 +122,12 @@ def test_a_function_of_a_script_cannot_be_read_from_a_snapshot(
         from_json(to_json(small_grpo(BASE)))
 
 
-def test_a_script_is_the_same_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_the_same_where_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(make_reader, "__module__", "__main__")
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    monkeypatch.chdir(tmp_path)
     graph = small_grpo(BASE)
     adapter = provenance(graph, script="mine").models["policy"]["adapter"]
     assert "mine:make_reader" in adapter

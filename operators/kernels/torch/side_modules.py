@@ -126,8 +126,8 @@ def _build(where: str, module: PreTrainedModel, model: Model, side: Side, seed: 
         _refuse(where, "parameters to train", "none", "a module with parameters")
     for name, parameter in parameters:
         if not parameter.requires_grad:
-            found = f"{name}, which is not"
-            _refuse(where, "parameters that are trained", found, "register_buffer for what stays")
+            shown = f"{name}, which is not"
+            _refuse(where, "parameters that are trained", shown, "register_buffer for what stays")
     return part
 
 
@@ -160,15 +160,15 @@ def _compute(where: str, part: nn.Module, states: Tensor) -> Tensor:
     if not isinstance(output, Tensor):
         _refuse(where, expected, type(output).__name__, "return one as last is")
     if output.shape != last.shape or output.dtype != last.dtype:
-        found = f"{list(output.shape)} of {output.dtype}"
-        _refuse(where, expected, found, "return one as last is")
+        shown = f"{list(output.shape)} of {output.dtype}"
+        _refuse(where, expected, shown, "return one as last is")
     return output
 
 
-def _refuse_reading(where: str, found: str) -> None:
-    problem = f"{where}: a side module reads other tokens: expected {_ALONE}, found {found}"
+def _refuse_reading(where: str, shown: str) -> None:
+    problem = f"{where}: a side module reads other tokens: expected {_ALONE}, found {shown}"
     raise KernelError(f"{problem}. Fix: no mixing of tokens in it.")
 
 
-def _refuse(where: str, expected: str, found: str, fix: str) -> None:
-    raise KernelError(f"{where}: expected {expected}, found {found}. Fix: {fix}.")
+def _refuse(where: str, expected: str, shown: str, fix: str) -> None:
+    raise KernelError(f"{where}: expected {expected}, found {shown}. Fix: {fix}.")
