@@ -17,6 +17,7 @@ from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
 from engine.keep.run_measurements import EVENTS
 from tests.kit import algorithms, runs
+from tests.kit.processes import KillWorkers
 from tests.kit.side_modules import READER, make_reader
 from tests.kit.tiny_runs import TinyRuns
 
@@ -75,6 +76,25 @@ def test_a_run_that_is_resumed_goes_on_to_the_bit(tiny: TinyRuns) -> None:
     assert runs.timeless(runs.metrics(again))[-1] == runs.timeless(runs.metrics(whole))[-1]
     first, second = (list(runs.weights(run).values()) for run in (again, whole))
     assert first == second
+
+
+def test_a_lost_worker_changes_no_bit(tiny: TinyRuns) -> None:
+    graph = algorithms.small("grpo", tiny.folder, adapter=READER, **ONE_UPDATE)
+    how: dict[str, Any] = {"workers": "apart", "checkpoint_every": 1}
+    whole = tiny.run(graph, 3, name="whole", **how)
+    kill = KillWorkers({2: "train_policy"})
+    killed = tiny.run(graph, 3, name="killed", on_step=[kill], **how)
+    runs.require_same_numbers(killed, whole)
+
+
+@pytest.mark.parametrize("how", [{"ranks": {"train_policy": 2}}, {"replicas": {"rollout": 2}}])
+def test_ranks_and_replicas_have_it_as_one_has(tiny: TinyRuns, how: dict[str, Any]) -> None:
+    graph = algorithms.small("grpo", tiny.folder, adapter=READER, **ONE_UPDATE)
+    alone = runs.metrics(tiny.run(graph, 2, name="alone"))
+    several = runs.metrics(tiny.run(graph, 2, name="several", **{"workers": "auto", **how}))
+    for one, other in zip(alone, several, strict=True):
+        assert other["adapter/norm"] == pytest.approx(one["adapter/norm"], rel=1e-4)
+        assert other["reward/mean"] == one["reward/mean"]
 
 
 def test_a_later_phase_and_a_later_run_go_on_with_it(tiny: TinyRuns) -> None:
