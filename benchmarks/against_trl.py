@@ -21,7 +21,7 @@ import tyro
 
 from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.settings import SETTINGS, Run, prepare, shortened
-from benchmarks.sides import Measured, OurSide, Side, TrlSide
+from benchmarks.sides import ComparedSide, Measured, OurSide, TrlSide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ GOALS = {
     "demo": Goal(ratio=2.5),
     "long_tail": Goal(ratio=2.2, slot_waste=0.12),
 }
-SIDES: tuple[Side, ...] = (OurSide(), TrlSide())
+SIDES: tuple[ComparedSide, ...] = (OurSide(), TrlSide())
 """The peer is last; each other side's ratio is to the last."""
 
 Paired = list[dict[str, Measured]]
 """One entry per pair: what each side measured, by the side's name."""
 
 
-def run_paired(sides: Sequence[Side], run: Run, pairs: int) -> Paired:
+def run_paired(sides: Sequence[ComparedSide], run: Run, pairs: int) -> Paired:
     """Every side once per pair, with the pair's own seed; the order rotates from pair to pair."""
     paired: Paired = []
     for pair in range(pairs):
@@ -56,7 +56,7 @@ def run_paired(sides: Sequence[Side], run: Run, pairs: int) -> Paired:
     return paired
 
 
-def results(setting: str, sides: Sequence[Side], paired: Paired) -> list[SideResult]:
+def results(setting: str, sides: Sequence[ComparedSide], paired: Paired) -> list[SideResult]:
     """All numbers of one setting: each side's medians, then the ratios to the last side."""
     found = [
         result

@@ -21,7 +21,7 @@ import tyro
 
 from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.settings import SETTINGS, Run, prepare, shortened
-from benchmarks.sides import Measured, OurSide, Side, TrlSide
+from benchmarks.sides import ComparedSide, Measured, OurSide, TrlSide
 from benchmarks.two_cores import StepTimes, measure_step
 
 SETTING = "long_tail"
@@ -29,7 +29,7 @@ SYNCHRONOUS, LAGGED = ("one", "halves"), ("lag1",)
 PEER = "trl"
 GOAL = 0.9
 """The bound's milliseconds of a Step over those of the best synchronous layout."""
-SIDES: tuple[Side, ...] = (
+SIDES: tuple[ComparedSide, ...] = (
     *(OurSide(name, name) for name in (*SYNCHRONOUS, *LAGGED)),
     TrlSide(),
 )

@@ -1,6 +1,6 @@
 """The sides of a comparison: their protocol, our side, and the peer's.
 
-Owns: the Side protocol, the measures of a run, and TRL as a side. Does not own: the settings
+Owns: the protocol of a side, the measures of a run, and TRL as one. Does not own: the settings
 (settings.py), the pairing (against_trl.py).
 """
 
@@ -44,7 +44,7 @@ class Measured:
     steps: int
 
 
-class Side(Protocol):
+class ComparedSide(Protocol):
     """One of the systems compared."""
 
     @property

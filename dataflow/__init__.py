@@ -56,6 +56,7 @@ from dataflow.schema import (
     Weight,
     column,
 )
+from dataflow.side_module import side
 from dataflow.top_logprobs import TopLogprobs
 from dataflow.user import Columns, operator
 
@@ -120,6 +121,7 @@ __all__ = [
     "lora",
     "loss",
     "operator",
+    "side",
     "subset",
     "warmup",
 ]

@@ -81,12 +81,12 @@ def find_adapter_complaint(adapter: Lora, folder: Path) -> Complaint | None:
     return None
 
 
-def find_base_complaint(base: str, folder: Path) -> Complaint | None:
-    """Find whether a folder's adapter was trained beside another base than this one, as far as both
-    are known. Raises DataError for a damaged file.
+def find_base_complaint(base: str, path: Path) -> Complaint | None:
+    """Find whether an adapter was trained beside another base than this one, as far as both are
+    known. path: of its weights. Raises DataError for a damaged file.
     """
     base_folder = folder_of(base)
-    saved_digest = read_metadata(folder / WEIGHTS).get(BASE_DIGEST, "")
+    saved_digest = read_metadata(path).get(BASE_DIGEST, "")
     if base_folder is None or not saved_digest:
         return None
     digest = base_digest(base_folder)
@@ -94,7 +94,7 @@ def find_base_complaint(base: str, folder: Path) -> Complaint | None:
         return None
     problem = (
         f"expected an adapter that was trained beside its base {base}, digest {digest}, found in"
-        f" {folder} one of a base of digest {saved_digest}"
+        f" {path.parent} one of a base of digest {saved_digest}"
     )
     return problem, "the base beside which it was trained"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from dataflow.adapters import Lora, lora
+from dataflow.adapters import Adapter, Lora, lora
 from dataflow.errors import GraphError, nearest_or_all
 from dataflow.graph import Graph, Inputs, States
 from dataflow.model import Model, State
@@ -19,6 +19,7 @@ from dataflow.node import Node
 from dataflow.parameters import NodeParameter, find_description
 from dataflow.program import AnyGraph, Program
 from dataflow.setting_errors import setting_error, settings_error
+from dataflow.side_module import Side, side
 from dataflow.value_parser import AcceptedValues
 
 Source = TypeVar("Source", Graph, Program, AnyGraph)
@@ -52,7 +53,7 @@ def with_adapter_settings(source: Source, texts: Sequence[str]) -> Source:
         if path.field in changes[path.model]:
             raise setting_error(text, f"{path.model}{_BETWEEN}{path.field} is set twice", _ONCE)
         changes[path.model][path.field] = _read_field(models[path.model], path, text)
-    adapters: dict[str, Lora] = {}
+    adapters: dict[str, Adapter] = {}
     for name, fields in changes.items():
         try:
             adapters[name] = _change_adapter(models[name], fields)
@@ -73,8 +74,13 @@ def find_models(source: AnyGraph) -> dict[str, Model]:
     return models
 
 
-def adapter_parameters(adapter: Lora) -> Iterator[NodeParameter]:
-    """The fields of an adapter, as parameters that text can give."""
+def adapter_parameters(adapter: Lora | Side) -> Iterator[NodeParameter]:
+    """The fields of an adapter, as parameters that text can give: of a side module those of the
+    function that makes it.
+    """
+    if isinstance(adapter, Side):
+        yield from _list_side_parameters(adapter)
+        return
     hints = get_type_hints(lora)
     for name in _FIELDS:
         yield NodeParameter(
@@ -83,6 +89,24 @@ def adapter_parameters(adapter: Lora) -> Iterator[NodeParameter]:
             accepted=AcceptedValues(hint=hints[name]),
             about=find_description(lora.__doc__ or "", name),
         )
+
+
+def _list_side_parameters(adapter: Side) -> Iterator[NodeParameter]:
+    settings = dict(adapter.params)
+    for name, parameter in adapter.parameters().items():
+        hint = Any if parameter.annotation is parameter.empty else parameter.annotation
+        yield NodeParameter(
+            name=name,
+            value=settings.get(name, parameter.default),
+            accepted=AcceptedValues(hint=hint),
+            about=find_description(adapter.build.__doc__ or "", name),
+        )
+    yield NodeParameter(
+        name=_START,
+        value=adapter.start,
+        accepted=AcceptedValues(hint=str | None),
+        about=find_description(side.__doc__ or "", _START),
+    )
 
 
 def _find_path(text: str) -> _Path | None:
@@ -115,7 +139,9 @@ def _read_field(model: Model, path: _Path, text: str) -> Any:
         raise setting_error(text, f"for {path.field} {error}", "a value of that kind") from None
 
 
-def _change_adapter(model: Model, fields: Mapping[str, Any]) -> Lora:
+def _change_adapter(model: Model, fields: Mapping[str, Any]) -> Lora | Side:
+    if isinstance(model.adapter, Side):
+        return model.adapter.with_params(fields)
     arguments = {name: getattr(model.adapter, name) for name in _FIELDS}
     arguments |= fields
     return lora(
@@ -127,7 +153,7 @@ def _change_adapter(model: Model, fields: Mapping[str, Any]) -> Lora:
     )
 
 
-def _with_adapters(graph: Graph, adapters: Mapping[str, Lora]) -> Graph:
+def _with_adapters(graph: Graph, adapters: Mapping[str, Adapter]) -> Graph:
     """The graph with these adapters, by Model; the same one if nothing changes."""
 
     def make(node: Node, inputs: Inputs, states: States) -> Node:
@@ -139,7 +165,7 @@ def _with_adapters(graph: Graph, adapters: Mapping[str, Lora]) -> Graph:
     return graph.remade(make)
 
 
-def _change_state(state: State, adapters: Mapping[str, Lora]) -> State:
+def _change_state(state: State, adapters: Mapping[str, Adapter]) -> State:
     if not isinstance(state, Model):
         return state
     if state.follows is not None:
@@ -152,6 +178,7 @@ def _change_state(state: State, adapters: Mapping[str, Lora]) -> State:
     return state if adapter == state.adapter else replace(state, adapter=adapter)
 
 
+_START = "start"
 _FIELDS = ("rank", "alpha", "targets", "start", "scale")
 _PEERS = {
     "r": "rank",

@@ -1,8 +1,8 @@
 """Adapters and subsets: which part of a Model is trained, where its base is not.
 
-Owns: what a user says of them, and what is refused for itself. Does not own: the modules that an
-adapter adds (operators/kernels/torch/adapters.py), the files of an adapter (adapter_files.py),
-which graphs fit together (rules/adapters.py).
+Owns: what a user says of them, and what is refused for itself. Does not own: a module of a user's
+own (side_module.py), the modules that an adapter adds (operators/kernels/torch/adapters.py), the
+files of an adapter (adapter_files.py), which graphs fit together (rules/adapters.py).
 
 An adapter is new weights beside those of the base, which nobody changes. A subset is some of the
 base's own weights. Both are a Model's: train nodes, weight edges, checkpoints and estimates know
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from dataflow.calls import declares, require
 from dataflow.limits import Limit, choice, number, text, whole
+from dataflow.side_module import Side
 
 ALL_LINEAR = "all-linear"
 """Every linear layer of the base but its head, those of experts too."""
@@ -56,7 +57,7 @@ class Lora:
         return f"lora({', '.join(arguments)})"
 
 
-Adapter = Lora | None
+Adapter = Lora | Side | None
 """Of a Model: new weights beside those of its base, or none."""
 
 

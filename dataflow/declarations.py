@@ -35,6 +35,7 @@ from dataflow.json_values import (
     place_entry,
     snapshot_error,
 )
+from dataflow.model import Model
 from dataflow.operator import Operator
 from dataflow.schema import Schema
 
@@ -87,6 +88,9 @@ def _collect(graph: Graph) -> _Collector:
         collector.add_operator(node.operator)
         collector.add(tuple(node.schemas))
         collector.add(node.params)
+    for state in graph.states:
+        if isinstance(state, Model):
+            collector.add(state.adapter)
     return collector
 
 

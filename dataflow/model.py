@@ -21,6 +21,7 @@ from dataflow.schedule import cosine as cosine
 from dataflow.schedule import linear as linear
 from dataflow.schedule import value_at as value_at
 from dataflow.schedule import warmup as warmup
+from dataflow.side_module import Side
 
 Ts = TypeVarTuple("Ts")
 
@@ -45,10 +46,10 @@ class Model:
     """Weights. `base` is a Hugging Face model directory or hub name.
 
     trainable: some train node writes it; `subset(...)`: only some of its weights. adapter:
-    `lora(...)`: only weights beside those of the base, which stay as they are; a follower has its
-    leader's. follows: another Model that this one copies when that is published, every `every`
-    Steps, moving `rate` of the way (1.0 is a plain copy); with every=0 never, so that it stays as
-    its leader was when the run, or the phase of a Program, began. head:
+    `lora(...)` or `side(...)`: only weights beside those of the base, which stay as they are; a
+    follower has its leader's. follows: another Model that this one copies when that is published,
+    every `every` Steps, moving `rate` of the way (1.0 is a plain copy); with every=0 never, so that
+    it stays as its leader was when the run, or the phase of a Program, began. head:
     `lm` or `scalar`. dtype: that it computes in; `auto`: bfloat16 if its base is in bfloat16, else
     float32; of a follower its leader's, and float32 if its rate is below 1.
     """
@@ -129,9 +130,9 @@ def _require_tuned_part(where: str, model: Model) -> None:
     trainable, adapter = model.trainable, model.adapter
     fits, expected = isinstance(trainable, bool | WeightSubset), "True, False or subset(...)"
     require(where, "trainable", trainable, fits=fits, expected=expected, fix="trainable=True")
-    fits = adapter is None or isinstance(adapter, Lora)
-    fix = "adapter=lora(rank=16)"
-    require(where, "adapter", adapter, fits=fits, expected="lora(...) or None", fix=fix)
+    fits = adapter is None or isinstance(adapter, Lora | Side)
+    fix, expected = "adapter=lora(rank=16)", "lora(...), side(...) or None"
+    require(where, "adapter", adapter, fits=fits, expected=expected, fix=fix)
     if adapter is None:
         return
     if model.subset is not None:
@@ -139,7 +140,7 @@ def _require_tuned_part(where: str, model: Model) -> None:
         raise call_error(where, problem, "trainable=True, or no adapter=")
     if not model.trainable and model.follows is None and adapter.start is None:
         problem = "its adapter is trained by nobody and begins as nothing"
-        raise call_error(where, problem, "trainable=True, or lora(start=FOLDER), or no adapter=")
+        raise call_error(where, problem, "trainable=True, or start=FOLDER, or no adapter=")
 
 
 def _require_copy(where: str, model: Model) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from dataflow.adapters import Lora
 from dataflow.model import AUTO, Model
 from dataflow.model_files import CONFIG, folder_of, read_object, stored_weights
 
@@ -45,12 +46,13 @@ def choose_dtype(model: Model, folder: Path) -> ComputedDtype | None:
 
     A Model that follows at a rate below 1 is in float32 whatever its base: it moves by a rate's
     part of a difference, of which bfloat16, with 8 bits, has nothing left below 1/256 of a weight,
-    so that it would stand still. Of one with an adapter only that is in float32.
+    so that it would stand still. Of one with an adapter by `lora` only that is in float32.
     """
     if model.dtype != AUTO:
         return model.dtype
     if model.follows is not None:
-        if model.rate != 1.0 and model.adapter is None:
+        # A user's module may compute in one dtype alone, which is then that of its base.
+        if model.rate != 1.0 and not isinstance(model.adapter, Lora):
             return "float32"
         return choose_dtype(model.follows, folder)
     stored = stored_dtype(folder)

@@ -202,25 +202,30 @@ class _Renaming:
         return f"{self._script.module}:{name}" if is_same or is_class else ""
 
 
-def _find_lost(part: Any, node: str) -> Iterator[tuple[str, str, str]]:
-    """(node, path, place) of what is there only by a name that no other process finds."""
+_OWNERS = {"nodes": "node", "states": "Model"}
+"""What the entries of a graph's lists are; of States only Models hold functions."""
+
+
+def _find_lost(part: Any, owner: str) -> Iterator[tuple[str, str, str]]:
+    """(owner, path, place) of what is there only by a name that no other process finds."""
     if isinstance(part, dict):
         if LOST in part:
-            yield node, str(part[LOST]), str(part.get("at", ""))
+            yield owner, str(part[LOST]), str(part.get("at", ""))
         for key, inner in part.items():
-            if key == "nodes":
+            # A node's own `states` are numbers of these.
+            if key in _OWNERS and isinstance(inner, list):
                 for number, entry in enumerate(inner):
-                    yield from _find_lost(entry, str(entry.get("name", number)))
+                    yield from _find_lost(entry, f"{_OWNERS[key]} {entry.get('name', number)!r}")
             elif key != "declared":
-                yield from _find_lost(inner, node)
+                yield from _find_lost(inner, owner)
     elif isinstance(part, list):
         for element in part:
-            yield from _find_lost(element, node)
+            yield from _find_lost(element, owner)
 
 
 def _describe_lost(lost_parts: list[tuple[str, str, str]], this_script: Script) -> str:
     """The line about the first of them."""
-    node, path, at = lost_parts[0]
+    owner, path, at = lost_parts[0]
     module, _, name = path.rpartition(":")
     why = next((reason for mark, reason in _KINDS.items() if mark in name), "")
     if not why and module == MAIN:
@@ -228,7 +233,7 @@ def _describe_lost(lost_parts: list[tuple[str, str, str]], this_script: Script) 
     elif not why and at:
         why = "whose name leads to another function"
     place = f" ({at.rsplit('/', 1)[-1]})" if at else ""
-    what = f"node {node!r} has {name!r}{place}, {why or 'which has no name of its own'}"
+    what = f"{owner} has {name!r}{place}, {why or 'which has no name of its own'}"
     others = len(lost_parts) - 1
     more = f" (and {others} more)" if others else ""
     return f"`dataflow resume` will not be able to go on with this run: {what}{more}. Fix: {_FIX}."

@@ -109,7 +109,8 @@ def settable(source: AnyGraph) -> list[SettableNode]:
     for name, model in find_models(source).items():
         if model.adapter is not None and model.follows is None:
             parameters = tuple(adapter_parameters(model.adapter))
-            adapter = SettableNode(name=f"{name}.adapter", operator="lora", parameters=parameters)
+            kind = type(model.adapter).__name__.lower()
+            adapter = SettableNode(name=f"{name}.adapter", operator=kind, parameters=parameters)
             nodes.append(adapter)
     return nodes
 

@@ -116,7 +116,7 @@ def modules_of(document: Any) -> tuple[str, ...]:
     """The same, of what `graph_document` made."""
     _require_document(document, "snapshot")
     names: set[str] = set()
-    for path in _list_paths(document["nodes"]):
+    for path in _list_paths([document["nodes"], document["states"]]):
         module, colon, _ = path.partition(":")
         if colon and not is_own_module(module):
             names.add(module)
@@ -251,25 +251,28 @@ def _find_unimportable(document: Mapping[str, Any]) -> Iterator[Fault]:
     """A fault for all that no process can import, node by node."""
     for entry in document["nodes"]:
         require_keys(entry, "node", name=str)
-        yield from _find_lost(entry, entry.get("operator"), entry["name"])
+        yield from _find_lost(entry, entry.get("operator"), f"node {entry['name']!r}")
+    for entry in document["states"]:
+        require_keys(entry, "state", kind=str, name=str)
+        yield from _find_lost(entry, None, f"{entry['kind']} {entry['name']!r}")
 
 
-def _find_lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
-    """A fault for each function or class in a node's entry of which only the name was written.
-    operator: the entry of the node's operator.
+def _find_lost(entry: Any, operator: Any, where: str) -> Iterator[Fault]:
+    """A fault for each function or class in the entry of a node or a State of which only the name
+    was written. operator: the entry of a node's operator.
     """
     if isinstance(entry, dict):
         if LOST in entry:
             what = "its operator" if entry is operator else "it holds"
-            yield _lost_fault(entry, what, name)
+            yield _lost_fault(entry, what, where)
         for part in entry.values():
-            yield from _find_lost(part, operator, name)
+            yield from _find_lost(part, operator, where)
     elif isinstance(entry, list):
         for part in entry:
-            yield from _find_lost(part, operator, name)
+            yield from _find_lost(part, operator, where)
 
 
-def _lost_fault(entry: Mapping[str, Any], what: str, name: str) -> Fault:
+def _lost_fault(entry: Mapping[str, Any], what: str, where: str) -> Fault:
     qualname = str(entry[LOST]).rpartition(":")[2]
     at = str(entry.get("at", ""))
     place = f" ({at.rsplit('/', 1)[-1]})" if at else ""
@@ -278,7 +281,7 @@ def _lost_fault(entry: Mapping[str, Any], what: str, name: str) -> Fault:
         "a def or class at the top level of a module (a file that is not run as a script),"
         " by its own name; or graph= of resume and rerun in Python"
     )
-    return Fault(rule="snapshot", where=f"node {name!r}", problem=problem, fix=fix)
+    return Fault(rule="snapshot", where=where, problem=problem, fix=fix)
 
 
 def require_keys(entry: Any, where: str, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:

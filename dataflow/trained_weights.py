@@ -14,6 +14,7 @@ from math import prod
 
 from dataflow.adapters import ALL_LINEAR, Lora, WeightSubset, is_at, leaf_of
 from dataflow.model import Model
+from dataflow.side_module import Side
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of each weight by its name: of a linear layer [out, in], of fused experts [experts, out, in]."""
@@ -32,6 +33,8 @@ class TrainedPart:
     version. is_added: whether they are beside those of the base. layers: decoder layers that a
     backward pass goes through. own_share: of what it goes through, the share that has gradients of
     its own. mergeable: parameters of the base's matrices into which an adapter can be merged.
+    is_counted: False if they are those of a user's module, of which only a head is counted.
+    read_layers: decoder layers of which a pass keeps what they leave.
     """
 
     parameters: int
@@ -39,6 +42,8 @@ class TrainedPart:
     is_added: bool = False
     own_share: float = 0.0
     mergeable: int = 0
+    is_counted: bool = True
+    read_layers: int = 0
 
     def scaled(self, part: int, whole: int) -> TrainedPart:
         """What a rank trains that has so many parameters of a whole base."""
@@ -57,6 +62,10 @@ def count_trained_part(model: Model, shapes: Shapes, head: int) -> TrainedPart |
         return None
     layers = count_layers(shapes)
     heads = head if model.head == "scalar" else 0
+    if isinstance(model.adapter, Side):
+        return TrainedPart(
+            parameters=heads, layers=0, is_added=True, is_counted=False, read_layers=layers
+        )
     if model.adapter is not None:
         return _count_adapter(model.adapter, shapes, layers, heads)
     assert model.subset is not None

@@ -29,6 +29,7 @@ from dataflow.loss import LossFunction  # noqa: E402
 from dataflow.model import Model, Table, cosine, linear, warmup  # noqa: E402
 from dataflow.operator import Operator  # noqa: E402
 from dataflow.operator_functions import function_of  # noqa: E402
+from dataflow.side_module import side  # noqa: E402
 from operators.environment_kinds import (  # noqa: E402
     gymnasium_environment,
     mcp_tools,
@@ -82,7 +83,7 @@ ENVIRONMENTS = (
     environments_by,
     isolated,
 )
-VALUES = (Model, Table, linear, cosine, warmup, AdamW, importance, verl_reward)
+VALUES = (Model, Table, linear, cosine, warmup, AdamW, importance, verl_reward, side)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

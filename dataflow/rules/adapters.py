@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.adapter_config import find_adapter_complaint, find_base_complaint
-from dataflow.adapters import ALL_LINEAR
+from dataflow.adapters import ALL_LINEAR, Lora
 from dataflow.errors import DataError, Fault, GraphWarning
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype, find_dtype
@@ -21,6 +21,8 @@ from dataflow.model_files import folder_of, stored_weights
 from dataflow.node import Node
 from dataflow.rules.context import Context, fault_at, node_models, warning_at
 from dataflow.schedule import Schedule
+from dataflow.side_config import find_side_complaint, name_weights_file
+from dataflow.side_module import Side
 from dataflow.trained_weights import (
     Shapes,
     count_layers,
@@ -52,9 +54,10 @@ def _check_merge(node: Node) -> Iterator[Fault]:
     if node.operator.work != "decode" or node.params.get("merge") is not True:
         return
     for model in node_models(node):
-        if model.adapter is None:
+        if not isinstance(model.adapter, Lora):
+            what = "none" if model.adapter is None else "a side module, which is no part of it"
             problem = (
-                f"merge=True merges an adapter into its base, and Model {model.name!r} has none"
+                f"merge=True merges an adapter into its base, and Model {model.name!r} has {what}"
             )
             fix = "merge=False, or Model(..., adapter=lora(rank=16))"
             yield fault_at(node, "adapters", problem, fix)
@@ -67,7 +70,7 @@ def low_rates(context: Context) -> Iterator[GraphWarning]:
             continue
         rate = _greatest_rate(node.params.get("lr"))
         for model in node_models(node):
-            is_fresh = model.adapter is not None and model.adapter.start is None
+            is_fresh = isinstance(model.adapter, Lora) and model.adapter.start is None
             if is_fresh and rate is not None and rate < _LOW_RATE:
                 problem = (
                     f"lr={rate:g} for the adapter of {model.name!r}, which begins from nothing:"
@@ -114,11 +117,15 @@ def _check_start(context: Context, model: Model) -> Iterator[Fault]:
     if model.adapter is None or model.adapter.start is None:
         return
     folder = Path(model.adapter.start).expanduser()
+    weights_file = name_weights_file(model.adapter)
     try:
-        complaint = find_adapter_complaint(model.adapter, folder)
+        if isinstance(model.adapter, Side):
+            complaint = find_side_complaint(model.adapter, folder)
+        else:
+            complaint = find_adapter_complaint(model.adapter, folder)
         # An earlier phase may leave other weights in the place of the base.
         if complaint is None and model.name not in context.carried:
-            complaint = find_base_complaint(model.base, folder)
+            complaint = find_base_complaint(model.base, folder / weights_file)
     except DataError as error:
         problem, _, fix = str(error).rstrip(".").partition(". Fix: ")
         complaint = problem, fix
@@ -145,7 +152,7 @@ def _read_shapes(model: Model) -> Shapes | None:
 def _check_names(model: Model, shapes: Shapes) -> Iterator[Fault]:
     # Files may have each expert's matrices, and the module those of all in one weight.
     has_experts = any(_EXPERTS in name for name in shapes)
-    if model.adapter is not None and not has_experts:
+    if isinstance(model.adapter, Lora) and not has_experts:
         missing = find_missing_targets(model.adapter, shapes)
         if missing:
             names = ", ".join(list_leaves(shapes)) or "none"

@@ -14,6 +14,7 @@ from dataflow.model import Model
 from dataflow.program import Program, models_of
 from dataflow.regions import find_trained_models
 from dataflow.rules.unused_settings import live_nodes
+from dataflow.side_module import Side
 
 SPEC = ("base", "head", "dtype")
 """The fields of a Model that say which weights fit it; the others say what a phase does with it."""
@@ -70,13 +71,25 @@ def _check_adapter(
     if model.adapter == trained.adapter:
         yield from _check_beside(program, trained_number, number, model)
         return
+    instead = "no adapter=, and it begins with that one merged"
+    if isinstance(trained.adapter, Side):
+        instead = "another name for this Model"
     if model.adapter is not None:
         expected = f"expected {trained.adapter}, which {program.label(trained_number)} trained"
         yield Fault(
             rule="program",
             where=where,
             problem=f"{expected}, since its weights go on, found {model.adapter}",
-            fix=f"adapter={trained.adapter}, or no adapter=, and it begins with that one merged",
+            fix=f"adapter={trained.adapter}, or {instead}",
+            origin=origin,
+        )
+    elif isinstance(trained.adapter, Side):
+        yield Fault(
+            rule="program",
+            where=where,
+            problem=f"it would begin with {trained.adapter} merged, and a side module is no part of"
+            " its base's matrices",
+            fix=f"adapter={trained.adapter}, or {instead}",
             origin=origin,
         )
     elif model.name in program.phases[number - 1].optimizers:

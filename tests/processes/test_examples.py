@@ -34,7 +34,7 @@ ADDED = ("user_operator", "user_advantage", "user_loss", "user_reward")
 
 RUNS = (
     *ADDED, "run_trl_reward", "verl_parquet", "ppo_edit", "dapo", "several_rewards", "async_lag",
-    "edits", "agent_calculator", "agent_trl_environment", "agent_coding",
+    "edits", "agent_calculator", "agent_trl_environment", "agent_coding", "user_side",
 )  # fmt: skip
 """Examples with main(steps)."""
 

@@ -25,6 +25,7 @@ from operators.kernels.torch import offload
 from operators.kernels.torch.train import TorchTrain
 from tests.kit.models import save_tiny
 from tests.kit.rows import rollout
+from tests.kit.side_modules import READER, WIDTH
 from tests.kit.training import PG, opened, with_advantage
 
 LAYERS, ROWS, PROMPT, ANSWER = 24, 128, 8, 24
@@ -157,6 +158,28 @@ def test_a_part_of_a_model_keeps_as_much_as_the_plan_says(
     work = Work(lengths=lengths, prompts=ROWS, rows=ROWS)
     parts = running_parts(cost.version, cost.shape, (work,), kernel)
     estimate = parts["activations"] + parts.get("logits", 0)
+    assert 0.9 <= estimate / most <= 1.25
+
+
+@pytest.mark.long
+def test_a_side_module_keeps_what_it_reads_and_as_much_as_the_plan_says(deep: str) -> None:
+    whole_kept, _ = count_bytes(deep)
+    kept, most = count_bytes(deep, adapter=READER)
+    assert kept <= 0.2 * whole_kept
+    cost = cost_of_model(Model("policy", deep, trainable=True, adapter=READER))
+    kernel = RunningKernel(
+        kind="train",
+        layout=Layout(),
+        dtype="float32",
+        passed_layers=cost.passed_layers,
+        read_layers=cost.read_layers,
+    )
+    lengths = Lengths(prompt=PROMPT, completion=ANSWER)
+    work = Work(lengths=lengths, prompts=ROWS, rows=ROWS)
+    parts = running_parts(cost.version, cost.shape, (work,), kernel)
+    # The user's own module keeps more: here two narrow tensors a layer.
+    own = 2 * LAYERS * WIDTH * 4 * work.at_once
+    estimate = parts["activations"] + parts.get("logits", 0) + own
     assert 0.9 <= estimate / most <= 1.25
 
 

@@ -57,7 +57,7 @@ def test_a_subset_names_layers_or_parts(arguments: dict[str, Any]) -> None:
     ({"trainable": subset(last=1), "adapter": lora()}, "names a subset of them"),
     ({"adapter": lora()}, "begins as nothing"),
     ({"trainable": 1}, "True, False or subset"),
-    ({"trainable": True, "adapter": "lora"}, "lora(...) or None"),
+    ({"trainable": True, "adapter": "lora"}, "lora(...), side(...) or None"),
 ])  # fmt: skip
 def test_a_model_without_a_part_that_can_be_trained_is_refused(
     arguments: dict[str, Any], words: str

@@ -172,13 +172,17 @@ def _phase(phase: Phase) -> dict[str, str]:
 def _of_graph(graph: Graph, script: str) -> Provenance:
     files = Files()
     graph = with_dialects(graph)
-    models = [state for state in graph.states if isinstance(state, Model)]
     nodes = {node.name: _node(node, files) for node in graph.nodes}
+    models: dict[str, dict[str, str]] = {}
+    for state in graph.states:
+        if isinstance(state, Model):
+            models[state.name] = _model(state, files)
     if script:
         nodes = {name: _rename_values(values, script) for name, values in nodes.items()}
+        models = {name: _rename_values(values, script) for name, values in models.items()}
     return Provenance(
         nodes=nodes,
-        models={model.name: _model(model, files) for model in models},
+        models=models,
         sources=sources_of(graph, files, script),
         trains=tuple(sink.name for sink in graph.sinks),
         places=files.places,

@@ -20,6 +20,7 @@ import dataflow
 from dataflow.graph import Graph
 from dataflow.import_order import is_installed
 from dataflow.loss import LossFunction
+from dataflow.model import Model
 from dataflow.scripts import MAIN, guards
 from engine.keep.checkpoint.content_digests import CONTENT, Files, code_content, code_digest
 
@@ -83,6 +84,9 @@ def _things(graph: Graph) -> Iterator[Any]:
         yield from node.schemas
         for parameter in node.params.values():
             yield from _within(parameter)
+    for state in graph.states:
+        if isinstance(state, Model):
+            yield from _within(state.adapter)
 
 
 def _within(parameter: Any) -> Iterator[Any]:

@@ -55,6 +55,11 @@ class ModelCost:
         return self.trained.layers
 
     @property
+    def read_layers(self) -> int:
+        """Decoder layers of which a pass keeps what they leave, for a side module."""
+        return 0 if self.trained is None else self.trained.read_layers
+
+    @property
     def left(self) -> int:
         """Parameters of the base that the Model never changes, if it leaves some."""
         if self.trained is None or self.trained.is_added:

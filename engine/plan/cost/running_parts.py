@@ -32,7 +32,8 @@ _SHARDED = ("weights", "own_weights", "gradients", "sums", "optimizer", "offload
 class RunningKernel:
     """What bytes depend on besides Model and rows. has_static_keys: as static_decode.py says.
     gradient_sums: that a train node keeps between the parts of a Step; 0 where it gets it whole.
-    passed_layers: that its backward pass goes through; None for all. parameters: of its part.
+    passed_layers: that its backward pass goes through; None for all. read_layers: whose states a
+    side module reads. parameters: of its part.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class RunningKernel:
     has_static_keys: bool = False
     gradient_sums: int = 0
     passed_layers: int | None = None
+    read_layers: int = 0
     parameters: int = 0
 
     @property
@@ -78,6 +80,30 @@ def running_parts(
     of the Model.
     works: of each row set, of which a pass has one; the largest counts.
     """
+    parts = _passing_parts(parameters, shape, works, kernel)
+    if shape is not None and kernel.read_layers:
+        parts = _add_states(parts, shape, works, kernel)
+    return parts
+
+
+def _add_states(
+    parts: Mapping[str, int], shape: Shape, works: Sequence[Work], kernel: RunningKernel
+) -> dict[str, int]:
+    """Add what each layer leaves, until a side module has read it."""
+    tokens = max(work.at_once for work in works)
+    states = tokens * kernel.read_layers * shape.hidden * memory.WIDTHS[kernel.dtype]
+    fitted_parts = dict(parts)
+    fitted_parts["activations"] = parts.get("activations", 0) + states
+    if kernel.kind == "train" and "logits" in parts:
+        # No layer keeps anything, so that logits are where a layer's tensors were.
+        of_one_layer = tokens * memory.token_forward(shape, kernel.dtype)
+        fitted_parts["logits"] = max(0, parts["logits"] - of_one_layer)
+    return fitted_parts
+
+
+def _passing_parts(
+    parameters: int, shape: Shape | None, works: Sequence[Work], kernel: RunningKernel
+) -> dict[str, int]:
     if kernel.kind == "train":
         return _training_parts(parameters, shape, works, kernel)
     if kernel.kind == "forward":

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from dataflow.model import Model
 from dataflow.safe_text import shown_bytes
+from dataflow.side_module import Side
 from engine.plan.base_sharing import count_sharers, name_beginnings
 from engine.plan.cost.memory import WIDTHS
 from engine.plan.cost.training_memory import OFFLOADED_PART
@@ -99,8 +100,12 @@ def _list_parts(plan: Plan, planned: PlannedModel, sharers: int) -> Iterator[str
         yield f"{base} shared by {sharers}"
     elif planned.trained_parameters is not None:
         yield base
-    if planned.trained_parameters is not None:
+    if isinstance(model.adapter, Side):
+        # What the user's function makes, no plan calls.
+        yield "side module not counted"
+    elif planned.trained_parameters is not None:
         yield f"{planned.part} {shown_bytes(planned.trained_parameters * width)}"
+    if planned.trained_parameters is not None:
         yield from _list_optimizers(plan, planned)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.plan.draft import Draft
+from engine.plan.passes.side_modules import has_side
 from engine.plan.plan import PlannedNode
 
 _TORCH_KERNELS = "operators.kernels.torch."
@@ -30,6 +31,9 @@ def _is_compiled(draft: Draft, node: PlannedNode) -> bool:
         return False
     if node.layout.tensor > 1:
         # Its matrices are split by hooks and tensors that torch.compile has no part in.
+        return False
+    if has_side(draft, node):
+        # Hooks gather what its layers leave, in a list.
         return False
     if draft.placing.compiled == "auto":
         return draft.is_on_gpus(node)

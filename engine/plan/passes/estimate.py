@@ -184,6 +184,7 @@ class _Cost:
             has_static_keys=self._has_static_keys(planned),
             gradient_sums=self._count_sums(planned),
             passed_layers=use.cost.passed_layers,
+            read_layers=use.cost.read_layers,
             parameters=use.cost.parameters or 0,
         )
 

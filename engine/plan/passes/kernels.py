@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 
+from dataflow.adapters import Lora
 from dataflow.errors import PlanError, nearest_or_all
 from dataflow.import_order import find_module
 from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator
+from dataflow.side_module import Side
 from engine.plan.cluster import Cluster
 from engine.plan.cost.models import model_cost, model_type, planned_dtype, some_windows
 from engine.plan.draft import Draft
@@ -157,7 +159,7 @@ def _find_adapter_misfit(draft: Draft, node: PlannedNode) -> Iterator[_Misfit]:
     """The package that makes adapters, where a node's Model has one, and it is not here."""
     models = {model.name: model for model in draft.graph_models}
     model = models.get(model_of(node))
-    if model is None or model.adapter is None or _is_elsewhere(draft):
+    if model is None or not isinstance(model.adapter, Lora) or _is_elsewhere(draft):
         return
     if not _is_installed(_ADAPTER_PACKAGE):
         problem = f"package {_ADAPTER_PACKAGE}, which makes the adapter of {model.name!r},"
@@ -184,7 +186,9 @@ def _find_model_problems(
     if not needs.follower and model.follows is not None and model.copies is None:
         yield f"{model.name!r} follows {model.follows.name!r}, and {name} takes whole versions only"
     ranks = needs.adapter_ranks
-    if model.adapter is not None and ranks and model.adapter.rank > ranks[-1]:
+    if isinstance(model.adapter, Side) and ranks:
+        yield f"{model.name!r} has a side module, which torch alone computes"
+    if isinstance(model.adapter, Lora) and ranks and model.adapter.rank > ranks[-1]:
         rank = f"the adapter of {model.name!r} has rank {model.adapter.rank}"
         yield f"{rank}, and {name} has room for {ranks[-1]} at most"
     dtype = planned_dtype(model)

@@ -26,6 +26,7 @@ from engine.plan.draft import Draft
 from engine.plan.passes.correct import correct_peaks
 from engine.plan.passes.estimate import estimate_costs
 from engine.plan.passes.processes import estimate_processes
+from engine.plan.passes.side_modules import has_side
 from engine.plan.plan import PlannedNode
 from engine.plan.waiting_weights import can_weights_wait
 
@@ -87,7 +88,7 @@ def _list_choices(draft: Draft, node: PlannedNode) -> list[_Choice]:
         return _list_waits(draft, node)
     recompute: list[Recompute] = [node.layout.recompute]
     offload: list[Offload] = [node.layout.offload]
-    if node.name not in draft.placing.recompute:
+    if node.name not in draft.placing.recompute and not has_side(draft, node):
         recompute = ["none", "layers"]
     # The host's memory is no other where it is the device.
     if node.name not in draft.placing.offload and draft.is_on_gpus(node):

@@ -14,6 +14,7 @@ from typing import get_args
 from dataflow.errors import nearest, nearest_or_all
 from dataflow.kernel import Layout, Offload, Recompute
 from engine.plan.draft import Draft
+from engine.plan.passes.side_modules import find_side_problems
 from engine.plan.passes.spare import find_range_problems
 from engine.plan.passes.tensor import count_worker_ranks, find_tensor_problems
 from engine.plan.placement import Compiled, Placing, StreamChoice
@@ -31,6 +32,7 @@ def find_placement_problems(draft: Draft) -> Iterator[str]:
     yield from _find_bad_pins(draft.placing)
     yield from _find_unfit(draft)
     yield from _find_training_problems(draft)
+    yield from find_side_problems(draft)
     yield from _find_divided_groups(draft.placing)
     yield from _find_unknown_hosts(draft)
 

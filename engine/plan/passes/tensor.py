@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dataflow.side_module import Side
 from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of, needs_of
@@ -74,7 +75,7 @@ def _find_adapter_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterat
         return
     why = f"the adapter of {model.name!r} is computed with whole matrices"
     fix = f"{node.name}=1"
-    if node.work == "train":
+    if node.work == "train" and not isinstance(model.adapter, Side):
         fix += f", or --ranks {wish.removeprefix('tensor: ')} --shard"
     yield add_fix(f"{wish}, and {why}", fix)
 

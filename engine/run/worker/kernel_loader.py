@@ -14,12 +14,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dataflow.adapter_config import is_adapter_folder
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.kernel import KernelNode
 from dataflow.kernel_abilities import Sleeper
 from dataflow.model import Model, Table
+from dataflow.side_config import has_trained_part
 from engine.channels.contract import Channel
 from engine.plan.plan import Plan, PlannedNode
 from engine.protocol.messages import SourceOpened
@@ -69,7 +69,7 @@ def _begin_model(model: Model, starts: Mapping[str, str]) -> Model:
     folder = starts.get(model.name)
     if folder is None:
         return model
-    if model.adapter is not None and is_adapter_folder(Path(folder)):
+    if model.adapter is not None and has_trained_part(model.adapter, Path(folder)):
         return replace(model, adapter=replace(model.adapter, start=folder))
     return replace(model, base=folder)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from dataflow.adapter_config import BASE_DIGEST, find_adapter_complaint, find_base_complaint
 from dataflow.adapter_config import CONFIG as CONFIG
 from dataflow.adapter_config import WEIGHTS as WEIGHTS
+from dataflow.adapters import Lora
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
 from dataflow.model import Model
@@ -53,10 +54,10 @@ def encode_adapter(
         tensors[f"{_PREFIX}{name}"] = weight.detach().cpu().contiguous()
     header = {"format": "pt", BASE_DIGEST: base_digest}
     text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
-    return {WEIGHTS: _sort_header(save(tensors, header)), CONFIG: text.encode()}
+    return {WEIGHTS: sort_header(save(tensors, header)), CONFIG: text.encode()}
 
 
-def _sort_header(content: bytes) -> bytes:
+def sort_header(content: bytes) -> bytes:
     """The same file with its metadata in the order of their names: safetensors has them in any, and
     equal adapters are equal files.
     """
@@ -72,11 +73,11 @@ def read_adapter(model: Model, folder: Path) -> list[Piece]:
     naming the Model, for a folder without one, a damaged file, or one of another rank, scale or
     base.
     """
-    assert model.adapter is not None
+    assert isinstance(model.adapter, Lora)
     where = f"Model {model.name!r}"
     complaint = find_adapter_complaint(model.adapter, folder)
     if complaint is None:
-        complaint = find_base_complaint(model.base, folder)
+        complaint = find_base_complaint(model.base, folder / WEIGHTS)
     if complaint is not None:
         problem, fix = complaint
         raise KernelError(f"{where}: {problem}. Fix: {fix}.")

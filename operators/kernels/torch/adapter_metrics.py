@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from operators.kernels.torch.adapters import has_adapter, is_second_matrix, named_trained
 from operators.kernels.torch.parallel import Ranks
+from operators.kernels.torch.side_modules import find_side
 
 
 class AdapterMetrics:
@@ -23,17 +24,23 @@ class AdapterMetrics:
         """After the module was split."""
         self._ranks = ranks
         self._matrices: list[Tensor] = []
+        self._beginnings: list[Tensor] = []
         self._bytes = 0
-        if not has_adapter(module):
+        side = find_side(module)
+        if side is None and not has_adapter(module):
             return
         for name, weight in named_trained(module):
             self._bytes += weight.numel() * weight.element_size()
             if is_second_matrix(name):
                 self._matrices.append(weight)
+        if side is not None:
+            self._matrices += side.parameters()
+            self._beginnings += [weight.detach().clone() for weight in self._matrices]
 
     def measure(self) -> dict[str, float]:
-        """Measure `adapter/norm`, the norm of all matrices B together, and `adapter/bytes`; the
-        same on all ranks, which have to call it.
+        """Measure `adapter/norm`, the norm of all matrices B together, or of the distance of a side
+        module from where it began, and `adapter/bytes`; the same on all ranks, which have to call
+        it.
         """
         if not self._bytes:
             return {}
@@ -45,8 +52,10 @@ class AdapterMetrics:
     def _sum_squares(self) -> float:
         """Of this rank's parts; of whole matrices, which all ranks have, on the first one alone."""
         total = 0.0
-        for matrix in self._matrices:
+        for number, matrix in enumerate(self._matrices):
             part: Tensor = matrix
+            if self._beginnings:
+                part = matrix - self._beginnings[number].to(matrix.device)
             if isinstance(matrix, DTensor):
                 part = matrix.to_local()
             elif not self._ranks.lead:

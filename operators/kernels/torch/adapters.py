@@ -82,7 +82,7 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
     without peft, or for targets that the base does not have.
     """
     adapter = model.adapter
-    assert adapter is not None
+    assert isinstance(adapter, Lora)
     peft = _import_peft(model)
     targets = find_targets(module, model, adapter)
     experts = find_fused_experts(module) if adapter.targets == ALL_LINEAR else []
@@ -105,7 +105,7 @@ def make_config(peft: ModuleType, model: Model, targets: list[str], experts: lis
     the names of experts' weights.
     """
     adapter = model.adapter
-    assert adapter is not None
+    assert isinstance(adapter, Lora)
     return peft.LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,

@@ -22,13 +22,13 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from dataflow.adapters import Lora
 from dataflow.architectures import refusal
 from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece, Session
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype, choose_dtype
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
+from dataflow.side_module import Side
 from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_trained, share_base
 from operators.kernels.torch.attention import ATTENTION
@@ -39,6 +39,8 @@ from operators.kernels.torch.packing_trial import require_packable
 from operators.kernels.torch.parallel import part_like
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.torch.scalar import scalar_class
+from operators.kernels.torch.side_files import read_side
+from operators.kernels.torch.side_modules import add_side
 from operators.kernels.torch.soundness import Loading, loading_errors, require_sound
 from operators.kernels.torch.transformers_log import quiet
 
@@ -115,9 +117,8 @@ def load_model(
     if model.is_partial:
         note_base(module, model.base)
     module = module.to(device or default_device()).eval()
-    if model.adapter is not None:
-        add_adapter(module, model, seed)
-        _begin_adapter(module, model, model.adapter)
+    _add_part(module, model, seed)
+    _begin_part(module, model)
     if module.device.type == "cpu":
         keep_freed_memory()
     # Last: the trial needs eval mode, and finite weights.
@@ -125,11 +126,25 @@ def load_model(
     return module
 
 
-def _begin_adapter(module: PreTrainedModel, model: Model, adapter: Lora) -> None:
-    """Load what a Model's adapter begins with, if it is not drawn."""
-    if adapter.start is not None:
-        folder = Path(adapter.start).expanduser()
-        load_pieces(module, read_adapter(model, folder))
+def _add_part(module: PreTrainedModel, model: Model, seed: int) -> None:
+    """Add what a Model trains beside its base, if it has such a part."""
+    if isinstance(model.adapter, Side):
+        add_side(module, model, model.adapter, seed)
+    elif model.adapter is not None:
+        add_adapter(module, model, seed)
+
+
+def _begin_part(module: PreTrainedModel, model: Model) -> None:
+    """Load what that part begins with, if it is not drawn."""
+    if model.adapter is not None and model.adapter.start is not None:
+        folder = Path(model.adapter.start).expanduser()
+        load_pieces(module, _read_part(model, folder))
+
+
+def _read_part(model: Model, folder: Path) -> list[Piece]:
+    if isinstance(model.adapter, Side):
+        return read_side(model, model.adapter, folder)
+    return read_adapter(model, folder)
 
 
 def _find_class(model: Model, config: Any) -> type[PreTrainedModel]:
@@ -152,8 +167,7 @@ def make_meta_module(model: Model) -> PreTrainedModel:
     if model.is_partial:
         share_base(module, model, BaseWeights())
         note_base(module, model.base)
-    if model.adapter is not None:
-        add_adapter(module, model, seed=0)
+    _add_part(module, model, seed=0)
     return module
 
 
@@ -236,7 +250,7 @@ def restore_model(module: nn.Module, model: Model, directory: Path | str) -> Non
 def read_pieces(model: Model, directory: Path | str, device: torch.device) -> Iterable[Piece]:
     """Read the weights that `save_model` wrote for this Model: those that are trained."""
     if model.adapter is not None:
-        return read_adapter(model, Path(directory))
+        return _read_part(model, Path(directory))
     if model.subset is not None:
         require_saved_base(model, Path(directory))
     saved = replace(model, base=str(directory))

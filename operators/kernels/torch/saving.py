@@ -29,6 +29,8 @@ from dataflow.storage import replace_text, writing
 from operators.kernels.torch.adapter_files import save_adapter
 from operators.kernels.torch.adapters import describe_adapter, has_adapter, named_trained
 from operators.kernels.torch.base_piece import find_base
+from operators.kernels.torch.side_files import save_side
+from operators.kernels.torch.side_modules import find_side
 from operators.kernels.torch.transformers_log import quiet
 
 TOKENIZER_FILES = (
@@ -71,7 +73,8 @@ def save_model(
 ) -> None:
     """Write a Hugging Face directory in the base's dtype: config, safetensors, generation config,
     and the base's tokenizer files. Of a module with an adapter only that is written, in peft's
-    files. Of one with a subset the config has the digest of its base, which peers ignore.
+    files; of one with a side module only that (side_files.py). Of one with a subset the config
+    has the digest of its base, which peers ignore.
 
     weights: by name, if the module has only a part of them; None: the module's own. exact: if that
     dtype is not the module's, write the folder EXACT too, from which load_model reads the same
@@ -82,6 +85,9 @@ def save_model(
     if has_adapter(module):
         trained = weights or dict(named_trained(module))
         save_adapter(target, describe_adapter(module), trained, find_base(module))
+        return
+    if find_side(module) is not None:
+        save_side(target, module, find_base(module))
         return
     dtype = saved_dtype(base, module.dtype)
     settings: dict[str, str] = {}

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from operators.kernels.torch.rotary import find_length_dependent
+from operators.kernels.torch.side_modules import find_side
 
 _CAPTURABLE_EXPERTS = ("grouped_mm", "batched_mm")
 """transformers' experts that route on the device; `eager` ones ask which experts have tokens."""
@@ -27,6 +28,8 @@ def decodes_statically(module: nn.Module) -> bool:
 def find_capture_obstacle(module: nn.Module) -> str | None:
     """Find what no graph can hold of this module, as words; None if there is nothing known."""
     config: Any = module.config
+    if find_side(module) is not None:
+        return "a side module, whose hooks are Python"
     kind = find_length_dependent(module)
     if kind is not None:
         return f"rotary positions of kind {kind!r}, whose frequencies follow the longest row"

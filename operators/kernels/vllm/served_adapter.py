@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dataflow.adapters import Lora
 from dataflow.errors import KernelError
 from dataflow.model import Model
 from operators.kernels.torch.adapter_files import CONFIG, WEIGHTS, encode_adapter
@@ -30,7 +31,7 @@ class ServedAdapter:
         """config: peft's, as values of JSON. Raises KernelError for a rank that vLLM has no room
         for.
         """
-        assert model.adapter is not None
+        assert isinstance(model.adapter, Lora)
         most = ADAPTER_RANKS[-1]
         if model.adapter.rank > most:
             raise KernelError(
