@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import selectors
-import signal
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -17,22 +15,11 @@ from engine.run.launch.supervisor import Supervisor
 from engine.run.launch.worker_io import WorkerIO
 from engine.run.loop.loop import Loop
 from tests.kit import run_graphs
-from tests.kit.processes import workers
+from tests.kit.processes import ended, kill, workers
 from tests.kit.runs import metrics, timeless
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def _kill_and_await_end(pid: int) -> None:
-    end = os.pidfd_open(pid)
-    try:
-        os.kill(pid, signal.SIGKILL)
-        with selectors.DefaultSelector() as selector:
-            selector.register(end, selectors.EVENT_READ)
-            assert selector.select(timeout=20.0)
-    finally:
-        os.close(end)
 
 
 def test_a_loss_that_is_told_after_all_are_idle_is_waited_for(
@@ -46,10 +33,11 @@ def test_a_loss_that_is_told_after_all_are_idle_is_waited_for(
 
     def kill_first(self: Loop, messages: Sequence[m.Event | m.From]) -> None:
         events = [getattr(message, "event", message) for message in messages]
-        ended = any(isinstance(e, m.ChunkDone) and e.node == "rollout" for e in events)
-        if ended and not killed:
+        is_made = any(isinstance(e, m.ChunkDone) and e.node == "rollout" for e in events)
+        if is_made and not killed:
             killed.append(workers()["rollout"])
-            _kill_and_await_end(killed[0])
+            kill(killed)
+            assert ended(killed[0], 20.0)
         hear(self, messages)
 
     def is_held_back(child: ChildProcess) -> bool:

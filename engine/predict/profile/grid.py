@@ -189,12 +189,13 @@ def _list_parts(largest: ProfileCell, *, quick: bool, cuts_groups: bool) -> Iter
     prompt_count = largest.rows // largest.samples
     groups, lengths = (QUICK_GROUPS, QUICK_LENGTHS) if quick else (GROUPS, LENGTHS)
     for share, (of_prompt, of_answer) in product(groups, lengths):
-        prompts, samples = max(1, round(share * prompt_count)), largest.samples
-        if cuts_groups and share * prompt_count < 1:
-            samples = max(1, round(share * prompt_count * samples))
+        prompts = share * prompt_count
+        samples = largest.samples
+        if cuts_groups and prompts < 1:
+            samples = max(1, round(prompts * samples))
         yield replace(
             largest,
-            rows=prompts * samples,
+            rows=max(1, round(prompts)) * samples,
             samples=samples,
             prompt=max(1, round(of_prompt * largest.prompt)),
             answer=max(1, round(of_answer * largest.answer)),

@@ -29,7 +29,7 @@ _POLL = 0.25
 _PATIENCE = {
     BundleState.FREE: 0.0,
     BundleState.BUSY: 15.0,  # Ray kills a process that does not end by itself after 5 s
-    BundleState.SILENT: 2.0,  # a node that is there answers within that
+    BundleState.SILENT: 10.0,  # a node that is there begins a process to answer
     BundleState.GONE: 0.0,
 }
 """Seconds for which a vacant bundle in this state is waited for although there is room elsewhere:
