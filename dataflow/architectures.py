@@ -39,6 +39,12 @@ TESTED = frozenset({
 """Model types whose log-probs, values, scores and gradients equal those of transformers; the tests
 compare them (scripts/models.py)."""
 
+EXPERTS_BY_NAME = frozenset({
+    "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe",
+})  # fmt: skip
+"""Model types that have linear layers beside their experts which peft takes for experts, by their
+names, and leaves without an adapter."""
+
 _ANOTHER = f"another base; {PAGE} lists those that work"
 
 ALIBI = "its attention adds a bias for the distance of tokens (ALiBi)"

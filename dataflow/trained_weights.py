@@ -23,8 +23,17 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _TABLES = ("wte", "wpe", "lm_head", "score", "classifier")
 _EMBEDDING = "embed_"
 """Modules that have a matrix and get no adapter, by their leaves: heads, and embeddings."""
-_LAST_NORMS = ("norm.weight", "norm.bias")
+_LAST_NORMS = ("norm", "norm_f", "ln_f", "final_layernorm", "final_layer_norm")
+"""Modules behind the last decoder layer, by their leaves."""
 _MATRIX = ".weight"
+_ROUTERS = ("gate", "router", "router.layer")
+"""Modules that choose experts and are no linear layers, by the last parts of their paths."""
+_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)$")
+EXPERT_MATRICES = ("gate_proj", "up_proj", "down_proj")
+_GATES, _GATED = ("gate_proj", "w1"), ("up_proj", "w3")
+"""Two matrices of an expert in files, which are one in the module, and get one adapter."""
+_FUSED = 3
+"""Dimensions of a weight that has the matrices of all experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +83,9 @@ def count_trained_part(model: Model, shapes: Shapes, head: int) -> TrainedPart |
 
 def find_missing_targets(adapter: Lora, shapes: Shapes) -> list[str]:
     """The targets that no linear layer has."""
-    paths = list(_list_matrices(shapes))
     if adapter.targets == ALL_LINEAR:
-        return [] if paths else [ALL_LINEAR]
+        return [] if _list_matrices(shapes) else [ALL_LINEAR]
+    paths = _list_linear(shapes)
     missing: list[str] = []
     for name in adapter.target_names:
         if not any(is_at(path, name) for path in paths):
@@ -84,10 +93,18 @@ def find_missing_targets(adapter: Lora, shapes: Shapes) -> list[str]:
     return missing
 
 
+def find_confused_targets(adapter: Lora, shapes: Shapes) -> list[str]:
+    """The paths of targets that are no expert's, and are called like an expert's matrix."""
+    confused: list[str] = []
+    for path in _list_linear(shapes):
+        if leaf_of(path) in EXPERT_MATRICES and _is_target(adapter, path):
+            confused.append(path)
+    return confused
+
+
 def list_leaves(shapes: Shapes) -> list[str]:
     """The names that targets may have: `down_proj`, `q_proj`."""
-    leaves = {leaf_of(path) for path in _list_matrices(shapes)}
-    return sorted(leaves)
+    return sorted({leaf_of(path) for path in _list_linear(shapes)})
 
 
 def count_layers(names: Iterable[str]) -> int:
@@ -102,11 +119,16 @@ def find_subset(subset: WeightSubset, names: Iterable[str], layers: int) -> list
     chosen: list[str] = []
     for name in names:
         layer = _layer_of(name)
-        is_last_norm = layer is None and _is_last_norm(name)
+        is_behind = layer is None and is_last_norm(name)
         is_in_layers = layer is not None and layer >= first
-        if (is_last_norm or is_in_layers) and subset.has_part(name):
+        if (is_behind or is_in_layers) and subset.has_part(name):
             chosen.append(name)
     return chosen
+
+
+def is_last_norm(name: str) -> bool:
+    """Whether a weight that is in no decoder layer is of the norm behind them."""
+    return leaf_of(name.rpartition(".")[0]) in _LAST_NORMS
 
 
 def _count_adapter(adapter: Lora, shapes: Shapes, layers: int, heads: int) -> TrainedPart:
@@ -136,19 +158,44 @@ def _count_subset(subset: WeightSubset, shapes: Shapes, layers: int, heads: int)
 
 
 def _list_matrices(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """The matrices of linear layers and of fused experts, by the paths of their modules."""
+    """The matrices of linear layers and of experts, by the paths of their modules."""
     return dict(_walk_matrices(shapes))
+
+
+def _list_linear(shapes: Shapes) -> list[str]:
+    """The paths of the linear layers, but for those of experts."""
+    paths: list[str] = []
+    for path, shape in _list_matrices(shapes).items():
+        if len(shape) != _FUSED and _EXPERT.search(path) is None:
+            paths.append(path)
+    return paths
 
 
 def _walk_matrices(shapes: Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, shape in shapes.items():
         path = name.removesuffix(_MATRIX)
-        is_matrix = len(shape) == 2 and name.endswith(_MATRIX)
-        is_fused = len(shape) == 3 and ".experts." in name
-        leaf = leaf_of(path)
-        is_table = leaf in _TABLES or leaf.startswith(_EMBEDDING)
-        if (is_matrix or is_fused) and not is_table:
+        if not _is_matrix(name, shape) or _is_table(leaf_of(path)):
+            continue
+        expert = _EXPERT.search(path)
+        matrix = "" if expert is None else expert[1]
+        if matrix in _GATES:
+            rows, columns = shape
+            yield f"{path.removesuffix(matrix)}gate_up_proj", (2 * rows, columns)
+        elif matrix not in _GATED:
             yield path, shape
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight is a linear layer's, or has the matrices of experts."""
+    if len(shape) == _FUSED:
+        return True
+    is_router = any(is_at(name.removesuffix(_MATRIX), router) for router in _ROUTERS)
+    return len(shape) == 2 and name.endswith(_MATRIX) and not is_router
+
+
+def _is_table(leaf: str) -> bool:
+    """Whether a module of this name is a head or an embedding."""
+    return leaf in _TABLES or leaf.startswith(_EMBEDDING)
 
 
 def _is_target(adapter: Lora, path: str) -> bool:
@@ -161,8 +208,3 @@ def _layer_of(name: str) -> int | None:
     """The number of the decoder layer that a weight is in; None if it is in none."""
     match = _LAYER.search(name)
     return int(match[1]) if match else None
-
-
-def _is_last_norm(name: str) -> bool:
-    """Whether a weight outside of the layers is of the norm behind them."""
-    return name in _LAST_NORMS or name.endswith(tuple(f".{norm}" for norm in _LAST_NORMS))

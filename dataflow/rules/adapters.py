@@ -14,24 +14,26 @@ from typing import Any
 
 from dataflow.adapter_config import find_adapter_complaint, find_base_complaint
 from dataflow.adapters import ALL_LINEAR, Lora
+from dataflow.architectures import EXPERTS_BY_NAME
 from dataflow.errors import DataError, Fault, GraphWarning
 from dataflow.model import Model
 from dataflow.model_dtype import ComputedDtype, find_dtype
-from dataflow.model_files import folder_of, stored_weights
+from dataflow.model_files import CONFIG, folder_of, maybe_object, stored_weights
 from dataflow.node import Node
 from dataflow.rules.context import Context, fault_at, node_models, warning_at
 from dataflow.schedule import Schedule
 from dataflow.side_config import find_side_complaint, name_weights_file
 from dataflow.side_module import Side
 from dataflow.trained_weights import (
+    EXPERT_MATRICES,
     Shapes,
     count_layers,
+    find_confused_targets,
     find_missing_targets,
     find_subset,
     list_leaves,
 )
 
-_EXPERTS = ".experts."
 _LOW_RATE = 1e-5
 
 
@@ -150,18 +152,35 @@ def _read_shapes(model: Model) -> Shapes | None:
 
 
 def _check_names(model: Model, shapes: Shapes) -> Iterator[Fault]:
-    # Files may have each expert's matrices, and the module those of all in one weight.
-    has_experts = any(_EXPERTS in name for name in shapes)
-    if isinstance(model.adapter, Lora) and not has_experts:
-        missing = find_missing_targets(model.adapter, shapes)
-        if missing:
-            names = ", ".join(list_leaves(shapes)) or "none"
-            problem = f"expected targets among its base's linear layers, {names}, found"
-            yield _fault(model, f"{problem} {', '.join(missing)}", f"targets={ALL_LINEAR!r}")
+    if isinstance(model.adapter, Lora):
+        yield from _check_targets(model, model.adapter, shapes)
     subset = model.subset
     if subset is not None and not find_subset(subset, shapes, count_layers(shapes)):
         problem = f"expected weights of its base in {subset}, found none"
         yield _fault(model, problem, "subset(last=4), or parts that are in the names of weights")
+
+
+def _check_targets(model: Model, adapter: Lora, shapes: Shapes) -> Iterator[Fault]:
+    leaves = list_leaves(shapes)
+    missing = find_missing_targets(adapter, shapes)
+    if missing:
+        names = ", ".join(leaves) or "none"
+        problem = f"expected targets among its base's linear layers, {names}, found"
+        yield _fault(model, f"{problem} {', '.join(missing)}", f"targets={ALL_LINEAR!r}")
+    confused = find_confused_targets(adapter, shapes)
+    if confused and _find_type(model) in EXPERTS_BY_NAME:
+        problem = (
+            f"expected targets that PEFT gives an adapter, found {confused[0]}, which it takes for"
+            " an expert's by its name"
+        )
+        others = tuple(leaf for leaf in leaves if leaf not in EXPERT_MATRICES)
+        yield _fault(model, problem, f"targets={others!r}")
+
+
+def _find_type(model: Model) -> str | None:
+    """The architecture of a Model whose base is here; None where its configuration is damaged."""
+    folder = folder_of(model.base)
+    return None if folder is None else maybe_object(folder / CONFIG).get("model_type")
 
 
 def _fault(model: Model, problem: str, fix: str) -> Fault:

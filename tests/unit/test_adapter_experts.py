@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from dataflow import Model, lora
+from dataflow import GraphError, Model, lora
+from dataflow.architectures import EXPERTS_BY_NAME
 from dataflow.batch import Ragged
+from dataflow.check import check
+from dataflow.errors import KernelError
+from graphs.grpo import grpo
 from operators.kernels.torch.adapters import BaseWeights, find_fused_experts, named_trained
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.probe import compute_probe
 from tests.kit import architectures
+from tests.kit.plans import headers
+from tests.kit.rewards import exact
 from tests.kit.training import distance
 from tests.unit.test_adapter_training import opened, train_here, train_plainly
 
@@ -73,3 +79,24 @@ def test_it_begins_as_its_base_and_goes_on_from_a_folder(experts_base: str, tmp_
     assert distance(begun, trained) == 0
     assert not np.array_equal(compute_probe(again, ROWS, head="lm"), before)
     assert np.array_equal(compute_probe(reference, ROWS, head="lm"), before)
+
+
+@pytest.mark.parametrize("name", sorted(EXPERTS_BY_NAME))
+def test_layers_that_peft_takes_for_experts_are_refused(name: str, tmp_path: Path) -> None:
+    base = str(architectures.tiny(name, tmp_path))
+    graph = grpo(base, "train.parquet", exact, adapter=lora(rank=4))
+    with pytest.raises(
+        GraphError, match=r"found model\.layers\.\S+_proj, which it takes"
+    ) as caught:
+        check(graph, headers)
+    assert "'o_proj'" in str(caught.value).partition("Fix: targets=")[2]
+    with pytest.raises(KernelError, match="which PEFT takes for those of experts"):
+        load_model(policy(base), "cpu")
+    attention = policy(base, targets="o_proj")
+    assert dict(named_trained(load_model(attention, "cpu")))
+
+
+def test_a_router_is_no_target(tmp_path: Path) -> None:
+    # Of some bases it is a kind of linear layer, which returns the choice of experts.
+    module = load_model(policy(str(architectures.tiny("phimoe", tmp_path))), "cpu")
+    assert not [name for name, _ in named_trained(module) if "router" in name]

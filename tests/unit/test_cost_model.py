@@ -26,7 +26,7 @@ from engine.plan.cost.devices import (
     device,
 )
 from engine.plan.cost.memory import gradient_bytes
-from engine.plan.cost.model_passes import Passes, Sizes, Time, operations
+from engine.plan.cost.model_passes import Passes, Repeats, Sizes, Time, operations
 from engine.plan.cost.models import Shape, formula
 from engine.plan.cost.training import Microbatches, forward_time, pack_rows, train_time, update_time
 from engine.plan.cost.transfers import rows_time, weights_time
@@ -264,7 +264,7 @@ def test_training_is_more_than_a_forward_pass_and_grows_with_epochs_and_updates(
 def test_an_update_has_a_micro_batch_at_least() -> None:
     fed = Microbatches(tokens=100.0, keys=0.0, predicted=100.0, passes=1, rows=4)
     one, four = (train_time(MODEL, catalogue_place(H100), fed, updates=count) for count in (1, 4))
-    latency = Passes(MODEL, catalogue_place(H100), "train", times=3.0).at(1, 0.0).latency
+    latency = Passes(MODEL, catalogue_place(H100), "train", Repeats(rest=3.0)).at(1, 0.0).latency
     assert four.latency == pytest.approx(one.latency + 3 * latency)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dataflow.trained_weights import Shapes, find_missing_targets, list_leaves
 from engine.plan.cost.devices import catalogue_place, device
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.memory import Work, gradient_bytes, optimizer_bytes
-from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.model_passes import Passes, Sizes
 from engine.plan.cost.models import cost_of_model
 from engine.plan.cost.running_parts import RunningKernel, running_parts
 from engine.plan.cost.training import Microbatches, train_time, update_time
@@ -35,6 +36,8 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 NAMES = ("qwen2", "llama", "qwen3", "gpt2", "gpt_neox", "phi3", "opt")
 CASES = [(name, "all-linear") for name in NAMES] + [(name, "last") for name in NAMES]
+EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "phimoe", "gpt_oss", "granitemoeshared")
+CASES += [(name, "all-linear") for name in EXPERTS] + [("qwen3_moe", "last")]
 CASES += [("qwen2", part) for part in PARTS] + [("phi3", part) for part in PARTS]
 CONFIG = {
     "model_type": "qwen2",
@@ -46,6 +49,7 @@ CONFIG = {
     "vocab_size": 151936,
     "tie_word_embeddings": True,
 }
+ROWS = Microbatches(tokens=65536.0, keys=1e6, predicted=4096.0, passes=4, rows=64)
 WORK = Work(lengths=Lengths(prompt=64, completion=64), prompts=8, rows=64)
 
 
@@ -57,6 +61,22 @@ def test_as_many_parameters_as_the_module_has(name: str, part: str, tmp_path: Pa
     weights = named_trained(load_model(model, "cpu"))
     assert trained.parameters == sum(weight.numel() for _, weight in weights)
     assert trained.is_added == (model.adapter is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [
+        ("qwen2", "model.norm.weight"),
+        ("gpt2", "transformer.ln_f.weight"),
+        ("gpt_neox", "gpt_neox.final_layer_norm.weight"),
+        ("phi", "model.final_layernorm.weight"),
+    ],
+)
+def test_the_norm_behind_the_layers_is_among_the_last_weights(
+    name: str, norm: str, tmp_path: Path
+) -> None:
+    model = Model("policy", str(tiny(name, tmp_path)), trainable=subset(last=1))
+    assert norm in dict(named_trained(load_model(model, "cpu")))
 
 
 def test_a_base_without_files_is_counted_by_formula(tmp_path: Path) -> None:
@@ -134,15 +154,17 @@ def parts_of(model: Model) -> dict[str, int]:
     return running_parts(cost.version, cost.shape, (WORK,), kernel)
 
 
-def seconds_of(model: Model) -> tuple[float, float]:
-    """Of its training, and of one update."""
+def size_of(model: Model) -> Sizes:
     cost = cost_of_model(model)
     assert cost.parameters
     assert cost.shape
-    sizes = Sizes(parameters=cost.parameters, shape=cost.shape, trained=cost.trained)
-    where = catalogue_place(device("H100"))
-    rows = Microbatches(tokens=65536.0, keys=1e6, predicted=4096.0, passes=4, rows=64)
-    whole = train_time(sizes, where, rows, updates=0).compute
+    return Sizes(parameters=cost.parameters, shape=cost.shape, trained=cost.trained)
+
+
+def seconds_of(model: Model) -> tuple[float, float]:
+    """Of its training, and of one update."""
+    sizes, where = size_of(model), catalogue_place(device("H100"))
+    whole = train_time(sizes, where, ROWS, updates=0).compute
     return whole, update_time(sizes, where).seconds
 
 
@@ -168,6 +190,27 @@ def test_nothing_below_the_first_trained_layer_is_kept_or_computed_again(large: 
     assert seconds_of(last)[1] < 0.2 * seconds_of(whole)[1]
 
 
-def test_a_backward_pass_over_a_frozen_base_has_half_of_the_products(large: str) -> None:
+def test_a_backward_pass_over_a_frozen_base_has_half_of_its_products(large: str) -> None:
     whole, adapted = (Model("policy", large, trainable=True, adapter=a) for a in (None, lora()))
-    assert seconds_of(adapted)[0] == pytest.approx(2 / 3 * seconds_of(whole)[0], rel=0.05)
+    sizes = size_of(adapted)
+    base, added = sizes.body, sizes.added_parameters
+    # Forward and backward: one and one product with a weight of the base, one and two with those
+    # of the adapter. Of the head's inputs there are gradients.
+    head = sizes.head_parameters * ROWS.predicted
+    attention = 2.0 * sizes.shape.layers * sizes.shape.attention * ROWS.keys
+    of_adapter = (2 * base + 3 * added) * ROWS.tokens + 2 * head + 3 * attention
+    of_whole = 3 * base * ROWS.tokens + 3 * head + 3 * attention
+    assert seconds_of(adapted)[0] / seconds_of(whole)[0] == pytest.approx(of_adapter / of_whole)
+
+
+def test_generation_with_an_adapter_multiplies_with_it_and_reads_it(large: str) -> None:
+    adapted = size_of(Model("policy", large, trainable=True, adapter=lora()))
+    where = catalogue_place(device("H100"))
+    with_adapter = Passes(adapted, where, "decode").at(64.0, 0.0, predicted=0.0)
+    base = Passes(replace(adapted, trained=None), where, "decode").at(64.0, 0.0, predicted=0.0)
+    share = adapted.added_parameters / adapted.body
+    assert share > 0.02
+    assert with_adapter.compute == pytest.approx((1 + share) * base.compute)
+    assert with_adapter.memory - base.memory == pytest.approx(
+        adapted.added_parameters * adapted.width / where.device.memory_rate, rel=0.5
+    )

@@ -58,6 +58,15 @@ class Sizes:
         return self.shape.tables(self.head)
 
     @property
+    def added_parameters(self) -> int:
+        """Parameters beside those of the base, those of an adapter, that every token is multiplied
+        with.
+        """
+        if self.trained is None or not self.trained.is_added:
+            return 0
+        return self.trained.parameters
+
+    @property
     def head_parameters(self) -> int:
         """Parameters that every predicted token is multiplied with."""
         outputs = self.shape.vocabulary if self.head == "lm" else 1
@@ -95,7 +104,7 @@ class Sizes:
     @property
     def read_bytes(self) -> int:
         """Bytes of the weights that a pass reads: an embedding that is only looked up is not."""
-        return (self.body + self.head_parameters) * self.width
+        return (self.body + self.head_parameters + self.added_parameters) * self.width
 
     @property
     def cached_bytes(self) -> int:
@@ -144,6 +153,19 @@ class Time:
         return max(parts, key=parts.__getitem__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """How often one pass does what a forward pass does once: 3 times with the backward pass of a
+    Model that is trained whole. base, added, head: products with the weights of the base, of an
+    adapter, of the head. rest: attention, collectives, and what each layer takes to begin.
+    """
+
+    base: float = 1.0
+    added: float = 1.0
+    head: float = 1.0
+    rest: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PassParts:
     """Many passes in parts of equal ones, float64 [parts]: how many passes each is, and what one of
@@ -177,47 +199,41 @@ def operations(model: Sizes, tokens: float, keys: float, predicted: float) -> fl
 class Passes:
     """Passes of one kind of a Model on a place; `at` is cheap, for schedules of many passes.
 
-    times: forward passes that one counts as (3 for one with its backward pass); head_times: those
-    that the head's products count as, which a backward pass goes through whatever is trained.
+    repeats: 1 of each where there is no backward pass.
     """
 
     def __init__(
-        self,
-        model: Sizes,
-        where: Place,
-        kind: Kind,
-        *,
-        times: float = 1.0,
-        head_times: float | None = None,
+        self, model: Sizes, where: Place, kind: Kind, repeats: Repeats | None = None
     ) -> None:
+        repeats = repeats or Repeats()
         reached, shape = where.coefficients[kind], model.shape
         rate = where.operations(model.dtype) * reached.compute
-        rate = rate * where.tensor * where.context / times
+        rate = rate * where.tensor * where.context
         reads = where.device.memory_rate * reached.reads
         if where.device.is_gpu:  # the memory of a host has one rate, however many read
             reads *= where.tensor
-        self._token = 2.0 * model.body / rate
-        self._predicted = 2.0 * model.head_parameters / rate
-        if head_times is not None:
-            self._predicted *= head_times / times
-        self._key = 4.0 * shape.layers * shape.attention / (rate * reached.attention)
-        self._weights = times * model.read_bytes / reads
+        products = model.body * repeats.base + model.added_parameters * repeats.added
+        self._token = 2.0 * products / rate
+        self._predicted = 2.0 * model.head_parameters * repeats.head / rate
+        attention = 4.0 * shape.layers * shape.attention * repeats.rest
+        self._key = attention / (rate * reached.attention)
+        self._weights = repeats.base * model.read_bytes / reads
         self._cached = model.cached_bytes / reads
         self._row = reached.row
-        self._latency = times * (reached.step + shape.layers * reached.layer)
+        self._latency = repeats.rest * (reached.step + shape.layers * reached.layer)
         self._link = 0.0
         if where.tensor > 1:
             # Two all-reduces a layer, each of 2 (t - 1) / t of its bytes (Shoeybi et al.,
             # arXiv:1909.08053, section 3).
             moved = 4.0 * (where.tensor - 1) / where.tensor * shape.hidden * model.width
             link_rate = where.device.link * reached.link * where.context
-            self._link = times * shape.layers * moved / link_rate
-            self._latency += times * 2 * shape.layers * reached.hop
+            self._link = repeats.rest * shape.layers * moved / link_rate
+            self._latency += repeats.rest * 2 * shape.layers * reached.hop
         if where.context > 1:
             # Keys and values go round the ring once a layer.
             moved = (where.context - 1) / where.context * model.cached_bytes
-            self._link += times * moved / (where.between * reached.link)
-            self._latency += times * shape.layers * (where.context - 1) * reached.hop
+            self._link += repeats.rest * moved / (where.between * reached.link)
+            self._latency += repeats.rest * shape.layers * (where.context - 1) * reached.hop
 
     def at(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.plan.cost.devices import Place
 from engine.plan.cost.memory import gradient_bytes, optimizer_bytes
-from engine.plan.cost.model_passes import Passes, Sizes, Time
+from engine.plan.cost.model_passes import Passes, Repeats, Sizes, Time
 from engine.plan.cost.sharding import sharding_time
 
 _BACKWARD = 2.0
@@ -89,28 +89,34 @@ def train_time(
     epochs. recomputed: whether the backward pass makes the activations again, a forward pass more.
     offloaded: whether the optimizer's state waits on the host between updates.
     """
-    backward = _count_backward(model, recomputed=recomputed)
-    # The head's inputs have gradients, whatever is trained.
-    head_times = None if model.trained is None else 2.0
-    passes = Passes(model, where, "train", times=1.0 + backward, head_times=head_times)
+    repeats = _count_repeats(model, recomputed=recomputed)
+    passes = Passes(model, where, "train", repeats)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
     computing = _passes_time(passes, replace(rows, passes=count))
-    epoch = computing + sharding_time(model, where, computing, count, backward=backward)
+    epoch = computing + sharding_time(model, where, computing, count, backward=repeats.base - 1.0)
     update = update_time(model, where)
     if offloaded:
         update += moving_time(model, where)
     return epoch.times(epochs) + update.times(updates)
 
 
-def _count_backward(model: Sizes, *, recomputed: bool) -> float:
-    """Forward passes that a backward one counts as. Of a Model that trains a part it goes through
-    some of the layers: one product gives the gradient of the inputs, another, of what is trained
-    alone, that of the weights.
+def _count_repeats(model: Sizes, *, recomputed: bool) -> Repeats:
+    """How often a forward pass's work is done with the backward pass behind it. That of a Model
+    that trains a part goes through some of the layers: one product with a weight of the base gives
+    the gradient of its inputs, another, of what is trained alone, that of the weight. The head's
+    inputs have gradients, whatever is trained.
     """
+    whole = _BACKWARD + recomputed
     trained = model.trained
     if trained is None:
-        return _BACKWARD + recomputed
-    return model.passed_share * (1.0 + trained.own_share + recomputed)
+        return Repeats(base=1.0 + whole, added=1.0, head=1.0 + whole, rest=1.0 + whole)
+    share = model.passed_share
+    return Repeats(
+        base=1.0 + share * (1.0 + trained.own_share + recomputed),
+        added=1.0 + whole,
+        head=2.0,
+        rest=1.0 + share * whole,
+    )
 
 
 def update_time(model: Sizes, where: Place) -> Time:

@@ -21,18 +21,20 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dataflow.adapters import ALL_LINEAR, Lora, WeightSubset, is_at, leaf_of
 from dataflow.errors import KernelError
 from dataflow.model import Model
+from dataflow.trained_weights import is_last_norm
 from operators.kernels.torch.adapter_layers import ADAPTER, is_added, use_lean_layers
 from operators.kernels.torch.decoder_layers import find_decoder_layers
 from operators.kernels.torch.scalar import HEADS
 
 LINEAR = (nn.Linear, Conv1D)
+"""Of these types themselves: a router of experts may be a kind of one, and return its choice."""
 NOT_SERVED = ("embed_tokens", "lm_head")
 
 
@@ -89,6 +91,7 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
     config = make_config(peft, model, targets, experts)
     trained_ids = {id(p) for p in module.parameters() if p.requires_grad}
     peft.inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+    _require_adapters(module, model, targets)
     use_lean_layers(peft, module)
     # One that moves by a part of a difference would stand still in bfloat16.
     dtype = torch.float32 if model.rate != 1.0 else module.dtype
@@ -98,6 +101,17 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
             parameter.data = parameter.data.to(dtype)
     for name, parameter in _named_added(module):
         _begin(parameter, name, f"{seed} {model.name}")
+
+
+def _require_adapters(module: nn.Module, model: Model, targets: list[str]) -> None:
+    """Require that peft gave each target its matrices."""
+    without = [path for path in targets if not hasattr(module.get_submodule(path), "lora_A")]
+    if without:
+        problem = (
+            f"expected an adapter on each of {len(targets)} linear layers, found none on"
+            f" {len(without)}, {without[0]} among them, which PEFT takes for those of experts"
+        )
+        raise _error(model, problem, "targets without these, as targets=('q_proj', 'v_proj')")
 
 
 def make_config(peft: ModuleType, model: Model, targets: list[str], experts: list[str]) -> Any:
@@ -146,7 +160,7 @@ def find_targets(module: PreTrainedModel, model: Model, adapter: Lora) -> list[s
 def _list_linear(module: PreTrainedModel) -> Iterator[str]:
     """The paths of its linear layers but for a head or embedding."""
     for path, part in module.named_modules():
-        if isinstance(part, LINEAR) and leaf_of(path) not in (*NOT_SERVED, *HEADS):
+        if type(part) in LINEAR and leaf_of(path) not in (*NOT_SERVED, *HEADS):
             yield path
 
 
@@ -224,20 +238,14 @@ def _begin(parameter: nn.Parameter, name: str, seed: str) -> None:
 
 def _list_subset(module: PreTrainedModel, subset: WeightSubset) -> Iterator[str]:
     layers = find_decoder_layers(module)
-    chosen_ids = {id(weight) for weight in _last_norm(module)}
+    layer_ids = {id(weight) for layer in layers for weight in layer.parameters()}
+    chosen_ids: set[int] = set()
     for layer in list(layers)[subset.first_layer(len(layers)) :]:
         chosen_ids |= {id(weight) for weight in layer.parameters()}
     for name, parameter in module.named_parameters():
-        if id(parameter) in chosen_ids and subset.has_part(name):
+        is_behind = id(parameter) not in layer_ids and is_last_norm(name)
+        if (id(parameter) in chosen_ids or is_behind) and subset.has_part(name):
             yield name
-
-
-def _last_norm(module: PreTrainedModel) -> Iterator[Tensor]:
-    """The weights of the norm behind the last layer."""
-    backbone: Any = module.base_model
-    norm = getattr(backbone, "norm", None)
-    if norm is not None:
-        yield from norm.parameters()
 
 
 def _named_head(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
