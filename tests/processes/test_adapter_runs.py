@@ -222,6 +222,21 @@ def test_a_later_phase_without_it_begins_with_it_merged(tiny: TinyRuns) -> None:
     assert hash_of(merged) == hash_of(alone)
 
 
+def test_a_death_in_a_phase_that_began_merged_changes_no_bit(tiny: TinyRuns) -> None:
+    first = algorithms.small("sft", tiny.folder, adapter=lora(rank=4), lr=1e-2)
+    second = algorithms.small("grpo", tiny.folder, **ONE_UPDATE)
+    program = Program(Phase(first, steps=2), Phase(second, steps=2))
+    whole = tiny.run(program, None, name="whole")
+    death = KillWorkers({4: "train_policy"})
+    how: dict[str, Any] = {"checkpoint_every": 1, "workers": "apart", "on_step": [death]}
+    killed = tiny.run(program, None, name="killed", **how)
+    assert len(death.killed) == 1
+    runs.require_same_numbers(killed, whole)
+    part = tiny.run(Program(Phase(first, steps=2), Phase(second, steps=1)), None, name="part")
+    again = resume(part.folder, graph=program, accept_changes=True)
+    runs.require_same_numbers(again, whole)
+
+
 class Forgetful(TorchTrain):
     """Offers versions without the adapter."""
 

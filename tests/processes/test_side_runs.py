@@ -16,7 +16,8 @@ from engine.api import resume
 from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
 from engine.keep.run_measurements import EVENTS
-from tests.kit import algorithms, runs
+from tests.kit import algorithms, run_graphs, runs
+from tests.kit.adapted_graphs import adapted
 from tests.kit.processes import KillWorkers
 from tests.kit.side_modules import READER, make_reader
 from tests.kit.tiny_runs import TinyRuns
@@ -76,6 +77,18 @@ def test_a_run_that_is_resumed_goes_on_to_the_bit(tiny: TinyRuns) -> None:
     assert runs.timeless(runs.metrics(again))[-1] == runs.timeless(runs.metrics(whole))[-1]
     first, second = (list(runs.weights(run).values()) for run in (again, whole))
     assert first == second
+
+
+def test_a_run_begins_with_the_best_version_of_another(tiny: TinyRuns) -> None:
+    make = adapted(run_graphs.evaluated, adapter=READER, keep_best=1)
+    result = tiny.run(make, 4, name="first")
+    ((best,),) = result.best.values()
+    assert (best / "side_model.safetensors").is_file()
+    greedy = [row["eval/vowels"] for row in runs.metrics(result) if "eval/vowels" in row]
+    further = side(make_reader, start=str(best), **dict(READER.params))
+    again = tiny.run(adapted(run_graphs.evaluated, adapter=further), 1, name="second")
+    (row,) = runs.metrics(again)
+    assert row["eval/initial/vowels"] == max(greedy)
 
 
 def test_a_lost_worker_changes_no_bit(tiny: TinyRuns) -> None:
