@@ -105,6 +105,10 @@ def test_an_adapter_begins_by_seed_and_name_alone(base: str) -> None:
     name = "model.layers.1.mlp.up_proj.lora_A.adapter.weight"
     assert torch.equal(first[name], again[name])
     assert not torch.equal(first[name], other[name])
+    rival = Model("rival", base, trainable=True, adapter=lora(rank=4))
+    assert not torch.equal(first[name], dict(load(rival).named_parameters())[name])
+    follower = Model("follower", base, follows=policy(base), rate=0.5)
+    assert torch.equal(first[name], dict(load(follower).named_parameters())[name])
     bound = 1 / first[name].shape[1] ** 0.5  # kaiming_uniform_ with a=sqrt(5)
     assert 0.5 * bound < first[name].abs().max() <= bound
 

@@ -80,8 +80,9 @@ def find_trained_names(module: PreTrainedModel, model: Model) -> frozenset[str]:
 
 def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
     """Add the Model's adapter to a module, in place: A is drawn from the seed and the Model's name,
-    B is zero. All other weights but a scalar head are frozen. Raises KernelError, naming the Model,
-    without peft, or for targets that the base does not have.
+    of a follower its leader's, and B is zero. All other weights but a scalar head are frozen.
+    Raises KernelError, naming the Model, without peft, for targets that the base does not have, or
+    that peft passes over.
     """
     adapter = model.adapter
     assert isinstance(adapter, Lora)
@@ -99,8 +100,9 @@ def add_adapter(module: PreTrainedModel, model: Model, seed: int) -> None:
         parameter.requires_grad_(is_added(name) or id(parameter) in trained_ids)
         if is_added(name):
             parameter.data = parameter.data.to(dtype)
+    trained = model.follows or model
     for name, parameter in _named_added(module):
-        _begin(parameter, name, f"{seed} {model.name}")
+        _begin(parameter, name, f"{seed} {trained.name}")
 
 
 def _require_adapters(module: nn.Module, model: Model, targets: list[str]) -> None:
