@@ -240,13 +240,14 @@ def _begin(parameter: nn.Parameter, name: str, seed: str) -> None:
 
 def _list_subset(module: PreTrainedModel, subset: WeightSubset) -> Iterator[str]:
     layers = find_decoder_layers(module)
-    layer_ids = {id(weight) for layer in layers for weight in layer.parameters()}
-    chosen_ids: set[int] = set()
-    for layer in list(layers)[subset.first_layer(len(layers)) :]:
-        chosen_ids |= {id(weight) for weight in layer.parameters()}
+    first = subset.first_layer(len(layers))
+    layer_of: dict[int, int] = {}
+    for number, layer in enumerate(layers):
+        layer_of |= {id(weight): number for weight in layer.parameters()}
     for name, parameter in module.named_parameters():
-        is_behind = id(parameter) not in layer_ids and is_last_norm(name)
-        if (id(parameter) in chosen_ids or is_behind) and subset.has_part(name):
+        number = layer_of.get(id(parameter), -1)
+        is_behind = number < 0 and is_last_norm(name)
+        if (number >= first or is_behind) and subset.has_part(name):
             yield name
 
 
