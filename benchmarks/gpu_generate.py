@@ -26,6 +26,7 @@ from benchmarks.gpu_kernels import model_sizes, open_node, plan_graph, time_each
 from benchmarks.gpu_models import CardModel, card_graph, card_model, make_base, make_prompts
 from benchmarks.gpu_rates import CardRates, find_card_rates
 from benchmarks.report import SavedResults, SideResult
+from dataflow.adapters import Adapter
 from dataflow.kernel import Chunk
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.profile import ProfileCell
@@ -63,10 +64,14 @@ def count_read_bytes(sizes: Sizes, prompt: int, answers: Sequence[int]) -> float
     return passes * sizes.read_bytes + cached_tokens * sizes.cached_bytes
 
 
-def _plan_generation(folder: Path, base: str, model: CardModel, size: GeneratedSize) -> Plan:
+def plan_generation(
+    folder: Path, base: str, model: CardModel, size: GeneratedSize, adapter: Adapter = None
+) -> Plan:
+    """Plan these rows, with generation in a Worker of its own."""
     data = make_prompts(folder, rows=size.rows, least=size.prompt, most=size.prompt)
     # A group advantage needs two answers; `GenerationCalls` has one to a prompt.
-    graph = card_graph(base, data, model, batch=size.rows, n=2, max_tokens=size.answer)
+    how: dict[str, Any] = {"batch": size.rows, "n": 2, "max_tokens": size.answer}
+    graph = card_graph(base, data, model, adapter=adapter, **how)
     return plan_graph(graph, RunOptions(workers="apart", threads=1))
 
 
@@ -107,7 +112,7 @@ def measure_generation(
     folder: Path, base: str, model: CardModel, size: GeneratedSize, rates: CardRates
 ) -> list[SideResult]:
     """Generate one token, then all; the first call of each does not count."""
-    calls = GenerationCalls(_plan_generation(folder, base, model, size), size)
+    calls = GenerationCalls(plan_generation(folder, base, model, size), size)
     prefill_seconds = median(calls.time(1, 3)[1:])
     first, *others = calls.time(size.answer, 3)
     answers, seconds = calls.answers, median(others)

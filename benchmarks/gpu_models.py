@@ -15,6 +15,7 @@ from typing import Literal
 from benchmarks.predicted_cases import prompt_file
 from benchmarks.rewards import share_of_digits
 from benchmarks.settings import TEXT_TOKENS, character_tokenizer
+from dataflow.adapters import Adapter
 from dataflow.graph import Graph
 from dataflow.model import Model
 from operators.advantage import group_advantage
@@ -113,12 +114,19 @@ def make_prompts(folder: Path, *, rows: int, least: int, most: int) -> str:
 
 
 def card_graph(
-    base: str, data: str, model: CardModel, *, batch: int, n: int, max_tokens: int
+    base: str,
+    data: str,
+    model: CardModel,
+    *,
+    batch: int,
+    n: int,
+    max_tokens: int,
+    adapter: Adapter = None,
 ) -> Graph:
     """GRPO without a reference: generation and training of one Model. batch: prompts of a Step, n:
     answers to each, of max_tokens at most.
     """
-    policy = Model("policy", base, trainable=True, dtype=model.dtype)
+    policy = Model("policy", base, trainable=True, dtype=model.dtype, adapter=adapter)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, name="rollout")
     score = reward(share_of_digits, rollout, name="score")

@@ -32,6 +32,7 @@ from benchmarks.gpu_kernels import (
 from benchmarks.gpu_models import CardModel, card_graph, card_model, make_base, make_prompts
 from benchmarks.gpu_rates import CardRates, find_card_rates
 from benchmarks.report import SavedResults, SideResult
+from dataflow.adapters import Adapter
 from dataflow.kernel import Assignment
 from engine.plan.cost.model_passes import Sizes, operations
 from engine.plan.cost.profile import ProfileCell
@@ -117,11 +118,19 @@ def count_operations(size: TrainedSize, sizes: Sizes) -> float:
     return _PASSES * operations(sizes, fed.tokens, fed.keys, fed.predicted)
 
 
-def plan_training(folder: Path, base: str, model: CardModel, size: TrainedSize) -> Plan:
+def plan_training(
+    folder: Path, base: str, model: CardModel, size: TrainedSize, adapter: Adapter = None
+) -> Plan:
     """Plan these rows, with training in a Worker of its own."""
     data = make_prompts(folder, rows=size.prompts, least=size.prompt, most=size.prompt)
     graph = card_graph(
-        base, data, model, batch=size.prompts, n=size.samples, max_tokens=size.answer
+        base,
+        data,
+        model,
+        batch=size.prompts,
+        n=size.samples,
+        max_tokens=size.answer,
+        adapter=adapter,
     )
     options = RunOptions(
         workers="apart",

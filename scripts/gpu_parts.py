@@ -56,6 +56,7 @@ PARTS = (
     GpuPart(name="tests", words=_module("gpu_tests"), share=85),
     GpuPart(name="train", words=_module("gpu_train", *RATES, *BASE), share=75),
     GpuPart(name="generate", words=_module("gpu_generate", *RATES, *BASE), share=40),
+    GpuPart(name="adapters", words=_module("gpu_adapters", *BASE), share=40),
     GpuPart(name="grpo", words=_module("gpu_grpo", *BASE), share=65),
     GpuPart(name="weights", words=_module("gpu_weights", *RATES, *BASE), share=30),
     GpuPart(

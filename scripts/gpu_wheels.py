@@ -40,11 +40,13 @@ def named_packages(requirements: Iterable[str]) -> list[str]:
 
 
 def wanted_packages(pyproject: str) -> list[str]:
-    """What a run and its tests need by pyproject.toml: the core, [test], and pytest's plugins."""
+    """What a run and its tests need by pyproject.toml: the core, [lora], [test], and pytest's
+    plugins.
+    """
     project = tomllib.loads(pyproject)["project"]
     extras = project["optional-dependencies"]
     plugins = [each for each in extras["dev"] if each.startswith("pytest")]
-    return named_packages([*project["dependencies"], *extras["test"], *plugins])
+    return named_packages([*project["dependencies"], *extras["lora"], *extras["test"], *plugins])
 
 
 def with_needs(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str]:

@@ -152,7 +152,7 @@ def test_wheels_travel_for_what_a_card_s_machine_lacks(wheels: Any) -> None:
     lock = (ROOT / "requirements/cpu.lock").read_text()
     needs = wheels.installed_needs()
     names = [each.partition("==")[0] for each in wheels.travelling(pyproject, lock, needs)]
-    assert {"msgspec", "pyzmq", "tyro", "typeguard", "pytest", "hypothesis"} <= {*names}
+    assert {"msgspec", "pyzmq", "tyro", "typeguard", "pytest", "hypothesis", "peft"} <= {*names}
     assert not {"torch", "transformers", "pyarrow", "numpy", "safetensors"} & {*names}
     assert "starlette" not in names
 
@@ -160,11 +160,11 @@ def test_wheels_travel_for_what_a_card_s_machine_lacks(wheels: Any) -> None:
 def test_wheels_have_the_versions_of_the_lock(wheels: Any) -> None:
     pyproject = (
         '[project]\ndependencies = ["torch>=2", "A.b"]\n[project.optional-dependencies]\n'
-        'test = []\ndev = ["pytest-timeout", "ruff"]\n'
+        'lora = ["e"]\ntest = []\ndev = ["pytest-timeout", "ruff"]\n'
     )
-    lock = "# A lock.\na-b==1\nc==2\nd==3\npytest-timeout==4\n"
+    lock = "# A lock.\na-b==1\nc==2\nd==3\ne==5\npytest-timeout==4\n"
     needs = {"torch": ["d"], "a-b": ["c", "d"]}
-    expected = ["a-b==1", "c==2", "pytest-timeout==4"]
+    expected = ["a-b==1", "c==2", "e==5", "pytest-timeout==4"]
     assert wheels.travelling(pyproject, lock, needs, ["torch"]) == expected
 
 
