@@ -81,13 +81,19 @@ def read_adapter(model: Model, folder: Path) -> list[Piece]:
     if complaint is not None:
         problem, fix = complaint
         raise KernelError(f"{where}: {problem}. Fix: {fix}.")
+    return read_weights(where, folder / WEIGHTS)
+
+
+def read_weights(where: str, path: Path) -> list[Piece]:
+    """Read the tensors of a file by the names that they have in a module: without peft's prefix.
+    Raises KernelError, which begins with where, for a damaged file.
+    """
     pieces: list[Piece] = []
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 pieces.append(Piece(name.removeprefix(_PREFIX), file.get_tensor(name)))
     except SafetensorError as error:
-        raise KernelError(
-            f"{where}: {folder / WEIGHTS} is damaged ({error}). Fix: another copy."
-        ) from None
+        problem = f"{where}: {path} is damaged ({error})"
+        raise KernelError(f"{problem}. Fix: another copy.") from None
     return pieces

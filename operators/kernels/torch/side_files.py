@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from dataflow.model import Model
 from dataflow.side_config import CONFIG, WEIGHTS, find_side_complaint
 from dataflow.side_module import Side
 from dataflow.storage import writing
-from operators.kernels.torch.adapter_files import sort_header
+from operators.kernels.torch.adapter_files import read_weights, sort_header
 from operators.kernels.torch.side_modules import named_side
 
 
@@ -53,13 +52,4 @@ def read_side(model: Model, side: Side, folder: Path) -> list[Piece]:
     if complaint is not None:
         problem, fix = complaint
         raise KernelError(f"{where}: {problem}. Fix: {fix}.")
-    pieces: list[Piece] = []
-    try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
-                pieces.append(Piece(name, file.get_tensor(name)))
-    except SafetensorError as error:
-        raise KernelError(
-            f"{where}: {folder / WEIGHTS} is damaged ({error}). Fix: another copy."
-        ) from None
-    return pieces
+    return read_weights(where, folder / WEIGHTS)
