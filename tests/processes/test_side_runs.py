@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from dataflow.graph import Phase
 from dataflow.program import Program
 from dataflow.side_module import side
-from engine.api import resume
+from engine.api import rerun, resume
 from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
 from engine.keep.run_measurements import EVENTS
@@ -89,6 +89,13 @@ def test_a_run_begins_with_the_best_version_of_another(tiny: TinyRuns) -> None:
     again = tiny.run(adapted(run_graphs.evaluated, adapter=further), 1, name="second")
     (row,) = runs.metrics(again)
     assert row["eval/initial/vowels"] == max(greedy)
+
+
+def test_a_recorded_step_runs_again_to_the_same_bits(tiny: TinyRuns) -> None:
+    graph = algorithms.small("grpo", tiny.folder, adapter=READER, **ONE_UPDATE)
+    recorded = tiny.run(graph, 3, record="all", checkpoint_every=1)
+    again = rerun(recorded.folder, ["rollout", "train_policy"], 3)
+    assert again.same, again.nodes
 
 
 def test_a_lost_worker_changes_no_bit(tiny: TinyRuns) -> None:
