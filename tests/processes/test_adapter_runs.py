@@ -29,6 +29,7 @@ from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.train import TorchTrain
 from tests.kit import algorithms, runs
 from tests.kit.adapted_graphs import adapted
+from tests.kit.models import save_tiny
 from tests.kit.processes import KillWorkers
 from tests.kit.tiny_runs import TinyRuns
 
@@ -75,14 +76,19 @@ def require_trained(result: runs.Run, steps: int = STEPS) -> list[dict[str, Any]
 
 def require_small_versions(result: runs.Run, size: float) -> None:
     """A reader fetched the adapter's bytes of each version, and little beside each piece."""
-    folder = runs.folder_of(result)
-    flows = [record for record in read_steps(folder / EVENTS) if isinstance(record, Flow)]
-    by_step = [flow.weights["policy->rollout@rollout"] for flow in flows]
-    fetched, loads = sum(each.bytes for each in by_step), sum(each.loads for each in by_step)
-    [saved] = folder.glob("checkpoints/*/train_policy/adapter_model.safetensors")
+    [saved] = runs.folder_of(result).glob("checkpoints/*/train_policy/adapter_model.safetensors")
     pieces = 1 + len(load_file(saved))  # and the digest of its base
+    assert size <= mean_version_bytes(result) <= size + KIB * pieces
+
+
+def mean_version_bytes(result: runs.Run) -> float:
+    """What a version's reader fetched, on average."""
+    records = read_steps(runs.folder_of(result) / EVENTS)
+    flows = [record for record in records if isinstance(record, Flow)]
+    by_step = [flow.weights["policy->rollout@rollout"] for flow in flows]
+    loads = sum(each.loads for each in by_step)
     assert loads >= STEPS
-    assert size <= fetched / loads <= size + KIB * pieces
+    return sum(each.bytes for each in by_step) / loads
 
 
 @pytest.mark.parametrize("workers", ["one", "apart"])
@@ -99,6 +105,18 @@ def test_an_adapter_is_trained_and_the_base_stays(tiny: TinyRuns, workers: str) 
     assert any("weights/policy/load" in row for row in rows) == (workers == "apart")
     if workers == "apart":
         require_small_versions(result, rows[0]["adapter/bytes"])
+
+
+def test_a_version_of_rank_16_is_a_tenth_of_two_layers(tiny: TinyRuns, tmp_path: Path) -> None:
+    """Of width 256: a matrix of rank 16 has 2 x 16 / 256 of a square one's numbers."""
+    wide = tmp_path / "inputs"
+    shutil.copytree(tiny.folder, wide, ignore=shutil.ignore_patterns("runs", "model"))
+    save_tiny(wide / "model", hidden_size=256, intermediate_size=768)
+    sent: list[float] = []
+    for name, adapter in (("whole", None), ("adapter", lora(rank=16))):
+        graph = algorithms.small("grpo", wide, adapter=adapter, **ONE_UPDATE)
+        sent.append(mean_version_bytes(tiny.run(graph, name=name, workers="apart")))
+    assert 0.09 < sent[1] / sent[0] < 0.11
 
 
 @pytest.mark.parametrize(("workers", "max_lag"), [("one", 0), ("one", 1), ("apart", 1)])
