@@ -43,7 +43,9 @@ class TrainedPart:
     backward pass goes through. own_share: of what it goes through, the share that has gradients of
     its own. mergeable: parameters of the base's matrices into which an adapter can be merged.
     is_counted: False if they are those of a user's module, of which only a head is counted.
-    read_layers: decoder layers of which a pass keeps what they leave.
+    read_layers: decoder layers of which a pass keeps what they leave. narrow: numbers of a token
+    between the two matrices of all layers, which a training pass keeps; of experts, of which a
+    token has few, none count.
     """
 
     parameters: int
@@ -53,6 +55,7 @@ class TrainedPart:
     mergeable: int = 0
     is_counted: bool = True
     read_layers: int = 0
+    narrow: int = 0
 
     def scaled(self, part: int, whole: int) -> TrainedPart:
         """What a rank trains that has so many parameters of a whole base."""
@@ -132,15 +135,20 @@ def is_last_norm(name: str) -> bool:
 
 
 def _count_adapter(adapter: Lora, shapes: Shapes, layers: int, heads: int) -> TrainedPart:
-    parameters, first, mergeable = heads, layers, 0
+    parameters, first, mergeable, narrow = heads, layers, 0, 0
     for path, shape in _list_matrices(shapes).items():
         if _is_target(adapter, path):
             *experts, rows, columns = shape
             parameters += prod(experts) * adapter.rank * (rows + columns)
             mergeable += prod(shape)
+            narrow += 0 if _is_expert(path, shape) else adapter.rank
             first = min(first, _layer_of(f"{path}.") or 0)
     return TrainedPart(
-        parameters=parameters, layers=layers - first, is_added=True, mergeable=mergeable
+        parameters=parameters,
+        layers=layers - first,
+        is_added=True,
+        mergeable=mergeable,
+        narrow=narrow,
     )
 
 
@@ -164,11 +172,13 @@ def _list_matrices(shapes: Shapes) -> dict[str, tuple[int, ...]]:
 
 def _list_linear(shapes: Shapes) -> list[str]:
     """The paths of the linear layers, but for those of experts."""
-    paths: list[str] = []
-    for path, shape in _list_matrices(shapes).items():
-        if len(shape) != _FUSED and _EXPERT.search(path) is None:
-            paths.append(path)
-    return paths
+    matrices = _list_matrices(shapes)
+    return [path for path, shape in matrices.items() if not _is_expert(path, shape)]
+
+
+def _is_expert(path: str, shape: tuple[int, ...]) -> bool:
+    """Whether a matrix is of an expert, or of all of them."""
+    return len(shape) == _FUSED or _EXPERT.search(path) is not None
 
 
 def _walk_matrices(shapes: Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:

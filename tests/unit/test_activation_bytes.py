@@ -143,7 +143,7 @@ def test_a_part_of_a_model_keeps_as_much_as_the_plan_says(
     part: dict[str, Any] = {"trainable": trainable}
     if trainable is True:
         pytest.importorskip("peft")
-        part["adapter"] = lora(rank=2)
+        part["adapter"] = lora(rank=4)
     whole_kept, _ = count_bytes(deep)
     kept, most = count_bytes(deep, recompute=recompute, **part)
     assert kept <= share * whole_kept
@@ -153,6 +153,7 @@ def test_a_part_of_a_model_keeps_as_much_as_the_plan_says(
         layout=Layout(recompute=recompute),
         dtype="float32",
         passed_layers=cost.passed_layers,
+        narrow=cost.narrow,
     )
     lengths = Lengths(prompt=PROMPT, completion=ANSWER)
     work = Work(lengths=lengths, prompts=ROWS, rows=ROWS)

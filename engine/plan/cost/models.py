@@ -60,6 +60,11 @@ class ModelCost:
         return 0 if self.trained is None else self.trained.read_layers
 
     @property
+    def narrow(self) -> int:
+        """Numbers of a token that a training pass keeps for an adapter."""
+        return 0 if self.trained is None else self.trained.narrow
+
+    @property
     def left(self) -> int:
         """Parameters of the base that the Model never changes, if it leaves some."""
         if self.trained is None or self.trained.is_added:

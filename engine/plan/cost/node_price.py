@@ -207,6 +207,7 @@ def _rank_bytes(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -
         has_static_keys=is_on_gpu and work.is_torch,
         passed_layers=part.passed_layers,
         read_layers=part.read_layers,
+        narrow=part.narrow,
         parameters=parameters,
     )
     share = share_work(work.most, layout)

@@ -51,8 +51,14 @@ FIRST_USE = 95 * _MIB
 code of the products' libraries. 84 to 99 MiB with Models of a few thousand weights, whichever kind
 of pass.
 """
+ADAPTERS = 9 * _MIB
+"""Of one with an adapter: PEFT."""
 SCATTERED = 0.15
 """Of what passes with a torch kernel, where no profile tells: memory that the allocator keeps and
 that no further tensor fits into. 0 to 0.12 of it (benchmarks/worker_peaks.py), and a little, as it
 differs from run to run.
+"""
+SCATTERED_BESIDE = 0.2
+"""The same of one that trains an adapter: what is between its matrices is small, stays until the
+backward pass, and lies between what is large and free. 0.16 with a Model of 4 x 256.
 """

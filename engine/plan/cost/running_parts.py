@@ -33,7 +33,7 @@ class RunningKernel:
     """What bytes depend on besides Model and rows. has_static_keys: as static_decode.py says.
     gradient_sums: that a train node keeps between the parts of a Step; 0 where it gets it whole.
     passed_layers: that its backward pass goes through; None for all. read_layers: whose states a
-    side module reads. parameters: of its part.
+    side module reads. narrow: numbers of a token that an adapter keeps. parameters: of its part.
     """
 
     kind: Kind
@@ -45,6 +45,7 @@ class RunningKernel:
     gradient_sums: int = 0
     passed_layers: int | None = None
     read_layers: int = 0
+    narrow: int = 0
     parameters: int = 0
 
     @property
@@ -131,6 +132,8 @@ def _training_parts(
         row_set = memory.train_parts(parameters, passed, work, kernel.dtype, kernel.head)
         if layout.recompute == "layers" and passed is not None:
             row_set = recompute_parts(row_set, passed, work, kernel.dtype)
+        if passed is not None:
+            row_set["activations"] += work.at_once * _narrow_bytes(passed, kernel)
         for part, size in row_set.items():
             parts[part] = max(size, parts.get(part, 0))
     if kernel.gradient_sums:
@@ -141,6 +144,16 @@ def _training_parts(
         ranks = layout.data if layout.shard else 1
         parts = offload_parts(parts, parameters // ranks, shape, kernel.dtype)
     return parts
+
+
+def _narrow_bytes(passed: Shape, kernel: RunningKernel) -> int:
+    """Bytes of a token between the matrices of an adapter: of all layers, or of the one that is
+    computed again. passed: of the layers that the backward pass goes through.
+    """
+    size = kernel.narrow * memory.WIDTHS[kernel.dtype]
+    if kernel.layout.recompute == "layers":
+        return size // max(1, passed.layers)
+    return size
 
 
 def _forward_parts(

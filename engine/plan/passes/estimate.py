@@ -185,6 +185,7 @@ class _Cost:
             gradient_sums=self._count_sums(planned),
             passed_layers=use.cost.passed_layers,
             read_layers=use.cost.read_layers,
+            narrow=use.cost.narrow,
             parameters=use.cost.parameters or 0,
         )
 

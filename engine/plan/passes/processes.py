@@ -15,18 +15,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dataflow.adapters import Lora
 from engine.plan.cost.memory import FIRST_USE_PART, lasting, peak
 from engine.plan.cost.process_memory import (
+    ADAPTERS,
     FIRST_USE,
     FORKED_FILES,
     OPENED,
     READS,
     SCATTERED,
+    SCATTERED_BESIDE,
     ImportedMemory,
     ProcessMemory,
 )
 from engine.plan.draft import Draft
 from engine.plan.estimates import PlannedProcess
+from engine.plan.kernel_needs import model_of
 from engine.plan.plan import PlannedNode
 from engine.plan.worker_index import nodes_by_worker
 
@@ -58,7 +62,7 @@ def estimate_processes(draft: Draft) -> Draft:
             imported = imports.anonymous + imports.files
             template_name = ""
         processes[worker] = PlannedProcess(
-            imported=imported, used=_count_used(nodes), template=template_name
+            imported=imported, used=_count_used(draft, nodes), template=template_name
         )
     return replace(draft, processes=processes)
 
@@ -75,14 +79,26 @@ def _has_torch(nodes: Sequence[PlannedNode]) -> bool:
     return any(node.kernel.startswith("operators.kernels.torch") for node in nodes)
 
 
-def _count_used(nodes: Sequence[PlannedNode]) -> int:
+def _count_used(draft: Draft, nodes: Sequence[PlannedNode]) -> int:
     """Bytes that come as the process works, beside what its nodes hold."""
     size = OPENED
     if any(node.work == "source" for node in nodes):
         size += READS
+    adapted_nodes = [node for node in nodes if _has_adapter(draft, node)]
+    if adapted_nodes:
+        size += ADAPTERS
     is_measured = any(FIRST_USE_PART in node.estimate.bytes for node in nodes)
     if _has_torch(nodes) and not is_measured:
         parts = [node.estimate.bytes for node in nodes]
         passing = peak(parts) - sum(map(lasting, parts))
-        size += FIRST_USE + math.ceil(SCATTERED * passing)
+        trains_adapter = any(node.work == "train" for node in adapted_nodes)
+        scattered = SCATTERED_BESIDE if trains_adapter else SCATTERED
+        size += FIRST_USE + math.ceil(scattered * passing)
     return size
+
+
+def _has_adapter(draft: Draft, node: PlannedNode) -> bool:
+    """Whether a node computes with a Model that has an adapter of PEFT."""
+    models = {model.name: model for model in draft.graph_models}
+    model = models.get(model_of(node))
+    return model is not None and isinstance(model.adapter, Lora)

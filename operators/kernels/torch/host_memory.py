@@ -24,3 +24,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _NEVER)
         mallopt(_MMAP_THRESHOLD, _MOST)
+
+
+def return_freed_memory() -> None:
+    """Give back what this process has freed so far: weights that another Model of its base has
+    already, whose places are too small for what a pass computes. Does nothing with another C
+    library.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -33,7 +33,7 @@ from operators.kernels.torch.adapter_files import read_adapter
 from operators.kernels.torch.adapters import BaseWeights, add_adapter, named_trained, share_base
 from operators.kernels.torch.attention import ATTENTION
 from operators.kernels.torch.base_piece import find_base, note_base, require_saved_base, take_base
-from operators.kernels.torch.host_memory import keep_freed_memory
+from operators.kernels.torch.host_memory import keep_freed_memory, return_freed_memory
 from operators.kernels.torch.merged_matrices import merge_adapter, merge_again
 from operators.kernels.torch.packing_trial import require_packable
 from operators.kernels.torch.parallel import part_like
@@ -114,6 +114,7 @@ def load_model(
     if model.is_partial or weights is not None:
         # Before it moves: what is shared is on the device already.
         share_base(module, model, weights or BaseWeights())
+        return_freed_memory()
     if model.is_partial:
         note_base(module, model.base)
     module = module.to(device or default_device()).eval()
