@@ -166,7 +166,8 @@ def _check_targets(model: Model, adapter: Lora, shapes: Shapes) -> Iterator[Faul
     if missing:
         names = ", ".join(leaves) or "none"
         problem = f"expected targets among its base's linear layers, {names}, found"
-        yield _fault(model, f"{problem} {', '.join(missing)}", f"targets={ALL_LINEAR!r}")
+        fix = f"targets={ALL_LINEAR!r}" if leaves else "no adapter="
+        yield _fault(model, f"{problem} {', '.join(missing)}", fix)
     confused = find_confused_targets(adapter, shapes)
     if confused and _find_type(model) in EXPERTS_BY_NAME:
         problem = (

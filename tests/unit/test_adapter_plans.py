@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,9 @@ from dataflow.graph import Graph
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.node import Node
 from engine.plan.cluster import Cluster
+from engine.plan.cost.memory import lasting, peak
 from engine.plan.cost.models import cost_of_model
+from engine.plan.cost.process_memory import ADAPTERS, FIRST_USE, OPENED, SCATTERED_BESIDE
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from graphs.grpo import grpo
@@ -339,3 +342,14 @@ def test_the_rate_of_whole_weights_is_doubtful_for_a_fresh_adapter(
     warnings = check(small_grpo(base, adapter, lr=lr), headers).warnings
     rules = [warning.rule for warning in warnings]
     assert ("low_adapter_rate" in rules) == is_low
+
+
+def test_a_process_with_an_adapter_has_peft_and_scatters_more_as_it_trains(base: str) -> None:
+    plans = [apart(small_grpo(base, adapter, beta=0.1)) for adapter in (None, lora(rank=4))]
+    plain, used = ({w: p.used for w, p in plan.processes.items()} for plan in plans)
+    assert used["reference"] == plain["reference"]
+    assert used["rollout"] == plain["rollout"] + ADAPTERS
+    parts = plans[1].node("train_policy").estimate.bytes
+    passing = peak([parts]) - lasting(parts)
+    scattered = math.ceil(SCATTERED_BESIDE * passing)
+    assert used["train_policy"] == OPENED + FIRST_USE + ADAPTERS + scattered

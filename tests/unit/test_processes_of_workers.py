@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from dataflow.adapters import lora
 from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.cluster import Cluster
 from engine.plan.cost.devices import device
 from engine.plan.cost.lengths import Lengths
 from engine.plan.cost.machine import this_installation, this_machine
-from engine.plan.cost.memory import Work, lasting, peak
+from engine.plan.cost.memory import Work, peak
 from engine.plan.cost.process_memory import (
-    ADAPTERS,
     FIRST_USE,
     FORKED_FILES,
     OPENED,
     READS,
-    SCATTERED_BESIDE,
     ImportedMemory,
     ProcessMemory,
 )
@@ -28,7 +24,6 @@ from engine.plan.cost.profile import Profile
 from engine.plan.plan import Plan
 from engine.plan.worker_index import nodes_by_worker
 from engine.plan.worker_peaks import process_bytes, shared_process_bytes, worker_peak
-from tests.kit.adapted_graphs import with_adapters
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed, planned_on
 
@@ -50,20 +45,6 @@ def test_workers_of_one_template_have_what_it_has_imported_for_all() -> None:
     assert used["score"] == used["advantage"] == OPENED
     assert used["prompts"] == OPENED + READS
     assert used["reference"] > OPENED + FIRST_USE, "and what an allocator scatters"
-
-
-def test_a_process_with_an_adapter_has_peft_and_scatters_more_as_it_trains() -> None:
-    pytest.importorskip("peft")
-    graph = with_adapters(grpo_graph(beta=0.04), lora(rank=4))
-    adapted = placed(graph, workers="apart", threads=1)
-    used = {worker: process.used for worker, process in adapted.processes.items()}
-    plain = {worker: process.used for worker, process in apart().processes.items()}
-    assert used["reference"] == plain["reference"]
-    assert used["rollout"] == plain["rollout"] + ADAPTERS
-    parts = adapted.node("train_policy").estimate.bytes
-    passing = peak([parts]) - lasting(parts)
-    scattered = math.ceil(SCATTERED_BESIDE * passing)
-    assert used["train_policy"] == OPENED + FIRST_USE + ADAPTERS + scattered
 
 
 def test_one_worker_has_an_interpreter_of_its_own() -> None:
