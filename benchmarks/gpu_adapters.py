@@ -15,7 +15,6 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import tyro
 
@@ -79,9 +78,8 @@ def time_training(
     planned = plan_training(folder, base, model, size, adapter)
     planned_node = planned.node(NODE)
     memory = CardPeak()
-    modules: dict[str, Any] = {}
     layout = replace(planned_node.layout, tokens=size.micro)
-    alone = open_alone(planned, NODE, layout, modules)
+    alone = open_alone(planned, NODE, layout, {})
     inputs = draw_inputs(size.cell, alone.node, alone.kernel.vocabulary)
     assignment = Assignment(sequence=1, step=1, keys=inputs["rows"].keys, inputs=inputs)
     time_each(lambda: alone.kernel.step(assignment), 2)

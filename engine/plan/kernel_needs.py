@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from dataflow.graph import Graph
+from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator
 from engine.plan.draft import Draft
@@ -35,6 +36,12 @@ def needs_of(graph: Graph, node: PlannedNode) -> Needs:
 def model_of(node: PlannedNode) -> str:
     """The Model that a node computes with; empty if it has none."""
     return next((use.model for use in node.models if use.param != "tokenizer"), "")
+
+
+def find_model(draft: Draft, node: PlannedNode) -> Model | None:
+    """The Model itself, as the graph has it; None if it has none."""
+    name = model_of(node)
+    return next((model for model in draft.graph_models if model.name == name), None)
 
 
 def group_engine_nodes(draft: Draft) -> list[tuple[str, ...]]:

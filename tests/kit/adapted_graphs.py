@@ -11,6 +11,9 @@ from dataflow.adapters import Adapter, lora
 from dataflow.graph import Graph, Inputs, States
 from dataflow.model import Model, State
 from dataflow.node import Node
+from engine.api import resume
+from tests.kit import runs
+from tests.kit.tiny_runs import TinyRuns
 
 RANK = 4
 
@@ -45,3 +48,13 @@ def _adapt(state: State, adapter: Adapter) -> State:
         assert isinstance(leader, Model)
         return replace(state, follows=leader, adapter=adapter)
     return replace(state, adapter=adapter) if state.trainable else state
+
+
+def require_same_when_resumed(tiny: TinyRuns, graph: Graph) -> None:
+    """A run that is resumed after two Steps has the third, and its weights, to the bit."""
+    whole = tiny.run(graph, 3, name="whole")
+    part = tiny.run(graph, 2, name="part")
+    again = resume(part.folder, steps=3)
+    assert runs.timeless(runs.metrics(again))[-1] == runs.timeless(runs.metrics(whole))[-1]
+    first, second = (list(runs.weights(run).values()) for run in (again, whole))
+    assert first == second

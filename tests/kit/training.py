@@ -25,7 +25,7 @@ from operators.kernels.torch import base_piece
 from operators.kernels.torch.train import TorchTrain
 from tests.kit.forked import forking
 from tests.kit.kernels import FakeSession, open_kernel
-from tests.kit.rows import token_column
+from tests.kit.rows import random_rows, token_column
 
 
 def loss_of(
@@ -43,6 +43,8 @@ SUPERVISED = loss_of(losses.SUPERVISED)
 OWN = "supervised_loss.rows"
 SHOWN = Loss(tuple(replace(term, on=OWN) for term in SUPERVISED.terms))
 """The same on rows of its own."""
+LR = 1e-2
+"""Of `open_supervised`."""
 
 
 def opened(
@@ -77,6 +79,25 @@ def opened(
     return open_kernel(
         TorchTrain(), model, node="train_policy", layout=layout, session=session, **given
     )
+
+
+def open_supervised(model: Model, session: FakeSession | None = None, **layout: Any) -> TorchTrain:
+    """The train kernel of a Model on demonstrations, at the rate LR."""
+    return open_kernel(
+        TorchTrain(),
+        model,
+        node="train_policy",
+        layout=Layout(tokens=16384, **layout),
+        session=session or FakeSession(seed=5, node="train_policy"),
+        loss=SUPERVISED,
+        lr=LR,
+        clip_norm=1.0,
+    )
+
+
+def steps_of_rows(steps: int = 10) -> list[Batch]:
+    """Demonstrations of so many Steps."""
+    return [random_rows(3, 2, seed=seed) for seed in range(steps)]
 
 
 def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:

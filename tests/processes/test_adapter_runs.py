@@ -28,7 +28,7 @@ from operators.kernels.torch.base_piece import NAME
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.train import TorchTrain
 from tests.kit import algorithms, runs
-from tests.kit.adapted_graphs import adapted
+from tests.kit.adapted_graphs import adapted, require_same_when_resumed
 from tests.kit.models import save_tiny
 from tests.kit.processes import KillWorkers
 from tests.kit.tiny_runs import TinyRuns
@@ -168,12 +168,7 @@ def test_two_ranks_with_parts_of_the_weights_train_it_as_one(tiny: TinyRuns) -> 
 
 def test_a_run_that_is_resumed_goes_on_to_the_bit(tiny: TinyRuns) -> None:
     graph = algorithms.small("grpo", tiny.folder, adapter=lora(rank=4))
-    whole = tiny.run(graph, 3, name="whole")
-    part = tiny.run(graph, 2, name="part")
-    again = resume(part.folder, steps=3)
-    assert runs.timeless(runs.metrics(again))[-1] == runs.timeless(runs.metrics(whole))[-1]
-    first, second = (list(runs.weights(run).values()) for run in (again, whole))
-    assert first == second
+    require_same_when_resumed(tiny, graph)
 
 
 def test_a_later_phase_goes_on_with_the_adapter(tiny: TinyRuns) -> None:

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from dataflow.graph import Phase
 from dataflow.program import Program
 from dataflow.side_module import side
-from engine.api import rerun, resume
+from engine.api import rerun
 from engine.keep.flow.records import Flow
 from engine.keep.flow.segments import read_steps
 from engine.keep.run_measurements import EVENTS
 from tests.kit import algorithms, run_graphs, runs
-from tests.kit.adapted_graphs import adapted
+from tests.kit.adapted_graphs import adapted, require_same_when_resumed
 from tests.kit.processes import KillWorkers
 from tests.kit.side_modules import READER, make_reader
 from tests.kit.tiny_runs import TinyRuns
@@ -71,12 +71,7 @@ def test_policy_and_critic_have_one_each_beside_one_base(tiny: TinyRuns) -> None
 
 def test_a_run_that_is_resumed_goes_on_to_the_bit(tiny: TinyRuns) -> None:
     graph = algorithms.small("grpo", tiny.folder, adapter=READER, **ONE_UPDATE)
-    whole = tiny.run(graph, 3, name="whole")
-    part = tiny.run(graph, 2, name="part")
-    again = resume(part.folder, steps=3)
-    assert runs.timeless(runs.metrics(again))[-1] == runs.timeless(runs.metrics(whole))[-1]
-    first, second = (list(runs.weights(run).values()) for run in (again, whole))
-    assert first == second
+    require_same_when_resumed(tiny, graph)
 
 
 def test_a_run_begins_with_the_best_version_of_another(tiny: TinyRuns) -> None:

@@ -108,6 +108,22 @@ def count_bytes(base: str, **layout: Any) -> tuple[int, int]:
     return sum(saved.sizes.values()), alive.most
 
 
+def estimate_parts(model: Model, recompute: Recompute = "none") -> tuple[dict[str, int], Work]:
+    """What a plan says of the rows of `count_bytes`, in bytes by part; and these rows."""
+    cost = cost_of_model(model)
+    kernel = RunningKernel(
+        kind="train",
+        layout=Layout(recompute=recompute),
+        dtype="float32",
+        passed_layers=cost.passed_layers,
+        read_layers=cost.read_layers,
+        narrow=cost.narrow,
+    )
+    lengths = Lengths(prompt=PROMPT, completion=ANSWER)
+    work = Work(lengths=lengths, prompts=ROWS, rows=ROWS)
+    return running_parts(cost.version, cost.shape, (work,), kernel), work
+
+
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("deep")
@@ -147,17 +163,7 @@ def test_a_part_of_a_model_keeps_as_much_as_the_plan_says(
     whole_kept, _ = count_bytes(deep)
     kept, most = count_bytes(deep, recompute=recompute, **part)
     assert kept <= share * whole_kept
-    cost = cost_of_model(Model("policy", deep, **part))
-    kernel = RunningKernel(
-        kind="train",
-        layout=Layout(recompute=recompute),
-        dtype="float32",
-        passed_layers=cost.passed_layers,
-        narrow=cost.narrow,
-    )
-    lengths = Lengths(prompt=PROMPT, completion=ANSWER)
-    work = Work(lengths=lengths, prompts=ROWS, rows=ROWS)
-    parts = running_parts(cost.version, cost.shape, (work,), kernel)
+    parts, _ = estimate_parts(Model("policy", deep, **part), recompute)
     estimate = parts["activations"] + parts.get("logits", 0)
     assert 0.9 <= estimate / most <= 1.25
 
@@ -167,20 +173,10 @@ def test_a_side_module_keeps_what_it_reads_and_as_much_as_the_plan_says(deep: st
     whole_kept, _ = count_bytes(deep)
     kept, most = count_bytes(deep, adapter=READER)
     assert kept <= 0.2 * whole_kept
-    cost = cost_of_model(Model("policy", deep, trainable=True, adapter=READER))
-    kernel = RunningKernel(
-        kind="train",
-        layout=Layout(),
-        dtype="float32",
-        passed_layers=cost.passed_layers,
-        read_layers=cost.read_layers,
-    )
-    lengths = Lengths(prompt=PROMPT, completion=ANSWER)
-    work = Work(lengths=lengths, prompts=ROWS, rows=ROWS)
-    parts = running_parts(cost.version, cost.shape, (work,), kernel)
+    parts, work = estimate_parts(Model("policy", deep, trainable=True, adapter=READER))
     # The user's own module keeps more: here two narrow tensors a layer.
-    own = 2 * LAYERS * WIDTH * 4 * work.at_once
-    estimate = parts["activations"] + parts.get("logits", 0) + own
+    of_side = 2 * LAYERS * WIDTH * 4 * work.at_once
+    estimate = parts["activations"] + parts.get("logits", 0) + of_side
     assert 0.9 <= estimate / most <= 1.25
 
 

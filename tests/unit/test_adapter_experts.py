@@ -21,8 +21,8 @@ from operators.kernels.torch.probe import compute_probe
 from tests.kit import architectures
 from tests.kit.plans import headers
 from tests.kit.rewards import exact
-from tests.kit.training import distance
-from tests.unit.test_adapter_training import opened, train_here, train_plainly
+from tests.kit.training import distance, open_supervised
+from tests.unit.test_adapter_training import train_here, train_plainly
 
 peft: Any = pytest.importorskip("peft")
 ROWS = Ragged(np.array([3, 4, 5, 6, 9, 8, 7], np.int32), np.array([0, 4, 7]))
@@ -47,7 +47,7 @@ def read_by_peft(base: str, folder: Path) -> Any:
 
 
 def test_all_linear_has_experts_and_trains_them_as_peft(experts_base: str, tmp_path: Path) -> None:
-    kernel = opened(policy(experts_base))
+    kernel = open_supervised(policy(experts_base))
     kernel.save_weights(tmp_path)
     theirs = read_by_peft(experts_base, tmp_path)
     prefix = "base_model.model."
@@ -57,7 +57,7 @@ def test_all_linear_has_experts_and_trains_them_as_peft(experts_base: str, tmp_p
     trained = train_here(kernel)
     assert [name for name in trained if ".experts." in name]
     assert distance(trained, plain_weights) < 1e-5
-    again = opened(policy(experts_base), recompute="layers")
+    again = open_supervised(policy(experts_base), recompute="layers")
     assert distance(train_here(again), trained) == 0
     kernel.save_weights(tmp_path)
     state = peft.get_peft_model_state_dict(read_by_peft(experts_base, tmp_path))
@@ -71,7 +71,7 @@ def test_it_begins_as_its_base_and_goes_on_from_a_folder(experts_base: str, tmp_
     before = compute_probe(reference, ROWS, head="lm")
     fresh = load_model(policy(experts_base), "cpu", weights)
     assert np.array_equal(compute_probe(fresh, ROWS, head="lm"), before)
-    kernel = opened(policy(experts_base))
+    kernel = open_supervised(policy(experts_base))
     trained = train_here(kernel)
     kernel.save_weights(tmp_path)
     again = load_model(policy(experts_base, start=str(tmp_path)), "cpu", weights)

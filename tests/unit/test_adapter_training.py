@@ -13,37 +13,24 @@ from transformers import AutoModelForCausalLM
 
 from dataflow import Model, lora, subset
 from dataflow.batch import Batch
-from dataflow.kernel import Layout
 from operators.kernels.torch.adapters import find_trained_names, named_trained
 from operators.kernels.torch.train import TorchTrain
-from tests.kit.kernels import FakeSession, open_kernel
-from tests.kit.rows import random_rows
-from tests.kit.training import SUPERVISED, assignment, distance, weights_of
+from tests.kit.kernels import FakeSession
+from tests.kit.training import (
+    LR,
+    assignment,
+    distance,
+    open_supervised,
+    steps_of_rows,
+    weights_of,
+)
 
 peft: Any = pytest.importorskip("peft")
-STEPS, LR = 10, 1e-2
 PARTS = {
     "adapter": {"trainable": True, "adapter": lora(rank=4)},
     "subset": {"trainable": subset(last=1)},
     "norms": {"trainable": subset(parts=("norm",))},
 }
-
-
-def opened(model: Model, session: FakeSession | None = None, **layout: Any) -> TorchTrain:
-    return open_kernel(
-        TorchTrain(),
-        model,
-        node="train_policy",
-        layout=Layout(tokens=16384, **layout),
-        session=session or FakeSession(seed=5, node="train_policy"),
-        loss=SUPERVISED,
-        lr=LR,
-        clip_norm=1.0,
-    )
-
-
-def steps_of_rows() -> list[Batch]:
-    return [random_rows(3, 2, seed=seed) for seed in range(STEPS)]
 
 
 def mean_loss(module: Any, rows: Batch) -> Tensor:
@@ -79,7 +66,7 @@ def train_here(kernel: TorchTrain) -> dict[str, Tensor]:
 
 
 def test_an_adapter_is_trained_as_by_peft(base: str, tmp_path: Path) -> None:
-    kernel = opened(Model("policy", base, **PARTS["adapter"]))
+    kernel = open_supervised(Model("policy", base, **PARTS["adapter"]))
     kernel.save_weights(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(base)
     theirs = peft.PeftModel.from_pretrained(plain, tmp_path, is_trainable=True).eval()
@@ -97,13 +84,13 @@ def test_a_subset_is_trained_as_with_requires_grad_off(base: str, part: str) -> 
     for name, parameter in plain.named_parameters():
         parameter.requires_grad_(name in trained_names)
     plain_weights = train_plainly(plain, str)
-    assert distance(train_here(opened(model)), plain_weights) < 1e-5
+    assert distance(train_here(open_supervised(model)), plain_weights) < 1e-5
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_what_is_not_trained_stays_to_the_bit(base: str, part: str) -> None:
     session = FakeSession(seed=5, node="train_policy")
-    kernel = opened(Model("policy", base, **PARTS[part]), session)
+    kernel = open_supervised(Model("policy", base, **PARTS[part]), session)
     module = session.modules["policy"]
     trained_ids = {id(p) for _, p in named_trained(module)}
     before = {n: p.clone() for n, p in module.named_parameters() if id(p) not in trained_ids}
@@ -117,13 +104,19 @@ def test_what_is_not_trained_stays_to_the_bit(base: str, part: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_layers_that_are_computed_again_change_no_bit(base: str, part: str) -> None:
     model = Model("policy", base, **PARTS[part])
-    assert distance(train_here(opened(model)), train_here(opened(model, recompute="layers"))) == 0
+    assert (
+        distance(
+            train_here(open_supervised(model)),
+            train_here(open_supervised(model, recompute="layers")),
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_saved_state_goes_on_to_the_bit(base: str, part: str, tmp_path: Path) -> None:
     model = Model("policy", base, **PARTS[part])
-    first, second = opened(model), opened(model)
+    first, second = open_supervised(model), open_supervised(model)
     *earlier, last = enumerate(steps_of_rows(), start=1)
     for step, rows in earlier:
         first.step(assignment(rows, step))
@@ -135,7 +128,7 @@ def test_a_saved_state_goes_on_to_the_bit(base: str, part: str, tmp_path: Path) 
 
 
 def test_the_metrics_say_how_far_an_adapter_is_from_its_base(base: str) -> None:
-    kernel = opened(Model("policy", base, **PARTS["adapter"]))
+    kernel = open_supervised(Model("policy", base, **PARTS["adapter"]))
     rows = steps_of_rows()
     metrics = [kernel.step(assignment(rows[step], step + 1)) for step in range(2)]
     weights = weights_of(kernel)
@@ -148,5 +141,7 @@ def test_the_metrics_say_how_far_an_adapter_is_from_its_base(base: str) -> None:
 
 
 def test_a_subset_has_no_metrics_of_an_adapter(base: str) -> None:
-    metrics = opened(Model("policy", base, **PARTS["subset"])).step(assignment(steps_of_rows()[0]))
+    metrics = open_supervised(Model("policy", base, **PARTS["subset"])).step(
+        assignment(steps_of_rows()[0])
+    )
     assert not [name for name in metrics if name.startswith("adapter/")]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from dataflow import DataError, KernelError, Model, Ragged, side
 from dataflow.batch import Batch
-from dataflow.kernel import Layout, Piece
+from dataflow.kernel import Piece
 from operators.kernels.torch.adapters import BaseWeights, named_trained
 from operators.kernels.torch.attention import compute_hidden
 from operators.kernels.torch.models import (
@@ -28,15 +28,18 @@ from operators.kernels.torch.probe import compute_probe
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.side_modules import find_side
 from operators.kernels.torch.static_rule import decodes_statically, find_capture_obstacle
-from operators.kernels.torch.train import TorchTrain
 from tests.kit import side_modules
-from tests.kit.kernels import FakeSession, open_kernel
+from tests.kit.kernels import FakeSession
 from tests.kit.models import save_tiny
-from tests.kit.rows import random_rows
 from tests.kit.side_modules import READER, make_reader
-from tests.kit.training import SUPERVISED, assignment, distance, weights_of
-
-STEPS, LR = 10, 1e-2
+from tests.kit.training import (
+    LR,
+    assignment,
+    distance,
+    open_supervised,
+    steps_of_rows,
+    weights_of,
+)
 
 
 def policy(base: str, adapter: Any = READER, **how: Any) -> Model:
@@ -148,23 +151,6 @@ def test_a_pass_that_failed_leaves_nothing_behind(base: str) -> None:
 # --- training -------------------------------------------------------------------------------------
 
 
-def opened(model: Model, session: FakeSession | None = None) -> TorchTrain:
-    return open_kernel(
-        TorchTrain(),
-        model,
-        node="train_policy",
-        layout=Layout(tokens=16384),
-        session=session or FakeSession(seed=5, node="train_policy"),
-        loss=SUPERVISED,
-        lr=LR,
-        clip_norm=1.0,
-    )
-
-
-def steps_of_rows() -> list[Batch]:
-    return [random_rows(3, 2, seed=seed) for seed in range(STEPS)]
-
-
 def mean_loss(module: Any, part: Any, rows: Batch) -> Tensor:
     """Minus the mean log-prob of the trained tokens, by plain transformers and the side module."""
     prompts, answers = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
@@ -197,7 +183,7 @@ def list_states(module: Any, ids: Tensor) -> tuple[Tensor, ...]:
 
 def test_ten_updates_are_those_of_plain_torch(base: str) -> None:
     session = FakeSession(seed=5, node="train_policy")
-    kernel = opened(policy(base), session)
+    kernel = open_supervised(policy(base), session)
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
     part = make_reader(plain.config)
     first = weights_of(kernel)
@@ -210,8 +196,8 @@ def test_ten_updates_are_those_of_plain_torch(base: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     here = weights_of(kernel)
-    there = {f"side.{name}": p.detach() for name, p in part.named_parameters()}
-    assert distance(here, there) < 1e-5
+    plain_weights = {f"side.{name}": p.detach() for name, p in part.named_parameters()}
+    assert distance(here, plain_weights) < 1e-5
     squares = [(here[name].double() - first[name].double()).square().sum() for name in here]
     assert metrics["adapter/norm"] == pytest.approx(float(sum(squares)) ** 0.5)
     assert metrics["adapter/bytes"] == sum(weight.nbytes for weight in here.values())
@@ -299,14 +285,14 @@ def test_a_saved_one_is_of_its_function_and_base(base: str, tmp_path: Path) -> N
 
 
 def test_a_training_goes_on_to_the_bit(base: str, tmp_path: Path) -> None:
-    whole, part = opened(policy(base)), opened(policy(base))
+    whole, part = open_supervised(policy(base)), open_supervised(policy(base))
     batches = steps_of_rows()[:4]
     for step, rows in enumerate(batches, start=1):
         expected = whole.step(assignment(rows, step))
     for step, rows in enumerate(batches[:2], start=1):
         part.step(assignment(rows, step))
     part.save(tmp_path)
-    again = opened(policy(base))
+    again = open_supervised(policy(base))
     again.restore(tmp_path)
     for step, rows in enumerate(batches[2:], start=3):
         metrics = again.step(assignment(rows, step))

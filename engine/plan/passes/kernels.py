@@ -21,7 +21,7 @@ from dataflow.side_module import Side
 from engine.plan.cluster import Cluster
 from engine.plan.cost.models import model_cost, model_type, planned_dtype, some_windows
 from engine.plan.draft import Draft
-from engine.plan.kernel_needs import kernel_name, model_of
+from engine.plan.kernel_needs import find_model, kernel_name
 from engine.plan.plan import PlannedNode
 from engine.plan.refusals import add_fix
 
@@ -135,11 +135,10 @@ def _find_misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfi
         problem = "with inproc everything is in this process, and it has one of its own"
         yield _Misfit(problem, f"without inproc, or {instead}")
     yield from _find_params_misfits(draft, node, name, needs)
-    if needs != NO_NEEDS:
-        for model in draft.graph_models:
-            if model.name == model_of(node):
-                for problem in _find_model_problems(draft, node, name, needs, model):
-                    yield _Misfit(problem, instead)
+    model = find_model(draft, node)
+    if needs != NO_NEEDS and model is not None:
+        for problem in _find_model_problems(draft, node, name, needs, model):
+            yield _Misfit(problem, instead)
 
 
 def _packages_needed(draft: Draft, needs: Needs) -> tuple[str, ...]:
@@ -157,8 +156,7 @@ def _is_elsewhere(draft: Draft) -> bool:
 
 def _find_adapter_misfit(draft: Draft, node: PlannedNode) -> Iterator[_Misfit]:
     """The package that makes adapters, where a node's Model has one, and it is not here."""
-    models = {model.name: model for model in draft.graph_models}
-    model = models.get(model_of(node))
+    model = find_model(draft, node)
     if model is None or not isinstance(model.adapter, Lora) or _is_elsewhere(draft):
         return
     if not _is_installed(_ADAPTER_PACKAGE):

@@ -30,7 +30,7 @@ from engine.plan.cost.process_memory import (
 )
 from engine.plan.draft import Draft
 from engine.plan.estimates import PlannedProcess
-from engine.plan.kernel_needs import model_of
+from engine.plan.kernel_needs import find_model
 from engine.plan.plan import PlannedNode
 from engine.plan.worker_index import nodes_by_worker
 
@@ -99,6 +99,5 @@ def _count_used(draft: Draft, nodes: Sequence[PlannedNode]) -> int:
 
 def _has_adapter(draft: Draft, node: PlannedNode) -> bool:
     """Whether a node computes with a Model that has an adapter of PEFT."""
-    models = {model.name: model for model in draft.graph_models}
-    model = models.get(model_of(node))
+    model = find_model(draft, node)
     return model is not None and isinstance(model.adapter, Lora)

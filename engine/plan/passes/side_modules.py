@@ -10,15 +10,14 @@ from collections.abc import Iterator
 
 from dataflow.side_module import Side
 from engine.plan.draft import Draft
-from engine.plan.kernel_needs import model_of
+from engine.plan.kernel_needs import find_model, model_of
 from engine.plan.plan import PlannedNode
 from engine.plan.refusals import add_fix
 
 
 def has_side(draft: Draft, node: PlannedNode) -> bool:
     """Whether a node computes with a Model that has a side module, or trains it."""
-    models = {model.name: model for model in draft.graph_models}
-    model = models.get(model_of(node))
+    model = find_model(draft, node)
     return model is not None and isinstance(model.adapter, Side)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataflow.side_module import Side
 from engine.plan.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
-from engine.plan.kernel_needs import kernel_name, model_of, needs_of
+from engine.plan.kernel_needs import find_model, kernel_name, needs_of
 from engine.plan.passes.kernels import find_tensor_kernel
 from engine.plan.plan import PlannedNode
 from engine.plan.refusals import add_fix
@@ -52,8 +52,7 @@ def count_worker_ranks(draft: Draft, node: PlannedNode) -> int:
 
 def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:
     """Why a replica of a node that does not train cannot have several Workers."""
-    models = {model.name: model for model in draft.graph_models}
-    model = models.get(model_of(node))
+    model = find_model(draft, node)
     fix = f"{node.name}=1"
     if model is not None and model.follows is not None and model.copies is None:
         why = f"{model.name!r} moves by its own steps, in one Worker"
@@ -69,8 +68,7 @@ def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterat
 
 def _find_adapter_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:
     """Why ranks cannot have a part of each matrix of a Model with an adapter."""
-    models = {model.name: model for model in draft.graph_models}
-    model = models.get(model_of(node))
+    model = find_model(draft, node)
     if model is None or model.adapter is None:
         return
     why = f"the adapter of {model.name!r} is computed with whole matrices"
@@ -92,11 +90,8 @@ def _explain_lack(draft: Draft, node: PlannedNode) -> str:
 
 def _find_shape(draft: Draft, node: PlannedNode) -> Shape | None:
     """The shape of the Model that a node computes with, or trains; None if unknown here."""
-    name = model_of(node)
-    for model in draft.graph_models:
-        if model.name == name:
-            return model_cost(model.base, model.head).shape
-    return None
+    model = find_model(draft, node)
+    return None if model is None else model_cost(model.base, model.head).shape
 
 
 def _find_indivisible(wish: str, name: str, shape: Shape, count: int) -> Iterator[str]:

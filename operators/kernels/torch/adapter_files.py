@@ -18,7 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dataflow.adapter_config import BASE_DIGEST, find_adapter_complaint, find_base_complaint
+from dataflow.adapter_config import (
+    BASE_DIGEST,
+    Complaint,
+    find_adapter_complaint,
+    find_base_complaint,
+)
 from dataflow.adapter_config import CONFIG as CONFIG
 from dataflow.adapter_config import WEIGHTS as WEIGHTS
 from dataflow.adapters import Lora
@@ -74,20 +79,20 @@ def read_adapter(model: Model, folder: Path) -> list[Piece]:
     base.
     """
     assert isinstance(model.adapter, Lora)
+    return read_part(model, folder / WEIGHTS, find_adapter_complaint(model.adapter, folder))
+
+
+def read_part(model: Model, path: Path, complaint: Complaint | None) -> list[Piece]:
+    """Read the weights of what a Model trains beside its base, by the names that they have in a
+    module: without peft's prefix. complaint: what is wrong with their folder. Raises KernelError,
+    naming the Model, for that, for weights beside another base, and for a damaged file.
+    """
     where = f"Model {model.name!r}"
-    complaint = find_adapter_complaint(model.adapter, folder)
     if complaint is None:
-        complaint = find_base_complaint(model.base, folder / WEIGHTS)
+        complaint = find_base_complaint(model.base, path)
     if complaint is not None:
         problem, fix = complaint
         raise KernelError(f"{where}: {problem}. Fix: {fix}.")
-    return read_weights(where, folder / WEIGHTS)
-
-
-def read_weights(where: str, path: Path) -> list[Piece]:
-    """Read the tensors of a file by the names that they have in a module: without peft's prefix.
-    Raises KernelError, which begins with where, for a damaged file.
-    """
     pieces: list[Piece] = []
     try:
         with safe_open(path, framework="pt") as file:

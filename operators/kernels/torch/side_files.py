@@ -14,14 +14,13 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dataflow.adapter_config import BASE_DIGEST, find_base_complaint
-from dataflow.errors import KernelError
+from dataflow.adapter_config import BASE_DIGEST
 from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.side_config import CONFIG, WEIGHTS, find_side_complaint
 from dataflow.side_module import Side
 from dataflow.storage import writing
-from operators.kernels.torch.adapter_files import read_weights, sort_header
+from operators.kernels.torch.adapter_files import read_part, sort_header
 from operators.kernels.torch.side_modules import named_side
 
 
@@ -45,11 +44,4 @@ def read_side(model: Model, side: Side, folder: Path) -> list[Piece]:
     naming the Model, for a folder without one, or one of another function, other params or another
     base; DataError for a damaged file.
     """
-    where = f"Model {model.name!r}"
-    complaint = find_side_complaint(side, folder)
-    if complaint is None:
-        complaint = find_base_complaint(model.base, folder / WEIGHTS)
-    if complaint is not None:
-        problem, fix = complaint
-        raise KernelError(f"{where}: {problem}. Fix: {fix}.")
-    return read_weights(where, folder / WEIGHTS)
+    return read_part(model, folder / WEIGHTS, find_side_complaint(side, folder))
