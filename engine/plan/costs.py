@@ -20,18 +20,12 @@ from engine.plan.cost import training, transfers
 from engine.plan.cost.decode import DecodeBatch, Decoded, cache_room, schedule_decode
 from engine.plan.cost.devices import (
     CPU,
-    KINDS,
-    Coefficients,
     Device,
-    Kind,
     Link,
     Origin,
     Place,
-    catalogue,
-    coefficients,
     device,
 )
-from engine.plan.cost.fit_errors import measured_over_fitted
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.cost.model_passes import Sizes, Time
 from engine.plan.cost.models import ModelCost, cost_of_model, counted_dtype
@@ -39,7 +33,8 @@ from engine.plan.cost.profile import PeakCorrection, Profile, ProfiledNode
 from engine.plan.host_ways import HostWays
 from engine.plan.packed_rows import pack_rows_of
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
-from engine.plan.profiled_passes import kernel_family, kind_of_pass, nearest_entry, samples_of
+from engine.plan.profiled_passes import kernel_family, kind_of_pass, samples_of
+from engine.plan.rates import Rates, correct_by_cells
 from engine.plan.row_lengths import RowLengths
 
 
@@ -59,6 +54,7 @@ class PlanCosts:
         self._decided, self._graph, self._cluster = decided, graph, cluster
         self._ways = HostWays(decided, cluster)
         self._profile = profile
+        self._rates = Rates(profile)
         self._models = {s.name: s for s in graph.states if isinstance(s, Model)}
         if not models:
             models = {name: cost_of_model(model) for name, model in self._models.items()}
@@ -96,10 +92,7 @@ class PlanCosts:
         """Why no seconds of a node's passes are known; empty if they are."""
         if self.sizes(node) is None:
             return "the size of its Model is not known"
-        kind = self._device_kind(self._nodes[node].workers[0])
-        if kind in catalogue().devices or self._measured_device(kind):
-            return ""
-        return f"nobody has measured a {kind} GPU" if kind else "its kind of GPU is not known"
+        return self._rates.why_unknown(self._device_kind(self._nodes[node].workers[0]))
 
     def place(self, node: str) -> Place:
         """Where one replica of a node stands. Raises PlanError where its device is not known."""
@@ -143,12 +136,10 @@ class PlanCosts:
         return self._entries[node]
 
     def _find_entry(self, node: str) -> ProfiledNode | None:
-        planned, model = self._nodes[node], self.sizes(node)
+        planned = self._nodes[node]
         device_kind = self._device_kind(planned.workers[0])
-        if model is None or self._profile is None or self._measured_device(device_kind) is None:
-            return None
         cores = _cores_of_rank(planned, device_kind)
-        return nearest_entry(self._profile, planned, model, kind_of_pass(planned), cores)
+        return self._rates.find_entry(planned, self.sizes(node), device_kind, cores)
 
     def beside(self, node: str) -> float:
         """How much longer a node's kernel takes while the host's other cores are busy, as was
@@ -367,21 +358,17 @@ class PlanCosts:
         """The factor on fitted seconds: what a profile measured of rows like a rank's of these over
         what its fit says, times what a run adds.
         """
-        entry = self.entry(node)
-        if entry is None or not len(rows):
-            return 1.0
-        prompt, answer = float(rows.prompts.mean()), float(rows.answers.mean())
-        factor = measured_over_fitted(entry.cells, len(rows) / divisor, prompt, answer)
-        return entry.in_run * factor
+        return correct_by_cells(self.entry(node), rows, divisor)
 
     def _make_place(self, node: PlannedNode) -> Place:
         layout, device = node.layout, self._device_of(node)
+        cores = _cores_of_rank(node, device.name)
         # A tensor rank's part is summed and gathered among those that have it.
         same_part = node.workers[: node.ranks : layout.tensor]
         return Place(
             device=device,
-            coefficients=self._coefficients(node, device),
-            cores=_cores_of_rank(node, device.name),
+            coefficients=self._rates.find_coefficients(node, self.sizes(node.name), device, cores),
+            cores=cores,
             data=layout.data,
             tensor=layout.tensor * layout.inner,
             context=layout.context,
@@ -390,37 +377,9 @@ class PlanCosts:
         )
 
     def _device_of(self, node: PlannedNode) -> Device:
-        """The device of a node, with the rates that its coefficients are shares of.
-
-        Passes that a profile has get its rates. Others get the catalogue's, so that no rate of one
-        Model's machine, perhaps a busy one, is mixed with shares of the catalogue; unless that does
-        not have the device.
-        """
+        """The device of a node, with the rates that its coefficients are shares of."""
         kind = self._device_kind(node.workers[0])
-        measured = self._measured_device(kind)
-        listed = kind in catalogue().devices
-        if measured is not None and (self.entry(node.name) is not None or not listed):
-            return measured
-        return device(kind or "GPU of no known kind")
-
-    def _measured_device(self, kind: str) -> Device | None:
-        """The device of the profile, if it is of this kind."""
-        if self._profile is None or self._profile.device.name != kind:
-            return None
-        return self._profile.device
-
-    def _coefficients(self, node: PlannedNode, device: Device) -> Mapping[Kind, Coefficients]:
-        """The catalogue's, but for those that were measured of this Model on such a device."""
-        by_kind = dict(coefficients(device))
-        model = self.sizes(node.name)
-        if self._profile is None or model is None or self._profile.device.name != device.name:
-            return by_kind
-        cores = _cores_of_rank(node, device.name)
-        for kind in KINDS:
-            entry = nearest_entry(self._profile, node, model, kind, cores)
-            if entry is not None:
-                by_kind[kind] = entry.coefficients
-        return by_kind
+        return self._rates.find_device(kind, is_measured=self.entry(node.name) is not None)
 
     def _device_kind(self, worker: str) -> str:
         """The kind of a Worker's GPUs, or `cpu`."""

@@ -1,0 +1,192 @@
+"""The search: the best few placements of a problem.
+
+Owns: what is tried, in which order, and when it ends; what fell out. Does not own: prices
+(group_price.py, step_time.py), devices of groups (division.py).
+
+Every grouping of the nodes that take most is tried while these are few; the light ones ride with a
+node of their Model, else with one whose rows they read. From the best of these, and from lists in
+which each node joins the group that is free first, steps lead on for as long as a Step becomes
+shorter. The search counts what it prices and knows no clock, so that it finds the same everywhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.plan.search.division import Division, Members
+from engine.plan.search.groupings import (
+    Grouping,
+    arrange,
+    count_groupings,
+    list_groupings,
+    list_steps,
+)
+from engine.plan.search.list_starts import list_starts
+from engine.plan.search.problem import Placement, Problem
+
+KEPT = 5
+"""Placements that a search leaves."""
+_HEAVY = 6
+"""Nodes of which every grouping is tried."""
+_LEAST_GAIN = 1e-4
+_BEGUN = 4
+"""Groupings from which steps lead on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """groupings: the most that are all tried; 0: none are. priced: placements after which no
+    further step is taken.
+    """
+
+    groupings: int = 4000
+    priced: int = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """best: placements, the best first. tried: groupings. unfit: of these, those that do not fit.
+    priced: placements of which a Step was timed.
+    """
+
+    best: tuple[Placement, ...] = ()
+    tried: int = 0
+    unfit: int = 0
+    priced: int = 0
+
+
+def search(problem: Problem, limits: Limits | None = None) -> Findings:
+    """Find the placements with the least seconds, or cost, of a Step. None where nothing fits."""
+    return _Search(problem, limits or Limits()).run()
+
+
+@dataclass(slots=True)
+class _Tried:
+    """Groupings that were divided, each once."""
+
+    placements: dict[Grouping, Placement | None] = field(default_factory=dict)
+    best: float = float("inf")
+
+
+class _Search:
+    def __init__(self, problem: Problem, limits: Limits) -> None:
+        self._problem, self._limits = problem, limits
+        self._division = Division(problem)
+        self._units = list(_join_units(problem))
+        self._tried = _Tried()
+
+    def run(self) -> Findings:
+        for grouping in self._list_heavy():
+            self._try(grouping)
+        is_complete = len(self._units) <= _HEAVY and bool(self._tried.placements)
+        if not is_complete:
+            for grouping in list_starts(self._problem, self._division, self._units):
+                self._try(grouping)
+            for placement in self._best(_BEGUN):
+                self._walk(placement)
+        placements = self._tried.placements
+        return Findings(
+            best=tuple(self._best(KEPT)),
+            tried=len(placements),
+            unfit=sum(placement is None for placement in placements.values()),
+            priced=self._division.count,
+        )
+
+    def _list_heavy(self) -> Iterator[Grouping]:
+        """Every grouping of the heaviest units, where these are few; the others ride."""
+        pools = len(self._problem.pools)
+        weights = [self._weigh(unit) for unit in self._units]
+        order = sorted(range(len(self._units)), key=lambda number: -weights[number])
+        heavy = sorted(order[:_HEAVY])
+        if count_groupings(len(heavy), pools) > self._limits.groupings:
+            return
+        light = [self._units[number] for number in sorted(order[_HEAVY:])]
+        heavy_units = [self._units[number] for number in heavy]
+        for grouping in list_groupings(heavy_units, pools):
+            yield self._let_ride(grouping, light)
+
+    def _weigh(self, unit: tuple[int, ...]) -> float:
+        """The fewest seconds of so many devices that a unit takes on some pool."""
+        least = float("inf")
+        for pool in range(len(self._problem.pools)):
+            curve = self._division.curve(Members(unit, pool))
+            if curve:
+                least = min(least, curve[0].devices * curve[0].price.busy)
+        return least
+
+    def _let_ride(self, grouping: Grouping, light: Sequence[tuple[int, ...]]) -> Grouping:
+        """Put each light unit with a node of its Model, else with one that it waits for."""
+        nodes = self._problem.nodes
+        members_of = [list(group.members) for group in grouping]
+        group_of: dict[int, int] = {}
+        for number, members in enumerate(members_of):
+            group_of |= dict.fromkeys(members, number)
+        model_of = {nodes[member].model: group_of[member] for member in group_of}
+        for unit in light:
+            places = [model_of[nodes[m].model] for m in unit if nodes[m].model in model_of]
+            for member in unit:
+                places += [group_of[p] for p in nodes[member].parents if p in group_of]
+            place = next(iter(places), 0)
+            members_of[place] += unit
+            group_of |= dict.fromkeys(unit, place)
+        groups: list[Members] = []
+        for group, members in zip(grouping, members_of, strict=True):
+            groups.append(Members(tuple(sorted(members)), group.pool))
+        return arrange(groups)
+
+    def _try(self, grouping: Grouping) -> Placement | None:
+        """Divide a grouping, unless it cannot be among the best."""
+        placements = self._tried.placements
+        if grouping in placements:
+            return placements[grouping]
+        placement = None
+        if not self._is_hopeless(grouping):
+            placement = self._division.divide(grouping)
+            placements[grouping] = placement
+        if placement is not None:
+            self._tried.best = min(self._tried.best, self._score(placement))
+        return placement
+
+    def _is_hopeless(self, grouping: Grouping) -> bool:
+        """Whether even with all devices for each group a Step is far longer than the best one."""
+        if self._problem.objective == "cost":
+            return False
+        return self._division.bound(grouping) > self._tried.best * (1.0 + _LEAST_GAIN)
+
+    def _walk(self, placement: Placement) -> None:
+        """Take the first step that leads to something better, again and again."""
+        pools = len(self._problem.pools)
+        best, score = placement, self._score(placement)
+        improved = True
+        while improved and self._division.count < self._limits.priced:
+            improved = False
+            for grouping in list_steps(_grouping_of(best), self._units, pools):
+                tried = self._try(grouping)
+                if tried is not None and self._score(tried) < score * (1.0 - _LEAST_GAIN):
+                    best, score, improved = tried, self._score(tried), True
+                    break
+                if self._division.count >= self._limits.priced:
+                    break
+
+    def _best(self, count: int) -> list[Placement]:
+        placements = [p for p in self._tried.placements.values() if p is not None]
+        return heapq.nsmallest(count, placements, key=lambda p: (self._score(p), p.devices))
+
+    def _score(self, placement: Placement) -> float:
+        if self._problem.objective == "cost":
+            return placement.cost
+        return placement.seconds
+
+
+def _grouping_of(placement: Placement) -> Grouping:
+    return arrange([Members(group.members, group.pool) for group in placement.groups])
+
+
+def _join_units(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Nodes that have to share devices, and each of the others alone; in running order."""
+    units: list[tuple[int, ...]] = [tuple(sorted(group)) for group in problem.together]
+    joined = {member for unit in units for member in unit}
+    units += [(number,) for number in range(len(problem.nodes)) if number not in joined]
+    yield from sorted(units)

@@ -1,0 +1,140 @@
+"""Which layouts nodes that share devices have together, so that all fit in their memory.
+
+Owns: the choice for one group, and its price. Does not own: prices of one node's layouts
+(layouts.py), how many devices a group has (division.py).
+
+Nodes of one group take turns. A device holds the weights of each Model once for each part, what
+nodes keep, and what one of them needs while it runs. Workers of kernels that have one to themselves
+sleep while others compute: then a device holds what the Worker that is awake needs, and their
+weights come and go with each turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from engine.plan.search.problem import PricedLayout, Problem
+
+_MOST_COMBINATIONS = 512
+"""Of layouts of a group's members; where there are more, these give way one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPrice:
+    """layouts: of each member, in its order. busy: seconds of all in a Step, one after another.
+    turns: of these, those in which weights come and go.
+    """
+
+    layouts: tuple[PricedLayout, ...]
+    busy: float
+    turns: float = 0.0
+
+
+class GroupPrices:
+    """Prices of groups on so many devices, each of which is worked out once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.count = 0
+        """Prices that were worked out."""
+        self.price = lru_cache(maxsize=1 << 18)(self._price)
+
+    def _price(self, members: tuple[int, ...], pool: int, devices: int) -> GroupPrice | None:
+        """The price of a group; None where it does not fit. Fewer devices than the group has may be
+        used, but never more.
+        """
+        self.count += 1
+        nodes = self._problem.nodes
+        choices = [nodes[member].prices(pool, devices) for member in members]
+        if not all(choices):
+            return None
+        layouts = self._choose(members, pool, choices)
+        if layouts is None:
+            return None
+        turns = self._turn_seconds(members, layouts)
+        busy = turns + sum(priced.seconds for priced in layouts)
+        return GroupPrice(layouts, busy, turns)
+
+    def _choose(
+        self, members: tuple[int, ...], pool: int, choices: Sequence[Sequence[PricedLayout]]
+    ) -> tuple[PricedLayout, ...] | None:
+        """The layouts that take the least seconds and fit."""
+        fastest = tuple(min(each, key=_seconds_of) for each in choices)
+        if self._fits(members, pool, fastest):
+            return fastest
+        combinations = 1
+        for each in choices:
+            combinations *= len(each)
+        if combinations > _MOST_COMBINATIONS:
+            return self._give_way(members, pool, choices, fastest)
+        best: tuple[PricedLayout, ...] | None = None
+        best_seconds = float("inf")
+        for layouts in itertools.product(*choices):
+            seconds = sum(map(_seconds_of, layouts))
+            if seconds < best_seconds and self._fits(members, pool, layouts):
+                best, best_seconds = layouts, seconds
+        return best
+
+    def _give_way(
+        self,
+        members: tuple[int, ...],
+        pool: int,
+        choices: Sequence[Sequence[PricedLayout]],
+        layouts: tuple[PricedLayout, ...],
+    ) -> tuple[PricedLayout, ...] | None:
+        """Change one layout after another, each time the one that costs the fewest seconds for the
+        bytes that it spares.
+        """
+        present = list(layouts)
+        need = self._need(members, present)
+        room = self._problem.pools[pool].memory
+        while need > room:
+            best: tuple[float, int, PricedLayout, int] | None = None
+            for index, each in enumerate(choices):
+                before = present[index]
+                for priced in each:
+                    present[index] = priced
+                    spared = need - self._need(members, present)
+                    longer = max(0.0, priced.seconds - before.seconds)
+                    if spared > 0 and (best is None or longer / spared < best[0]):
+                        best = (longer / spared, index, priced, need - spared)
+                present[index] = before
+            if best is None:
+                return None
+            _, index, priced, need = best
+            present[index] = priced
+        return tuple(present)
+
+    def _fits(self, members: tuple[int, ...], pool: int, layouts: Sequence[PricedLayout]) -> bool:
+        return self._need(members, layouts) <= self._problem.pools[pool].memory
+
+    def _need(self, members: tuple[int, ...], layouts: Sequence[PricedLayout]) -> int:
+        """Bytes of each device: of the Worker that needs most, as the others sleep then."""
+        nodes = self._problem.nodes
+        weights: dict[object, int] = {}
+        kept = running = alone = 0
+        for member, priced in zip(members, layouts, strict=True):
+            node = nodes[member]
+            if node.is_alone:
+                alone = max(alone, priced.weights + priced.kept + priced.running)
+                continue
+            weights[node.model, priced.part] = priced.weights
+            kept += priced.kept
+            running = max(running, priced.running)
+        return max(alone, sum(weights.values()) + kept + running)
+
+    def _turn_seconds(self, members: tuple[int, ...], layouts: Sequence[PricedLayout]) -> float:
+        """Seconds in which weights go to the host and come back, where Workers take turns."""
+        nodes, rate = self._problem.nodes, self._problem.turn_rate
+        alone = [nodes[member].is_alone for member in members]
+        if not rate or not any(alone) or all(alone):
+            return 0.0
+        size = sum(priced.weights + priced.kept for priced in layouts)
+        return 2.0 * size / rate
+
+
+def _seconds_of(priced: PricedLayout) -> float:
+    return priced.seconds

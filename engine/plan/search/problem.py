@@ -1,0 +1,119 @@
+"""What is searched: nodes, pools of devices, and what layouts cost.
+
+Owns: the data types. Does not own: prices (layouts.py), any search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dataflow.kernel import Layout
+
+Objective = Literal["seconds", "cost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Devices of one kind. per_host: of a host; tensor ranks stay within one. memory: bytes of
+    each. price: of one for an hour; 0 where it is not known.
+    """
+
+    kind: str
+    devices: int
+    per_host: int
+    memory: int
+    price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedLayout:
+    """A layout of a node, and what it costs. devices: that it uses. seconds: of a Step. Bytes of
+    each device: weights, which nodes of one Model and of one `part` have once; kept, all else that
+    stays between calls; running, what is there while it runs. host: bytes of the host's memory for
+    each device.
+    """
+
+    layout: Layout
+    devices: int
+    seconds: float
+    part: Hashable = 1
+    weights: int = 0
+    kept: int = 0
+    running: int = 0
+    host: int = 0
+
+
+LayoutPrices = Callable[[int, int], Sequence[PricedLayout]]
+"""(number of a pool, devices) -> layouts that use so many devices, each of which is better than any
+other in something: seconds or bytes.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SearchedNode:
+    """A node that computes with a Model. parents: numbers of the nodes whose rows it waits for.
+    model: nodes of equal ones share weights. writer: the number of the node that trains its Model,
+    -1 where nobody does. version: bytes of a version of it. is_alone: whether its kernel has its
+    Worker to itself, so that it takes turns with others on its devices; wake: bytes of each device
+    that come and go with a turn are its weights.
+    """
+
+    name: str
+    prices: LayoutPrices
+    parents: tuple[int, ...] = ()
+    model: Hashable = None
+    writer: int = -1
+    version: int = 0
+    trains: bool = False
+    is_alone: bool = False
+
+
+def _no_seconds(writer: int, reader: int, size: int) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem:
+    """nodes: in running order. lag: Steps that generation may be ahead. together: numbers of nodes
+    that have to share devices. apart: of nodes that share them with no other. way: seconds of so
+    many bytes of weights from a pool to another. turn_rate: bytes a second of weights that come and
+    go where Workers take turns; 0 where this takes no time.
+    """
+
+    nodes: tuple[SearchedNode, ...]
+    pools: tuple[Pool, ...]
+    lag: int = 0
+    together: tuple[frozenset[int], ...] = ()
+    objective: Objective = "seconds"
+    way: Callable[[int, int, int], float] = _no_seconds
+    turn_rate: float = 0.0
+    overhead: float = 0.0
+    """Seconds of a Step beside its nodes: of messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes that share devices. members: their numbers, ascending."""
+
+    members: tuple[int, ...]
+    pool: int
+    devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A whole answer, and its price. layouts: of each node, by number. seconds: of a Step. cost: of
+    a Step, in the unit of the pools' prices; 0 where these are not known.
+    """
+
+    groups: tuple[Group, ...]
+    layouts: tuple[PricedLayout, ...] = field(repr=False)
+    seconds: float
+    cost: float = 0.0
+
+    @property
+    def devices(self) -> int:
+        """Devices of all groups."""
+        return sum(group.devices for group in self.groups)
