@@ -13,6 +13,7 @@ costs microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -189,11 +190,14 @@ def _pack_share(work: NodeWork, replicas: int, ranks: int, budget: int) -> train
 
 def node_bytes(model: Sizes, layout: Layout, work: NodeWork, *, is_on_gpu: bool) -> int:
     """Peak bytes of one rank, with weights of its own."""
-    return _rank_bytes(model, layout, work, is_on_gpu)
+    parts = node_parts(model, layout, work, is_on_gpu)
+    host_parts = HOST_PARTS if is_on_gpu else ()
+    return sum(size for part, size in parts.items() if part not in host_parts)
 
 
 @lru_cache(maxsize=_KEPT)
-def _rank_bytes(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -> int:
+def node_parts(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -> Mapping[str, int]:
+    """Bytes of one rank, with weights of its own, by part (memory.py)."""
     tensor = layout.tensor * layout.inner
     whole = ModelCost(parameters=model.parameters, shape=model.shape, trained=model.trained)
     part = whole.part(tensor)
@@ -215,9 +219,7 @@ def _rank_bytes(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) -
     parts |= weight_parts(parameters, kernel)
     # Of torch on a GPU the formula has the cache, else an engine's has a fixed size.
     parts["cache"] = parts.get("cache", 0) + layout.cache_bytes
-    parts = divide_among_ranks(parts, layout)
-    host_parts = HOST_PARTS if is_on_gpu else ()
-    return sum(size for part, size in parts.items() if part not in host_parts)
+    return divide_among_ranks(parts, layout)
 
 
 def share_work(whole: Work, layout: Layout) -> Work:

@@ -11,9 +11,10 @@ shorter. The search counts what it prices and knows no clock, so that it finds t
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.plan.search.division import Division, Members
 from engine.plan.search.groupings import (
@@ -22,6 +23,7 @@ from engine.plan.search.groupings import (
     count_groupings,
     list_groupings,
     list_steps,
+    relieve,
 )
 from engine.plan.search.list_starts import list_starts
 from engine.plan.search.problem import Placement, Problem
@@ -31,14 +33,23 @@ KEPT = 5
 _HEAVY = 6
 """Nodes of which every grouping is tried."""
 _LEAST_GAIN = 1e-4
-_BEGUN = 4
-"""Groupings from which steps lead on."""
+_BEGUN = 8
+"""Placements from which steps lead on."""
+_WORSE = 1.3
+"""Times as long as the best: from what is no worse steps may lead to something better."""
+_PATIENCE = 16
+"""Placements from which no step leads to anything better, until the search ends."""
+_FEW_NODES = 24
+"""Up to which every step is tried."""
+_BUSIEST = 4
+_IDLEST = 8
+"""Groups of which nodes go to others, and these, where there are more nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """groupings: the most that are all tried; 0: none are. priced: placements after which no
-    further step is taken.
+    further step is taken; of many nodes fewer, as each takes longer.
     """
 
     groupings: int = 4000
@@ -62,35 +73,28 @@ def search(problem: Problem, limits: Limits | None = None) -> Findings:
     return _Search(problem, limits or Limits()).run()
 
 
-@dataclass(slots=True)
-class _Tried:
-    """Groupings that were divided, each once."""
-
-    placements: dict[Grouping, Placement | None] = field(default_factory=dict)
-    best: float = float("inf")
-
-
 class _Search:
     def __init__(self, problem: Problem, limits: Limits) -> None:
         self._problem, self._limits = problem, limits
         self._division = Division(problem)
         self._units = list(_join_units(problem))
-        self._tried = _Tried()
+        self._placements: dict[Grouping, Placement | None] = {}
+        """Of groupings that were divided, each once."""
+        self._scores: list[float] = []
+        """The best few, ascending."""
 
     def run(self) -> Findings:
         for grouping in self._list_heavy():
-            self._try(grouping)
-        is_complete = len(self._units) <= _HEAVY and bool(self._tried.placements)
+            self._try(grouping, 1.0)
+        is_complete = len(self._units) <= _HEAVY and bool(self._placements)
         if not is_complete:
             for grouping in list_starts(self._problem, self._division, self._units):
-                self._try(grouping)
-            for placement in self._best(_BEGUN):
-                self._walk(placement)
-        placements = self._tried.placements
+                self._try(grouping, _WORSE)
+            self._lead_on()
         return Findings(
             best=tuple(self._best(KEPT)),
-            tried=len(placements),
-            unfit=sum(placement is None for placement in placements.values()),
+            tried=len(self._placements),
+            unfit=sum(placement is None for placement in self._placements.values()),
             priced=self._division.count,
         )
 
@@ -103,6 +107,8 @@ class _Search:
         if count_groupings(len(heavy), pools) > self._limits.groupings:
             return
         light = [self._units[number] for number in sorted(order[_HEAVY:])]
+        if len(light) > _FEW_NODES and 2 * sum(weights[n] for n in heavy) < sum(weights):
+            return  # what rides would be most of a Step
         heavy_units = [self._units[number] for number in heavy]
         for grouping in list_groupings(heavy_units, pools):
             yield self._let_ride(grouping, light)
@@ -136,42 +142,66 @@ class _Search:
             groups.append(Members(tuple(sorted(members)), group.pool))
         return arrange(groups)
 
-    def _try(self, grouping: Grouping) -> Placement | None:
-        """Divide a grouping, unless it cannot be among the best."""
-        placements = self._tried.placements
-        if grouping in placements:
-            return placements[grouping]
-        placement = None
-        if not self._is_hopeless(grouping):
-            placement = self._division.divide(grouping)
-            placements[grouping] = placement
+    def _try(self, grouping: Grouping, worse: float) -> Placement | None:
+        """Divide a grouping, unless it is more than so many times as bad as the best few."""
+        if grouping in self._placements:
+            return self._placements[grouping]
+        if self._is_hopeless(grouping, worse):
+            return None
+        placement = self._division.divide(grouping)
+        self._placements[grouping] = placement
         if placement is not None:
-            self._tried.best = min(self._tried.best, self._score(placement))
+            bisect.insort(self._scores, self._score(placement))
+            del self._scores[KEPT:]
         return placement
 
-    def _is_hopeless(self, grouping: Grouping) -> bool:
-        """Whether even with all devices for each group a Step is far longer than the best one."""
-        if self._problem.objective == "cost":
+    def _is_hopeless(self, grouping: Grouping, worse: float) -> bool:
+        """Whether a Step is longer even with all devices for each group."""
+        if self._problem.objective == "cost" or len(self._scores) < KEPT:
             return False
-        return self._division.bound(grouping) > self._tried.best * (1.0 + _LEAST_GAIN)
+        return self._division.bound(grouping) > self._scores[-1] * worse
 
-    def _walk(self, placement: Placement) -> None:
-        """Take the first step that leads to something better, again and again."""
-        pools = len(self._problem.pools)
-        best, score = placement, self._score(placement)
-        improved = True
-        while improved and self._division.count < self._limits.priced:
-            improved = False
-            for grouping in list_steps(_grouping_of(best), self._units, pools):
-                tried = self._try(grouping)
-                if tried is not None and self._score(tried) < score * (1.0 - _LEAST_GAIN):
-                    best, score, improved = tried, self._score(tried), True
+    def _lead_on(self) -> None:
+        """Go on from the best placement from which nobody has, until some in a row have led to
+        nothing better.
+        """
+        queue = [(self._score(p), number, p) for number, p in enumerate(self._best(_BEGUN))]
+        heapq.heapify(queue)
+        in_vain = 0
+        while queue and in_vain < _PATIENCE and not self._is_over():
+            _, _, placement = heapq.heappop(queue)
+            best = self._scores[0]
+            for grouping in self._list_steps(placement):
+                if grouping in self._placements:
+                    continue
+                tried = self._try(grouping, _WORSE)
+                if tried is not None:
+                    heapq.heappush(queue, (self._score(tried), len(self._placements), tried))
+                if self._is_over():
                     break
-                if self._division.count >= self._limits.priced:
-                    break
+            in_vain += 1
+            if self._scores[0] < best * (1.0 - _LEAST_GAIN):
+                in_vain = 0
+
+    def _is_over(self) -> bool:
+        nodes = len(self._problem.nodes)
+        return self._division.count * max(nodes, _FEW_NODES) > self._limits.priced * _FEW_NODES
+
+    def _list_steps(self, placement: Placement) -> Iterator[Grouping]:
+        """Steps from a placement; of many nodes those that relieve the busiest groups."""
+        grouping, pools = _grouping_of(placement), len(self._problem.pools)
+        if len(self._units) <= _FEW_NODES:
+            yield from list_steps(grouping, self._units, pools)
+            return
+        busy: list[float] = []
+        for group in grouping:
+            seconds = (placement.layouts[member].seconds for member in group.members)
+            busy.append(sum(seconds))
+        order = sorted(range(len(grouping)), key=lambda number: -busy[number])
+        yield from relieve(grouping, self._units, order[:_BUSIEST], order[-_IDLEST:])
 
     def _best(self, count: int) -> list[Placement]:
-        placements = [p for p in self._tried.placements.values() if p is not None]
+        placements = [p for p in self._placements.values() if p is not None]
         return heapq.nsmallest(count, placements, key=lambda p: (self._score(p), p.devices))
 
     def _score(self, placement: Placement) -> float:

@@ -31,6 +31,8 @@ _LEAST_GAIN = 1e-4
 """Of a Step: less is none."""
 _ROUNDS = 64
 """Of devices that go from group to group."""
+_MANY_GROUPS = 24
+"""From which on none go: what one group has then is little to any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,14 @@ class Division:
 
     def _find_curve(self, members: Members) -> Iterator[_Size]:
         fastest = float("inf")
+        most = max(self.problem.nodes[member].most for member in members.members)
         for devices in self._sizes[members.pool]:
             price = self.prices.price(members.members, members.pool, devices)
             if price is not None and price.busy < fastest * (1.0 - _LEAST_GAIN):
                 fastest = price.busy
                 yield _Size(devices, price)
+            if devices >= most:
+                break
 
     def bound(self, grouping: Sequence[Members]) -> float:
         """Seconds of a Step if each group had all devices of its pool; infinite where one fits on
@@ -93,7 +98,8 @@ class Division:
             sizes = self._try_all(grouping, curves)
         else:
             sizes = self._begin(grouping, curves)
-            sizes = self._improve(grouping, curves, sizes)
+            if len(grouping) < _MANY_GROUPS:
+                sizes = self._improve(grouping, curves, sizes)
         return self._make(grouping, sizes)
 
     def _begin(self, grouping: Sequence[Members], curves: Sequence[list[_Size]]) -> list[_Size]:

@@ -15,20 +15,22 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from engine.plan.search.problem import PricedLayout, Problem
 
-_MOST_COMBINATIONS = 512
-"""Of layouts of a group's members; where there are more, these give way one by one."""
+_MOST_COMBINATIONS = 4096
+"""Of layouts of a group's members, times these; where there are more, layouts grow one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPrice:
-    """layouts: of each member, in its order. busy: seconds of all in a Step, one after another.
-    turns: of these, those in which weights come and go.
+    """layouts, seconds: of each member, in its order. busy: seconds of all in a Step, one after
+    another. turns: of these, those in which weights come and go.
     """
 
     layouts: tuple[PricedLayout, ...]
+    seconds: tuple[float, ...]
     busy: float
     turns: float = 0.0
 
@@ -55,21 +57,19 @@ class GroupPrices:
         if layouts is None:
             return None
         turns = self._turn_seconds(members, layouts)
-        busy = turns + sum(priced.seconds for priced in layouts)
-        return GroupPrice(layouts, busy, turns)
+        seconds = tuple(map(_seconds_of, layouts))
+        return GroupPrice(layouts, seconds, turns + sum(seconds), turns)
 
     def _choose(
         self, members: tuple[int, ...], pool: int, choices: Sequence[Sequence[PricedLayout]]
     ) -> tuple[PricedLayout, ...] | None:
         """The layouts that take the least seconds and fit."""
-        fastest = tuple(min(each, key=_seconds_of) for each in choices)
+        fastest = tuple(each[0] for each in choices)
         if self._fits(members, pool, fastest):
             return fastest
-        combinations = 1
-        for each in choices:
-            combinations *= len(each)
-        if combinations > _MOST_COMBINATIONS:
-            return self._give_way(members, pool, choices, fastest)
+        smallest = [min(each, key=_bytes_of) for each in choices]
+        if len(members) * prod(map(len, choices)) > _MOST_COMBINATIONS:
+            return self._grow(members, pool, choices, smallest)
         best: tuple[PricedLayout, ...] | None = None
         best_seconds = float("inf")
         for layouts in itertools.product(*choices):
@@ -78,34 +78,33 @@ class GroupPrices:
                 best, best_seconds = layouts, seconds
         return best
 
-    def _give_way(
+    def _grow(
         self,
         members: tuple[int, ...],
         pool: int,
         choices: Sequence[Sequence[PricedLayout]],
-        layouts: tuple[PricedLayout, ...],
+        smallest: Sequence[PricedLayout],
     ) -> tuple[PricedLayout, ...] | None:
-        """Change one layout after another, each time the one that costs the fewest seconds for the
-        bytes that it spares.
+        """From the smallest layouts, change one after another to a faster one, first those that
+        gain most for their bytes, as long as all fit.
         """
-        present = list(layouts)
-        need = self._need(members, present)
-        room = self._problem.pools[pool].memory
-        while need > room:
-            best: tuple[float, int, PricedLayout, int] | None = None
-            for index, each in enumerate(choices):
-                before = present[index]
-                for priced in each:
-                    present[index] = priced
-                    spared = need - self._need(members, present)
-                    longer = max(0.0, priced.seconds - before.seconds)
-                    if spared > 0 and (best is None or longer / spared < best[0]):
-                        best = (longer / spared, index, priced, need - spared)
-                present[index] = before
-            if best is None:
-                return None
-            _, index, priced, need = best
-            present[index] = priced
+        present = list(smallest)
+        if not self._fits(members, pool, present):
+            return None
+        gains: list[tuple[float, int, PricedLayout]] = []
+        for index, (slowest, layouts) in enumerate(zip(smallest, choices, strict=True)):
+            for priced in layouts:
+                more = _bytes_of(priced) - _bytes_of(slowest)
+                if priced.seconds < slowest.seconds:
+                    gain = (slowest.seconds - priced.seconds) / max(1, more)
+                    gains.append((gain, index, priced))
+        gains.sort(key=_gain_of, reverse=True)
+        for _, index, priced in gains:
+            before = present[index]
+            if priced.seconds < before.seconds:
+                present[index] = priced
+                if not self._fits(members, pool, present):
+                    present[index] = before
         return tuple(present)
 
     def _fits(self, members: tuple[int, ...], pool: int, layouts: Sequence[PricedLayout]) -> bool:
@@ -136,5 +135,13 @@ class GroupPrices:
         return 2.0 * size / rate
 
 
+def _gain_of(entry: tuple[float, int, PricedLayout]) -> float:
+    return entry[0]
+
+
 def _seconds_of(priced: PricedLayout) -> float:
     return priced.seconds
+
+
+def _bytes_of(priced: PricedLayout) -> int:
+    return priced.weights + priced.kept + priced.running

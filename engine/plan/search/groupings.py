@@ -120,6 +120,30 @@ def _divide_groups(grouping: Grouping, units: Sequence[tuple[int, ...]]) -> Iter
             yield arrange([*rest, *halves])
 
 
+def relieve(
+    grouping: Grouping, units: Sequence[tuple[int, ...]], busy: Sequence[int], idle: Sequence[int]
+) -> Iterator[Grouping]:
+    """Yield the groupings in which a unit of one of the busy groups is in one of the idle ones, or
+    in a group of its own; and those in which two idle groups are one. busy, idle: their places.
+    """
+    for index in busy:
+        group = grouping[index]
+        rest = [*grouping[:index], *grouping[index + 1 :]]
+        parts = [unit for unit in units if unit[0] in group.members]
+        for unit in parts if len(parts) > 1 else ():
+            without = _without(group, unit)
+            yield arrange([*rest, without, Members(unit, group.pool)])
+            for place in idle:
+                if place != index:
+                    other = grouping[place]
+                    kept = [each for each in rest if each is not other]
+                    yield arrange([*kept, without, _join([other.members, unit], other.pool)])
+    for one, second in itertools.pairwise(idle):
+        first, other = grouping[one], grouping[second]
+        kept = [each for each in grouping if each is not first and each is not other]
+        yield arrange([*kept, _join([first.members, other.members], other.pool)])
+
+
 def _find(grouping: Grouping, unit: tuple[int, ...]) -> int:
     return next(i for i, group in enumerate(grouping) if unit[0] in group.members)
 

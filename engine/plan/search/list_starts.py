@@ -3,11 +3,13 @@
 Owns: these. Does not own: what comes of them (choice.py).
 
 Graham's list scheduling, with groups in the place of machines: for 1, 2, 4, ... groups of equal
-numbers of devices, on all pools and on each alone.
+numbers of devices, on all pools and on each alone. A node joins a group only where all of it still
+fits.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +18,10 @@ from engine.plan.search.groupings import Grouping, arrange
 from engine.plan.search.problem import Problem
 
 Units = Sequence[tuple[int, ...]]
+_LOOKED_AT = 64
+"""Members of a group up to which it is looked at whether another still fits."""
+_TRIED = 4
+"""Groups of one kind that are free first, of which one has to have room."""
 
 
 @dataclass(slots=True)
@@ -25,7 +31,6 @@ class _Machine:
     pool: int
     devices: int
     members: list[int] = field(default_factory=list)
-    free: float = 0.0
 
 
 def list_starts(problem: Problem, division: Division, units: Units) -> Iterator[Grouping]:
@@ -42,10 +47,33 @@ def list_starts(problem: Problem, division: Division, units: Units) -> Iterator[
         choices += [(pool,) for pool in pools]
     for chosen in choices:
         for count in counts:
-            machines = list(_make_machines(problem, chosen, count))
-            if len(machines) == count and _join_all(problem, division, units, machines):
-                groups = [Members(tuple(sorted(m.members)), m.pool) for m in machines if m.members]
-                yield arrange(groups)
+            yield from _list_of(problem, division, units, chosen, count)
+
+
+def _list_of(
+    problem: Problem, division: Division, units: Units, pools: Sequence[int], count: int
+) -> Iterator[Grouping]:
+    """The list of so many groups, if there is one: in running order, else with those first that
+    take most memory.
+    """
+    for ordered in (units, sorted(units, key=lambda unit: -_least_bytes(problem, unit))):
+        machines = list(_make_machines(problem, pools, count))
+        if len(machines) == count and _join_all(problem, division, ordered, machines):
+            groups = [Members(tuple(sorted(m.members)), m.pool) for m in machines if m.members]
+            yield arrange(groups)
+            return
+
+
+def _least_bytes(problem: Problem, unit: tuple[int, ...]) -> int:
+    """Bytes that a unit keeps on all devices of some pool, at least."""
+    least = 0
+    for member in unit:
+        sizes: list[int] = []
+        for pool, devices in enumerate(problem.pools):
+            layouts = problem.nodes[member].prices(pool, devices.devices)
+            sizes += [priced.devices * (priced.weights + priced.kept) for priced in layouts]
+        least += min(sizes, default=0)
+    return least
 
 
 def _make_machines(problem: Problem, pools: Sequence[int], count: int) -> Iterator[_Machine]:
@@ -53,14 +81,54 @@ def _make_machines(problem: Problem, pools: Sequence[int], count: int) -> Iterat
     total = sum(problem.pools[pool].devices for pool in pools)
     begun = 0
     for place, pool in enumerate(pools):
-        devices = problem.pools[pool].devices
-        share = round(count * devices / total)
-        if place == len(pools) - 1:
-            share = count - begun
-        share = min(share, devices)
-        begun += share
-        for _ in range(share):
+        devices, later = problem.pools[pool].devices, len(pools) - 1 - place
+        # Each pool has some, as far as there are enough.
+        share = min(max(1, round(count * devices / total)), count - begun - later, devices)
+        if not later:
+            share = min(count - begun, devices)
+        begun += max(0, share)
+        for _ in range(max(0, share)):
             yield _Machine(pool, devices // share)
+
+
+class _Machines:
+    """All groups, those of one pool by when they are free."""
+
+    def __init__(self, machines: Sequence[_Machine]) -> None:
+        self._heaps: dict[tuple[int, int], list[tuple[float, int]]] = {}
+        self._machines = machines
+        for number, machine in enumerate(machines):
+            heap = self._heaps.setdefault((machine.pool, machine.devices), [])
+            heap.append((0.0, number))
+
+    def join(self, division: Division, unit: tuple[int, ...], ready: float) -> float | None:
+        """Let a unit join where it ends first, not before it is ready. Returns when that is; None
+        where it fits in no group.
+        """
+        candidates: list[tuple[float, float, int]] = []
+        for (pool, devices), heap in self._heaps.items():
+            price = division.prices.price(unit, pool, devices)
+            if price is not None:
+                end = max(ready, heap[0][0]) + price.busy
+                candidates.append((end, price.busy, heap[0][1]))
+        for _, taken, number in sorted(candidates):
+            machine = self._machines[number]
+            heap = self._heaps[machine.pool, machine.devices]
+            for free, place in heapq.nsmallest(_TRIED, heap):
+                chosen = self._machines[place]
+                if self._fits(division, chosen, unit):
+                    chosen.members += unit
+                    end = max(ready, free) + taken
+                    heap[heap.index((free, place))] = (end, place)
+                    heapq.heapify(heap)
+                    return end
+        return None
+
+    def _fits(self, division: Division, machine: _Machine, unit: tuple[int, ...]) -> bool:
+        if not machine.members or len(machine.members) > _LOOKED_AT:
+            return True  # the division will tell
+        joined = tuple(sorted((*machine.members, *unit)))
+        return division.prices.price(joined, machine.pool, machine.devices) is not None
 
 
 def _join_all(
@@ -68,29 +136,16 @@ def _join_all(
 ) -> bool:
     """Let each unit join the group where it ends first; False where one fits in none."""
     ends = [0.0] * len(problem.nodes)
+    groups = _Machines(machines)
     for unit in units:
         ready = 0.0
-        for member in unit:
-            parents = problem.nodes[member].parents
-            ready = max(ready, *(ends[parent] for parent in parents), 0.0)
-        if problem.lag:
-            ready = 0.0  # what counts is how much each group has to do
-        best: tuple[float, _Machine] | None = None
-        for machine in machines:
-            taken = _seconds_on(division, unit, machine)
-            end = max(ready, machine.free) + taken
-            if best is None or end < best[0]:
-                best = (end, machine)
-        if best is None or best[0] == float("inf"):
+        if not problem.lag:  # else what counts is how much each group has to do
+            for member in unit:
+                for parent in problem.nodes[member].parents:
+                    ready = max(ready, ends[parent])
+        end = groups.join(division, unit, ready)
+        if end is None:
             return False
-        best[1].members += unit
-        best[1].free = best[0]
         for member in unit:
-            ends[member] = best[0]
+            ends[member] = end
     return True
-
-
-def _seconds_on(division: Division, unit: tuple[int, ...], machine: _Machine) -> float:
-    """Seconds of a unit alone on a group's devices."""
-    price = division.prices.price(unit, machine.pool, machine.devices)
-    return float("inf") if price is None else price.busy

@@ -16,8 +16,8 @@ Objective = Literal["seconds", "cost"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Devices of one kind. per_host: of a host; tensor ranks stay within one. memory: bytes of
-    each. price: of one for an hour; 0 where it is not known.
+    """Devices of one kind: GPUs, or a host's cores. per_host: of a host; tensor ranks stay within
+    one. memory: bytes of each. price: of one for an hour; 0 where it is not known.
     """
 
     kind: str
@@ -25,6 +25,7 @@ class Pool:
     per_host: int
     memory: int
     price: float = 0.0
+    is_gpu: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +47,24 @@ class PricedLayout:
 
 
 LayoutPrices = Callable[[int, int], Sequence[PricedLayout]]
-"""(number of a pool, devices) -> layouts that use so many devices, each of which is better than any
-other in something: seconds or bytes.
+"""(number of a pool, devices) -> layouts that use so many devices or fewer, each of which is better
+than any other in something: seconds, by which they are ordered, or bytes.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchedNode:
     """A node that computes with a Model. parents: numbers of the nodes whose rows it waits for.
-    model: nodes of equal ones share weights. writer: the number of the node that trains its Model,
-    -1 where nobody does. version: bytes of a version of it. is_alone: whether its kernel has its
-    Worker to itself, so that it takes turns with others on its devices; wake: bytes of each device
-    that come and go with a turn are its weights.
+    model: nodes of equal ones share weights. most: devices that it can use. writer: the number of
+    the node that trains its Model, -1 where nobody does. version: bytes of a version of it.
+    is_alone: whether its kernel has its Worker to itself, so that it takes turns with others.
     """
 
     name: str
     prices: LayoutPrices
     parents: tuple[int, ...] = ()
     model: Hashable = None
+    most: int = 1 << 30
     writer: int = -1
     version: int = 0
     trains: bool = False

@@ -21,46 +21,44 @@ class StepTimes:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._nodes = problem.nodes
         self._parents = [node.parents for node in problem.nodes]
         self._trains = [node.trains for node in problem.nodes]
+        self._readers = [i for i, node in enumerate(problem.nodes) if node.writer >= 0]
 
     def seconds(self, groups: Sequence[Group], prices: Sequence[GroupPrice]) -> float:
         """Seconds of a Step."""
         problem = self._problem
-        fetching = self._fetching(groups)
-        way = self._way(groups, prices) + max(fetching, default=0.0) + problem.overhead
-        if not problem.lag:
-            return way
-        busiest = 0.0
-        for price, fetched in zip(prices, fetching, strict=True):
-            busiest = max(busiest, price.busy + fetched)
-        return max(busiest, way / (1 + problem.lag))
-
-    def _way(self, groups: Sequence[Group], prices: Sequence[GroupPrice]) -> float:
-        """Seconds from a Step's first node to the end of its last."""
-        count = len(self._nodes)
+        count = len(self._parents)
         group_of, seconds = [0] * count, [0.0] * count
         for number, (group, price) in enumerate(zip(groups, prices, strict=True)):
             share = price.turns / len(group.members)
-            for member, priced in zip(group.members, price.layouts, strict=True):
+            for member, taken in zip(group.members, price.seconds, strict=True):
                 group_of[member] = number
-                seconds[member] = priced.seconds + share
-        return self._schedule(group_of, seconds, len(groups))
+                seconds[member] = taken + share
+        fetching = self._fetching(groups, group_of)
+        way = self._schedule(group_of, seconds, len(groups))
+        way += max(fetching.values(), default=0.0) + problem.overhead
+        if not problem.lag:
+            return way
+        busiest = 0.0
+        for number, price in enumerate(prices):
+            busiest = max(busiest, price.busy + fetching.get(number, 0.0))
+        return max(busiest, way / (1 + problem.lag))
 
     def _schedule(self, group_of: list[int], seconds: list[float], group_count: int) -> float:
+        """Seconds from a Step's first node to the end of its last."""
         free = [0.0] * group_count
         ends = [0.0] * len(seconds)
         last = 0.0
-        parents, trains = self._parents, self._trains
         for node, taken in enumerate(seconds):
             group = group_of[node]
             begin = free[group]
-            if trains[node]:
+            if self._trains[node]:
                 # Train nodes have their turns once all rows of the Step are there.
-                begin = max(begin, last)
+                if last > begin:
+                    begin = last
             else:
-                for parent in parents[node]:
+                for parent in self._parents[node]:
                     if ends[parent] > begin:
                         begin = ends[parent]
             end = begin + taken
@@ -69,20 +67,16 @@ class StepTimes:
                 last = end
         return last
 
-    def _fetching(self, groups: Sequence[Group]) -> list[float]:
+    def _fetching(self, groups: Sequence[Group], group_of: list[int]) -> dict[int, float]:
         """Seconds in which each group takes in new weights, of each Model once."""
-        group_of: dict[int, Group] = {}
-        for group in groups:
-            group_of |= dict.fromkeys(group.members, group)
-        fetching: list[float] = []
-        for group in groups:
-            models: dict[int, float] = {}
-            for member in group.members:
-                node = self._nodes[member]
-                if node.writer < 0:
-                    continue
-                writer = group_of[node.writer]
-                if writer is not group:
-                    models[node.writer] = self._problem.way(writer.pool, group.pool, node.version)
-            fetching.append(sum(models.values()))
+        models: dict[tuple[int, int], float] = {}
+        for member in self._readers:
+            node = self._problem.nodes[member]
+            reader, writer = group_of[member], group_of[node.writer]
+            if reader != writer:
+                pools = groups[writer].pool, groups[reader].pool
+                models[reader, node.writer] = self._problem.way(*pools, node.version)
+        fetching: dict[int, float] = {}
+        for (reader, _), taken in models.items():
+            fetching[reader] = fetching.get(reader, 0.0) + taken
         return fetching
