@@ -60,6 +60,7 @@ class PlanCosts:
             models = {name: cost_of_model(model) for name, model in self._models.items()}
         self._model_costs = models
         self._nodes = {n.name: n for n in decided.nodes}
+        self._sizes: dict[str, Sizes | None] = {}
         self._places: dict[str, Place] = {}
         self._entries: dict[str, ProfiledNode | None] = {}
 
@@ -77,6 +78,11 @@ class PlanCosts:
 
     def sizes_of(self, model: str) -> Sizes | None:
         """Sizes of a Model; None if its size is unknown."""
+        if model not in self._sizes:
+            self._sizes[model] = self._find_sizes(model)
+        return self._sizes[model]
+
+    def _find_sizes(self, model: str) -> Sizes | None:
         state, cost = self._models[model], self._model_costs[model]
         if cost.shape is None or cost.parameters is None:
             return None

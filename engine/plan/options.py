@@ -95,6 +95,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Tokens of one forward pass or micro-batch (train_policy=32768); by default 16384."""
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
+    search: Literal["auto", "off"] = "auto"
+    """Layouts that no option names: auto, by the price of whole plans; off, by rule alone."""
+    objective: Literal["seconds", "cost"] = "seconds"
+    """What the search makes least: a Step's seconds, or its cost by the prices of hosts."""
     stream: Literal["auto", "off", "ordered", "arrival"] = "auto"
     """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
@@ -129,7 +133,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 
 
-_NO_OPTIONS = ("hosts", "least", "simulated")
+_NO_OPTIONS = ("hosts", "least", "sharded", "simulated")
 """Fields of a Placing that are no options: parts of other options, or set by a command."""
 _PLACING_OPTIONS = [f.name for f in fields(Placing) if f.name not in _NO_OPTIONS]
 PLANNED = (*_PLACING_OPTIONS, "cluster", "threads", "seed")
@@ -143,7 +147,7 @@ OF_ITS_START: Mapping[str, str] = {
 }
 """Options that a run has from its start, and why a resume has no others."""
 
-_BEFORE: Mapping[str, Any] = {"stream": "off"}
+_BEFORE: Mapping[str, Any] = {"stream": "off", "search": "off"}
 """What was so before there was an option, where that is not its default."""
 
 _PYTHON_NAMES: Mapping[str, str] = {
@@ -217,6 +221,8 @@ def make_placing(options: RunOptions) -> Placing:
         offload=options.offload,
         microbatch=options.microbatch,
         compiled=options.compiled,
+        search=options.search,
+        objective=options.objective,
         stream=options.stream,
         part_tokens=options.part_tokens,
         turns=options.turns,

@@ -19,6 +19,8 @@ Spread = Literal["one", "auto", "apart"]
 Weights = Literal["auto", "pull", "collective", "ipc"]
 Samples = Literal["brief", "full"]
 Compiled = Literal["auto", "none", "layers"]
+Search = Literal["auto", "off"]
+Objective = Literal["seconds", "cost"]
 StreamChoice = Literal["auto", "off", "ordered", "arrival"]
 
 
@@ -55,6 +57,12 @@ class Placing:
     """`auto`: the price of whole plans chooses."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: the planner chooses."""
+    search: Search = "off"
+    """`auto`: the price of whole plans chooses layouts and places that nobody asked for."""
+    objective: Objective = "seconds"
+    """What the search makes least."""
+    sharded: tuple[str, ...] = ()
+    """Train nodes whose ranks each keep a part, besides all of them with `shard`."""
     weights: Weights = "auto"
     inproc: bool = False
     """All nodes are on `main`; of the other wishes for places only chunks count (also by replicas).

@@ -334,6 +334,8 @@ class Plan(Decisions, Displayed):
     seed: int
     warnings: tuple[GraphWarning, ...] = ()
     """What looks wrong in the graph, and in the plan."""
+    considered: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Layouts that were compared, in words, and why the others fell out."""
     cluster: Cluster | None = None
     """The machine that the plan is for."""
     program: Graph | None = field(default=None, compare=False, repr=False)
@@ -412,7 +414,7 @@ class Plan(Decisions, Displayed):
     def to_json(self) -> str:
         """The plan as JSON, with its format version."""
         fields_by_name = asdict(replace(self, program=None))
-        del fields_by_name["program"]
+        del fields_by_name["program"], fields_by_name["considered"]
         if self.phase is None:
             del fields_by_name["phase"]
         # These stand first, for whoever looks at the file.

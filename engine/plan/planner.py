@@ -1,12 +1,13 @@
 """Planning: from a CheckedGraph to a Plan.
 
 Owns: running the passes. Does not own: their order and their decisions (passes/), what is chosen by
-the price of whole plans (stream_choice.py).
+the price of whole plans (layout_choice.py,
+stream_choice.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
 import pyarrow as pa
@@ -15,11 +16,15 @@ from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.draft import Draft
+from engine.plan.layout_choice import TimeStep, choose_layouts
 from engine.plan.passes import PASSES
 from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
 from engine.plan.plan import Decisions, Plan
 from engine.plan.planned_phase import PlannedPhase
+from engine.plan.priced_work import StepLengths
+from engine.plan.search.searched_graph import read_graph
+from engine.plan.step_price import price_step
 from engine.plan.stream_choice import choose_stream
 from engine.plan.warnings import WARNINGS
 
@@ -33,18 +38,31 @@ def make_plan(
     cluster: Cluster | None = None,
     phase: PlannedPhase | None = None,
     profile: Profile | None = None,
+    time_step: TimeStep | None = None,
 ) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host). threads: of each
     kernel (None: all cores of its Worker). placing: None for one Worker. phase: its place in a
-    Program. profile: measured rates, by which seconds are predicted. Raises PlanError.
+    Program. profile: measured rates, by which seconds are predicted. time_step: by whose seconds
+    the layouts of a search are compared (None: their price). Raises PlanError.
     """
     cluster = cluster or detect()
+    placing = placing or Placing(workers="one")
+
+    def draft_of(wishes: Placing) -> Draft:
+        draft = _draft(checked, seed, threads, wishes, cluster, phase)
+        return replace(draft, profile=profile)
 
     def make(wishes: Placing) -> Plan:
-        draft = _draft(checked, seed, threads, wishes, cluster, phase)
-        return _run_passes(checked, replace(draft, profile=profile))
+        return choose_stream(wishes, profile, lambda each: _run_passes(checked, draft_of(each)))
 
-    return choose_stream(placing or Placing(workers="one"), profile, make)
+    if placing.search == "off":
+        return make(placing)
+
+    def price(plan: Plan) -> float:
+        return price_step(plan, StepLengths(assumes_answers=True), profile=profile).seconds()
+
+    graph = read_graph(_run_until(draft_of(placing), place_nodes))
+    return choose_layouts(placing, graph, cluster, make, time_step or price)
 
 
 def _run_passes(checked: CheckedGraph, draft: Draft) -> Plan:
@@ -68,12 +86,17 @@ def _run_passes(checked: CheckedGraph, draft: Draft) -> Plan:
     return replace(plan, warnings=tuple(warnings))
 
 
+def _run_until(draft: Draft, end: Callable[[Draft], Draft]) -> Draft:
+    """Run the passes before one of them. Raises PlanError."""
+    for run in PASSES[: PASSES.index(end)]:
+        draft = run(draft)
+    return draft
+
+
 def workers_of(checked: CheckedGraph, placing: Placing, cluster: Cluster) -> tuple[str, ...]:
     """The Workers that a plan would have. Raises PlanError for a wish that cannot be met."""
     draft = _draft(checked, 0, None, replace(placing, turns=()), cluster, None)
-    for run in PASSES[: PASSES.index(place_nodes) + 1]:
-        draft = run(draft)
-    return draft.workers
+    return place_nodes(_run_until(draft, place_nodes)).workers
 
 
 def _draft(

@@ -121,7 +121,8 @@ def _split(draft: Draft, node: PlannedNode, worker_count: int) -> Layout:
     if node.work != "train":
         return Layout(replicas=worker_count // tensor, tensor=tensor, offload=offload)
     # Ranks with the same rows have different weights already.
-    shard = draft.placing.shard and worker_count > tensor
+    is_sharded = draft.placing.shard or node.name in draft.placing.sharded
+    shard = is_sharded and worker_count > tensor
     return Layout(
         data=worker_count // tensor,
         tensor=tensor,

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from dataflow.kernel import Layout
-
-Objective = Literal["seconds", "cost"]
+from engine.plan.placement import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

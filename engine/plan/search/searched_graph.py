@@ -1,0 +1,308 @@
+"""A graph on a cluster as a problem of the search.
+
+Owns: which nodes and devices are searched, which of a node's axes may be chosen, and why nothing is
+searched. Does not own: prices (layouts.py), what a user may ask for (engine/plan/options.py).
+
+Whoever says where nodes are (`--pin`, `--together`, `--turns`, hosts, ranges of replicas, all
+`apart` or in `one`) has placed them; numbers of replicas and ranks are kept, and places found for
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dataflow.kernel import Layout, Offload
+from engine.plan.cost.devices import Device, Place
+from engine.plan.cost.model_passes import Sizes
+from engine.plan.cost.models import cost_of_model
+from engine.plan.cost.node_price import NodeWork
+from engine.plan.costs import PlanCosts
+from engine.plan.draft import Draft
+from engine.plan.kernel_needs import find_model, group_engine_nodes, model_of, needs_of
+from engine.plan.lengths import all_lengths
+from engine.plan.passes.place import find_ancestors
+from engine.plan.passes.placement_problems import why_one_replica
+from engine.plan.passes.side_modules import has_side
+from engine.plan.passes.tensor import find_tensor_problems
+from engine.plan.plan import PlannedNode
+from engine.plan.priced_work import PricedWork, StepLengths
+from engine.plan.profiled_passes import samples_of
+from engine.plan.rates import Rates, correct_by_cells
+from engine.plan.row_lengths import RowLengths
+from engine.plan.search.device_pools import DevicePools
+from engine.plan.search.layouts import Axes, NodeLayouts
+from engine.plan.search.problem import Pool, Problem, SearchedNode
+from engine.plan.waiting_weights import why_weights_stay
+
+_MOST_TENSOR = 64
+"""Ranks that have a part of each matrix; more are never looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedGraph:
+    """problem: what is searched; None where nothing is, and why. hosts: of each pool."""
+
+    problem: Problem | None = None
+    why: str = ""
+    hosts: tuple[tuple[str, ...], ...] = ()
+
+
+def read_graph(draft: Draft) -> SearchedGraph:
+    """Make the problem of a draft whose kernels are chosen and whose nodes have no places."""
+    why = _find_wish(draft)
+    if why:
+        return SearchedGraph(why=why)
+    pools = DevicePools(draft)
+    why = pools.why_none()
+    if why:
+        return SearchedGraph(why=why)
+    reader = _Reader(draft, pools)
+    why = reader.why_unpriced()
+    if why:
+        return SearchedGraph(why=why)
+    return SearchedGraph(problem=reader.make(), hosts=pools.host_names)
+
+
+def _find_wish(draft: Draft) -> str:
+    """The wish that says where nodes are; empty if there is none."""
+    placing = draft.placing
+    if placing.search == "off":
+        return "--search off"
+    if placing.inproc:
+        return "all is in this process (--inproc)"
+    if placing.workers != "auto":
+        return f"--workers {placing.workers} says where nodes are"
+    wishes: Mapping[str, object] = {
+        "--pin": placing.pin,
+        "--together": placing.together,
+        "--turns": placing.turns,
+        "--pin (hosts)": placing.hosts,
+        "a range of --replicas": placing.least,
+        "--threads": draft.threads,
+    }
+    asked = [flag for flag, wish in wishes.items() if wish]
+    return f"{', '.join(asked)} says where nodes are" if asked else ""
+
+
+class _Reader:
+    """Reads the nodes of a draft."""
+
+    def __init__(self, draft: Draft, pools: DevicePools) -> None:
+        self._draft, self._pools = draft, pools
+        self._rates = Rates(draft.profile)
+        costs = {model.name: cost_of_model(model) for model in draft.graph_models}
+        self._costs = PlanCosts(draft, draft.graph, draft.cluster, draft.profile, costs)
+        self._nodes = [node for node in draft.nodes if _is_searched(node)]
+        self._numbers = {node.name: number for number, node in enumerate(self._nodes)}
+        shapes = {name: cost.shape for name, cost in costs.items()}
+        late = replace(draft, nodes=tuple(map(self._bind_late, draft.nodes)))
+        greatest = all_lengths(draft.graph, shapes)
+        self._work = PricedWork(late, draft.graph, greatest, StepLengths(assumes_answers=True))
+        self._late = {node.name: node for node in late.nodes}
+        self._alike: dict[tuple[object, ...], NodeWork] = {}
+        """Works of one content are one, whose curves are worked out once."""
+        self._layouts: dict[tuple[object, ...], NodeLayouts] = {}
+        self._tensor: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    def _bind_late(self, node: PlannedNode) -> PlannedNode:
+        """A generation as it is where its Workers do not train."""
+        is_late = bool(node.lag) and node.name not in self._draft.placing.chunks
+        if node.traits.generates and is_late:
+            return replace(node, chunking="ready", chunks=1)
+        return node
+
+    def why_unpriced(self) -> str:
+        """Why the price of some node is not known; empty if all are."""
+        for node in self._nodes:
+            if self._costs.sizes(node.name) is None:
+                return f"the size of the Model of {node.name} is not known"
+        return "" if self._nodes else "no node of a Step computes with a Model"
+
+    def make(self) -> Problem:
+        """The problem."""
+        draft = self._draft
+        ancestors = find_ancestors(draft.nodes)
+        writers: dict[str, int] = {}
+        for node in self._nodes:
+            if node.work == "train":
+                writers[model_of(node)] = self._numbers[node.name]
+        searched: list[SearchedNode] = []
+        for node in self._nodes:
+            above = ancestors[node.name]
+            parents = [self._numbers[name] for name in above if name in self._numbers]
+            searched.append(self._read_node(node, tuple(sorted(parents)), writers))
+        return Problem(
+            nodes=tuple(searched),
+            pools=self._pools.pools,
+            lag=min((source.max_lag for source in draft.sources), default=0),
+            together=tuple(self._join_engines()),
+            objective=draft.placing.objective,
+            way=self._pools.way,
+            turn_rate=self._find_turn_rate(),
+        )
+
+    def _find_turn_rate(self) -> float:
+        pool = self._pools.pools[0]
+        return self._rates.find_device(pool.kind, is_measured=False).host_link
+
+    def _join_engines(self) -> Iterator[frozenset[int]]:
+        for names in group_engine_nodes(self._draft):
+            members = frozenset(self._numbers[name] for name in names if name in self._numbers)
+            if len(members) > 1:
+                yield members
+
+    def _read_node(
+        self, node: PlannedNode, parents: tuple[int, ...], writers: Mapping[str, int]
+    ) -> SearchedNode:
+        model = self._costs.sizes(node.name)
+        assert model is not None
+        name = model_of(node)
+        layouts = self._find_layouts(node, model)
+        trained = any(use.trained for use in node.models)
+        return SearchedNode(
+            name=node.name,
+            prices=layouts.prices,
+            parents=parents,
+            model=name,
+            most=max(layouts.count_useful(pool) for pool in range(len(self._pools.pools))),
+            writer=writers.get(name, -1) if trained else -1,
+            version=model.version_bytes,
+            trains=node.work == "train",
+            is_alone=needs_of(self._draft.graph, node).own_worker,
+        )
+
+    def _find_layouts(self, node: PlannedNode, model: Sizes) -> NodeLayouts:
+        axes, works = self._read_axes(node), tuple(self._list_works(node))
+        key = (model, works, axes, node.kernel, samples_of(node))
+        if key not in self._layouts:
+            self._layouts[key] = NodeLayouts(
+                model, works, axes, self._pools.pools, _Places(self, node, model).place
+            )
+        return self._layouts[key]
+
+    def _list_works(self, node: PlannedNode) -> Iterator[NodeWork]:
+        chunks = self._draft.placing.chunks.get(node.name, 0)
+        for work in self._work.list_works(self._late[node.name]):
+            work = replace(work, chunks=chunks)
+            distributions = work.lengths
+            key = (
+                *(getattr(work, name) for name in _CONTENT),
+                distributions.prompts.lengths.tobytes(),
+                distributions.answers.lengths.tobytes(),
+            )
+            yield self._alike.setdefault(key, work)
+
+    def _read_axes(self, node: PlannedNode) -> Axes:
+        draft, placing = self._draft, self._draft.placing
+        trains, name = node.work == "train", node.name
+        shard: tuple[bool, ...] = (False,)
+        offload: tuple[Offload, ...] = ("none",)
+        if trains:
+            most, fixed = self._count_ranks(node), placing.ranks.get(name, 0)
+            if not has_side(draft, node):
+                shard = (True,) if placing.shard else (False, True)
+            offload = ("none", "optimizer")
+        else:
+            works = tuple(self._work.list_works(self._late[name]))
+            most = 1 if why_one_replica(draft, node) else works[0].most.prompts
+            fixed = placing.replicas.get(name, 0)
+            if not why_weights_stay(draft, node):
+                offload = ("none", "weights")
+        recompute = ("none", "layers") if trains and not has_side(draft, node) else ("none",)
+        return Axes(
+            base=Layout(tokens=placing.microbatch.get(name, Layout().tokens)),
+            trains=trains,
+            most=max(most, fixed),
+            fixed=fixed,
+            tensor=tuple(self._list_tensor(node)),
+            is_inner=not trains and needs_of(draft.graph, node).tensor,
+            shard=shard,
+            recompute=(placing.recompute[name],) if name in placing.recompute else recompute,
+            offload=(placing.offload[name],) if name in placing.offload else offload,
+        )
+
+    def _count_ranks(self, node: PlannedNode) -> int:
+        """The most data ranks: each has a prompt of every minibatch."""
+        sources = set(self._draft.sources_of(node).values())
+        batches = [source.batch for source in self._draft.sources if source.name in sources]
+        minibatches = int(self._draft.graph.node(node.name).params["minibatches"])
+        return max(1, min(batches, default=1) // minibatches)
+
+    def _list_tensor(self, node: PlannedNode) -> Iterator[int]:
+        """Counts of ranks with a part of each matrix that the node can have."""
+        if node.name in self._draft.placing.tensor:
+            yield self._draft.placing.tensor[node.name]
+            return
+        model = find_model(self._draft, node)
+        key = (node.work, node.kernel, node.max_lag, model and replace(model, name=""))
+        if key not in self._tensor:
+            self._tensor[key] = tuple(self._find_tensor(node))
+        yield from self._tensor[key]
+
+    def _find_tensor(self, node: PlannedNode) -> Iterator[int]:
+        yield 1
+        count = 2
+        on_host = max(pool.per_host for pool in self._pools.pools)
+        while count <= min(on_host, _MOST_TENSOR):
+            if not list(find_tensor_problems(self._draft, node, count)):
+                yield count
+            count *= 2
+
+    def find_place(
+        self, node: PlannedNode, model: Sizes, number: int, layout: Layout
+    ) -> tuple[Place, float]:
+        """See PlaceOf."""
+        pool = self._pools.pools[number]
+        cores = 1 if pool.is_gpu else layout.threads
+        entry = self._rates.find_entry(node, model, pool.kind, cores)
+        where = self._rates.find_device(pool.kind, is_measured=entry is not None)
+        place = Place(
+            device=where,
+            coefficients=self._rates.find_coefficients(node, model, where, cores),
+            cores=cores,
+            data=layout.data,
+            tensor=layout.tensor * layout.inner,
+            shard=layout.shard,
+            rate=_ring_rate(pool, where, layout),
+        )
+        (work, *_) = self._work.list_works(self._late[node.name])
+        rows = max(1, -(-work.rows // layout.replicas))
+        like = RowLengths(
+            np.broadcast_to(work.lengths.prompts.mean, rows),
+            np.broadcast_to(work.lengths.answers.mean, rows),
+        )
+        return place, correct_by_cells(entry, like, layout.data)
+
+
+_CONTENT = ("kind", "most", "samples", "chunks", "steps", "updates", "epochs", "is_torch")
+"""Fields of a NodeWork beside its lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where layouts of a node stand."""
+
+    reader: _Reader
+    node: PlannedNode
+    model: Sizes
+
+    def place(self, pool: int, layout: Layout) -> tuple[Place, float]:
+        return self.reader.find_place(self.node, self.model, pool, layout)
+
+
+def _is_searched(node: PlannedNode) -> bool:
+    return node.region != "evaluation" and node.work != "evaluate" and node.traits.computes
+
+
+def _ring_rate(pool: Pool, device: Device, layout: Layout) -> float:
+    """Bytes a second that each data rank sends to the next; 0 within a host. A ring enters and
+    leaves each host once, by the network cards of all of its ranks.
+    """
+    if not pool.is_gpu or layout.data * layout.tensor <= pool.per_host:
+        return 0.0
+    beside = max(1, pool.per_host // layout.tensor)
+    return min(device.link, device.network * beside)
