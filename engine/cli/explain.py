@@ -24,6 +24,8 @@ class ExplainOptions(RunOptions):
 
     profile: Path | None = None
     """Measured rates of this machine (dataflow profile), by which seconds are predicted."""
+    why: bool = False
+    """The layouts that were compared, what bounds each, and why the others fell out."""
     measured: Path | None = None
     """A run folder: print its seconds, memory and bytes beside those that were predicted."""
 
@@ -38,6 +40,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.measured is not None:
         measured = read_measured(options.measured)
     planned = plan(graph, options, profile=options.profile)
-    text = explain(planned, measured=measured, width=screen_width(WIDTH))
+    text = explain(planned, measured=measured, why=options.why, width=screen_width(WIDTH))
     say(text, end="")
     return 0

@@ -17,21 +17,23 @@ def step_cost(plan: Plan, seconds: float) -> float | None:
     that the plan uses is not known.
     """
     assert plan.cluster is not None
+    if not plan.cluster.hosts:
+        return None
     cost = 0.0
-    for host, used in _count_devices(plan).items():
+    for host, used in _count_devices(plan, plan.cluster.hosts[0].name).items():
         price = plan.cluster.host(host).price
         if not price:
             return None
         gpus = len(plan.cluster.host(host).gpus)
         cost += price * (used / gpus if gpus else 1.0)
-    return cost * seconds / 3600.0 if plan.hosts else None
+    return cost * seconds / 3600.0
 
 
-def _count_devices(plan: Plan) -> dict[str, int]:
-    """GPUs of each host that the plan's Workers have."""
+def _count_devices(plan: Plan, first: str) -> dict[str, int]:
+    """GPUs of each host that the plan's Workers have. first: the host of those that have none."""
     gpus: dict[str, set[int]] = {}
     for worker in plan.workers:
-        host = plan.host_of(worker)
+        host = plan.host_of(worker) or first
         gpus.setdefault(host, set()).update(plan.devices.get(worker, ()))
     return {host: len(numbers) for host, numbers in gpus.items()}
 

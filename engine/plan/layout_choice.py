@@ -21,6 +21,7 @@ from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.search.bounds import describe_bound, describe_groups
 from engine.plan.search.choice import Findings, search
+from engine.plan.search.problem import Problem
 from engine.plan.search.searched_graph import SearchedGraph
 from engine.plan.search.wishes import make_wishes
 
@@ -33,11 +34,17 @@ TimeStep = Callable[[Plan], float]
 """Seconds of a Step of a plan. Raises PlanError where they are not known."""
 
 
+_FINALISTS = 2
+"""Plans whose Steps may be streamed, which takes several plans to find out."""
+_RULE = "by rule"
+
+
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A plan of the search, or of the rule. score: what is to be least."""
+    """Wishes of the search, or of the rule, with their plan. score: what is to be least."""
 
     name: str
+    wishes: Placing
     plan: Plan
     seconds: float
     score: float
@@ -55,74 +62,95 @@ def choose_layouts(
         raise PlanError(f"objective: cost, and {why}. Fix: price = 2.5 in the cluster file.")
     if graph.problem is None:
         return _with_lines(make(ruled), [f"no layouts were searched: {graph.why}"])
-    findings = search(graph.problem)
-    refusals: list[str] = []
-    trials = list(_try_rule(ruled, make, time_step, refusals))
-    if not trials and not findings.best:
-        make(ruled)  # says why there is no plan
-    for number, placement in enumerate(findings.best, start=1):
-        name = f"{number}. {describe_groups(graph.problem, placement)}"
-        wishes = make_wishes(ruled, graph.problem, placement, cluster, graph.hosts)
-        if wishes is None:
-            refusals.append(f"{name}: its groups do not fit into whole hosts")
-            continue
+    return _Choice(ruled, graph.problem, make, time_step).run(cluster, graph.hosts)
+
+
+class _Choice:
+    """Between the plans of a search and that of the rule."""
+
+    def __init__(
+        self, ruled: Placing, problem: Problem, make: MakePlan, time_step: TimeStep
+    ) -> None:
+        self._ruled, self._problem = ruled, problem
+        self._make, self._time_step = make, time_step
+        self._refusals: list[str] = []
+
+    def run(self, cluster: Cluster, hosts: Sequence[Sequence[str]]) -> Plan:
+        """Choose. hosts: of each pool."""
+        findings = search(self._problem)
+        trials = [trial for trial in [self._try(_RULE, self._ruled)] if trial is not None]
+        for number, placement in enumerate(findings.best, start=1):
+            name = f"{number}. {describe_groups(self._problem, placement)}"
+            wishes = make_wishes(self._ruled, self._problem, placement, cluster, hosts)
+            if wishes is None:
+                self._refusals.append(f"{name}: its groups do not fit into whole hosts")
+                continue
+            bound = describe_bound(self._problem, placement)
+            trial = self._try(name, wishes, bound)
+            if trial is not None:
+                trials.append(trial)
+        trials = self._stream(trials)
+        if not trials:
+            return self._make(self._ruled)  # says why there is no plan
+        return _choose(trials, findings, self._refusals)
+
+    def _try(self, name: str, wishes: Placing, bound: str = "") -> _Trial | None:
+        """Plan these wishes, with whole Steps where the price may choose."""
+        whole = replace(wishes, stream="off") if wishes.stream == "auto" else wishes
         try:
-            plan = make(wishes)
-            seconds = time_step(plan)
+            plan = self._make(whole)
+            seconds = self._time_step(plan)
         except PlanError as error:
-            refusals.append(f"{name}: no such plan: {str(error).splitlines()[0]}")
-            continue
-        bound = describe_bound(graph.problem, placement)
-        trials.append(_Trial(name, plan, seconds, _score(ruled, plan, seconds), bound))
-    if not trials:
-        return make(ruled)
-    return _choose(trials, findings, refusals)
+            self._refusals.append(f"{name}: no such plan: {str(error).splitlines()[0]}")
+            return None
+        return _Trial(name, wishes, plan, seconds, self._score(plan, seconds), bound)
 
+    def _stream(self, trials: Sequence[_Trial]) -> list[_Trial]:
+        """Plan the best few, and the rule's, with Steps that may be streamed."""
+        ordered = sorted(trials, key=lambda trial: trial.score)
+        streamed: list[_Trial] = []
+        for place, trial in enumerate(ordered):
+            if trial.wishes.stream == "auto" and (place < _FINALISTS or trial.name == _RULE):
+                plan = self._make(trial.wishes)
+                seconds = self._time_step(plan)
+                score = self._score(plan, seconds)
+                trial = replace(trial, plan=plan, seconds=seconds, score=score)
+            streamed.append(trial)
+        return sorted(streamed, key=lambda trial: trial.score)
 
-def _try_rule(
-    ruled: Placing, make: MakePlan, time_step: TimeStep, refusals: list[str]
-) -> Iterator[_Trial]:
-    try:
-        plan = make(ruled)
-        seconds = time_step(plan)
-    except PlanError as error:
-        refusals.append(f"by rule: no such plan: {str(error).splitlines()[0]}")
-        return
-    yield _Trial("by rule", plan, seconds, _score(ruled, plan, seconds))
-
-
-def _score(placing: Placing, plan: Plan, seconds: float) -> float:
-    if placing.objective == "seconds":
-        return seconds
-    cost = step_cost(plan, seconds)
-    assert cost is not None  # without prices nothing is searched
-    return cost
+    def _score(self, plan: Plan, seconds: float) -> float:
+        if self._ruled.objective == "seconds":
+            return seconds
+        cost = step_cost(plan, seconds)
+        assert cost is not None  # without prices nothing is searched
+        return cost
 
 
 def _choose(trials: Sequence[_Trial], findings: Findings, refusals: Sequence[str]) -> Plan:
-    first = trials[0]
-    best = min(trials, key=lambda trial: trial.score)
-    gain = 0.0
-    if first.score:
-        gain = 1.0 - best.score / first.score
-    is_ruled = first.name == "by rule"
-    if is_ruled and gain < LEAST_GAIN:
-        best = first
-    lines = list(_describe(trials, best, findings, refusals))
+    """The best of these, ascending; the rule's where nothing is much better."""
+    best = trials[0]
+    ruled = next((trial for trial in trials if trial.name == _RULE), None)
+    worth = "the rule has no plan"
+    if ruled is not None:
+        gain = 1.0 - best.score / ruled.score if ruled.score else 0.0
+        worth = f"a Step is {gain:.0%} shorter than by rule"
+        if gain < LEAST_GAIN:
+            best = ruled
     plan = best.plan
-    if best is not first or not is_ruled:
-        worth = f"a Step is {gain:.0%} shorter than by rule" if is_ruled else "the rule has no plan"
+    if best is not ruled:
         note = f"layouts by search: {worth} (--why; --search off)"
         plan = replace(plan, notes=(*plan.notes, note))
-    return _with_lines(plan, lines)
+    return _with_lines(plan, list(_describe(trials, best, findings, refusals)))
 
 
 def _describe(
     trials: Sequence[_Trial], best: _Trial, findings: Findings, refusals: Sequence[str]
 ) -> Iterator[str]:
     """What was compared, and why the rest fell out."""
-    for trial in sorted(trials, key=lambda trial: trial.score):
-        mark = "taken" if trial is best else f"{trial.score / best.score - 1.0:+.1%}"
+    for trial in trials:
+        mark = "taken"
+        if trial is not best:
+            mark = f"{trial.score / best.score - 1.0:+.1%}" if best.score else "no price"
         bound = f"; {trial.bound}" if trial.bound else ""
         yield f"{trial.seconds:.3g} s a Step ({mark}): {trial.name}{bound}"
     yield from refusals

@@ -26,15 +26,17 @@ def explain(
     plan: AnyPlan,
     *,
     measured: Mapping[int, MeasuredRun] | None = None,
+    why: bool = False,
     width: int = WIDTH,
 ) -> str:
     """Write the plan as text; a Program's phase by phase. measured: by phase, shown beside what was
-    predicted; 0 is a graph alone. width: of its lines; words that are longer stay whole.
+    predicted; 0 is a graph alone. why: also which layouts were compared. width: of its lines; words
+    that are longer stay whole.
     """
     texts: list[str] = []
     for phase in plan.phases:
         run = None if measured is None else measured.get(phase.phase_number, MeasuredRun())
-        texts.append(_explain_graph(phase, run, width))
+        texts.append(_explain_graph(phase, run, width, why=why))
     if isinstance(plan, ProgramPlan):
         texts = list(_with_headings(plan, texts, width))
     return printable("\n".join(texts))
@@ -55,8 +57,10 @@ def _with_headings(plan: ProgramPlan, texts: Iterable[str], width: int) -> Itera
 _WARNINGS = "warnings (errors with --strict)"
 
 
-def _explain_graph(plan: Plan, run: MeasuredRun | None, width: int) -> str:
+def _explain_graph(plan: Plan, run: MeasuredRun | None, width: int, *, why: bool) -> str:
     sections = [summary_lines(plan, width)]
+    if why:
+        sections.append(_section("layouts that were compared", _text_lines(plan.considered), width))
     sections += [_section(title, lines, width) for title, lines in _sections(plan, run)]
     texts = ["\n".join(lines) for lines in sections if lines]
     return "\n\n".join(texts) + "\n"

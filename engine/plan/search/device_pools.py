@@ -55,6 +55,8 @@ class DevicePools:
         for pool in self.pools:
             if pool.is_gpu:
                 why = rates.why_unknown(pool.kind)
+            elif self._draft.threads:
+                why = "--threads says how cores are divided"
             elif len(self.hosts[0]) > 1 or len(self.pools) > 1:
                 why = "several hosts without GPUs"
             elif rates.measured_device(CPU) is None:

@@ -82,7 +82,6 @@ def _find_wish(draft: Draft) -> str:
         "--turns": placing.turns,
         "--pin (hosts)": placing.hosts,
         "a range of --replicas": placing.least,
-        "--threads": draft.threads,
     }
     asked = [flag for flag, wish in wishes.items() if wish]
     return f"{', '.join(asked)} says where nodes are" if asked else ""
