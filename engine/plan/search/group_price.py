@@ -49,8 +49,12 @@ class GroupPrices:
         used, but never more.
         """
         self.count += 1
-        nodes = self._problem.nodes
-        choices = [nodes[member].prices(pool, devices) for member in members]
+        nodes = [self._problem.nodes[member] for member in members]
+        trains = any(node.trains for node in nodes)
+        choices: list[Sequence[PricedLayout]] = []
+        for node in nodes:
+            prices = node.beside_training if trains else None
+            choices.append((prices or node.prices)(pool, devices))
         if not all(choices):
             return None
         layouts = self._choose(members, pool, choices)

@@ -52,7 +52,8 @@ than any other in something: seconds, by which they are ordered, or bytes.
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchedNode:
-    """A node that computes with a Model. parents: numbers of the nodes whose rows it waits for.
+    """A node that computes with a Model. beside_training: prices where a train node shares its
+    devices; None where they are the same. parents: numbers of the nodes whose rows it waits for.
     model: nodes of equal ones share weights. most: devices that it can use. writer: the number of
     the node that trains its Model, -1 where nobody does. version: bytes of a version of it.
     is_alone: whether its kernel has its Worker to itself, so that it takes turns with others.
@@ -60,6 +61,7 @@ class SearchedNode:
 
     name: str
     prices: LayoutPrices
+    beside_training: LayoutPrices | None = None
     parents: tuple[int, ...] = ()
     model: Hashable = None
     most: int = 1 << 30

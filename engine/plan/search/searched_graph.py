@@ -160,11 +160,16 @@ class _Reader:
         model = self._costs.sizes(node.name)
         assert model is not None
         name = model_of(node)
-        layouts = self._find_layouts(node, model)
+        late = self._late[node.name]
+        layouts = self._find_layouts(late, model)
+        beside_training = None
+        if late is not node:
+            beside_training = self._find_layouts(node, model).prices
         trained = any(use.trained for use in node.models)
         return SearchedNode(
             name=node.name,
             prices=layouts.prices,
+            beside_training=beside_training,
             parents=parents,
             model=name,
             most=max(layouts.count_useful(pool) for pool in range(len(self._pools.pools))),
@@ -176,7 +181,7 @@ class _Reader:
 
     def _find_layouts(self, node: PlannedNode, model: Sizes) -> NodeLayouts:
         axes, works = self._read_axes(node), tuple(self._list_works(node))
-        key = (model, works, axes, node.kernel, samples_of(node))
+        key = (model, works, axes, node.kernel, samples_of(node), node.binds_late)
         if key not in self._layouts:
             self._layouts[key] = NodeLayouts(
                 model, works, axes, self._pools.pools, _Places(self, node, model).place
@@ -185,7 +190,7 @@ class _Reader:
 
     def _list_works(self, node: PlannedNode) -> Iterator[NodeWork]:
         chunks = self._draft.placing.chunks.get(node.name, 0)
-        for work in self._work.list_works(self._late[node.name]):
+        for work in self._work.list_works(node):
             work = replace(work, chunks=chunks)
             distributions = work.lengths
             key = (
@@ -206,7 +211,7 @@ class _Reader:
                 shard = (True,) if placing.shard else (False, True)
             offload = ("none", "optimizer")
         else:
-            works = tuple(self._work.list_works(self._late[name]))
+            works = tuple(self._work.list_works(node))
             most = 1 if why_one_replica(draft, node) else works[0].most.prompts
             fixed = placing.replicas.get(name, 0)
             if not why_weights_stay(draft, node):
@@ -268,7 +273,7 @@ class _Reader:
             shard=layout.shard,
             rate=_ring_rate(pool, where, layout),
         )
-        (work, *_) = self._work.list_works(self._late[node.name])
+        (work, *_) = self._work.list_works(node)
         rows = max(1, -(-work.rows // layout.replicas))
         like = RowLengths(
             np.broadcast_to(work.lengths.prompts.mean, rows),
