@@ -24,7 +24,7 @@ from engine.keep.metrics.metric_lines import METRICS
 from engine.plan.cost.profile import Profile, read_profile, write_profile
 from engine.predict.profile.profiler import ProfileRequest, measure_profile
 from engine.predict.row_statistics import seen_rows
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.prediction_run import predict
 
 WARM = 3
 """Steps that do not count."""

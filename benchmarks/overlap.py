@@ -8,7 +8,7 @@ plans. Does not own: how results are shown (report.py), the demo's task (example
 The model is the demo's before its warm start, with answers long enough that generation and training
 take about the same time, one thread each: then overlap gains most, at best twice the speed. Both
 runs of a pair share a seed and alternate in order. Next to the measured ratio is the one that
-engine/predict/simulation predicts for both plans from the synchronous runs' seconds. It knows
+engine/simulation predicts for both plans from the synchronous runs' seconds. It knows
 neither transport nor cores that disturb each other; they explain the difference. How much longer
 kernels take side by side is a line of its own, and so is what is fetched: beside kernels, or while
 one waits for it.

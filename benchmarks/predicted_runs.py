@@ -1,7 +1,7 @@
 """Runs and profiles that take turns, and what a Step is said to take beside what it took.
 
 Owns: the turns, and both medians. Does not own: the graphs (predicted.py, predicted_cases.py), the
-prediction (engine/predict/simulation).
+prediction (engine/simulation).
 
 A machine that is shared is now faster and now slower for minutes: so each profile stands between
 two runs, and the median of what `simulate` says after a profile stands beside the median of what
@@ -29,7 +29,7 @@ from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.predict.profile.profiler import ProfileRequest, measure_profile
 from engine.predict.row_statistics import seen_rows
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.prediction_run import predict
 
 WARM = 2
 """Steps that do not count."""

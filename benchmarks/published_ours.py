@@ -27,7 +27,7 @@ from dataflow.errors import PlanError
 from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.plan import Plan
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.prediction_run import predict
 
 STEPS = 12
 """Of a run that count or come before these, and further ones for a lag."""

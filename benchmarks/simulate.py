@@ -25,7 +25,7 @@ from benchmarks.gpu_plans import SCORED, GpuPlan, planned
 from benchmarks.published import inputs, sizes
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal
-from engine.predict.simulation.prediction import Prediction
+from engine.simulation.prediction import Prediction
 
 STEPS = 5
 MINUTES = 10.0
@@ -71,7 +71,7 @@ class SimulatedTaken:
 
 def simulated(size: SimulatedSize) -> SimulatedTaken:
     """Plan and simulate here."""
-    from engine.predict.simulation.prediction_run import predict
+    from engine.simulation.prediction_run import predict
 
     training = size.devices // 4 // 16 * 16
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """`dataflow simulate TARGET`: a plan's Steps in simulated time; of several plans, a table.
 
 Owns: the flags, what is printed and written. Does not own: planning and simulating
-(engine/predict/simulations.py), what is said of it (engine/predict/simulation).
+(engine/predict/simulations.py), what is said of it (engine/simulation).
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _simulate_one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
-    from engine.predict.simulation.report import WIDTH, report
-    from engine.predict.simulation.summary import as_data, summary_of, write_json
-    from engine.predict.simulation.timeline import write_timeline
     from engine.predict.simulations import simulate
+    from engine.simulation.report import WIDTH, report
+    from engine.simulation.summary import as_data, summary_of, write_json
+    from engine.simulation.timeline import write_timeline
 
     prediction = simulate(base.graph, base.options, rows, devices=base.devices)
     figures = summary_of(prediction)
@@ -95,14 +95,14 @@ def _simulate_one(base: Variant, rows: SimulatedRows, options: SimulateOptions) 
 def _compare_several(
     base: Variant, rows: SimulatedRows, options: SimulateOptions, arguments: Sequence[str]
 ) -> int:
-    from engine.predict.simulation.plan_comparison import (
+    from engine.predict.simulations import what_if
+    from engine.simulation.plan_comparison import (
         WIDTH,
         draw_comparison,
         export_comparison,
         format_plan_table,
     )
-    from engine.predict.simulation.summary import write_json
-    from engine.predict.simulations import what_if
+    from engine.simulation.summary import write_json
 
     def tell(text: str) -> None:
         if options.progress:

@@ -2,7 +2,7 @@
 
 Owns: where each node stands (its devices, divided as its layout says), which rates count for it,
 and the ways between Workers. Does not own: the formulas (engine/plan/cost), how many rows of which
-lengths there are (passes/estimate.py, engine/predict/simulation).
+lengths there are (passes/estimate.py, engine/simulation).
 """
 
 from __future__ import annotations

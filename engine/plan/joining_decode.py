@@ -2,7 +2,7 @@
 
 Owns: when each row begins and ends, by the cost model. Does not own: which rows are in slots
 (engine/plan/cost/decode_slots.py), seconds of a pass (engine/plan/cost/model_passes.py), when rows
-come (engine/plan/step_flow.py, engine/predict/simulation).
+come (engine/plan/step_flow.py, engine/simulation).
 
 Rows that come while others are decoded join them at the end of the pass that is under way, or of
 the prefill. What is decoded is planned up to the next end of a row; rows that come cut that plan.

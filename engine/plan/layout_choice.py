@@ -2,11 +2,11 @@
 
 Owns: the choice by the seconds, or the cost, of whole plans, and what is said of it. Does not own:
 the search (search/), the rule that it is compared with (passes/place.py), seconds of a Step
-(step_price.py; engine/simulation where the caller has it).
+(step_price.py, engine/simulation).
 
 The search prices nodes and groups; a whole plan has edges, chunks, streams and processes besides.
-So its best few are planned, and those that can be are compared with one another and with the plan
-of the rule, which stays where nothing is much better.
+So its best few are planned, those that can be are simulated, and compared with one another and with
+the plan of the rule, which stays where nothing is much better.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ TimeStep = Callable[[Plan], float]
 
 _FINALISTS = 2
 """Plans whose Steps may be streamed, which takes several plans to find out."""
+_PLAUSIBLE = 1.5
+"""Times the least price of a Step: what costs more is not simulated."""
 _RULE = "by rule"
 
 
@@ -51,8 +53,18 @@ class _Trial:
     bound: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSeconds:
+    """How long a Step of a plan takes: by its price, and as it is simulated. Both raise PlanError
+    where nobody knows.
+    """
+
+    price: TimeStep
+    simulate: TimeStep
+
+
 def choose_layouts(
-    placing: Placing, graph: SearchedGraph, cluster: Cluster, make: MakePlan, time_step: TimeStep
+    placing: Placing, graph: SearchedGraph, cluster: Cluster, make: MakePlan, seconds: PlanSeconds
 ) -> Plan:
     """Make the plan with the best layouts. graph: what is searched. Raises PlanError where neither
     the rule nor the search has a plan that can be.
@@ -62,17 +74,17 @@ def choose_layouts(
         raise PlanError(f"objective: cost, and {why}. Fix: price = 2.5 in the cluster file.")
     if graph.problem is None:
         return _with_lines(make(ruled), [f"no layouts were searched: {graph.why}"])
-    return _Choice(ruled, graph.problem, make, time_step).run(cluster, graph.hosts)
+    return _Choice(ruled, graph.problem, make, seconds).run(cluster, graph.hosts)
 
 
 class _Choice:
     """Between the plans of a search and that of the rule."""
 
     def __init__(
-        self, ruled: Placing, problem: Problem, make: MakePlan, time_step: TimeStep
+        self, ruled: Placing, problem: Problem, make: MakePlan, seconds: PlanSeconds
     ) -> None:
         self._ruled, self._problem = ruled, problem
-        self._make, self._time_step = make, time_step
+        self._make, self._seconds = make, seconds
         self._refusals: list[str] = []
 
     def run(self, cluster: Cluster, hosts: Sequence[Sequence[str]]) -> Plan:
@@ -89,34 +101,47 @@ class _Choice:
             trial = self._try(name, wishes, bound)
             if trial is not None:
                 trials.append(trial)
-        trials = self._stream(trials)
         if not trials:
             return self._make(self._ruled)  # says why there is no plan
-        return _choose(trials, findings, self._refusals)
+        return _choose(self._stream(self._simulate(trials)), findings, self._refusals)
 
     def _try(self, name: str, wishes: Placing, bound: str = "") -> _Trial | None:
-        """Plan these wishes, with whole Steps where the price may choose."""
+        """Plan these wishes, with whole Steps where the price may choose, and price a Step."""
         whole = replace(wishes, stream="off") if wishes.stream == "auto" else wishes
         try:
             plan = self._make(whole)
-            seconds = self._time_step(plan)
+            seconds = self._seconds.price(plan)
         except PlanError as error:
             self._refusals.append(f"{name}: no such plan: {str(error).splitlines()[0]}")
             return None
         return _Trial(name, wishes, plan, seconds, self._score(plan, seconds), bound)
 
+    def _simulate(self, trials: Sequence[_Trial]) -> list[_Trial]:
+        """Simulate those that are not much worse than the best. The best first."""
+        most = min(trial.score for trial in trials) * _PLAUSIBLE
+        simulated: list[_Trial] = []
+        for trial in trials:
+            if trial.score <= most:
+                trial = self._time(trial, trial.plan)
+            simulated.append(trial)
+        return sorted(simulated, key=_score_of)
+
     def _stream(self, trials: Sequence[_Trial]) -> list[_Trial]:
-        """Plan the best few, and the rule's, with Steps that may be streamed."""
-        ordered = sorted(trials, key=lambda trial: trial.score)
+        """Plan the best few, and the rule's, with Steps that may be streamed. The best first."""
         streamed: list[_Trial] = []
-        for place, trial in enumerate(ordered):
+        for place, trial in enumerate(trials):
             if trial.wishes.stream == "auto" and (place < _FINALISTS or trial.name == _RULE):
                 plan = self._make(trial.wishes)
-                seconds = self._time_step(plan)
-                score = self._score(plan, seconds)
-                trial = replace(trial, plan=plan, seconds=seconds, score=score)
+                if plan.sources == trial.plan.sources:
+                    trial = replace(trial, plan=plan)
+                else:
+                    trial = self._time(trial, plan)
             streamed.append(trial)
-        return sorted(streamed, key=lambda trial: trial.score)
+        return sorted(streamed, key=_score_of)
+
+    def _time(self, trial: _Trial, plan: Plan) -> _Trial:
+        seconds = self._seconds.simulate(plan)
+        return replace(trial, plan=plan, seconds=seconds, score=self._score(plan, seconds))
 
     def _score(self, plan: Plan, seconds: float) -> float:
         if self._ruled.objective == "seconds":
@@ -124,6 +149,10 @@ class _Choice:
         cost = step_cost(plan, seconds)
         assert cost is not None  # without prices nothing is searched
         return cost
+
+
+def _score_of(trial: _Trial) -> float:
+    return trial.score
 
 
 def _choose(trials: Sequence[_Trial], findings: Findings, refusals: Sequence[str]) -> Plan:

@@ -16,7 +16,7 @@ from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
 from engine.plan.draft import Draft
-from engine.plan.layout_choice import TimeStep, choose_layouts
+from engine.plan.layout_choice import PlanSeconds, TimeStep, choose_layouts
 from engine.plan.passes import PASSES
 from engine.plan.passes.place import place_nodes
 from engine.plan.placement import Placing
@@ -62,7 +62,8 @@ def make_plan(
         return price_step(plan, StepLengths(assumes_answers=True), profile=profile).seconds()
 
     graph = read_graph(_run_until(draft_of(placing), place_nodes))
-    return choose_layouts(placing, graph, cluster, make, time_step or price)
+    seconds = PlanSeconds(price=price, simulate=time_step or price)
+    return choose_layouts(placing, graph, cluster, make, seconds)
 
 
 def _run_passes(checked: CheckedGraph, draft: Draft) -> Plan:

@@ -20,6 +20,7 @@ from dataflow.program import Lineage, Program
 from dataflow.randomness import stream_seed
 from engine.plan.cluster import Cluster, detect
 from engine.plan.cost.profile import Profile
+from engine.plan.layout_choice import TimeStep
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.planned_phase import PlannedPhase
@@ -89,6 +90,7 @@ def make_program_plan(
     placing: Placing | None = None,
     cluster: Cluster | None = None,
     profile: Profile | None = None,
+    time_step: TimeStep | None = None,
 ) -> ProgramPlan:
     """Plan every phase for one machine. A wish for places counts in the phases that have its nodes.
     Raises PlanError, which names the phase.
@@ -114,6 +116,7 @@ def make_program_plan(
                 cluster=machine,
                 phase=phase,
                 profile=profile,
+                time_step=time_step,
             )
         except PlanError as error:
             raise PlanError(f"{program.label(number)}: {error}") from error

@@ -2,7 +2,7 @@
 
 Owns: what of a plan's nodes adds up in a Step, and what overlaps. Does not own: their seconds
 (engine/plan/cost/node_price.py), the work of each (priced_work.py), a run event by event
-(engine/predict/simulation).
+(engine/simulation).
 
     step_seconds(plan, StepLengths(answers=lognormal(3000, 0.9, 16000)))
 

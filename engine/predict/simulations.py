@@ -2,7 +2,7 @@
 
 Owns: the calls, what `--what-if` may change, and which plans that makes. Does not own: planning
 (engine/session/planning.py), what happens in simulated time
-(engine/predict/simulation/prediction_run.py), tables and pictures of it.
+(engine/simulation/prediction_run.py), tables and pictures of it.
 
     rows = SimulatedRows(steps=5, seconds={"score": 2e-3})
     prediction = simulate(my_graph("path/to/model", "prompts.parquet"), rows=rows)
@@ -34,16 +34,16 @@ from engine.plan.plan import Plan
 from engine.predict.cluster_scaling import scale_cluster
 from engine.predict.option_scaling import list_scalable, scale_devices, scale_workers
 from engine.predict.row_statistics import SeenRows
-from engine.predict.simulation.plan_comparison import ComparedPlan
-from engine.predict.simulation.prediction import Prediction
-from engine.predict.simulation.prediction_run import predict
-from engine.predict.simulation.selections import (
+from engine.session.planning import plan as make_plan
+from engine.simulation.plan_comparison import ComparedPlan
+from engine.simulation.prediction import Prediction
+from engine.simulation.prediction_run import predict
+from engine.simulation.selections import (
     describe_selections,
     list_selections,
     require_shares,
 )
-from engine.predict.simulation.summary import summary_of
-from engine.session.planning import plan as make_plan
+from engine.simulation.summary import summary_of
 
 MOST = 64
 """Plans that are compared at once."""

@@ -7,6 +7,7 @@ Owns: what the planner is told, and the digest that a plan gets. Does not own: t
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import overload
 
@@ -26,6 +27,7 @@ from engine.plan.placement import Placing, resolve_labels
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import AnyPlan, ProgramPlan, make_program_plan
+from engine.simulation.step_seconds import simulate_step
 
 Runnable = AnyGraph | AnyChecked
 
@@ -88,6 +90,7 @@ def _plan_checked(
     """Plan a graph, or all phases of a Program: these share out the wishes for places, and have
     Steps of their own. Raises PlanError.
     """
+    time_step = partial(simulate_step, profile=profile)
     if isinstance(checked, CheckedGraph):
         return make_plan(
             checked,
@@ -96,6 +99,7 @@ def _plan_checked(
             placing=placing,
             cluster=cluster,
             profile=profile,
+            time_step=time_step,
         )
     _refuse_steps(options)
     return make_program_plan(
@@ -105,6 +109,7 @@ def _plan_checked(
         placing=placing,
         cluster=cluster,
         profile=profile,
+        time_step=time_step,
     )
 
 

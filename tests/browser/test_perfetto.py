@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from engine.keep.trace.timeline import read_trace
-from engine.predict.simulation.timeline import write_timeline
+from engine.simulation.timeline import write_timeline
 from tests.kit import run_graphs as graphs
 from tests.kit.perfetto import opened
 from tests.kit.plans import save_tiny_header

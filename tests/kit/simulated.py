@@ -7,12 +7,12 @@ from typing import Any
 
 from engine.plan.cluster import Host, with_first
 from engine.plan.plan import Plan
-from engine.predict.simulation.prediction import (
+from engine.run.simulated_workers.spans import SimulatedSpan
+from engine.simulation.prediction import (
     CoordinatorLoad,
     Prediction,
     SimulatedStep,
 )
-from engine.run.simulated_workers.spans import SimulatedSpan
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import planned_on
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from engine.plan.cost.distribution import LengthDistribution, constant_length, lognormal
 from engine.plan.plan import Plan
-from engine.predict.simulation.prediction import Prediction
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.prediction import Prediction
+from engine.simulation.prediction_run import predict
 
 SCORED = {"score": 1e-4}
 """Seconds a row of the reward."""

@@ -13,8 +13,8 @@ from engine.plan.cost.devices import device
 from engine.plan.plan import Plan
 from engine.predict.profile.grid import choose_works
 from engine.predict.profile.kernel_timing import measure
-from engine.predict.simulation.prediction import Prediction
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.prediction import Prediction
+from engine.simulation.prediction_run import predict
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.interact import interact

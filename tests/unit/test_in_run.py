@@ -17,7 +17,7 @@ from engine.plan.profiled_passes import kind_of_pass
 from engine.predict.profile.run_slowdown import add_functions, compare_with_runs
 from engine.predict.profile.short_run import ShortRun
 from engine.predict.row_statistics import SeenRows
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.prediction_run import predict
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 

@@ -27,9 +27,9 @@ from engine.plan.cost.transfers import MESSAGE
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.plan.row_lengths import RowLengths
-from engine.predict.simulation.lengths import DrawnLengths
-from engine.predict.simulation.prediction import Prediction
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.lengths import DrawnLengths
+from engine.simulation.prediction import Prediction
+from engine.simulation.prediction_run import predict
 from tests.kit.graphs import grpo_graph, small_ppo
 from tests.kit.plans import CONFIG, placed, planned_on
 from tests.kit.simulated_rows import ROWS, SCORED, SeenLengths, predicted

@@ -12,9 +12,9 @@ from engine.plan.cost.distribution import constant_length, lognormal
 from engine.plan.cost.transfers import START
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
-from engine.predict.simulation.prediction import Prediction
-from engine.predict.simulation.report import report
-from engine.predict.simulation.summary import as_data, summary_of
+from engine.simulation.prediction import Prediction
+from engine.simulation.report import report
+from engine.simulation.summary import as_data, summary_of
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 from tests.kit.simulated_rows import SeenLengths, predicted

@@ -14,7 +14,7 @@ from engine.plan.cost.decode import DecodeBatch, schedule_decode
 from engine.plan.costs import plan_costs
 from engine.plan.joining_decode import PricedDecode
 from engine.plan.row_lengths import RowLengths
-from engine.predict.simulation.priced_decode import begin_decode
+from engine.simulation.priced_decode import begin_decode
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed
 from tests.kit.turns import example_count

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from engine.keep.trace.timeline import read_trace
 from engine.plan.cluster import Host, with_first
 from engine.plan.cost.machine_load import MachineLoad
-from engine.predict.simulation.critical_path import MESSAGE, WAIT, CriticalPaths, sum_parts
-from engine.predict.simulation.plan_comparison import (
+from engine.run.simulated_workers.spans import SimulatedSpan
+from engine.simulation.critical_path import MESSAGE, WAIT, CriticalPaths, sum_parts
+from engine.simulation.plan_comparison import (
     ComparedPlan,
     draw_comparison,
     export_comparison,
     format_plan_table,
 )
-from engine.predict.simulation.report import report
-from engine.predict.simulation.summary import PredictionSummary, as_data, summary_of
-from engine.predict.simulation.timeline import write_timeline
-from engine.predict.simulation.utilisation import Utilisation
-from engine.run.simulated_workers.spans import SimulatedSpan
+from engine.simulation.report import report
+from engine.simulation.summary import PredictionSummary, as_data, summary_of
+from engine.simulation.timeline import write_timeline
+from engine.simulation.utilisation import Utilisation
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import planned_on

@@ -20,10 +20,10 @@ from engine.plan.explain import explain
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.predict.row_statistics import SeenRows
-from engine.predict.simulation.prediction import Prediction
-from engine.predict.simulation.prediction_run import predict
 from engine.predict.simulations import SimulatedRows, simulate
 from engine.run.simulated_workers.behaviour import Outcomes
+from engine.simulation.prediction import Prediction
+from engine.simulation.prediction_run import predict
 from operators.advantage import group_advantage
 from operators.losses import clipped_policy_loss
 from operators.select import best_of, mixed_groups, select
@@ -148,8 +148,8 @@ def test_an_evaluation_of_an_unknown_number_of_rows_fills_the_slots_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = placed(evaluated(5))
-    monkeypatch.setattr("engine.predict.simulation.prediction_run.rows_in_data", lambda node: None)
-    monkeypatch.setattr("engine.predict.simulation.row_origins.rows_in_data", lambda node: None)
+    monkeypatch.setattr("engine.simulation.prediction_run.rows_in_data", lambda node: None)
+    monkeypatch.setattr("engine.simulation.row_origins.rows_in_data", lambda node: None)
     prediction = predicted(plan, steps=1)
     assert "256 rows assumed, as many as have slots; " in prediction.rows["eval_prompts"]
 

@@ -19,7 +19,7 @@ from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
 from dataflow.token_counts import NotCounted, TokenCounts
-from engine.predict.simulation.lengths import DrawnLengths, UnknownDistributions
+from engine.simulation.lengths import DrawnLengths, UnknownDistributions
 from operators.data import demonstrations
 from operators.kernels import token_counts
 from operators.kernels.data import (

@@ -2,7 +2,7 @@
 
 Owns: which rows are decoded in which pass. Does not own: how long a pass takes (model_passes.py),
 so that one schedule serves every device (decode.py, decode_curve.py), and rows that come while
-others are decoded (engine/predict/simulation/priced_decode.py).
+others are decoded (engine/simulation/priced_decode.py).
 
 A row begins as soon as a slot is free and the cache has room for its prompt, the heaviest first,
 and of equal ones the first that came. A full cache sends the row that began last back, to begin

@@ -45,7 +45,7 @@ from engine.predict.profile.predictions import MeasuredCell, ProfiledWork
 from engine.predict.profile.run_slowdown import add_functions, compare_with_runs
 from engine.predict.profile.short_run import ShortRun, measure_short_runs
 from engine.predict.profile.side_by_side import MeasuredWork, measure_crowding
-from engine.predict.simulation.worker_sets import runs_ahead
+from engine.simulation.worker_sets import runs_ahead
 
 Say = Callable[[str], None]
 

@@ -2,7 +2,7 @@
 take in a run than when one call follows another.
 
 Owns: the comparison of the run with what is predicted of it. Does not own: the run
-(short_run.py), the prediction (engine/predict/simulation).
+(short_run.py), the prediction (engine/simulation).
 
 In a run other nodes have had the caches meanwhile, rows have other lengths in each Step, so that
 memory is asked for anew, and a Worker does more than to call kernels.
@@ -18,8 +18,8 @@ from engine.plan.cost.profile import PassKey, Profile, ProfiledNode
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.predict.profile.short_run import WARM, ShortRun
-from engine.predict.simulation.prediction import Prediction
-from engine.predict.simulation.prediction_run import predict
+from engine.simulation.prediction import Prediction
+from engine.simulation.prediction_run import predict
 
 _STEPS = 16
 """Steps that are simulated: rows are drawn, and their mean has to be that of the run's."""

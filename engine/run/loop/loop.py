@@ -8,7 +8,7 @@ What has come meanwhile is handled together where that makes no difference (`Coo
 so that the cost of an event falls as more of them wait.
 
 Owns: the order of all that happens. Does not own: any decision (coordinator), any kernel
-(engine/run/worker), where Workers are (engine/run/launch, engine/predict/simulation), where files
+(engine/run/worker), where Workers are (engine/run/launch, engine/simulation), where files
 lie (checkpoint_files.py), nor what is made of it (subscribers to its events,
 engine/protocol/events.py).
 

@@ -9,7 +9,7 @@ A function that finds all cores of its host busy shares one, and what it compute
 as long until a core is free. What it waits for, a judge over HTTP, takes as long as ever. What it
 computes meanwhile, and what the coordinator does, the kernels of that host do not: each loses an
 equal share of it for each of its threads. What kernels that compute at the same time are to each
-other is in their times (engine/predict/simulation/priced_times.py).
+other is in their times (engine/simulation/priced_times.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the questions, and the order of the random draws. Does not own: what happens meanwhile
 (simulated_worker.py, chunks.py), times that follow from the plan
-(engine/predict/simulation/priced_times.py).
+(engine/simulation/priced_times.py).
 """
 
 from __future__ import annotations

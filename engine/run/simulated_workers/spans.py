@@ -2,7 +2,7 @@
 
 Owns: numbering spans, and finding the span behind each instruction: the one whose event the
 coordinator had just heard when it asked. Does not own: what is made of them
-(engine/predict/simulation/prediction.py).
+(engine/simulation/prediction.py).
 """
 
 from __future__ import annotations

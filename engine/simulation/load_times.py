@@ -12,9 +12,9 @@ from collections.abc import Set
 from engine.plan.costs import PlanCosts
 from engine.plan.plan import Plan
 from engine.plan.run_limits import FAN_OUT
-from engine.predict.simulation.routes import Ways
-from engine.predict.simulation.worker_sets import list_fetching_workers
 from engine.protocol import messages as m
+from engine.simulation.routes import Ways
+from engine.simulation.worker_sets import list_fetching_workers
 
 
 class LoadTimes:

@@ -24,9 +24,9 @@ from engine.plan.explain.layout import (
 )
 from engine.plan.plan import Plan
 from engine.plan.replica_ranges import least_replicas
-from engine.predict.simulation.critical_path import MESSAGE, WAIT, CriticalSum
-from engine.predict.simulation.summary import PredictionSummary, group_by_origin, seconds_per_event
-from engine.predict.simulation.utilisation import DeviceUse, TimeShares
+from engine.simulation.critical_path import MESSAGE, WAIT, CriticalSum
+from engine.simulation.summary import PredictionSummary, group_by_origin, seconds_per_event
+from engine.simulation.utilisation import DeviceUse, TimeShares
 
 _NO_ORIGINS: Mapping[str, str] = {}
 _FEW = 8

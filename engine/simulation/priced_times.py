@@ -29,16 +29,16 @@ from engine.plan.leaving_batches import ForeseenRows, group_ends, list_batches
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_input import PlannedInput
 from engine.plan.row_lengths import RowLengths
-from engine.predict.simulation.lengths import DrawnLengths
-from engine.predict.simulation.load_times import LoadTimes
-from engine.predict.simulation.missing_times import require_known_times
-from engine.predict.simulation.priced_decode import begin_decode
-from engine.predict.simulation.routes import Ways
-from engine.predict.simulation.worker_sets import runs_beside_others
 from engine.protocol import messages as m
 from engine.protocol.refs import Gather
 from engine.protocol.staleness import NO_VERSION
 from engine.run.simulated_workers.kernel_times import Rows, Times
+from engine.simulation.lengths import DrawnLengths
+from engine.simulation.load_times import LoadTimes
+from engine.simulation.missing_times import require_known_times
+from engine.simulation.priced_decode import begin_decode
+from engine.simulation.routes import Ways
+from engine.simulation.worker_sets import runs_beside_others
 
 if TYPE_CHECKING:
     from engine.run.simulated_workers.workers import SimulatedWorkers

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.predict.simulation.prediction import SimulatedStep
 from engine.run.simulated_workers.spans import SimulatedSpan
+from engine.simulation.prediction import SimulatedStep
 
 MESSAGE = "message"
 """Time between what was waited for and what followed from it: the coordinator had to hear of it."""

@@ -23,9 +23,9 @@ from engine.plan.cluster import Host
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.plan import Plan
-from engine.predict.simulation.critical_path import CriticalPaths, CriticalSum, sum_parts
-from engine.predict.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
-from engine.predict.simulation.utilisation import DeviceUse, NodeUse, Utilisation
+from engine.simulation.critical_path import CriticalPaths, CriticalSum, sum_parts
+from engine.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
+from engine.simulation.utilisation import DeviceUse, NodeUse, Utilisation
 
 FORMAT = 1
 HOUR = 3600.0

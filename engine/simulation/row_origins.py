@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from engine.plan.cost.distribution import LengthDistribution
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.source_rows import rows_in_data
-from engine.predict.simulation.lengths import DrawnLengths
+from engine.simulation.lengths import DrawnLengths
 
 
 def describe_row_origins(

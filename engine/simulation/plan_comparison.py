@@ -17,8 +17,8 @@ from dataflow.width import fold_lines
 from engine.plan.checks.memory import find_memory_rooms
 from engine.plan.explain.layout import WIDTH, Line, count, lay_out, wrap_line
 from engine.plan.plan import Plan
-from engine.predict.simulation.report import format_percent, format_seconds
-from engine.predict.simulation.summary import PredictionSummary, as_data
+from engine.simulation.report import format_percent, format_seconds
+from engine.simulation.summary import PredictionSummary, as_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

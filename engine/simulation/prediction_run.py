@@ -30,17 +30,17 @@ from engine.plan.cost.profile import Profile
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.plan.source_rows import rows_in_data
-from engine.predict.simulation.lengths import Distributions, DrawnLengths, UnknownDistributions
-from engine.predict.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
-from engine.predict.simulation.priced_times import PricedTimes, TrainedRows
-from engine.predict.simulation.row_origins import describe_row_origins
-from engine.predict.simulation.selections import make_outcomes, require_shares
 from engine.protocol import messages as m
 from engine.protocol.events import EventHeard, EventStream, InstructionTold, RunEvent
 from engine.run.loop.loop import Loop
 from engine.run.simulated_workers.history import ModelRead
 from engine.run.simulated_workers.store import MemoryStore
 from engine.run.simulated_workers.workers import SimulatedWorkers
+from engine.simulation.lengths import Distributions, DrawnLengths, UnknownDistributions
+from engine.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
+from engine.simulation.priced_times import PricedTimes, TrainedRows
+from engine.simulation.row_origins import describe_row_origins
+from engine.simulation.selections import make_outcomes, require_shares
 
 _TOGETHER = 1 << 16
 """Messages that are handled together at most."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.keep.trace.timeline import Trace
-from engine.predict.simulation.prediction import Prediction, SimulatedStep
 from engine.run.simulated_workers.spans import SimulatedSpan
+from engine.simulation.prediction import Prediction, SimulatedStep
 
 _STEPS = "steps"
 """The track of the Steps, first of all."""
