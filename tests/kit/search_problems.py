@@ -7,6 +7,7 @@ Owns: both. Does not own: the search.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from dataflow.kernel import Layout
@@ -21,7 +22,7 @@ from engine.plan.cost.node_price import NodeWork, place_layout
 from engine.plan.search.group_price import GroupPrice, GroupPrices
 from engine.plan.search.groupings import Grouping, list_groupings
 from engine.plan.search.layouts import Axes, NodeLayouts
-from engine.plan.search.problem import Group, Pool, Problem, SearchedNode
+from engine.plan.search.problem import Pool, Problem, SearchedNode
 from engine.plan.search.step_time import StepTimes
 
 KINDS = ("H100", "A100", "H20", "L40S")
@@ -126,6 +127,29 @@ def make_problem(seed: int, nodes: int, *, most_devices: int = 16) -> Problem:
     )
 
 
+def make_large_problem(kinds: Sequence[str], lag: int, nodes: int, devices: int) -> Problem:
+    """A graph of so many nodes, each with a Model of its own: eight train, the others generate and
+    read in turns. Some nodes have equal work, as nodes that read the same rows do.
+    """
+    draw = Random(0)
+    pools = [pool_of(kind, devices // len(kinds)) for kind in kinds]
+    trained = range(nodes - 8, nodes)
+    searched: list[SearchedNode] = []
+    shared: dict[tuple[Kind, int, int], SearchedNode] = {}
+    for number in range(nodes):
+        kind: Kind = "train"
+        parents: Sequence[int] = range(max(0, number - 100), nodes - 8)
+        if number not in trained:
+            kind = draw.choice(["forward", "forward", "decode"]) if number else "decode"
+            parents = [draw.randrange(max(0, number - 40), number)] if number else ()
+        key = (kind, draw.randrange(len(MODELS)), draw.randrange(8))
+        if key not in shared:
+            shared[key] = make_node(draw, number, kind, key[1], pools, ())
+        node = replace(shared[key], name=f"{kind}{number}", parents=tuple(parents), model=number)
+        searched.append(node)
+    return Problem(nodes=tuple(searched), pools=tuple(pools), lag=lag, turn_rate=64e9)
+
+
 Table = list[tuple[int, GroupPrice]]
 """Numbers of devices of a group, with its price on so many."""
 
@@ -162,14 +186,13 @@ class _Exhaustion:
             if not table:
                 return
             tables.append(table)
-        groups = [Group(members=g.members, pool=g.pool, devices=1) for g in grouping]
         fastest = [min((p for _, p in table), key=lambda p: p.busy) for table in tables]
         free = [pool.devices for pool in self._problem.pools]
-        self._branch(groups, tables, fastest, free, 0)
+        self._branch(grouping, tables, fastest, free, 0)
 
     def _branch(
         self,
-        groups: Sequence[Group],
+        groups: Grouping,
         tables: Sequence[Table],
         prices: list[GroupPrice],
         free: list[int],

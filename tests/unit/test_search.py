@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from dataflow.kernel import Layout
 from engine.plan.search.choice import Findings, Limits, search
-from engine.plan.search.division import Division, Members
+from engine.plan.search.division import Division
 from engine.plan.search.group_price import GroupPrices
 from engine.plan.search.groupings import count_groupings, list_groupings, list_steps, relieve
-from engine.plan.search.problem import Pool, PricedLayout, Problem, SearchedNode
+from engine.plan.search.problem import Members, Pool, PricedLayout, Problem, SearchedNode
 from tests.kit.search_problems import exhaust, make_problem
 
 INFINITE = float("inf")

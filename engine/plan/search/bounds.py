@@ -5,7 +5,7 @@ Owns: the words. Does not own: any number.
 
 from __future__ import annotations
 
-from engine.plan.search.problem import Group, Placement, PricedLayout, Problem
+from engine.plan.search.problem import DeviceGroup, Placement, PricedLayout, Problem
 
 
 def describe_groups(problem: Problem, placement: Placement) -> str:
@@ -13,7 +13,7 @@ def describe_groups(problem: Problem, placement: Placement) -> str:
     return "; ".join(_describe_group(problem, placement, group) for group in placement.groups)
 
 
-def _describe_group(problem: Problem, placement: Placement, group: Group) -> str:
+def _describe_group(problem: Problem, placement: Placement, group: DeviceGroup) -> str:
     pool = problem.pools[group.pool]
     names = [problem.nodes[member].name for member in group.members]
     layouts = dict.fromkeys(describe_layout(placement.layouts[member]) for member in group.members)

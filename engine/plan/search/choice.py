@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.plan.search.division import Division, Members
+from engine.plan.search.division import Division
 from engine.plan.search.groupings import (
     Grouping,
     arrange,
@@ -26,7 +26,7 @@ from engine.plan.search.groupings import (
     relieve,
 )
 from engine.plan.search.list_starts import list_starts
-from engine.plan.search.problem import Placement, Problem
+from engine.plan.search.problem import Members, Placement, Problem
 
 KEPT = 5
 """Placements that a search leaves."""

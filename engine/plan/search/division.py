@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 
 from engine.plan.search.group_price import GroupPrice, GroupPrices
-from engine.plan.search.problem import Group, Placement, PricedLayout, Problem
+from engine.plan.search.problem import DeviceGroup, Members, Placement, PricedLayout, Problem
 from engine.plan.search.step_time import StepTimes
 
 _MOST_DIVISIONS = 256
@@ -33,14 +33,6 @@ _ROUNDS = 64
 """Of devices that go from group to group."""
 _MANY_GROUPS = 24
 """From which on none go: what one group has then is little to any other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """Nodes that are to share devices of a pool, however many."""
-
-    members: tuple[int, ...]
-    pool: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +162,7 @@ class Division:
 
     def _seconds(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> float:
         self.count += 1
-        groups = [
-            Group(members=members.members, pool=members.pool, devices=size.devices)
-            for members, size in zip(grouping, sizes, strict=True)
-        ]
-        return self.times.seconds(groups, [size.price for size in sizes])
+        return self.times.seconds(grouping, [size.price for size in sizes])
 
     def _score(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> float:
         """What is to be least."""
@@ -192,10 +180,10 @@ class Division:
 
     def _make(self, grouping: Sequence[Members], sizes: Sequence[_Size]) -> Placement:
         layouts: dict[int, PricedLayout] = {}
-        groups: list[Group] = []
+        groups: list[DeviceGroup] = []
         for members, size in zip(grouping, sizes, strict=True):
             layouts |= dict(zip(members.members, size.price.layouts, strict=True))
-            group = Group(members=members.members, pool=members.pool, devices=size.devices)
+            group = DeviceGroup(members=members.members, pool=members.pool, devices=size.devices)
             groups.append(group)
         seconds = self._seconds(grouping, sizes)
         return Placement(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from engine.plan.search.division import Members
+from engine.plan.search.problem import Members
 
 Grouping = tuple[Members, ...]
 """Groups, in the order of their first members."""

@@ -13,9 +13,9 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.plan.search.division import Division, Members
+from engine.plan.search.division import Division
 from engine.plan.search.groupings import Grouping, arrange
-from engine.plan.search.problem import Problem
+from engine.plan.search.problem import Members, Problem
 
 Units = Sequence[tuple[int, ...]]
 _LOOKED_AT = 64

@@ -94,8 +94,16 @@ class Problem:
     """Seconds of a Step beside its nodes: of messages."""
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Nodes that are to share devices of a pool, however many."""
+
+    members: tuple[int, ...]
+    pool: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DeviceGroup:
     """Nodes that share devices. members: their numbers, ascending."""
 
     members: tuple[int, ...]
@@ -109,7 +117,7 @@ class Placement:
     a Step, in the unit of the pools' prices; 0 where these are not known.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[DeviceGroup, ...]
     layouts: tuple[PricedLayout, ...] = field(repr=False)
     seconds: float
     cost: float = 0.0

@@ -11,70 +11,86 @@ lag of k it is that of the busiest group, or of the whole way over 1 + k, whiche
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from engine.plan.search.group_price import GroupPrice
-from engine.plan.search.problem import Group, Problem
+from engine.plan.search.problem import Members, Problem
 
 
 class StepTimes:
-    """Seconds of Steps, by the groups of a placement and the price of each."""
+    """Seconds of Steps, by the device groups of a placement and the price of each."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._parents = [node.parents for node in problem.nodes]
-        self._trains = [node.trains for node in problem.nodes]
+        # Train nodes have their turns once all rows of the Step are there.
+        self._parents = [None if node.trains else node.parents for node in problem.nodes]
         self._readers = [i for i, node in enumerate(problem.nodes) if node.writer >= 0]
+        self._grouping: Sequence[Members] = ()
+        self._group_of: list[int] = []
+        self._members: list[int] = []
+        self._fetching: dict[int, float] = {}
 
-    def seconds(self, groups: Sequence[Group], prices: Sequence[GroupPrice]) -> float:
+    def seconds(self, grouping: Sequence[Members], prices: Sequence[GroupPrice]) -> float:
         """Seconds of a Step."""
         problem = self._problem
-        count = len(self._parents)
-        group_of, seconds = [0] * count, [0.0] * count
-        for number, (group, price) in enumerate(zip(groups, prices, strict=True)):
-            share = price.turns / len(group.members)
-            for member, taken in zip(group.members, price.seconds, strict=True):
-                group_of[member] = number
-                seconds[member] = taken + share
-        fetching = self._fetching(groups, group_of)
-        way = self._schedule(group_of, seconds, len(groups))
-        way += max(fetching.values(), default=0.0) + problem.overhead
+        if grouping is not self._grouping:
+            self._read(grouping)
+        seconds = [0.0] * len(problem.nodes)
+        in_order = chain.from_iterable(price.seconds for price in prices)
+        for member, taken in zip(self._members, in_order, strict=True):
+            seconds[member] = taken
+        for group, price in zip(grouping, prices, strict=True):
+            if price.turns:
+                for member in group.members:
+                    seconds[member] += price.turns / len(group.members)
+        way = self._schedule(seconds, len(grouping))
+        way += max(self._fetching.values(), default=0.0) + problem.overhead
         if not problem.lag:
             return way
-        busiest = 0.0
-        for number, price in enumerate(prices):
-            busiest = max(busiest, price.busy + fetching.get(number, 0.0))
+        busiest = max(price.busy for price in prices)
+        for number, fetched in self._fetching.items():
+            busiest = max(busiest, prices[number].busy + fetched)
         return max(busiest, way / (1 + problem.lag))
 
-    def _schedule(self, group_of: list[int], seconds: list[float], group_count: int) -> float:
+    def _read(self, grouping: Sequence[Members]) -> None:
+        """Note the group of each node; many divisions of one grouping are timed."""
+        group_of = [0] * len(self._problem.nodes)
+        for number, group in enumerate(grouping):
+            for member in group.members:
+                group_of[member] = number
+        self._grouping, self._group_of = grouping, group_of
+        self._members = list(chain.from_iterable(group.members for group in grouping))
+        self._fetching = self._time_fetching()
+
+    def _schedule(self, seconds: Sequence[float], group_count: int) -> float:
         """Seconds from a Step's first node to the end of its last."""
         free = [0.0] * group_count
-        ends = [0.0] * len(seconds)
+        ends: list[float] = []
         last = 0.0
-        for node, taken in enumerate(seconds):
-            group = group_of[node]
+        for group, parents, taken in zip(self._group_of, self._parents, seconds, strict=True):
             begin = free[group]
-            if self._trains[node]:
-                # Train nodes have their turns once all rows of the Step are there.
+            if parents is None:
                 if last > begin:
                     begin = last
             else:
-                for parent in self._parents[node]:
+                for parent in parents:
                     if ends[parent] > begin:
                         begin = ends[parent]
             end = begin + taken
-            ends[node] = free[group] = end
+            ends.append(end)
+            free[group] = end
             if end > last:
                 last = end
         return last
 
-    def _fetching(self, groups: Sequence[Group], group_of: list[int]) -> dict[int, float]:
+    def _time_fetching(self) -> dict[int, float]:
         """Seconds in which each group takes in new weights, of each Model once."""
         models: dict[tuple[int, int], float] = {}
         for member in self._readers:
             node = self._problem.nodes[member]
-            reader, writer = group_of[member], group_of[node.writer]
+            reader, writer = self._group_of[member], self._group_of[node.writer]
             if reader != writer:
-                pools = groups[writer].pool, groups[reader].pool
+                pools = self._grouping[writer].pool, self._grouping[reader].pool
                 models[reader, node.writer] = self._problem.way(*pools, node.version)
         fetching: dict[int, float] = {}
         for (reader, _), taken in models.items():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from engine.plan.cluster import Cluster
 from engine.plan.passes.place import MAIN, ROLLOUT, TRAIN
 from engine.plan.placement import Placing
-from engine.plan.search.problem import Group, Placement, PricedLayout, Problem
+from engine.plan.search.problem import DeviceGroup, Placement, PricedLayout, Problem
 
 
 def make_wishes(
@@ -69,9 +69,9 @@ class _Writer:
         self.tensor: dict[str, int] = {}
         self.turns: list[tuple[str, ...]] = []
         self.sharded: list[str] = []
-        self.shares: dict[Group, list[_Share]] = {}
+        self.shares: dict[DeviceGroup, list[_Share]] = {}
 
-    def name_groups(self) -> Iterator[tuple[str, Group]]:
+    def name_groups(self) -> Iterator[tuple[str, DeviceGroup]]:
         """Yield each group with the name of its Workers."""
         nodes = self._problem.nodes
         names: set[str] = set()
@@ -88,7 +88,7 @@ class _Writer:
             names.add(name)
             yield name, group
 
-    def write_group(self, name: str, group: Group) -> bool:
+    def write_group(self, name: str, group: DeviceGroup) -> bool:
         """Write the wishes of a group; False where its Workers cannot take turns."""
         nodes, layouts = self._problem.nodes, self._placement.layouts
         plain = [m for m in group.members if not nodes[m].is_alone]
