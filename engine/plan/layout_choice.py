@@ -36,13 +36,15 @@ TimeStep = Callable[[Plan], float]
 
 _FINALISTS = 2
 """Plans whose Steps may be streamed, which takes several plans to find out."""
+_LARGE = 50_000
+"""Nodes times devices from which a plan takes so long that only the best placement becomes one."""
 _PLAUSIBLE = 1.5
 """Times the least price of a Step: what costs more is not simulated."""
 _RULE = "by rule"
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _TriedPlan:
     """Wishes of the search, or of the rule, with their plan. score: what is to be least."""
 
     name: str
@@ -74,10 +76,10 @@ def choose_layouts(
         raise PlanError(f"objective: cost, and {why}. Fix: price = 2.5 in the cluster file.")
     if graph.problem is None:
         return _with_lines(make(ruled), [f"no layouts were searched: {graph.why}"])
-    return _Choice(ruled, graph.problem, make, seconds).run(cluster, graph.hosts)
+    return _LayoutChoice(ruled, graph.problem, make, seconds).run(cluster, graph.hosts)
 
 
-class _Choice:
+class _LayoutChoice:
     """Between the plans of a search and that of the rule."""
 
     def __init__(
@@ -90,8 +92,13 @@ class _Choice:
     def run(self, cluster: Cluster, hosts: Sequence[Sequence[str]]) -> Plan:
         """Choose. hosts: of each pool."""
         findings = search(self._problem)
-        trials = [trial for trial in [self._try(_RULE, self._ruled)] if trial is not None]
-        for number, placement in enumerate(findings.best, start=1):
+        trials: list[_TriedPlan] = []
+        placements = findings.best
+        if self._is_large():
+            placements = placements[:1]
+        elif (ruled := self._try(_RULE, self._ruled)) is not None:
+            trials.append(ruled)
+        for number, placement in enumerate(placements, start=1):
             name = f"{number}. {describe_groups(self._problem, placement)}"
             wishes = make_wishes(self._ruled, self._problem, placement, cluster, hosts)
             if wishes is None:
@@ -102,10 +109,16 @@ class _Choice:
             if trial is not None:
                 trials.append(trial)
         if not trials:
-            return self._make(self._ruled)  # says why there is no plan
-        return _choose(self._stream(self._simulate(trials)), findings, self._refusals)
+            return self._make(self._ruled)  # or it says why there is no plan
+        if len(trials) > 1:
+            trials = self._stream(self._simulate(trials))
+        return _choose(trials, findings, self._refusals)
 
-    def _try(self, name: str, wishes: Placing, bound: str = "") -> _Trial | None:
+    def _is_large(self) -> bool:
+        devices = sum(pool.devices for pool in self._problem.pools)
+        return len(self._problem.nodes) * devices > _LARGE
+
+    def _try(self, name: str, wishes: Placing, bound: str = "") -> _TriedPlan | None:
         """Plan these wishes, with whole Steps where the price may choose, and price a Step."""
         whole = replace(wishes, stream="off") if wishes.stream == "auto" else wishes
         try:
@@ -114,21 +127,21 @@ class _Choice:
         except PlanError as error:
             self._refusals.append(f"{name}: no such plan: {str(error).splitlines()[0]}")
             return None
-        return _Trial(name, wishes, plan, seconds, self._score(plan, seconds), bound)
+        return _TriedPlan(name, wishes, plan, seconds, self._score(plan, seconds), bound)
 
-    def _simulate(self, trials: Sequence[_Trial]) -> list[_Trial]:
+    def _simulate(self, trials: Sequence[_TriedPlan]) -> list[_TriedPlan]:
         """Simulate those that are not much worse than the best. The best first."""
         most = min(trial.score for trial in trials) * _PLAUSIBLE
-        simulated: list[_Trial] = []
+        simulated: list[_TriedPlan] = []
         for trial in trials:
             if trial.score <= most:
                 trial = self._time(trial, trial.plan)
             simulated.append(trial)
         return sorted(simulated, key=_score_of)
 
-    def _stream(self, trials: Sequence[_Trial]) -> list[_Trial]:
+    def _stream(self, trials: Sequence[_TriedPlan]) -> list[_TriedPlan]:
         """Plan the best few, and the rule's, with Steps that may be streamed. The best first."""
-        streamed: list[_Trial] = []
+        streamed: list[_TriedPlan] = []
         for place, trial in enumerate(trials):
             if trial.wishes.stream == "auto" and (place < _FINALISTS or trial.name == _RULE):
                 plan = self._make(trial.wishes)
@@ -139,7 +152,7 @@ class _Choice:
             streamed.append(trial)
         return sorted(streamed, key=_score_of)
 
-    def _time(self, trial: _Trial, plan: Plan) -> _Trial:
+    def _time(self, trial: _TriedPlan, plan: Plan) -> _TriedPlan:
         seconds = self._seconds.simulate(plan)
         return replace(trial, plan=plan, seconds=seconds, score=self._score(plan, seconds))
 
@@ -151,15 +164,15 @@ class _Choice:
         return cost
 
 
-def _score_of(trial: _Trial) -> float:
+def _score_of(trial: _TriedPlan) -> float:
     return trial.score
 
 
-def _choose(trials: Sequence[_Trial], findings: Findings, refusals: Sequence[str]) -> Plan:
+def _choose(trials: Sequence[_TriedPlan], findings: Findings, refusals: Sequence[str]) -> Plan:
     """The best of these, ascending; the rule's where nothing is much better."""
     best = trials[0]
     ruled = next((trial for trial in trials if trial.name == _RULE), None)
-    worth = "the rule has no plan"
+    worth = "no plan of the rule beside it"
     if ruled is not None:
         gain = 1.0 - best.score / ruled.score if ruled.score else 0.0
         worth = f"a Step is {gain:.0%} shorter than by rule"
@@ -173,7 +186,7 @@ def _choose(trials: Sequence[_Trial], findings: Findings, refusals: Sequence[str
 
 
 def _describe(
-    trials: Sequence[_Trial], best: _Trial, findings: Findings, refusals: Sequence[str]
+    trials: Sequence[_TriedPlan], best: _TriedPlan, findings: Findings, refusals: Sequence[str]
 ) -> Iterator[str]:
     """What was compared, and why the rest fell out."""
     for trial in trials:

@@ -27,17 +27,20 @@ def simulate_step(plan: Plan, profile: Profile | None = None) -> float:
     the last. A function that nobody has measured takes none. Of very large Steps the price counts
     (engine/plan/step_price.py). Raises PlanError where the seconds of a Model's node are not known.
     """
-    rows = sum(source.batch * node.rows for source in plan.sources for node in plan.nodes)
+    batches = {source.name: source.batch for source in plan.sources}
+    rows = sum(batches.get(node.source, 0) * node.rows for node in plan.nodes)
     if rows > _MOST_ROWS:
-        lengths = StepLengths(assumes_answers=True)
-        return price_step(plan, lengths, profile=profile).seconds()
+        assumed = StepLengths(assumes_answers=True)
+        return price_step(plan, assumed, profile=profile).seconds()
     drawn = DrawnLengths(plan, UnknownDistributions(), plan.seed)
-    longest = max((drawn.greatest(node.name).completion for node in plan.nodes), default=0)
+    lengths_of_nodes = [drawn.greatest(node.name) for node in plan.nodes]
+    longest = max((lengths.completion for lengths in lengths_of_nodes), default=0)
     costs = plan_costs(plan, profile)
+    answers = assumed_answers(max(1, longest))
     prediction = predict(
         plan,
         steps=_STEPS,
-        lengths=UnknownDistributions(answers=assumed_answers(max(1, longest))),
+        lengths=UnknownDistributions(answers=answers),
         profile=profile,
         seconds=_list_unknown(plan, costs),
         spans=False,

@@ -87,8 +87,10 @@ def placed(
 
 
 def planned_on(cluster: Cluster, graph: Graph, **options: Any) -> Plan:
-    """A plan as by the command line; options: fields of RunOptions."""
-    asked = make_placing(RunOptions(**options))
+    """A plan as by the command line, but by rule unless a search is asked for; options: fields of
+    RunOptions.
+    """
+    asked = make_placing(RunOptions(**{"search": "off"} | options))
     return make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
 
 

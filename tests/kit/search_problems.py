@@ -22,8 +22,8 @@ from engine.plan.cost.node_price import NodeWork, place_layout
 from engine.plan.search.group_price import GroupPrice, GroupPrices
 from engine.plan.search.groupings import Grouping, list_groupings
 from engine.plan.search.layouts import Axes, NodeLayouts
-from engine.plan.search.problem import Pool, Problem, SearchedNode
-from engine.plan.search.step_time import StepTimes
+from engine.plan.search.problem import DevicePool, Problem, SearchedNode
+from engine.plan.search.step_time import PlacementTimes
 
 KINDS = ("H100", "A100", "H20", "L40S")
 HOST_DEVICES = 8
@@ -50,10 +50,12 @@ MODELS = (model_of(24, 1024, 16), model_of(28, 2048, 16), model_of(32, 4096, 32)
 """Of 0.6, 2.3 and 9 thousand million parameters."""
 
 
-def pool_of(kind: str, devices: int) -> Pool:
+def pool_of(kind: str, devices: int) -> DevicePool:
     known = device(kind)
     price = known.operations["bfloat16"] / 1e14
-    return Pool(kind=kind, devices=devices, per_host=HOST_DEVICES, memory=known.memory, price=price)
+    return DevicePool(
+        kind=kind, devices=devices, per_host=HOST_DEVICES, memory=known.memory, price=price
+    )
 
 
 def work_of(draw: Random, kind: Kind) -> NodeWork:
@@ -72,7 +74,12 @@ def work_of(draw: Random, kind: Kind) -> NodeWork:
 
 
 def make_node(
-    draw: Random, number: int, kind: Kind, model: int, pools: Sequence[Pool], parents: Sequence[int]
+    draw: Random,
+    number: int,
+    kind: Kind,
+    model: int,
+    pools: Sequence[DevicePool],
+    parents: Sequence[int],
 ) -> SearchedNode:
     sizes = MODELS[model % len(MODELS)]
     trains = kind == "train"
@@ -172,7 +179,7 @@ class _Exhaustion:
 
     def __init__(self, problem: Problem, known: float) -> None:
         self._problem = problem
-        self._prices, self._times = GroupPrices(problem), StepTimes(problem)
+        self._prices, self._times = GroupPrices(problem), PlacementTimes(problem)
         self.best = known
 
     def try_grouping(self, grouping: Grouping) -> None:

@@ -13,13 +13,17 @@ from engine.plan.cluster import Cluster, Host
 from engine.plan.explain import explain
 from engine.plan.hardware_cost import step_cost
 from engine.plan.plan import Plan
+from tests.kit import plans
 from tests.kit.graphs import grpo_graph, small_ppo
-from tests.kit.plans import planned_on
 
 pytestmark = pytest.mark.usefixtures("tiny")
 GIB = 2**30
 GPUS = (80 * GIB,) * 4
 ONE_HOST = Cluster(cores=32, memory=256 * GIB, gpus=GPUS, kind="H100")
+
+
+def planned_on(cluster: Cluster, graph: Graph, **options: Any) -> Plan:
+    return plans.planned_on(cluster, graph, **{"search": "auto"} | options)
 
 
 def hosts_of(*kinds: str, price: float = 0.0) -> Cluster:
@@ -103,10 +107,10 @@ def test_each_group_is_on_one_kind_of_device() -> None:
 
 def test_the_least_cost_takes_longer_and_costs_less() -> None:
     cluster = hosts_of("H100", "H100", price=8.0)
-    plans = [planned_on(cluster, grpo(), objective=what) for what in ("seconds", "cost")]
-    assert count_gpus(plans[1]) < count_gpus(plans[0])
-    seconds = [float(plan.considered[0].split()[0]) for plan in plans]
-    costs = [step_cost(plan, taken) for plan, taken in zip(plans, seconds, strict=True)]
+    both = [planned_on(cluster, grpo(), objective=what) for what in ("seconds", "cost")]
+    assert count_gpus(both[1]) < count_gpus(both[0])
+    seconds = [float(plan.considered[0].split()[0]) for plan in both]
+    costs = [step_cost(plan, taken) for plan, taken in zip(both, seconds, strict=True)]
     assert None not in costs
     assert costs[1] <= costs[0]  # type: ignore[operator]
 

@@ -115,6 +115,16 @@ def test_a_reward_model_of_transformers_says_the_same(tmp_path: Path, name: str)
         assert torch.equal(one, other)
 
 
+def test_weights_lie_where_an_allocator_would_have_them(tmp_path: Path) -> None:
+    # From a file's memory at an odd address a head has other bits on some processors.
+    base = str(tiny("qwen2", tmp_path / "base"))
+    critic = load_model(Model("critic", base, head="scalar", trainable=True), "cpu")
+    nn.init.normal_(scalar_head(critic).weight)
+    save_model(critic, tmp_path / "critic")
+    read_back = load_model(Model("critic", str(tmp_path / "critic"), head="scalar"), "cpu")
+    assert {weight.data_ptr() % 64 for weight in read_back.parameters()} == {0}
+
+
 def test_a_token_classifier_with_another_name_for_its_head_is_read(tmp_path: Path) -> None:
     base = tiny("gpt2", tmp_path / "base")
     theirs = GPT2ForTokenClassification.from_pretrained(base, num_labels=1)

@@ -13,17 +13,17 @@ from engine.plan.search.choice import Findings, Limits, search
 from engine.plan.search.division import Division
 from engine.plan.search.group_price import GroupPrices
 from engine.plan.search.groupings import count_groupings, list_groupings, list_steps, relieve
-from engine.plan.search.problem import Members, Pool, PricedLayout, Problem, SearchedNode
+from engine.plan.search.problem import DevicePool, Members, PricedLayout, Problem, SearchedNode
 from tests.kit.search_problems import exhaust, make_problem
 
 INFINITE = float("inf")
 NO_GROUPINGS = Limits(groupings=0)
-POOL = Pool(kind="H100", devices=4, per_host=8, memory=100)
+POOL = DevicePool(kind="H100", devices=4, per_host=8, memory=100)
 
 
 def falling(name: str, seconds: float, **fields: object) -> SearchedNode:
-    """A node that is divided without loss. kept, running, weights: bytes of each device."""
-    sizes = {key: fields.pop(key, 0) for key in ("weights", "kept", "running")}
+    """A node that is divided without loss. lasting, running, weights: bytes of each device."""
+    sizes = {key: fields.pop(key, 0) for key in ("weights", "lasting", "running")}
 
     def prices(pool: int, devices: int) -> tuple[PricedLayout, ...]:
         del pool
@@ -58,7 +58,7 @@ def test_a_search_finds_the_best_placement(first: int, nodes: int, limits: Limit
 
 
 def test_what_fits_nowhere_is_refused() -> None:
-    nodes = (falling("a", 1.0, kept=101), falling("b", 1.0))
+    nodes = (falling("a", 1.0, lasting=101), falling("b", 1.0))
     problem = Problem(nodes=nodes, pools=(POOL,))
     findings = search(problem)
     assert not findings.best
@@ -110,7 +110,7 @@ def test_the_cheaper_of_two_kinds_is_taken_for_cost() -> None:
         return (PricedLayout(layout=Layout(), devices=devices, seconds=seconds),)
 
     pools = tuple(
-        Pool(kind=kind, devices=2, per_host=8, memory=100, price=price)
+        DevicePool(kind=kind, devices=2, per_host=8, memory=100, price=price)
         for kind, price in (("H100", 3600.0), ("L40S", 1800.0))
     )
     node = SearchedNode(name="train", prices=prices)

@@ -31,6 +31,10 @@ _DRAWS = 4
 """Steps whose answers are drawn, by seeds that are the same in every plan: the mean counts."""
 
 
+_LOOKED_AT = 16
+"""Replicas of which each is timed; of more only those that may be the slowest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealtAnswers:
     """Answers that are dealt to replicas. limits: of one replica, without rows; its `shared` is
@@ -100,7 +104,7 @@ class DealPrices:
 
     def _time_slowest(self, deal: Deal, drawn: _DrawnAnswers) -> float:
         slowest = 0.0
-        for batch in self._deal_out(deal, drawn):
+        for batch in _find_slow(list(self._deal_out(deal, drawn))):
             curve = curve_of_batch(batch)
             slowest = max(slowest, time_curve(self._model, self._where, curve).seconds)
         return slowest
@@ -135,6 +139,17 @@ class DealPrices:
                 budget=dealt.limits.budget,
                 copied=dealt.limits.copied,
             )
+
+
+def _find_slow(batches: list[DecodeBatch]) -> list[DecodeBatch]:
+    """Those of many batches of which one is the slowest: with most tokens, or the longest row."""
+    if len(batches) <= _LOOKED_AT:
+        return batches
+    totals = np.array([batch.answers.sum() for batch in batches])
+    longest = np.array([batch.answers.max(initial=0) for batch in batches])
+    few = _LOOKED_AT // 2
+    numbers = np.union1d(np.argsort(-totals)[:few], np.argsort(-longest)[:few])
+    return [batches[number] for number in numbers]
 
 
 def _join_quantiles(one: np.ndarray, other: np.ndarray) -> np.ndarray:

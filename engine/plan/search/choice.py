@@ -15,12 +15,14 @@ import bisect
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.plan.search.division import Division
 from engine.plan.search.groupings import (
     Grouping,
     arrange,
     count_groupings,
+    join_members,
     list_groupings,
     list_steps,
     relieve,
@@ -91,10 +93,11 @@ class _Search:
             for grouping in list_starts(self._problem, self._division, self._units):
                 self._try(grouping, _WORSE)
             self._lead_on()
+        placements = list(self._placements.values())
         return Findings(
             best=tuple(self._best(KEPT)),
-            tried=len(self._placements),
-            unfit=sum(placement is None for placement in self._placements.values()),
+            tried=len(placements),
+            unfit=placements.count(None),
             priced=self._division.count,
         )
 
@@ -139,7 +142,7 @@ class _Search:
             group_of |= dict.fromkeys(unit, place)
         groups: list[Members] = []
         for group, members in zip(grouping, members_of, strict=True):
-            groups.append(Members(tuple(sorted(members)), group.pool))
+            groups.append(join_members([members], group.pool))
         return arrange(groups)
 
     def _try(self, grouping: Grouping, worse: float) -> Placement | None:
@@ -217,6 +220,6 @@ def _grouping_of(placement: Placement) -> Grouping:
 def _join_units(problem: Problem) -> Iterator[tuple[int, ...]]:
     """Nodes that have to share devices, and each of the others alone; in running order."""
     units: list[tuple[int, ...]] = [tuple(sorted(group)) for group in problem.together]
-    joined = {member for unit in units for member in unit}
+    joined = set(chain.from_iterable(units))
     units += [(number,) for number in range(len(problem.nodes)) if number not in joined]
     yield from sorted(units)

@@ -12,7 +12,7 @@ from engine.plan.cluster import Host
 from engine.plan.cost.devices import CPU, Link
 from engine.plan.draft import Draft
 from engine.plan.rates import Rates
-from engine.plan.search.problem import Pool
+from engine.plan.search.problem import DevicePool
 
 
 class DevicePools:
@@ -44,7 +44,7 @@ class DevicePools:
     @property
     def host_names(self) -> tuple[tuple[str, ...], ...]:
         """The hosts of each pool."""
-        return tuple(tuple(host.name for host in hosts) for hosts in self.hosts)
+        return tuple(map(_list_names, self.hosts))
 
     def why_none(self) -> str:
         """Why there is nothing to choose; empty if there is."""
@@ -82,19 +82,25 @@ class DevicePools:
         return Link(rate=Rates(self._draft.profile).find_device(kind, is_measured=False).link)
 
 
-def _make_pool(hosts: Sequence[Host]) -> Pool:
+def _list_names(hosts: Sequence[Host]) -> tuple[str, ...]:
+    return tuple(host.name for host in hosts)
+
+
+def _make_pool(hosts: Sequence[Host]) -> DevicePool:
     """The pool of hosts with devices of one kind."""
     first = hosts[0]
     if first.gpus:
-        devices = sum(len(host.gpus) for host in hosts)
-        return Pool(
+        counts = [len(host.gpus) for host in hosts]
+        memories = [min(host.gpus) for host in hosts]
+        devices = sum(counts)
+        return DevicePool(
             kind=first.kind,
             devices=devices,
-            per_host=min(len(host.gpus) for host in hosts),
-            memory=min(min(host.gpus) for host in hosts),
+            per_host=min(counts),
+            memory=min(memories),
             price=sum(host.price for host in hosts) / devices,
         )
-    return Pool(
+    return DevicePool(
         kind=CPU,
         devices=first.cores,
         per_host=first.cores,

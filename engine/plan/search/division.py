@@ -19,7 +19,7 @@ from math import prod
 
 from engine.plan.search.group_price import GroupPrice, GroupPrices
 from engine.plan.search.problem import DeviceGroup, Members, Placement, PricedLayout, Problem
-from engine.plan.search.step_time import StepTimes
+from engine.plan.search.step_time import PlacementTimes
 
 _MOST_DIVISIONS = 256
 """That are tried one by one."""
@@ -49,7 +49,7 @@ class Division:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.prices = GroupPrices(problem)
-        self.times = StepTimes(problem)
+        self.times = PlacementTimes(problem)
         self.count = 0
         """Placements that were priced."""
         self._sizes = [list(_list_sizes(pool.devices, pool.per_host)) for pool in problem.pools]
@@ -188,7 +188,7 @@ class Division:
         seconds = self._seconds(grouping, sizes)
         return Placement(
             groups=tuple(groups),
-            layouts=tuple(layouts[number] for number in range(len(layouts))),
+            layouts=tuple(layouts[number] for number in sorted(layouts)),
             seconds=seconds,
             cost=seconds * self._price_of(grouping, sizes),
         )

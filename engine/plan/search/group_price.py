@@ -118,16 +118,16 @@ class GroupPrices:
         """Bytes of each device: of the Worker that needs most, as the others sleep then."""
         nodes = self._problem.nodes
         weights: dict[object, int] = {}
-        kept = running = alone = 0
+        lasting = running = alone = 0
         for member, priced in zip(members, layouts, strict=True):
             node = nodes[member]
             if node.is_alone:
-                alone = max(alone, priced.weights + priced.kept + priced.running)
+                alone = max(alone, priced.weights + priced.lasting + priced.running)
                 continue
             weights[node.model, priced.part] = priced.weights
-            kept += priced.kept
+            lasting += priced.lasting
             running = max(running, priced.running)
-        return max(alone, sum(weights.values()) + kept + running)
+        return max(alone, sum(weights.values()) + lasting + running)
 
     def _turn_seconds(self, members: tuple[int, ...], layouts: Sequence[PricedLayout]) -> float:
         """Seconds in which weights go to the host and come back, where Workers take turns."""
@@ -135,7 +135,7 @@ class GroupPrices:
         alone = [nodes[member].is_alone for member in members]
         if not rate or not any(alone) or all(alone):
             return 0.0
-        size = sum(priced.weights + priced.kept for priced in layouts)
+        size = sum(priced.weights + priced.lasting for priced in layouts)
         return 2.0 * size / rate
 
 
@@ -148,4 +148,4 @@ def _seconds_of(priced: PricedLayout) -> float:
 
 
 def _bytes_of(priced: PricedLayout) -> int:
-    return priced.weights + priced.kept + priced.running
+    return priced.weights + priced.lasting + priced.running

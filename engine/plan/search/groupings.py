@@ -21,7 +21,7 @@ def list_groupings(units: Sequence[tuple[int, ...]], pools: int) -> Iterator[Gro
         for places in itertools.product(range(pools), repeat=len(partition)):
             groups: list[Members] = []
             for part, pool in zip(partition, places, strict=True):
-                groups.append(_join([units[number] for number in part], pool))
+                groups.append(join_members([units[number] for number in part], pool))
             yield arrange(groups)
 
 
@@ -53,8 +53,10 @@ def _partitions(count: int) -> Iterator[list[list[int]]]:
         yield [*partition, [last]]
 
 
-def _join(units: Sequence[tuple[int, ...]], pool: int) -> Members:
-    return Members(tuple(sorted(itertools.chain.from_iterable(units))), pool)
+def join_members(units: Sequence[Sequence[int]], pool: int) -> Members:
+    """Let units of nodes share devices of a pool."""
+    members = itertools.chain.from_iterable(units)
+    return Members(tuple(sorted(members)), pool)
 
 
 def list_steps(
@@ -72,7 +74,7 @@ def list_steps(
             if other.members[0] > group.members[0]:
                 remaining = [each for each in rest if each is not other]
                 for pool in dict.fromkeys((group.pool, other.pool)):
-                    yield arrange([*remaining, _join([group.members, other.members], pool)])
+                    yield arrange([*remaining, join_members([group.members, other.members], pool)])
     yield from _move_units(grouping, units, pools)
     yield from _exchange_units(grouping, units)
     yield from _divide_groups(grouping, units)
@@ -91,7 +93,7 @@ def _move_units(
         for pool in range(pools):
             yield arrange([*rest, without, Members(unit, pool)])
         for place, other in enumerate(rest):
-            joined = _join([other.members, unit], other.pool)
+            joined = join_members([other.members, unit], other.pool)
             yield arrange([*rest[:place], joined, *rest[place + 1 :], without])
 
 
@@ -107,7 +109,7 @@ def _exchange_units(grouping: Grouping, units: Sequence[tuple[int, ...]]) -> Ite
 
 def _exchange(group: Members, leaving: tuple[int, ...], joining: tuple[int, ...]) -> Members:
     members = [member for member in group.members if member not in leaving]
-    return _join([tuple(members), joining], group.pool)
+    return join_members([tuple(members), joining], group.pool)
 
 
 def _divide_groups(grouping: Grouping, units: Sequence[tuple[int, ...]]) -> Iterator[Grouping]:
@@ -116,7 +118,7 @@ def _divide_groups(grouping: Grouping, units: Sequence[tuple[int, ...]]) -> Iter
         parts = [unit for unit in units if unit[0] in group.members]
         rest = [*grouping[:index], *grouping[index + 1 :]]
         for cut in range(2, len(parts) - 1):
-            halves = _join(parts[:cut], group.pool), _join(parts[cut:], group.pool)
+            halves = join_members(parts[:cut], group.pool), join_members(parts[cut:], group.pool)
             yield arrange([*rest, *halves])
 
 
@@ -136,12 +138,14 @@ def relieve(
             for place in idle:
                 if place != index:
                     other = grouping[place]
-                    kept = [each for each in rest if each is not other]
-                    yield arrange([*kept, without, _join([other.members, unit], other.pool)])
+                    others = [each for each in rest if each is not other]
+                    yield arrange(
+                        [*others, without, join_members([other.members, unit], other.pool)]
+                    )
     for one, second in itertools.pairwise(idle):
         first, other = grouping[one], grouping[second]
-        kept = [each for each in grouping if each is not first and each is not other]
-        yield arrange([*kept, _join([first.members, other.members], other.pool)])
+        others = [each for each in grouping if each is not first and each is not other]
+        yield arrange([*others, join_members([first.members, other.members], other.pool)])
 
 
 def _find(grouping: Grouping, unit: tuple[int, ...]) -> int:

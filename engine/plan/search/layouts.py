@@ -15,7 +15,7 @@ from engine.plan.cost.devices import Place
 from engine.plan.cost.memory import HOST_PARTS, LASTING
 from engine.plan.cost.model_passes import Sizes
 from engine.plan.cost.node_price import NodeWork, node_parts, node_time
-from engine.plan.search.problem import Pool, PricedLayout
+from engine.plan.search.problem import DevicePool, PricedLayout
 
 _WEIGHTS = "weights"
 _ALMOST = 1e-3
@@ -59,7 +59,7 @@ class NodeLayouts:
         model: Sizes,
         works: Sequence[NodeWork],
         axes: Axes,
-        pools: Sequence[Pool],
+        pools: Sequence[DevicePool],
         place: PlaceOf,
     ) -> None:
         self._model, self._works, self._axes = model, works, axes
@@ -165,7 +165,7 @@ def _sum_parts(
     is_on_gpu: bool,
 ) -> PricedLayout:
     """share: ranks of a device."""
-    kept = running = host = weights = 0
+    lasting = running = host = weights = 0
     for part, size in parts.items():
         size = int(size * share)
         if is_on_gpu and part in HOST_PARTS:
@@ -173,7 +173,7 @@ def _sum_parts(
         elif part == _WEIGHTS:
             weights = size
         elif part in LASTING:
-            kept += size
+            lasting += size
         else:
             running += size
     return PricedLayout(
@@ -182,7 +182,7 @@ def _sum_parts(
         seconds=seconds,
         part=(layout.tensor * layout.inner, layout.shard),
         weights=weights,
-        kept=kept,
+        lasting=lasting,
         running=running,
         host=host,
     )
@@ -191,7 +191,7 @@ def _sum_parts(
 def _order_of(priced: PricedLayout) -> tuple[float, int]:
     """By seconds; whole weights count as faster than those of FSDP, unless these gain a little."""
     seconds = priced.seconds * (1.0 + _LEAST_GAIN if priced.layout.shard else 1.0)
-    return seconds, priced.weights + priced.kept + priced.running
+    return seconds, priced.weights + priced.lasting + priced.running
 
 
 def _is_as_good(one: PricedLayout, other: PricedLayout) -> bool:
@@ -201,9 +201,9 @@ def _is_as_good(one: PricedLayout, other: PricedLayout) -> bool:
     return (
         one.seconds <= other.seconds * (1.0 + _ALMOST)
         and one.part == other.part
-        and one.weights + one.kept + one.running <= other.weights + other.kept + other.running
-        and one.kept + one.running <= other.kept + other.running
+        and one.weights + one.lasting + one.running <= other.weights + other.lasting + other.running
+        and one.lasting + one.running <= other.lasting + other.running
     ) or (
         one.seconds <= other.seconds
-        and one.weights + one.kept + one.running <= other.kept + other.running
+        and one.weights + one.lasting + one.running <= other.lasting + other.running
     )

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.plan.search.division import Division
-from engine.plan.search.groupings import Grouping, arrange
-from engine.plan.search.problem import Members, Problem
+from engine.plan.search.groupings import Grouping, arrange, join_members
+from engine.plan.search.problem import Problem
 
 Units = Sequence[tuple[int, ...]]
 _LOOKED_AT = 64
@@ -56,10 +56,11 @@ def _list_of(
     """The list of so many groups, if there is one: in running order, else with those first that
     take most memory.
     """
-    for ordered in (units, sorted(units, key=lambda unit: -_least_bytes(problem, unit))):
+    by_memory = sorted(units, key=lambda unit: -_least_bytes(problem, unit))
+    for ordered in (units, by_memory):
         machines = list(_make_machines(problem, pools, count))
         if len(machines) == count and _join_all(problem, division, ordered, machines):
-            groups = [Members(tuple(sorted(m.members)), m.pool) for m in machines if m.members]
+            groups = [join_members([m.members], m.pool) for m in machines if m.members]
             yield arrange(groups)
             return
 
@@ -71,7 +72,7 @@ def _least_bytes(problem: Problem, unit: tuple[int, ...]) -> int:
         sizes: list[int] = []
         for pool, devices in enumerate(problem.pools):
             layouts = problem.nodes[member].prices(pool, devices.devices)
-            sizes += [priced.devices * (priced.weights + priced.kept) for priced in layouts]
+            sizes += [priced.devices * (priced.weights + priced.lasting) for priced in layouts]
         least += min(sizes, default=0)
     return least
 

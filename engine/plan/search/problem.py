@@ -13,7 +13,7 @@ from engine.plan.placement import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class DevicePool:
     """Devices of one kind: GPUs, or a host's cores. per_host: of a host; tensor ranks stay within
     one. memory: bytes of each. price: of one for an hour; 0 where it is not known.
     """
@@ -29,7 +29,7 @@ class Pool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedLayout:
     """A layout of a node, and what it costs. devices: that it uses. seconds: of a Step. Bytes of
-    each device: weights, which nodes of one Model and of one `part` have once; kept, all else that
+    each device: weights, which nodes of one Model and one `part` have once; lasting, all else that
     stays between calls; running, what is there while it runs. host: bytes of the host's memory for
     each device.
     """
@@ -39,7 +39,7 @@ class PricedLayout:
     seconds: float
     part: Hashable = 1
     weights: int = 0
-    kept: int = 0
+    lasting: int = 0
     running: int = 0
     host: int = 0
 
@@ -84,7 +84,7 @@ class Problem:
     """
 
     nodes: tuple[SearchedNode, ...]
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     lag: int = 0
     together: tuple[frozenset[int], ...] = ()
     objective: Objective = "seconds"

@@ -35,7 +35,7 @@ from engine.plan.rates import Rates, correct_by_cells
 from engine.plan.row_lengths import RowLengths
 from engine.plan.search.device_pools import DevicePools
 from engine.plan.search.layouts import Axes, NodeLayouts
-from engine.plan.search.problem import Pool, Problem, SearchedNode
+from engine.plan.search.problem import DevicePool, Problem, SearchedNode
 from engine.plan.waiting_weights import why_weights_stay
 
 _MOST_TENSOR = 64
@@ -60,7 +60,7 @@ def read_graph(draft: Draft) -> SearchedGraph:
     why = pools.why_none()
     if why:
         return SearchedGraph(why=why)
-    reader = _Reader(draft, pools)
+    reader = _GraphReader(draft, pools)
     why = reader.why_unpriced()
     if why:
         return SearchedGraph(why=why)
@@ -87,7 +87,7 @@ def _find_wish(draft: Draft) -> str:
     return f"{', '.join(asked)} says where nodes are" if asked else ""
 
 
-class _Reader:
+class _GraphReader:
     """Reads the nodes of a draft."""
 
     def __init__(self, draft: Draft, pools: DevicePools) -> None:
@@ -132,8 +132,8 @@ class _Reader:
         searched: list[SearchedNode] = []
         for node in self._nodes:
             above = ancestors[node.name]
-            parents = [self._numbers[name] for name in above if name in self._numbers]
-            searched.append(self._read_node(node, tuple(sorted(parents)), writers))
+            parents = sorted(self._numbers[name] for name in above if name in self._numbers)
+            searched.append(self._read_node(node, tuple(parents), writers))
         return Problem(
             nodes=tuple(searched),
             pools=self._pools.pools,
@@ -166,13 +166,14 @@ class _Reader:
         if late is not node:
             beside_training = self._find_layouts(node, model).prices
         trained = any(use.trained for use in node.models)
+        useful = [layouts.count_useful(pool) for pool in range(len(self._pools.pools))]
         return SearchedNode(
             name=node.name,
             prices=layouts.prices,
             beside_training=beside_training,
             parents=parents,
             model=name,
-            most=max(layouts.count_useful(pool) for pool in range(len(self._pools.pools))),
+            most=max(useful),
             writer=writers.get(name, -1) if trained else -1,
             version=model.version_bytes,
             trains=node.work == "train",
@@ -217,8 +218,9 @@ class _Reader:
             if not why_weights_stay(draft, node):
                 offload = ("none", "weights")
         recompute = ("none", "layers") if trains and not has_side(draft, node) else ("none",)
+        tokens = placing.microbatch.get(name, Layout().tokens)
         return Axes(
-            base=Layout(tokens=placing.microbatch.get(name, Layout().tokens)),
+            base=Layout(tokens=tokens),
             trains=trains,
             most=max(most, fixed),
             fixed=fixed,
@@ -290,7 +292,7 @@ _CONTENT = ("kind", "most", "samples", "chunks", "steps", "updates", "epochs", "
 class _Places:
     """Where layouts of a node stand."""
 
-    reader: _Reader
+    reader: _GraphReader
     node: PlannedNode
     model: Sizes
 
@@ -302,7 +304,7 @@ def _is_searched(node: PlannedNode) -> bool:
     return node.region != "evaluation" and node.work != "evaluate" and node.traits.computes
 
 
-def _ring_rate(pool: Pool, device: Device, layout: Layout) -> float:
+def _ring_rate(pool: DevicePool, device: Device, layout: Layout) -> float:
     """Bytes a second that each data rank sends to the next; 0 within a host. A ring enters and
     leaves each host once, by the network cards of all of its ranks.
     """

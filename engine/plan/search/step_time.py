@@ -17,7 +17,7 @@ from engine.plan.search.group_price import GroupPrice
 from engine.plan.search.problem import Members, Problem
 
 
-class StepTimes:
+class PlacementTimes:
     """Seconds of Steps, by the device groups of a placement and the price of each."""
 
     def __init__(self, problem: Problem) -> None:

@@ -28,7 +28,7 @@ def make_wishes(
     """Make the wishes of a placement. hosts: of each pool, by name. None where the shares of a
     group do not fit into hosts, or its Workers cannot take turns.
     """
-    writer = _Writer(problem, placement)
+    writer = _WishWriter(problem, placement)
     for name, group in writer.name_groups():
         if not writer.write_group(name, group):
             return None
@@ -60,7 +60,7 @@ class _Share:
     devices: int
 
 
-class _Writer:
+class _WishWriter:
     """Writes wishes group by group."""
 
     def __init__(self, problem: Problem, placement: Placement) -> None:

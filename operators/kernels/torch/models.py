@@ -51,6 +51,9 @@ with contextlib.suppress(ImportError):
 
     get_checkpoint_conversion_mapping("")
 
+_ALIGNMENT = 64
+"""Bytes: where allocators begin all that they give."""
+
 
 def open_module(
     session: Session, model: Model, *, is_split: bool = False, is_merged: bool = False
@@ -111,6 +114,7 @@ def load_model(
     module.name_or_path = model.base
     require_sound(where, model, module, Loading.of(info))
     _drop_dropout(module)
+    _align_weights(module)
     if model.is_partial or weights is not None:
         # Before it moves: what is shared is on the device already.
         share_base(module, model, weights or BaseWeights())
@@ -125,6 +129,15 @@ def load_model(
     # Last: the trial needs eval mode, and finite weights.
     require_packable(where, module)
     return module
+
+
+def _align_weights(module: PreTrainedModel) -> None:
+    """Copy the weights that lie in a file's memory at an odd address. Products of the CPU round by
+    where their vectors begin, and a version that is written later lies elsewhere.
+    """
+    for weight in module.parameters():
+        if weight.data_ptr() % _ALIGNMENT:
+            weight.data = weight.data.clone()
 
 
 def _add_part(module: PreTrainedModel, model: Model, seed: int) -> None:
