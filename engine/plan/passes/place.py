@@ -34,7 +34,7 @@ from engine.plan.passes.spare import (
     find_spare_workers,
 )
 from engine.plan.passes.spread import describe_spread, spread_workers
-from engine.plan.passes.tensor import count_worker_ranks
+from engine.plan.passes.tensor import count_worker_ranks, describe_rank_steps
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
 
@@ -70,7 +70,8 @@ def place_nodes(draft: Draft) -> Draft:
         *describe_spare(draft, nodes),
     )
     placed_draft = replace(placed_draft, hosts=hosts | spare_hosts, cluster=cluster, notes=notes)
-    return replace(placed_draft, devices=assign_devices(placed_draft))
+    placed_draft = replace(placed_draft, devices=assign_devices(placed_draft))
+    return replace(placed_draft, notes=(*placed_draft.notes, *describe_rank_steps(placed_draft)))
 
 
 def _require_none(problems: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from dataflow.randomness import uniform
@@ -347,11 +348,14 @@ class SharedStep:
 
 
 def _mean_weight(module: PreTrainedModel) -> int:
-    """The mean number of elements in the weight matrices of the module's base."""
+    """The mean number of elements in the weight matrices of the module's base, or of this rank's
+    parts of them.
+    """
     sizes: list[int] = []
     for name, weight in module.named_parameters():
         if weight.dim() > 1 and not is_added(name):
-            sizes.append(weight.numel())
+            part = weight.to_local() if isinstance(weight, DTensor) else weight
+            sizes.append(part.numel())
     return sum(sizes) // len(sizes)
 
 
