@@ -103,7 +103,9 @@ def _place_each(draft: Draft) -> Iterator[PlannedNode]:
         workers = places[node.name]
         inner = _count_engine_ranks(draft, node, engine_groups.get(node.name, ()), places)
         tokens = draft.placing.microbatch.get(node.name, Layout().tokens)
-        layout = replace(_split(draft, node, len(workers)), inner=inner, tokens=tokens)
+        slots = draft.placing.slots.get(node.name, Layout().slots)
+        split = _split(draft, node, len(workers))
+        layout = replace(split, inner=inner, tokens=tokens, slots=slots)
         chunks = draft.placing.chunks.get(node.name, layout.replicas)
         yield replace(node, workers=workers, layout=layout, chunks=chunks)
 
@@ -111,7 +113,12 @@ def _place_each(draft: Draft) -> Iterator[PlannedNode]:
 def _put_here(node: PlannedNode) -> PlannedNode:
     """The node in this process, with what its layout says besides places."""
     planned = node.layout
-    layout = Layout(recompute=planned.recompute, offload=planned.offload, tokens=planned.tokens)
+    layout = Layout(
+        recompute=planned.recompute,
+        offload=planned.offload,
+        tokens=planned.tokens,
+        slots=planned.slots,
+    )
     return replace(node, workers=(MAIN,), layout=layout)
 
 
