@@ -1,4 +1,4 @@
-"""Whole runs in which a replica of generation is several Workers: the numbers of one, and deaths."""
+"""Whole runs in which generation has replicas of several Workers: one's numbers, and deaths."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ def with_replica_ranks(case: ScheduleCase) -> ScheduleCase:
 
 def _may_have_ranks(node: PlannedNode) -> bool:
     is_forward = node.work == "forward" and node.relation == "same"
-    may_split = is_forward or (node.traits.generates and not node.layout.inner > 1)
+    has_versions = node.lag > 0 and any(use.trained for use in node.models)
+    may_split = is_forward or (node.traits.generates and not has_versions)
     return may_split and not node.max_lag and TARGET not in node.models
 
 

@@ -28,7 +28,6 @@ def test_ranks_write_the_rows_of_one_also_after_new_weights(tmp_path: Path) -> N
 
 
 def test_ranks_that_decode_need_a_group(base: str) -> None:
+    session, layout = FakeSession(world=2), Layout(tensor=2)
     with pytest.raises(KernelError, match="expected a process group for its 2 ranks, found none"):
-        session = FakeSession(world=2)
-        layout = Layout(tensor=2)
         open_kernel(TorchGenerate(), base, layout=layout, session=session, max_tokens=4)

@@ -1,8 +1,8 @@
 """Which nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
 Those of a train node, of forward passes and of generation by torch, are Workers: consecutive ones
-are a share, or a replica. Those of a kernel that starts them itself are not. With `shard` FSDP splits what each
-rank of a train node has over the ranks of other rows.
+are a share, or a replica. Those of a kernel that starts them itself are not. With `shard` FSDP
+splits what each rank of a train node has over the ranks of other rows.
 
 Owns: which these are; the refusals, from a Model's config. Does not own: how a kernel splits its
 module (operators/kernels/torch/slices.py), which decides if there is no config.
@@ -65,8 +65,11 @@ def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterat
     if model is not None and model.follows is not None and model.copies is None:
         why = f"{model.name!r} moves by its own steps, in one Worker"
         yield add_fix(f"{wish}, and {why}", fix)
-    if node.max_lag:
-        why = f"its max_lag is {node.max_lag}: its ranks could have weights of several versions"
+    if node.max_lag or (node.lag and any(use.trained for use in node.models)):
+        lag = f"its max_lag is {node.max_lag}"
+        if not node.max_lag:
+            lag = f"rows of its source have a lag of {node.lag}"
+        why = f"{lag}: its ranks could have weights of several versions"
         operator = draft.graph.node(node.name).operator
         other = find_tensor_kernel(operator, kernel_name(operator, node.kernel))
         if other:

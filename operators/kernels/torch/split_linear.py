@@ -23,11 +23,11 @@ COLUMNS, ROWS = "colwise", "rowwise"
 
 
 class _SplitLinear(nn.Linear):
-    """A linear layer whose weights are DTensors over one mesh. input_placement: of what it reads."""
+    """A linear layer whose weights are DTensors over one mesh."""
 
     input_placement: Placement = Replicate()
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (its base class's name)
+    def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out], this rank's parts of these where they are split."""
         if not torch.is_grad_enabled():
             return self._multiply(input)
