@@ -6,6 +6,7 @@ Owns: the declaration. Does not own: any sampler (kernels/torch, kernels/vllm).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from dataflow.limits import choice, flag, number, texts, whole
@@ -29,7 +30,7 @@ _KERNELS = {
     "vllm": "operators.kernels.vllm.generate:VllmGenerate",
 }
 
-_KEYED = Needs(params={"sampler": ("keyed",)})
+KEYED = Needs(params={"sampler": ("keyed",)})
 
 GENERATE = Operator(
     path="operators.generate:GENERATE",
@@ -40,7 +41,7 @@ GENERATE = Operator(
     outputs=(Rollout,),
     reads=("policy",),
     kernels=_KERNELS,
-    needs={"torch": _KEYED, "vllm": VLLM},
+    needs={"torch": replace(KEYED, ranks=True), "vllm": VLLM},
     replayed="operators.kernels.torch.forward:TorchLogprobs",
     limits={
         "n": whole(1, like=8),

@@ -24,7 +24,15 @@ from dataflow.schema import (
     Weight,
 )
 from operators.environments import as_environment
-from operators.generate import GENERATE, WEIGHT, truncates, tuple_of_stops, weighted_inputs
+from operators.generate import (
+    GENERATE,
+    KEYED,
+    WEIGHT,
+    truncates,
+    tuple_of_stops,
+    weighted_inputs,
+)
+from operators.vllm_needs import VLLM
 
 _SHARED_LIMITS = (
     "n", "max_tokens", "max_prompt_tokens", "overlong_prompt", "temperature", "top_p", "top_k",
@@ -78,7 +86,7 @@ INTERACT = Operator(
     outputs=(Episode,),
     reads=("policy",),
     kernels=_KERNELS,
-    needs=GENERATE.needs,
+    needs={"torch": KEYED, "vllm": VLLM},
     replayed=GENERATE.replayed,
     limits=_LIMITS | _ROW_LIMITS | _SECONDS | _FAILURE_LIMITS,
 )

@@ -216,9 +216,11 @@ class PlanCosts:
 
     def _copies_prompts(self, node: PlannedNode) -> bool:
         """Whether each row reads a copy of its prompt: on a GPU by torch
-        (operators/kernels/torch/static_keys.py); vLLM's rows read the blocks that they share.
+        (operators/kernels/torch/static_keys.py), without tensor ranks; vLLM's rows read the blocks
+        that they share.
         """
-        return self.place(node.name).device.is_gpu and kernel_family(node) == "torch"
+        is_torch = kernel_family(node) == "torch" and node.layout.tensor == 1
+        return is_torch and self.place(node.name).device.is_gpu
 
     def forward(self, node: str, rows: RowLengths, chunks: int = 1) -> Time:
         """Time of one rank's share of a replica's rows, which come in so many chunks."""

@@ -84,7 +84,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
-    """Tensor ranks of each data-parallel one, each replica of forward passes, or an engine."""
+    """Tensor ranks of each data-parallel one, each replica of what computes, or an engine."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     recompute: Mapping[str, Recompute] = field(default_factory=dict)
@@ -93,6 +93,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """What waits on the host (train_policy=optimizer, reference=weights), or none; likewise."""
     microbatch: Mapping[str, int] = field(default_factory=dict)
     """Tokens of one forward pass or micro-batch (train_policy=32768); by default 16384."""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """Rows that a replica of a generation decodes at once (rollout=64); by default 256."""
     compiled: Literal["auto", "none", "layers"] = "auto"
     """Layers compiled by torch.compile: layers, none; auto, on GPUs alone (CPUs promise bits)."""
     search: Literal["auto", "off"] = "auto"
@@ -220,6 +222,7 @@ def make_placing(options: RunOptions) -> Placing:
         recompute=options.recompute,
         offload=options.offload,
         microbatch=options.microbatch,
+        slots=options.slots,
         compiled=options.compiled,
         search=options.search,
         objective=options.objective,

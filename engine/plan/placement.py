@@ -49,6 +49,8 @@ class Placing:
     offload: Mapping[str, Offload] = field(default_factory=dict)
     microbatch: Mapping[str, int] = field(default_factory=dict)
     """Tokens of one forward pass or micro-batch of nodes that compute."""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """Rows that a replica of a generation decodes at once."""
     compiled: Compiled = "auto"
     turns: tuple[tuple[str, ...], ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)

@@ -190,6 +190,7 @@ class _Wishes:
             recompute=pick(placing.recompute),
             offload=pick(placing.offload),
             microbatch=pick(placing.microbatch),
+            slots=pick(placing.slots),
             hosts=hosts,
             turns=(),
         )

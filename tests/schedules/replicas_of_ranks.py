@@ -1,4 +1,6 @@
-"""Cases in which several Workers are one replica of a node of forward passes: any drawn case."""
+"""Cases in which several Workers are one replica of a node of forward passes, or of a generation:
+any drawn case.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ TRIPLE: Shares = (("q0", "q1", "q2"),)
 
 
 def with_replica_ranks(case: ScheduleCase) -> ScheduleCase:
-    """The same, in which most forward passes have replicas of two or three ranks, on Workers of
-    their own, or on those of a train node.
+    """The same, in which most forward passes and generations without a lag have replicas of two or
+    three ranks, on Workers of their own, or on those of a train node.
     """
     draw = random.Random(f"replica ranks {case.seed}")
     plan = case.plan
@@ -41,13 +43,17 @@ def with_replica_ranks(case: ScheduleCase) -> ScheduleCase:
 
 def _may_have_ranks(node: PlannedNode) -> bool:
     is_forward = node.work == "forward" and node.relation == "same"
-    return is_forward and not node.max_lag and TARGET not in node.models
+    has_versions = node.lag > 0 and any(use.trained for use in node.models)
+    may_split = is_forward or (node.traits.generates and not has_versions)
+    return may_split and not node.max_lag and TARGET not in node.models
 
 
 def _on_shares(node: PlannedNode, shares: Shares) -> PlannedNode:
     workers = tuple(worker for share in shares for worker in share)
     layout = Layout(replicas=len(shares), tensor=len(shares[0]))
-    return replace(node, workers=workers, layout=layout)
+    # Nothing joins what several ranks decode.
+    chunking = "cohort" if node.binds_late else node.chunking
+    return replace(node, workers=workers, layout=layout, chunking=chunking)
 
 
 def _turns(draw: random.Random, plan: Plan, workers: list[str]) -> Shares:

@@ -200,7 +200,8 @@ TENSOR = {
     " matrices. Fix: train_policy=1, or --ranks train_policy=2 --shard.",
     "old": "tensor: old=2, and the adapter of 'policy' is computed with whole matrices. Fix:"
     " old=1.",
-    "rollout": "tensor: rollout=2, but its kernel torch has no tensor ranks.",
+    "rollout": "tensor: rollout=2, and the adapter of 'policy' is computed with whole matrices."
+    " Fix: rollout=1.",
 }
 
 

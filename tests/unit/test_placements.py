@@ -35,8 +35,8 @@ PLACE = {
         {"ranks": {"rollout": 2}},
     "ranks: train_policy=17, and a minibatch has 16 prompts (64 in 4). Fix: train_policy=16.":
         {"ranks": {"train_policy": 17}},
-    "tensor: rollout=2, but its kernel torch has no tensor ranks. Fix: --kernel rollout=vllm, or":
-        {"tensor": {"rollout": 2}},
+    "tensor: rollout=3, and its Model has 4 heads, 4 key heads, which are not divisible.":
+        {"tensor": {"rollout": 3}},
     "tensor: score=2, but reward has no tensor ranks. Fix: replicas: score=2.":
         {"tensor": {"score": 2}},
     "tensor: expected a node of the plan, found 'train_polic'. Fix: train_policy.":
@@ -53,6 +53,9 @@ PLACE = {
     "microbatch: score=9, and nodes that run no Model have no micro-batches.":
         {"microbatch": {"score": 9}},
     "microbatch: train_policy=0. Fix: train_policy=16384.": {"microbatch": {"train_policy": 0}},
+    "slots: reference=9, and only generations have rows in slots. Fix: rollout=9.":
+        {"slots": {"reference": 9}},
+    "slots: rollout=0. Fix: rollout=256.": {"slots": {"rollout": 0}},
     "together: score is in two groups.":
         {"together": (("rollout", "score"), ("score", "advantage"))},
 }  # fmt: skip
@@ -115,6 +118,18 @@ def test_replicas_and_ranks_do_a_part_each() -> None:
         for asked in ({}, two, two | {"shard": True})
     )
     assert parts == [whole, whole / 2]
+
+
+def test_slots_bound_what_is_decoded_at_once() -> None:
+    plans = [placed(small_grpo(), **asked) for asked in ({}, {"slots": {"rollout": 16}})]
+    usual, few = (plan.node("rollout") for plan in plans)
+    assert (usual.layout.slots, few.layout.slots) == (256, 16)
+    assert few.estimate.bytes["kv_cache"] < usual.estimate.bytes["kv_cache"]
+    # More passes, each with fewer rows.
+    assert few.estimate.seconds > usual.estimate.seconds
+    assert "16 slots" in explain(plans[1])
+    here = placed(small_grpo(), slots={"rollout": 16}, inproc=True)
+    assert here.node("rollout").layout.slots == 16
 
 
 def test_a_microbatch_is_of_the_node_that_is_named() -> None:

@@ -20,7 +20,7 @@ def check_engines(draft: Draft) -> Iterator[str]:
     nodes_on = nodes_by_worker(draft.nodes)
     for engine_nodes in find_engines(draft):
         yield from _check_alone(draft, engine_nodes, nodes_on)
-        yield from _check_one_split(draft, engine_nodes)
+        yield from _check_one_size(draft, engine_nodes)
         yield from _check_devices(draft, engine_nodes[0])
 
 
@@ -40,15 +40,19 @@ def _check_alone(
             yield add_fix(f"{problem}, and it needs a process of its own", fix)
 
 
-def _check_one_split(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
-    tensor = draft.placing.tensor
-    counts = {node.name: tensor[node.name] for node in nodes if node.name in tensor}
-    if len(set(counts.values())) > 1:
-        wishes = ", ".join(f"{name}={count}" for name, count in counts.items())
-        most = max(counts.values())
-        fix = ", ".join(f"{name}={most}" for name in counts)
-        where = nodes[0].workers[0]
-        yield add_fix(f"tensor: {wishes}, and they share an engine in {where}", fix)
+def _check_one_size(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+    """An engine has one number of ranks and one of slots, whichever node opens it."""
+    placing = draft.placing
+    splits = {n.name: placing.tensor[n.name] for n in nodes if n.name in placing.tensor}
+    slots = {n.name: n.layout.slots for n in nodes}
+    options = (("tensor", splits, placing.tensor), ("slots", slots, placing.slots))
+    for option, counts, asked in options:
+        if len(set(counts.values())) > 1:
+            wishes = ", ".join(f"{name}={count}" for name, count in counts.items())
+            most = max(asked[name] for name in counts if name in asked)
+            fix = ", ".join(f"{name}={most}" for name in counts)
+            where = nodes[0].workers[0]
+            yield add_fix(f"{option}: {wishes}, and they share an engine in {where}", fix)
 
 
 def _check_devices(draft: Draft, node: PlannedNode) -> Iterator[str]:

@@ -139,7 +139,7 @@ def decode_rows(where: Place, layout: Layout, work: NodeWork, room: int) -> Deco
         slots=layout.slots,
         room=room,
         budget=layout.tokens,
-        copied=work.is_torch and where.device.is_gpu,
+        copied=work.is_torch and layout.tensor == 1 and where.device.is_gpu,
     )
 
 
@@ -208,7 +208,7 @@ def node_parts(model: Sizes, layout: Layout, work: NodeWork, is_on_gpu: bool) ->
         dtype=model.dtype,
         head=model.head,
         is_on_gpu=is_on_gpu,
-        has_static_keys=is_on_gpu and work.is_torch,
+        has_static_keys=is_on_gpu and work.is_torch and layout.tensor == 1,
         passed_layers=part.passed_layers,
         read_layers=part.read_layers,
         narrow=part.narrow,

@@ -44,7 +44,8 @@ def _waits_between_turns(node: Node) -> bool:
 
 def _find_late(draft: Draft) -> Iterator[str]:
     """The generations whose rows are bound to a replica as its slots fall free. In a Worker that
-    trains, too, decoding that others may join would go on before each Step's training.
+    trains, too, decoding that others may join would go on before each Step's training. Ranks
+    decode one chunk after another: each would let the next one join at a step of its own.
     """
     training: set[str] = set()
     for node in draft.nodes:
@@ -52,7 +53,9 @@ def _find_late(draft: Draft) -> Iterator[str]:
             training.update(node.workers)
     for node in draft.nodes:
         may_choose = bool(node.lag) and node.name not in draft.placing.chunks
-        if node.traits.generates and may_choose and training.isdisjoint(node.workers):
+        if not node.traits.generates or node.layout.tensor > 1:
+            continue
+        if may_choose and training.isdisjoint(node.workers):
             yield node.name
 
 

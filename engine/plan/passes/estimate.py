@@ -206,10 +206,11 @@ class _Cost:
         return count_gradient_sums(self._nodes[planned.name].params["loss"])
 
     def _has_static_keys(self, planned: PlannedNode) -> bool:
-        """Whether a node generates by torch on GPUs. The few Models that no CUDA graph holds
-        (operators/kernels/torch/static_rule.py) need less.
+        """Whether a node generates by torch on GPUs, without tensor ranks. The few Models that no
+        CUDA graph holds (operators/kernels/torch/static_rule.py) need less.
         """
-        return self._draft.is_on_gpus(planned) and kernel_family(planned) == "torch"
+        is_torch = kernel_family(planned) == "torch"
+        return self._draft.is_on_gpus(planned) and is_torch and planned.layout.tensor == 1
 
     def _waiting_bytes(self, planned: PlannedNode, columns: Sequence[str]) -> int:
         """Bytes of these columns, held until their Step is trained; in a stream, all admitted."""

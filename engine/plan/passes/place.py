@@ -34,7 +34,7 @@ from engine.plan.passes.spare import (
     find_spare_workers,
 )
 from engine.plan.passes.spread import describe_spread, spread_workers
-from engine.plan.passes.tensor import count_worker_ranks
+from engine.plan.passes.tensor import count_worker_ranks, describe_rank_steps
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_input import list_fetches
 
@@ -70,7 +70,8 @@ def place_nodes(draft: Draft) -> Draft:
         *describe_spare(draft, nodes),
     )
     placed_draft = replace(placed_draft, hosts=hosts | spare_hosts, cluster=cluster, notes=notes)
-    return replace(placed_draft, devices=assign_devices(placed_draft))
+    placed_draft = replace(placed_draft, devices=assign_devices(placed_draft))
+    return replace(placed_draft, notes=(*placed_draft.notes, *describe_rank_steps(placed_draft)))
 
 
 def _require_none(problems: Iterable[str]) -> None:
@@ -102,7 +103,9 @@ def _place_each(draft: Draft) -> Iterator[PlannedNode]:
         workers = places[node.name]
         inner = _count_engine_ranks(draft, node, engine_groups.get(node.name, ()), places)
         tokens = draft.placing.microbatch.get(node.name, Layout().tokens)
-        layout = replace(_split(draft, node, len(workers)), inner=inner, tokens=tokens)
+        slots = draft.placing.slots.get(node.name, Layout().slots)
+        split = _split(draft, node, len(workers))
+        layout = replace(split, inner=inner, tokens=tokens, slots=slots)
         chunks = draft.placing.chunks.get(node.name, layout.replicas)
         yield replace(node, workers=workers, layout=layout, chunks=chunks)
 
@@ -110,7 +113,12 @@ def _place_each(draft: Draft) -> Iterator[PlannedNode]:
 def _put_here(node: PlannedNode) -> PlannedNode:
     """The node in this process, with what its layout says besides places."""
     planned = node.layout
-    layout = Layout(recompute=planned.recompute, offload=planned.offload, tokens=planned.tokens)
+    layout = Layout(
+        recompute=planned.recompute,
+        offload=planned.offload,
+        tokens=planned.tokens,
+        slots=planned.slots,
+    )
     return replace(node, workers=(MAIN,), layout=layout)
 
 

@@ -70,6 +70,7 @@ def _find_unknown_nodes(draft: Draft) -> Iterator[str]:
         "recompute": placing.recompute,
         "offload": placing.offload,
         "microbatch": placing.microbatch,
+        "slots": placing.slots,
     }
     known_names = [node.name for node in draft.nodes]
     for option, names in names_by_option.items():
@@ -120,6 +121,7 @@ def _find_unfit(draft: Draft) -> Iterator[str]:
         (find_tensor_problems, placing.tensor),
         (_find_chunk_problems, placing.chunks),
         (_find_microbatch_problems, placing.microbatch),
+        (_find_slots_problems, placing.slots),
     )
     for find_problems, counts in counted_options:
         for name, count in counts.items():
@@ -140,6 +142,18 @@ def _find_microbatch_problems(draft: Draft, node: PlannedNode, tokens: int) -> I
         yield add_fix(f"{wish}, and {others}", f"leave out {node.name}")
     elif tokens < 1:
         yield add_fix(wish, f"{node.name}={Layout().tokens}")
+
+
+def _find_slots_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    """Why a node cannot decode so many rows at once."""
+    wish = f"slots: {node.name}={count}"
+    if not node.traits.generates:
+        generations = [each.name for each in draft.nodes if each.traits.generates]
+        others = "only generations have rows in slots"
+        fix = f"{generations[0]}={count}" if generations else f"leave out {node.name}"
+        yield add_fix(f"{wish}, and {others}", fix)
+    elif count < 1:
+        yield add_fix(wish, f"{node.name}={Layout().slots}")
 
 
 def _find_replica_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:

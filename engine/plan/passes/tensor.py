@@ -1,8 +1,8 @@
 """Which nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
-Those of a train node, and of forward passes by torch, are Workers: consecutive ones are a share, or
-a replica. Those of a kernel that starts them itself are not. With `shard` FSDP splits what each
-rank of a train node has over the ranks of other rows.
+Those of a train node, of forward passes and of generation by torch, are Workers: consecutive ones
+are a share, or a replica. Those of a kernel that starts them itself are not. With `shard` FSDP
+splits what each rank of a train node has over the ranks of other rows.
 
 Owns: which these are; the refusals, from a Model's config. Does not own: how a kernel splits its
 module (operators/kernels/torch/slices.py), which decides if there is no config.
@@ -50,6 +50,14 @@ def count_worker_ranks(draft: Draft, node: PlannedNode) -> int:
     return 1
 
 
+def describe_rank_steps(draft: Draft) -> Iterator[str]:
+    """Say where torch decodes with parts of matrices on GPUs, whose steps no CUDA graph has."""
+    for node in draft.nodes:
+        if node.traits.generates and node.layout.tensor > 1 and draft.is_on_gpus(node):
+            why = "so each of its operations is launched by itself"
+            yield f"{node.name}: no CUDA graph holds a step of several tensor ranks, {why}"
+
+
 def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterator[str]:
     """Why a replica of a node that does not train cannot have several Workers."""
     model = find_model(draft, node)
@@ -57,8 +65,16 @@ def _find_replica_problems(draft: Draft, node: PlannedNode, wish: str) -> Iterat
     if model is not None and model.follows is not None and model.copies is None:
         why = f"{model.name!r} moves by its own steps, in one Worker"
         yield add_fix(f"{wish}, and {why}", fix)
-    if node.max_lag:
-        why = f"its max_lag is {node.max_lag}: its ranks could have weights of several versions"
+    if node.max_lag or (node.lag and any(use.trained for use in node.models)):
+        lag = f"its max_lag is {node.max_lag}"
+        if not node.max_lag:
+            lag = f"rows of its source have a lag of {node.lag}"
+        why = f"{lag}: its ranks could have weights of several versions"
+        operator = draft.graph.node(node.name).operator
+        other = find_tensor_kernel(operator, kernel_name(operator, node.kernel))
+        if other:
+            # What starts its ranks itself changes the weights of all of them at once.
+            fix = f"--kernel {node.name}={other}, or {fix}"
         yield add_fix(f"{wish}, and {why}", f"max_lag=0, or {fix}")
     if node.name in draft.placing.least:
         why = "its replicas come and go, which one of several Workers does not"

@@ -177,7 +177,8 @@ class KernelRuns:
 
     def _lets_join(self, node: PlannedNode) -> bool:
         kernel = self._kernels[node.name]
-        return node.lag >= 1 and isinstance(kernel, Joinable) and kernel.joinable
+        is_alone = node.ranks == 1  # other ranks would let it join at another step
+        return node.lag >= 1 and is_alone and isinstance(kernel, Joinable) and kernel.joinable
 
     def _open(self, node: PlannedNode) -> None:
         """Let chunks join, also those that were told before."""

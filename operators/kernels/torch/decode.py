@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.row_queue import RowQueue
 from operators.kernels.torch.decode_step import DecodeStep, StepTokens
+from operators.kernels.torch.rank_tokens import RankTokens
 from operators.kernels.torch.shared_step import SharedStep
 from operators.kernels.torch.static_memory import StaticMemory
 from operators.kernels.torch.static_step import StaticStep
@@ -76,7 +77,8 @@ class RowWriter:
 class Decoder(RowWriter):
     """Runs one DecodeTask on one module; `write_rows` drives it, `written` holds the result.
 
-    static: the memory of a kernel that decodes at fixed places; None: with SharedStep.
+    static: the memory of a kernel that decodes at fixed places; None: with SharedStep. ranks: as of
+    that.
     """
 
     def __init__(
@@ -85,11 +87,12 @@ class Decoder(RowWriter):
         task: DecodeTask,
         version: int = 0,
         static: StaticMemory | None = None,
+        ranks: RankTokens | None = None,
     ) -> None:
         super().__init__(task, version)
         self._queue = RowQueue()
         if static is None:
-            self._step = SharedStep(module, task, self.written, self.counts)
+            self._step = SharedStep(module, task, self.written, self.counts, ranks)
         else:
             self._step = StaticStep(module, task, self.written, self.counts, static)
         self._wait(np.arange(len(self.written.length)), task)

@@ -31,7 +31,9 @@ from operators.kernels.torch.models import (
     restore_model,
 )
 from operators.kernels.torch.probe import compute_probe, vocabulary_of
+from operators.kernels.torch.rank_tokens import RankTokens
 from operators.kernels.torch.saving import save_model
+from operators.kernels.torch.slices import split_over_replica
 from operators.kernels.torch.static_memory import StaticMemory, find_static_memory
 from operators.kernels.torch.static_rule import decodes_statically
 
@@ -49,12 +51,18 @@ class TorchGenerate(Generating, Sleeper, Probeable):
                 f"{self._node.name}: expected sampler='keyed', found {self._sampler!r}. Fix:"
                 f" sampler='keyed', or --kernel {self._node.name}={self._sampler}."
             )
+        session, is_split = self._session, self._session.world > 1
         is_merged = bool(self._node.params.get("merge"))
-        self._module: Any = open_module(self._session, model, is_merged=is_merged)
+        self._module: Any = open_module(session, model, is_split=is_split, is_merged=is_merged)
+        if is_split:
+            split_over_replica(self._module, session, self._node.name)
         self._require_agreement()
         if self._layout.compiled:
             compile_layers(self._module)
         self._device = next(self._module.parameters()).device
+        self._ranks: RankTokens | None = None
+        if is_split:
+            self._ranks = RankTokens(session.group, session.rank, self._device)
         # Over all chunks: graphs are captured once. None: each chunk's keys are its own.
         self._static: StaticMemory | None = None
         if decodes_statically(self._module):
@@ -64,7 +72,7 @@ class TorchGenerate(Generating, Sleeper, Probeable):
         return find_position_limit(self._model.base)
 
     def _decoder(self, task: DecodeTask) -> Decoder:
-        return Decoder(self._module, task, self._version, self._static)
+        return Decoder(self._module, task, self._version, self._static, self._ranks)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """As Generating.run, with the plan's threads."""

@@ -51,11 +51,19 @@ class RowPart:
 
 class Feeder:
     """Feeds the tokens of a decode loop's rows to a module. prefix: how many tokens all of their
-    prompts share.
+    prompts share. predicts: whether anybody here reads logits; without, they have no columns.
     """
 
-    def __init__(self, module: PreTrainedModel, task: DecodeTask, rows: TaskRows) -> None:
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        task: DecodeTask,
+        rows: TaskRows,
+        *,
+        predicts: bool = True,
+    ) -> None:
         self.module, self.device = module, module.device
+        self._predicts = predicts
         self._rows = rows
         self._set_prefix(task.prompts[0], common_prefix(task.prompts))
         self._budget = task.budget
@@ -184,7 +192,10 @@ class Feeder:
     ) -> Tensor:
         """`compute_logits` of tokens that are on the device already."""
         with self._products:
-            return forward(self.module, ids, positions, attention_pass, keep=keep)
+            if self._predicts:
+                return forward(self.module, ids, positions, attention_pass, keep=keep)
+            hidden = compute_hidden(self.module, ids, positions, attention_pass)
+            return hidden.new_empty(len(ids if keep is None else keep), 0)
 
     def fill(self, ids: np.ndarray, positions: np.ndarray, attention_pass: AttentionPass) -> None:
         """Compute these tokens' keys and values alone."""

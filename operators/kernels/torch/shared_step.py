@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from dataflow.randomness import uniform
@@ -25,6 +26,7 @@ from operators.kernels.torch.cache import Cache, Level
 from operators.kernels.torch.decode_pass import PART_READS, Decode, OwnPart
 from operators.kernels.torch.decode_step import StepTokens
 from operators.kernels.torch.prompt_feeding import Feeder, lay_out_segments
+from operators.kernels.torch.rank_tokens import RankTokens
 from operators.kernels.torch.sampling import sample
 from operators.kernels.torch.step_threads import use_threads
 
@@ -48,17 +50,26 @@ class _Layout:
 
 
 class SharedStep:
-    """Implements DecodeStep. written: what the loop records; counts: of its decode forwards."""
+    """Implements DecodeStep. written: what the loop records; counts: of its decode forwards. ranks:
+    where several decode the same rows, each with a part of the module.
+    """
 
     def __init__(
-        self, module: PreTrainedModel, task: DecodeTask, written: Written, counts: Counts
+        self,
+        module: PreTrainedModel,
+        task: DecodeTask,
+        written: Written,
+        counts: Counts,
+        ranks: RankTokens | None = None,
     ) -> None:
         self._task = task
         # transformers looks a module's dtype up among all of its parameters.
         self._dtype = module.dtype
         self._written, self._counts = written, counts
         self._rows = TaskRows(task)
-        self._feeder = Feeder(module, task, self._rows)
+        self._ranks = ranks
+        predicts = ranks is None or ranks.draws
+        self._feeder = Feeder(module, task, self._rows, predicts=predicts)
         self.slots = min(task.slots, len(self._rows))
         self._cache = Cache(prefix=self._feeder.prefix)
         self._has_joined = False
@@ -296,8 +307,10 @@ class SharedStep:
 
     def _draw(self, rows: np.ndarray, logits: Tensor) -> StepTokens:
         """Draw one token per row from logits [rows, vocabulary]."""
-        draws = uniform(self._rows.seeds[rows], self._written.length[rows])
-        drawn = sample(logits, torch.from_numpy(draws).to(logits.device), self._task.how)
+        draws = torch.from_numpy(uniform(self._rows.seeds[rows], self._written.length[rows]))
+        if self._ranks is not None:
+            return self._ranks.draw(rows, logits, draws, self._task.how)
+        drawn = sample(logits, draws.to(logits.device), self._task.how)
         # Waits for the device: whether a row ended decides what is fed next.
         tokens, logprobs = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
         mass = None if drawn.mass is None else drawn.mass.cpu().numpy()
@@ -335,11 +348,14 @@ class SharedStep:
 
 
 def _mean_weight(module: PreTrainedModel) -> int:
-    """The mean number of elements in the weight matrices of the module's base."""
+    """The mean number of elements in the weight matrices of the module's base, or of this rank's
+    parts of them.
+    """
     sizes: list[int] = []
     for name, weight in module.named_parameters():
         if weight.dim() > 1 and not is_added(name):
-            sizes.append(weight.numel())
+            part = weight.to_local() if isinstance(weight, DTensor) else weight
+            sizes.append(part.numel())
     return sum(sizes) // len(sizes)
 
 

@@ -1,8 +1,9 @@
 """Tensor-parallel ranks: the matrices of attention and MLP, split over ranks with the same rows.
 
-Owns: which matrices are split (transformers' plan for the architecture), the splitting, and the
-gradients and norms of split weights. Does not own: who is in the mesh, sums over data-parallel
-ranks (parallel.py), attention (attention.py, which works with any number of heads).
+Owns: which matrices are split (transformers' plan for the architecture), and the gradients and
+norms of split weights. Does not own: who is in the mesh, sums over data-parallel ranks
+(parallel.py), the product of a split matrix (split_linear.py), attention (attention.py, which works
+with any number of heads).
 
 In each layer a rank has some of the heads and some of the MLP's columns. The results are summed
 over the ranks after the output and the down projection, and the input gradients of the other
@@ -27,19 +28,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.nn.utils import get_total_norm
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Session
 from operators.kernels.torch.parallel import TENSOR, gather_whole, part_like
+from operators.kernels.torch.split_linear import COLUMNS, ROWS, split_linear
 
-_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_STYLES = (COLUMNS, ROWS)
 _SUMMED = "replicated_with_grad_allreduce"
 _WHOLE = "embedding_rowwise"
 """The embeddings', in plans of transformers up to 5.19: every rank has them whole here."""
@@ -84,13 +80,9 @@ class Slices:
         """Raises KernelError for a module that cannot be split over this many ranks."""
         backbone: Any = module.base_model
         styles = _find_styles(module, mesh.size(), node)
-        split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
-        frozen = [name for name, weight in module.named_parameters() if not weight.requires_grad]
-        # Every rank has the weights: nothing is sent.
-        parallelize_module(backbone, mesh, split, src_data_rank=None)
-        # Parameters of split matrices are new ones.
-        for name in frozen:
-            module.get_parameter(name).requires_grad_(False)
+        for path, style in styles.items():
+            if style != _SUMMED:
+                split_linear(backbone.get_submodule(path), mesh, style)
         for path in _column_blocks(styles):
             block = backbone.get_submodule(path)
             block.register_forward_pre_hook(_make_reading_hook(mesh), with_kwargs=True)
@@ -182,7 +174,7 @@ class Slices:
 def _make_reading_hook(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
     """Make a hook that marks the common input of several matrices of a block as whole before the
     block runs, so that its gradient is summed over ranks once, and not once for each matrix (the
-    default).
+    default). Without gradients nothing is marked.
     """
 
     def mark(states: Tensor) -> DTensor:
@@ -191,6 +183,8 @@ def _make_reading_hook(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
     def mark_input(
         block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
+        if not torch.is_grad_enabled():
+            return args, kwargs
         # transformers calls some blocks with positions, others with keywords.
         if args:
             return (mark(args[0]), *args[1:]), kwargs

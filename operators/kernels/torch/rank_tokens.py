@@ -1,0 +1,49 @@
+"""New tokens of rows that several tensor ranks decode together: drawn by the first, told to all.
+
+    a rank        waits for
+    the first     the others' parts of the pass, as in every layer
+    any other     the first one's tokens
+
+Owns: who draws, and the broadcast. Does not own: the parts of the matrices (slices.py), the draw
+(device_sampling.py), which rows are live, which is the same on all ranks (shared_step.py).
+
+Hidden states are sums over ranks. Were each rank to draw by its own logits, their last bits would
+have to be equal, or one rank would go on with another token than the others. So the first one's
+draw counts, and no other rank computes logits at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from operators.kernels.torch.decode_step import StepTokens
+from operators.kernels.torch.device_sampling import NUMBERS, draw_packed, unpack_rows
+from operators.kernels.torch.sampling import Sampling
+
+_FIRST = 0
+
+
+class RankTokens:
+    """Of one rank. group: of the ranks of a replica, which has their device's backend."""
+
+    def __init__(self, group: Any, rank: int, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self.draws = rank == _FIRST
+        """Whether this rank draws, and so needs logits."""
+
+    def draw(self, rows: np.ndarray, logits: Tensor, draws: Tensor, how: Sampling) -> StepTokens:
+        """Draw one token per row, or take what was drawn. logits [rows, vocabulary] and draws
+        float64 [rows] count on the first rank alone. Raises KernelError, on all ranks, for logits
+        that are no numbers.
+        """
+        packed = torch.zeros(NUMBERS, len(rows), dtype=torch.int32, device=self._device)
+        if self.draws:
+            draw_packed(logits, draws.to(self._device), how, packed)
+        dist.broadcast(packed, group=self._group, group_src=_FIRST)
+        # Waits for the device: whether a row ended decides what is fed next.
+        return unpack_rows(packed.cpu().numpy(), rows, truncates=how.truncates)
