@@ -37,7 +37,6 @@ from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.task_ledger import Outstanding
 from engine.coordinator.weight_readers import Place, StillLoading, list_readers, place_of
 from engine.coordinator.weight_tree import WeightSource, WeightTree
-from engine.plan.host_regions import regions_by_worker
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.replica_ranges import elastic_nodes
 from engine.protocol.messages import Fetched, FetchFailed, Load, Loaded, Offer, Offered
@@ -73,7 +72,7 @@ class Versions:
         self._weights: dict[tuple[str, int], _Weights] = {}
         """(model, version) -> what is on its way."""
         self._host_of = plan.host_of
-        self._region_of = regions_by_worker(plan, plan.cluster).__getitem__
+        self._region_of = plan.regions.__getitem__
         self._is_freed = False
         """Whether a load has ended, so that who is held may have a source now."""
         self._gone: list[tuple[str, int]] = []

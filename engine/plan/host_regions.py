@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.plan.cluster import Cluster
-from engine.plan.plan import Decisions
 
 _SLOW = 0.5
 """A link with less than this share of the rate of both ends' own networks parts regions."""
@@ -35,15 +34,6 @@ def list_regions(hosts: Iterable[str], cluster: Cluster | None) -> dict[str, str
         regions[host] = region
         firsts.setdefault(region, host)
     return regions
-
-
-def regions_by_worker(decided: Decisions, cluster: Cluster | None) -> dict[str, str]:
-    """Map each Worker of a plan to the region of its host; all to one where they have no hosts."""
-    regions = list_regions(dict.fromkeys(decided.hosts.values()), cluster)
-    by_worker: dict[str, str] = {}
-    for worker in decided.workers:
-        by_worker[worker] = regions.get(decided.host_of(worker), "")
-    return by_worker
 
 
 def _named_region(host: str, cluster: Cluster) -> str:

@@ -11,7 +11,6 @@ from itertools import pairwise
 from math import inf
 
 from dataflow.batch import Keys
-from engine.plan.host_regions import regions_by_worker
 from engine.plan.plan import PlannedNode
 from engine.plan.planned_source import PlannedSource
 from engine.protocol.messages import (
@@ -74,7 +73,7 @@ class Proof(RunRecord):
         """A version goes into a region once, and once more for each Worker that is lost or comes
         later.
         """
-        regions = regions_by_worker(self.plan, self.plan.cluster)
+        regions = self.plan.regions
         crossings: Counter[tuple[str, int, str]] = Counter()
         for load in self.said(Load):
             if load.source and regions[load.source] != regions[load.worker]:

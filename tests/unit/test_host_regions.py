@@ -6,7 +6,7 @@ import pytest
 
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
 from engine.plan.cost.devices import CPU, device
-from engine.plan.host_regions import list_regions, regions_by_worker
+from engine.plan.host_regions import list_regions
 from engine.plan.plan import Plan
 from engine.run.hosts.host_requirements import Looked
 from engine.run.hosts.node_hosts import host_of
@@ -63,8 +63,7 @@ def weight_seconds(plan: Plan) -> float:
 
 
 def test_workers_are_in_the_regions_of_their_hosts() -> None:
-    plan = plan_across()
-    regions = regions_by_worker(plan, plan.cluster)
+    regions = plan_across().regions
     assert {regions[worker] for worker in ("g0", "g1", "g2", "g3")} == {"west"}
     assert regions["train"] == "east"
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Set
 
 from engine.plan.costs import PlanCosts
-from engine.plan.host_regions import regions_by_worker
 from engine.plan.plan import Plan
 from engine.plan.run_limits import FAN_OUT
 from engine.predict.simulation.routes import Ways
@@ -25,7 +24,7 @@ class LoadTimes:
         self._plan, self._costs, self._ways = plan, costs, ways
         self._fetching = {model.name: list_fetching_workers(plan, model) for model in plan.models}
         self._models = {model.name: model for model in plan.models}
-        self._regions = regions_by_worker(plan, plan.cluster)
+        self._regions = plan.regions
         self._region_of_host = {plan.host_of(w): region for w, region in self._regions.items()}
         self._hosts: dict[tuple[str, frozenset[str]], Counter[str]] = {}
         """(Model, Workers that are away) -> how many fetch it on each host."""
