@@ -142,7 +142,8 @@ class _Seconds:
         """Time a version's way from a Worker to readers on other hosts, each by the slowest way."""
         if not readers:
             return 0.0
-        slowest = min(readers, key=lambda worker: self._costs.link(source, worker).rate)
+        ways = {worker: self._costs.link(source, worker) for worker in readers}
+        slowest = min(readers, key=lambda worker: (ways[worker].rate, -ways[worker].delay))
         at_once = min(len(readers), FAN_OUT)
         one_round = self._costs.weights(model, slowest, at_once, source).seconds
         return count_rounds(len(readers)) * one_round
