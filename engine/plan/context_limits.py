@@ -11,7 +11,7 @@ fewer, and bisection finds the last length that fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dataflow.positions import row_positions
@@ -21,7 +21,7 @@ from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
 from engine.plan.passes.estimate import estimate_at, longest_rows
-from engine.plan.plan import Decisions, Plan, PlannedNode
+from engine.plan.plan import Plan, PlannedNode
 
 _MOST = 2**24
 """Tokens of a row, where no Model's positions are fewer."""
@@ -49,8 +49,21 @@ def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
     """
     if plan.program is None or plan.cluster is None:
         return
-    decided = {field.name: getattr(plan, field.name) for field in fields(Decisions)}
-    draft = Draft(**decided, graph=plan.program, seed=plan.seed, cluster=plan.cluster)
+    draft = Draft(
+        graph=plan.program,
+        seed=plan.seed,
+        cluster=plan.cluster,
+        nodes=plan.nodes,
+        sources=plan.sources,
+        models=plan.models,
+        tables=plan.tables,
+        turns=plan.turns,
+        spare=plan.spare,
+        hosts=plan.hosts,
+        devices=plan.devices,
+        processes=plan.processes,
+        phase=plan.phase,
+    )
     models = {model.name: cost_of_model(model) for model in draft.graph_models}
     costs = PlanCosts(draft, draft.graph, draft.cluster, models=models)
     positions = row_positions(plan.program)
@@ -63,16 +76,20 @@ def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
         limits = [positions[name].limit for name in makers if name in positions]
         most = min(limits, default=_MOST)
         planned = planned_rows[node.name]
-        room = costs.decode_limits(node.name).room if node.layout.cache_bytes else 0
-        if room and room < most:
+        room = most
+        if node.layout.cache_bytes:
+            room = costs.decode_limits(node.name).room
+        if room < most:
             at_once = min(node.layout.slots, room // max(1, planned))
             yield ContextLimit(
                 node=node.name, planned=planned, fits=room, by="cache", at_once=at_once
             )
             continue
         fits = _find_longest(node, draft, estimate, range(planned, most + 1))
-        by = "positions" if fits >= most else "memory"
-        yield ContextLimit(node=node.name, planned=planned, fits=fits, by=by)
+        limit = ContextLimit(node=node.name, planned=planned, fits=fits, by="memory")
+        if fits >= most:
+            limit = replace(limit, by="positions")
+        yield limit
 
 
 def _find_longest(
@@ -97,8 +114,9 @@ def _grow(node: PlannedNode, planned: Estimate, longer: Estimate) -> PlannedNode
     """The node with as many more bytes of each part as the formulas have for longer rows."""
     parts = dict(node.estimate.bytes)
     for part, size in longer.bytes.items():
-        before = planned.bytes.get(part, 0)
-        factor = parts.get(part, 0) / before if before else 1.0
+        factor = 1.0
+        if before := planned.bytes.get(part, 0):
+            factor = parts.get(part, 0) / before
         parts[part] = max(parts.get(part, 0), int(size * factor))
     return replace(node, estimate=replace(node.estimate, bytes=parts))
 

@@ -37,7 +37,9 @@ def list_regions(hosts: Iterable[str], cluster: Cluster | None) -> dict[str, str
 
 
 def _named_region(host: str, cluster: Cluster) -> str:
-    return cluster.host(host).region if cluster.hosts else ""
+    if not cluster.hosts:
+        return ""
+    return cluster.host(host).region
 
 
 def _find_near(host: str, firsts: dict[str, str], cluster: Cluster) -> str:

@@ -111,8 +111,8 @@ class Namespaces:
         words = ["cat", f"/sys/class/net/{_DEVICE}/statistics/rx_bytes"]
         # Of a namespace, sysfs shows what it is mounted in.
         inside = [*self.within(name), "unshare", "--mount", "sh", "-c"]
-        told = _run([*inside, f"mount -t sysfs none /sys && {' '.join(words)}"])
-        return int(told)
+        text = _run([*inside, f"mount -t sysfs none /sys && {' '.join(words)}"])
+        return int(text)
 
     def cut(self) -> None:
         """Nothing gets across any more, and neither side is told."""

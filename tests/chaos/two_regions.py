@@ -34,8 +34,7 @@ def count_crossings(*, named: bool) -> float:
         save_tiny_inputs(folder)
         shutil.rmtree(folder / "model")
         # So large that what else crosses (rows, messages, Ray's own) is little beside it.
-        shape = {"hidden_size": 256, "intermediate_size": 1024}
-        save_tiny(folder / "model", layers=6, **shape)
+        save_tiny(folder / "model", layers=6, hidden_size=256, intermediate_size=1024)
         version_bytes = (folder / "model" / "model.safetensors").stat().st_size
         spaces = after.enter_context(Namespaces())
         forks = {name: Forks(spaces, name) for name in ADDRESSES}

@@ -26,6 +26,6 @@ def _describe(limit: ContextLimit) -> str:
     planned = f"{limit.planned:,} as planned"
     if limit.by == "memory":
         return f"{planned}; up to {limit.fits:,} fit, a plan of longer ones is refused"
-    rows = f"{limit.at_once:,} of them" if limit.at_once > 1 else "one of them"
+    rows = f"{limit.at_once:,} of them"
     waits = f"{planned}; the cache holds {rows} at once, of longer ones fewer, and the others wait"
     return f"{waits}; one above {limit.fits:,} is refused"

@@ -29,8 +29,8 @@ def divide_units(seconds_of: Sequence[LoadSeconds], units: int) -> tuple[int, ..
     would be the last with one unit. Raises ValueError without Workers, and for units below 0.
     """
     if not seconds_of or units < 0:
-        found = f"{len(seconds_of)} Workers and {units} units"
-        raise ValueError(f"equal finish: expected Workers and units from 0, found {found}")
+        sizes = f"{len(seconds_of)} Workers and {units} units"
+        raise ValueError(f"equal finish: expected Workers and units from 0, found {sizes}")
     if not units:
         return (0,) * len(seconds_of)
     shortest, longest = 0.0, max(seconds(units) for seconds in seconds_of)
@@ -155,7 +155,10 @@ def _need(workers: Sequence[LinkedWorker], load: float, unit_bytes: float, end: 
         left = end - worker.compute * own_load
         if own_load and left <= 0:
             return _Need(loads, (float("inf"),))
-        shares.append(unit_bytes * own_load / (worker.spectrum * left) if own_load else 0.0)
+        share = 0.0
+        if own_load:
+            share = unit_bytes * own_load / (worker.spectrum * left)
+        shares.append(share)
     return _Need(loads, tuple(shares))
 
 
