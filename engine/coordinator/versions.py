@@ -35,7 +35,7 @@ from itertools import chain
 
 from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.task_ledger import Outstanding
-from engine.coordinator.weight_readers import Place, StillLoading, list_readers
+from engine.coordinator.weight_readers import Place, StillLoading, list_readers, place_of
 from engine.coordinator.weight_tree import WeightSource, WeightTree
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 from engine.plan.replica_ranges import elastic_nodes
@@ -72,6 +72,7 @@ class Versions:
         self._weights: dict[tuple[str, int], _Weights] = {}
         """(model, version) -> what is on its way."""
         self._host_of = plan.host_of
+        self._region_of = plan.regions.__getitem__
         self._is_freed = False
         """Whether a load has ended, so that who is held may have a source now."""
         self._gone: list[tuple[str, int]] = []
@@ -132,8 +133,9 @@ class Versions:
 
     def _bring(self, written: str, messages: Iterable[Load]) -> Iterator[Offer | Load]:
         """Tell at once who can load on the spot; for the others offer the Model, unless it is."""
+        held: dict[tuple[str, int], None] = {}
         for message in messages:
-            place = _place(message)
+            place = place_of(message)
             self._settle(place)
             if message.worker in self._down:
                 self._owe(place)
@@ -143,10 +145,13 @@ class Versions:
                 continue
             key = written, message.version
             if key not in self._weights:
-                self._weights[key] = _Weights(WeightTree(self._host_of))
+                self._weights[key] = _Weights(WeightTree(self._host_of, self._region_of))
                 yield self._offer(written, message)
             self._weights[key].held.append(message)
             self._loading.add(place)
+            held[key] = None
+        # Together, so that who loads first knows that others wait for what it has.
+        for key in held:
             if self._weights[key].tree.sources:
                 yield from self._ask_held(key)
 
@@ -169,7 +174,9 @@ class Versions:
     def _ask_held(self, key: tuple[str, int]) -> list[Load]:
         """Tell those who are held from whom to load, as far as there are sources for them."""
         weights = self._weights[key]
-        messages, weights.held = weights.held, []
+        waiting, weights.held = weights.held, []
+        # A way into another region takes longest, so it begins first.
+        messages = sorted(waiting, key=lambda message: not weights.tree.crosses(message.worker))
         loads: list[Load] = []
         for place, message in enumerate(messages):
             number = self._outstanding.new_id()
@@ -190,7 +197,7 @@ class Versions:
             self._outstanding.ask(load)
             # Only now that it loads, which is a reason to wait, too: in between nobody counts as
             # having the version.
-            self._loading.drop(_place(message))
+            self._loading.drop(place_of(message))
             loads.append(load)
         return loads
 
@@ -211,7 +218,7 @@ class Versions:
         if weights.offered and not weights.tree.sources:
             del self._weights[key]
             for message in weights.held:
-                self._loading.drop(_place(message))
+                self._loading.drop(place_of(message))
                 self._owe_again(message)
 
     def _on_the_spot(self, message: Load) -> bool:
@@ -232,7 +239,7 @@ class Versions:
             case FetchFailed() if isinstance(task, Load):
                 self._take_failure(event, task)
             case Loaded() if task.version == self._published and isinstance(task, Load):
-                place = _place(task)
+                place = place_of(task)
                 self._loading.has_one(place)
                 self.on_able(place[2])
         self._let_go()
@@ -271,7 +278,7 @@ class Versions:
             self._leaving.append((source.worker, source.block))
         if weights is not None and weights.tree.sources:
             weights.held.append(task)
-            self._loading.add(_place(task))
+            self._loading.add(place_of(task))
         else:
             self._owe_again(task)
         self._is_freed = True
@@ -281,7 +288,7 @@ class Versions:
         that since. A follower is told nothing: its leader's writer is gone, and the run goes back.
         """
         if not message.leader and message.version == self._published:
-            self._owe(_place(message))
+            self._owe(place_of(message))
 
     # --- losses -----------------------------------------------------------------------------------
 
@@ -299,7 +306,7 @@ class Versions:
             of_worker = [message for message in weights.held if message.worker == worker]
             for message in of_worker:
                 weights.held.remove(message)
-                self._loading.drop(_place(message))
+                self._loading.drop(place_of(message))
             weights.tree.drop(worker)
         self._is_freed = True
         self._let_go()
@@ -327,13 +334,13 @@ class Versions:
         tasks: list[Offer | Load] = [*self._ask_all_held()]
         if not self._due:
             return tasks
-        places: list[Place] = []
-        for worker in self._due:
-            places += self._owed[worker]
-        for place in sorted(places):
-            model = place[1]
+        loads_by_model: dict[str, list[Load]] = {}
+        for place in sorted(chain.from_iterable(self._owed[worker] for worker in self._due)):
+            load = self._load(place, self._published)
+            loads_by_model.setdefault(place[1], []).append(load)
+        for model, loads in loads_by_model.items():
             if may_offer or (model, self._published) in self._weights:
-                tasks += self._bring(model, [self._load(place, self._published)])
+                tasks += self._bring(model, loads)
         return tasks
 
     def _let_go(self) -> None:
@@ -377,9 +384,9 @@ class Versions:
         if self._comes_first(load):
             return
         if more > 0:
-            self._loading.add(_place(load))
+            self._loading.add(place_of(load))
         else:
-            self._loading.drop(_place(load))
+            self._loading.drop(place_of(load))
             self._end_load(load)
         if load.source:
             self._under_way[_written(load), load.version] += more
@@ -434,10 +441,6 @@ class Versions:
             f"{reader} in {worker}: has not loaded {model!r} version {self._published}"
             for reader, model, worker in sorted(self._loading.places())
         ]
-
-
-def _place(message: Load) -> Place:
-    return message.reader, message.model, message.worker
 
 
 def _written(load: Load) -> str:

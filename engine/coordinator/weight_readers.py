@@ -11,9 +11,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from engine.plan.plan import Plan
+from engine.protocol.messages import Load
 
 Place = tuple[str, str, str]
 """(reader, model, worker)."""
+
+
+def place_of(message: Load) -> Place:
+    """Where a Load goes to."""
+    return message.reader, message.model, message.worker
 
 
 class StillLoading:

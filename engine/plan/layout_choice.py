@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from dataflow.errors import PlanError
 from engine.plan.cluster import Cluster
-from engine.plan.hardware_cost import step_cost, why_no_prices
 from engine.plan.placement import Placing
 from engine.plan.plan import Plan
 from engine.plan.search.bounds import describe_bound, describe_groups
@@ -24,6 +23,7 @@ from engine.plan.search.choice import Findings, search
 from engine.plan.search.problem import Problem
 from engine.plan.search.searched_graph import SearchedGraph
 from engine.plan.search.wishes import make_wishes
+from engine.plan.step_cost import step_cost, why_no_prices
 
 LEAST_GAIN = 0.03
 """Of a Step: what other layouts have to be worth."""
@@ -159,9 +159,8 @@ class _LayoutChoice:
     def _score(self, plan: Plan, seconds: float) -> float:
         if self._ruled.objective == "seconds":
             return seconds
-        cost = step_cost(plan, seconds)
-        assert cost is not None  # without prices nothing is searched
-        return cost
+        # Without prices nothing is searched.
+        return step_cost(plan, plan.cluster, seconds).step
 
 
 def _score_of(trial: _TriedPlan) -> float:

@@ -22,6 +22,7 @@ from dataflow.operator import TRAITS, Traits, Work
 from dataflow.regions import Region
 from engine.plan.cluster import Cluster
 from engine.plan.estimates import Estimate, PlannedProcess
+from engine.plan.host_regions import list_regions
 from engine.plan.planned_input import PlannedInput, list_fetches
 from engine.plan.planned_model import PlannedModel as PlannedModel
 from engine.plan.planned_model import WeightRoute as WeightRoute
@@ -372,6 +373,12 @@ class Plan(Decisions, Displayed):
         """`my_graph.py:14 score`: a node as messages name it, at run time as in the check."""
         origin = self.origin(node)
         return f"{origin} {node}" if origin else node
+
+    @property
+    def regions(self) -> dict[str, str]:
+        """The region of each Worker's host (host_regions.py)."""
+        regions = list_regions(self.hosts.values(), self.cluster)
+        return {worker: regions.get(self.host_of(worker), "") for worker in self.workers}
 
     @property
     def stateful(self) -> frozenset[str]:

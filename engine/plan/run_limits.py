@@ -11,4 +11,4 @@ parts hands over what is ready, and says its watermark.
 """
 
 FAN_OUT = 2
-"""Loads of a version over the network from one source at a time."""
+"""Loads of a version over the network from one source at a time, and as many into other regions."""

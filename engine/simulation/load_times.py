@@ -24,6 +24,8 @@ class LoadTimes:
         self._plan, self._costs, self._ways = plan, costs, ways
         self._fetching = {model.name: list_fetching_workers(plan, model) for model in plan.models}
         self._models = {model.name: model for model in plan.models}
+        self._regions = plan.regions
+        self._region_of_host = {plan.host_of(w): region for w, region in self._regions.items()}
         self._hosts: dict[tuple[str, frozenset[str]], Counter[str]] = {}
         """(Model, Workers that are away) -> how many fetch it on each host."""
         # What was asked before: the same is asked of each version.
@@ -45,13 +47,21 @@ class LoadTimes:
         return self._known[key]
 
     def _count_readers(self, load: m.Load, away: Set[str]) -> int:
-        """How many fetch from one source at a time: all on its host, and one of each other."""
+        """How many fetch from one source at a time: all on its host, one of each other host of its
+        region, and one of each other region.
+        """
         absent = self._fetching[load.model] & away
         if (load.model, absent) not in self._hosts:
             workers = self._fetching[load.model] - absent
             self._hosts[load.model, absent] = Counter(map(self._plan.host_of, workers))
         hosts = self._hosts[load.model, absent]
-        source_host = self._plan.host_of(load.source or load.worker)
+        source = load.source or load.worker
+        source_host, source_region = self._plan.host_of(source), self._regions[source]
         if source_host == self._plan.host_of(load.worker):
             return max(1, hosts[source_host])
-        return min(max(1, len(hosts.keys() - {source_host})), FAN_OUT)
+        regions = [self._region_of_host[host] for host in hosts if host != source_host]
+        if source_region == self._regions[load.worker]:
+            count = regions.count(source_region)
+        else:
+            count = len({*regions} - {source_region})
+        return min(max(1, count), FAN_OUT)

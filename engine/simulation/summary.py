@@ -12,36 +12,23 @@ made together, so that long and short Steps alternate: then as many count as are
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from dataflow.storage import writing
-from engine.plan.cluster import Host
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.machine_load import MachineLoad
 from engine.plan.plan import Plan
+from engine.plan.step_cost import StepCost, step_cost
 from engine.simulation.critical_path import CriticalPaths, CriticalSum, sum_parts
 from engine.simulation.prediction import CoordinatorLoad, Prediction, SimulatedStep
 from engine.simulation.utilisation import DeviceUse, NodeUse, Utilisation
 
 FORMAT = 1
-HOUR = 3600.0
 _NO_ORIGINS: Mapping[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
-    """What the hosts of a plan cost. hosts: how many have Workers. unpriced: those of them of which
-    nobody said a price; then nothing is known.
-    """
-
-    hosts: int
-    hour: float
-    step: float
-    unpriced: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +115,7 @@ def summary_of(prediction: Prediction) -> PredictionSummary:
         path=path,
         coordinator=prediction.coordinator,
         whole=prediction.seconds,
-        cost=_cost(plan, mean),
+        cost=step_cost(plan, plan.cluster, mean),
         origins=prediction.rows,
         load=prediction.load,
     )
@@ -168,27 +155,6 @@ def _replica_counts(steps: Sequence[SimulatedStep]) -> dict[str, tuple[int, ...]
     for node in steps[0].replicas:
         counts[node] = tuple(step.replicas[node] for step in steps)
     return counts
-
-
-def _cost(plan: Plan, step: float) -> StepCost:
-    """What the hosts cost that have Workers."""
-    hosts = list(_hosts(plan))
-    unpriced = tuple(host.name for host in hosts if not host.price)
-    if not hosts:
-        unpriced = ("this machine",)
-    # The sum without one host's price would look like what all of them cost.
-    hour = 0.0 if unpriced else sum(host.price for host in hosts)
-    return StepCost(hosts=len(hosts), hour=hour, step=hour * step / HOUR, unpriced=unpriced)
-
-
-def _hosts(plan: Plan) -> Iterator[Host]:
-    """Those with Workers; without hosts in the plan all are on the first."""
-    cluster = plan.cluster
-    if cluster is None or not cluster.hosts:
-        return
-    names = dict.fromkeys(plan.hosts.values()) or [cluster.hosts[0].name]
-    for name in names:
-        yield cluster.host(name)
 
 
 # --- JSON -----------------------------------------------------------------------------------------

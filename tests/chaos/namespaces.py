@@ -106,6 +106,14 @@ class Namespaces:
         """Change this host's network."""
         _run([*self.within(name), "ip", *words.split()])
 
+    def count_bytes(self, name: str) -> int:
+        """Bytes that have come to this host over the cable."""
+        words = ["cat", f"/sys/class/net/{_DEVICE}/statistics/rx_bytes"]
+        # Of a namespace, sysfs shows what it is mounted in.
+        inside = [*self.within(name), "unshare", "--mount", "sh", "-c"]
+        text = _run([*inside, f"mount -t sysfs none /sys && {' '.join(words)}"])
+        return int(text)
+
     def cut(self) -> None:
         """Nothing gets across any more, and neither side is told."""
         self.ip("b", f"link set {_DEVICE} down")
@@ -143,10 +151,11 @@ def why_not() -> str:
         return f"no network namespaces here: {error}"
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 class Forks:
@@ -181,9 +190,21 @@ sys.stdin.read()
 class Raylet:
     """`ray start` on one host, with all that it has started; the head on a."""
 
-    def __init__(self, spaces: Namespaces, name: str, folder: str, forks: Forks) -> None:
-        """folder: short, since names of sockets are."""
-        words = f"--node-name={name} --node-ip-address={ADDRESSES[name]} --temp-dir={folder}"
+    def __init__(
+        self,
+        spaces: Namespaces,
+        name: str,
+        folder: str,
+        forks: Forks,
+        *,
+        space: str = "",
+        **variables: str,
+    ) -> None:
+        """folder: short, since names of sockets are. space: its namespace, where that is another's.
+        variables: of its environment.
+        """
+        space = space or name
+        words = f"--node-name={name} --node-ip-address={ADDRESSES[space]} --temp-dir={folder}"
         words += f" --num-cpus=1 --object-store-memory={80 * 2**20} --block --disable-usage-stats"
         if name == "a":
             words += " --head --port=6379 --include-dashboard=false"
@@ -191,13 +212,14 @@ class Raylet:
             words += f" --address={CLUSTER}"
         start = [sys.executable, "-m", "ray.scripts.scripts", "start", *words.split()]
         self._mark = new_mark()
+        usual = {"OMP_NUM_THREADS": "1", MARK: self._mark}
         self._process = subprocess.Popen(
-            [*spaces.within(name), *start],
+            [*spaces.within(space), *start],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | forks.environment | {"OMP_NUM_THREADS": "1", MARK: self._mark},
+            env=os.environ | forks.environment | usual | variables,
         )
         self._wait()
 
@@ -236,7 +258,8 @@ class TwoHosts:
 
     def options(self, name: str, steps: int, **where: Any) -> RunOptions:
         usual = {"threads": 1, "progress": False, "checkpoint_every": 4, "workers": "one"}
-        return RunOptions(steps=steps, name=name, runs=self.folder / "runs", **usual, **where)
+        options = {"steps": steps, "name": name, "runs": self.folder / "runs"} | usual | where
+        return RunOptions(**options)
 
     def alone(self, steps: int) -> Path:
         """The folder of the run on one host."""
@@ -244,7 +267,7 @@ class TwoHosts:
 
     def across(self, steps: int, *flags: str, **how: Any) -> subprocess.Popen[str]:
         """The run on host a that uses host b: GRPO, generation on b, training here."""
-        options = self.options("across", steps, pin=PIN, cluster="ray", **how)
+        options = self.options("across", steps, **({"pin": PIN, "cluster": "ray"} | how))
         words = killable_run.words("small", self.folder, options, *flags)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [*self.spaces.within("a"), sys.executable, *words]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dataflow.kernel import Layout
 from engine.coordinator.coordinator import Settings
+from engine.plan.cluster import Cluster, Host, with_first
 from engine.plan.passes.shape import set_lags
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode
 from engine.plan.planned_input import PlannedInput
@@ -153,6 +154,7 @@ def _plan(draft: PlanDraft, seed: int, sources: list[PlannedSource]) -> Plan:
         recorder=draw.choice([worker for node in nodes for worker in node.workers]),
         turns=_turns(draft) if draw.random() < 0.25 else (),
         hosts=_hosts(seed, draft.pool),
+        cluster=_cluster(seed),
     )
 
 
@@ -162,6 +164,16 @@ def _hosts(seed: int, workers: tuple[str, ...]) -> dict[str, str]:
     if draw.random() < 0.5:
         return {}
     return {worker: draw.choice(("a", "b", "c", "d")) for worker in workers}
+
+
+def _cluster(seed: int) -> Cluster | None:
+    """These hosts in two regions, in half of the cases; each anywhere."""
+    draw = random.Random(f"{seed}/regions")
+    if draw.random() < 0.5:
+        return None
+    regions = {name: draw.choice(("east", "west")) for name in "abcd"}
+    hosts = [Host(name=name, cores=8, memory=2**34, region=regions[name]) for name in regions]
+    return with_first(hosts)
 
 
 def _turns(draft: PlanDraft) -> tuple[tuple[str, ...], ...]:

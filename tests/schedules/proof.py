@@ -27,6 +27,8 @@ from engine.protocol.messages import (
     StepClosed,
     Stepped,
     TrainStep,
+    WorkerLost,
+    WorkerOpened,
 )
 from engine.protocol.refs import SourceCut
 from engine.protocol.staleness import NO_VERSION
@@ -59,12 +61,27 @@ class Proof(RunRecord):
         self.measured_once()
         self.nobody_lost()
         self.fetched_in_time()
+        self.crossed_once()
         if not self.past:
             self.admitted_in_order()
 
     def nothing_leaks(self) -> None:
         left = sorted(self.run.workers.outbox.blocks)
         assert not left, f"blocks never released: {left}"
+
+    def crossed_once(self) -> None:
+        """A version goes into a region once, and once more for each Worker that is lost or comes
+        later.
+        """
+        regions = self.plan.regions
+        crossings: Counter[tuple[str, int, str]] = Counter()
+        for load in self.said(Load):
+            if load.source and regions[load.source] != regions[load.worker]:
+                written = load.leader or load.model
+                crossings[written, load.version, regions[load.worker]] += 1
+        more = WorkerLost | FetchFailed | WorkerOpened
+        often = 1 + sum(isinstance(event, more) for _, event in self.history.events)
+        assert max(crossings.values(), default=0) <= often, crossings
 
     def fetched_in_time(self) -> None:
         """Rows are fetched ahead for the next Step alone, once for a node, and only with a lag.

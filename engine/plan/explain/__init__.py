@@ -11,6 +11,7 @@ from dataflow.dialect import find_dialect_uses
 from dataflow.program import beginnings
 from dataflow.safe_text import one_line, printable
 from dataflow.width import fold_lines
+from engine.plan.explain.contexts import context_lines
 from engine.plan.explain.edges import edge_lines, weight_lines
 from engine.plan.explain.layout import WIDTH as WIDTH
 from engine.plan.explain.layout import Line, count, lay_out, wrap_line
@@ -71,6 +72,10 @@ def _sections(plan: Plan, run: MeasuredRun | None) -> Iterator[tuple[str, Iterab
     yield _WARNINGS, _text_lines(map(str, plan.warnings))
     yield "workers, each a process that does one thing after another", worker_lines(plan)
     yield "nodes, in the order in which they can run", node_lines(plan)
+    yield (
+        "contexts: tokens of a node's longest row, with the others as planned",
+        context_lines(plan),
+    )
     yield "where streaming ends", cut_lines(plan)
     saved = "saved: of columns that stay, nobody there reads them"
     yield f"edges: bytes a Step at the greatest lengths; {saved}", edge_lines(plan)

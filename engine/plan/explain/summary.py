@@ -1,4 +1,4 @@
-"""The head of an explained plan: rows a Step, staleness, memory and time.
+"""The head of an explained plan: rows a Step, staleness, memory, time and cost.
 
 Owns: these lines. Does not own: what single nodes need (nodes.py, memory.py).
 """
@@ -12,6 +12,7 @@ from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
 from dataflow.node import Node
 from dataflow.rows import Domains
+from dataflow.safe_text import shown_number
 from dataflow.width import fold_lines
 from engine.plan.cluster import Cluster
 from engine.plan.explain import memory
@@ -19,11 +20,12 @@ from engine.plan.explain.layout import count, duration, lay_out, wrap_line
 from engine.plan.explain.planned_graph import planned_graph
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planned_source import PlannedSource
+from engine.plan.step_cost import step_cost
 from engine.plan.warnings import step_seconds
 
 
 def summary_lines(plan: Plan, width: int) -> list[str]:
-    """The first lines: the Step, staleness, memory and time, this many columns wide."""
+    """The first lines: the Step, staleness, memory, time and cost, this many columns wide."""
     graph = str(plan.graph)
     if plan.cluster:
         graph = f"{graph} on {_hardware(plan, plan.cluster)}"
@@ -126,6 +128,10 @@ def _time(plan: Plan) -> Iterator[str]:
     if slowest:
         text = f"{text}, those of {slowest} while others overlap"
     yield f"{text}, {_rates(plan)}"
+    cost = step_cost(plan, plan.cluster, seconds)
+    if not cost.unpriced:
+        hosts = f"{count(cost.hosts, 'host')} at {cost.hour:,.2f} an hour"
+        yield f"at most about {shown_number(cost.step)} a Step: {hosts}"
 
 
 def _rates(plan: Plan) -> str:

@@ -6,7 +6,7 @@ Owns: the numbers that go into the formulas. Does not own: these (engine/plan/co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -82,6 +82,23 @@ def estimate_costs(draft: Draft) -> Draft:
     return add_seconds(estimated_draft, cost.model_costs, cost.work_by_row_set)
 
 
+def estimate_at(draft: Draft) -> Callable[[PlannedNode, int], Estimate]:
+    """Make a function that estimates a node's bytes with rows of so many tokens as its longest."""
+    cost = _Cost(draft)
+
+    def estimate(planned: PlannedNode, row: int) -> Estimate:
+        cost.lengthen_rows(row)
+        return cost.estimate_node(planned)
+
+    return estimate
+
+
+def longest_rows(draft: Draft) -> dict[str, int]:
+    """The tokens of the longest row of each node, of a train node of those that it trains."""
+    cost = _Cost(draft)
+    return {node.name: cost.find_longest_row(node) for node in draft.nodes}
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
     """A node's Model with its cost, and the dtype that counts."""
@@ -102,7 +119,7 @@ class _Cost:
         self._models = {model.name: model for model in draft.graph_models}
         self.model_costs = {name: cost_of_model(model) for name, model in self._models.items()}
         shapes = {name: cost.shape for name, cost in self.model_costs.items()}
-        self._lengths = all_lengths(draft.graph, shapes)
+        self._greatest = self._lengths = all_lengths(draft.graph, shapes)
         self._on_device = {
             name: declared_device_columns(node.schemas) for name, node in self._nodes.items()
         }
@@ -111,6 +128,18 @@ class _Cost:
         self._owned = find_owned_weights(draft.nodes, begun_models, self.model_costs)
         self._routes = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}
         self._pulling = frozenset(_find_pulling(draft))
+
+    def lengthen_rows(self, row: int) -> None:
+        """Count with longest rows of so many tokens, by the completions of those that have some."""
+        self._lengths = {name: _stretch(each, row) for name, each in self._greatest.items()}
+        self._column_bytes = {name: self._size_columns(n) for name, n in self._nodes.items()}
+
+    def find_longest_row(self, planned: PlannedNode) -> int:
+        """The tokens of the longest row that a node computes with."""
+        names = [planned.name]
+        if planned.work == "train":
+            names = [inputs[0].gate for inputs in planned.row_sets.values()]
+        return max(self._greatest[name].row for name in names)
 
     def estimate_node(self, planned: PlannedNode) -> Estimate:
         """Bytes by part and seconds of one node."""
@@ -342,6 +371,13 @@ class _Cost:
                 yield from _describe_prompts(node, self._lengths[name])
             if node.operator.reads_text:
                 yield f"{name}: rows tokenised anew, assumed to be as long as they are"
+
+
+def _stretch(lengths: Lengths, row: int) -> Lengths:
+    if lengths.completion:
+        completion = max(1, row - lengths.prompt)
+        return replace(lengths, completion=completion, counts=None, context=0)
+    return replace(lengths, prompt=row, counts=None, context=0)
 
 
 def _without_zeros(parts: Mapping[str, int]) -> dict[str, int]:

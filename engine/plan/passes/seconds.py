@@ -7,7 +7,7 @@ Owns: which rows are assumed, and notes on whose rates count. Does not own: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from engine.plan.cost.transfers import count_rounds
 from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
 from engine.plan.estimates import Estimate
+from engine.plan.host_regions import list_regions
 from engine.plan.plan import PlannedEdge, PlannedModel, PlannedNode
 from engine.plan.row_lengths import RowLengths
 from engine.plan.run_limits import FAN_OUT
@@ -99,8 +100,8 @@ class _Seconds:
 
     def time_weights(self, model: PlannedModel) -> float | None:
         """Time a version's way to the readers in other Workers: on the writer's host all at once,
-        to other hosts by a tree (engine/coordinator/weight_tree.py), on each of which all have it
-        from the first.
+        to others once into each region, and by a tree to its hosts, on each of which all have it
+        from the first (engine/coordinator/weight_tree.py).
         """
         if not model.writer or self._costs.unpriced_reason(model.writer):
             return None
@@ -112,14 +113,40 @@ class _Seconds:
         remote_readers = set(readers_by_worker.values())
         if not remote_readers or any(map(self._costs.unpriced_reason, remote_readers)):
             return None
-        slowest = max(readers_by_worker, key=lambda w: self._costs.link(writer, w).delay)
         home = self._draft.host_of(writer)
-        hosts = {self._draft.host_of(worker) for worker in readers_by_worker} - {home}
-        if not hosts or model.route == "collective":
+        firsts = {self._draft.host_of(worker): worker for worker in readers_by_worker}
+        firsts.pop(home, None)
+        if not firsts or model.route == "collective":
+            slowest = max(readers_by_worker, key=lambda w: self._costs.link(writer, w).delay)
             return self._costs.weights(model, slowest, len(readers_by_worker)).seconds
-        at_once = min(len(hosts), FAN_OUT)
-        one_round = self._costs.weights(model, slowest, at_once).seconds
-        return count_rounds(len(hosts)) * one_round
+        return self._time_regions(model, writer, firsts)
+
+    def _time_regions(self, model: PlannedModel, writer: str, firsts: Mapping[str, str]) -> float:
+        """Time a version's way into each region, and by a tree to its hosts. firsts: a reader's
+        Worker on each host.
+        """
+        home = self._draft.host_of(writer)
+        regions = list_regions([home, *firsts], self._draft.cluster)
+        readers_by_region: dict[str, list[str]] = {}
+        for host, worker in firsts.items():
+            readers_by_region.setdefault(regions[host], []).append(worker)
+        near = readers_by_region.pop(regions[home], [])
+        seconds = [self._time_tree(model, writer, near)]
+        entries = [readers[0] for readers in readers_by_region.values()]
+        crossing = self._time_tree(model, writer, entries)
+        for first, *others in readers_by_region.values():
+            seconds.append(crossing + self._time_tree(model, first, others))
+        return max(seconds)
+
+    def _time_tree(self, model: PlannedModel, source: str, readers: Sequence[str]) -> float:
+        """Time a version's way from a Worker to readers on other hosts, each by the slowest way."""
+        if not readers:
+            return 0.0
+        ways = {worker: self._costs.link(source, worker) for worker in readers}
+        slowest = min(readers, key=lambda worker: (ways[worker].rate, -ways[worker].delay))
+        at_once = min(len(readers), FAN_OUT)
+        one_round = self._costs.weights(model, slowest, at_once, source).seconds
+        return count_rounds(len(readers)) * one_round
 
     def describe_rates(self) -> Iterator[str]:
         """What has no known rate, though its Model is known; and what a profile does not tell, or

@@ -12,4 +12,8 @@ or by a test. What leaves: the best few placements, as wishes that the rule of p
     groupings.py    which nodes share devices: all ways, and steps from one to the next
     choice.py       the search itself
     wishes.py       a placement as wishes
+    searched_graph.py, device_pools.py  what is searched of a graph on a cluster
+    bounds.py       a placement in words
+    list_starts.py  placements to begin with
+    equal_finish.py loads of unlike Workers that end together
 """

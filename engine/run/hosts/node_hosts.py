@@ -14,6 +14,7 @@ from engine.run.hosts.bundle import GPU, KIND, NODE
 from engine.run.hosts.host_requirements import Looked
 
 _ACCELERATOR = "ray.io/accelerator-type"
+_REGION = "ray.io/availability-region"
 
 
 def names_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -48,6 +49,7 @@ def host_of(
         memory=hardware.memory,
         gpus=(hardware.gpus * gpus)[:gpus],  # of a node with fewer free ones, so many
         kind=hardware.kind,
+        region=node.get("Labels", {}).get(_REGION, ""),
         labels=_labels(node),
         node=node["NodeID"],
         refused=refused,

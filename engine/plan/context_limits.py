@@ -1,0 +1,129 @@
+"""At how long rows each node of a plan stops fitting into memory, and what happens then.
+
+Owns: the search for that length, what limits it. Does not own: bytes (passes/estimate.py), which
+Workers share which memory (checks/memory.py), the words (explain/contexts.py).
+
+A node's rows grow while those of all others stay as they are planned. Its bytes grow as the
+formulas say, from what was estimated, so that a measured correction counts, too. They never become
+fewer, and bisection finds the last length that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dataflow.positions import row_positions
+from engine.plan.checks.memory import find_memory_rooms
+from engine.plan.cost.models import cost_of_model
+from engine.plan.costs import PlanCosts
+from engine.plan.draft import Draft
+from engine.plan.estimates import Estimate
+from engine.plan.passes.estimate import estimate_at, longest_rows
+from engine.plan.plan import Plan, PlannedNode
+
+_MOST = 2**24
+"""Tokens of a row, where no Model's positions are fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLimit:
+    """How long the rows of a node may be. planned: the longest that the graph allows. fits: the
+    longest with which its Workers fit into their memory. by: what ends it. `memory`: a plan with
+    longer rows is refused. `cache`: as rows grow fewer are decoded at once, and a row longer than
+    this, which fills the cache alone, is refused. `positions`: the Model has no more.
+    """
+
+    node: str
+    planned: int
+    fits: int
+    by: Literal["memory", "cache", "positions"]
+    at_once: int = 0
+    """Rows of the planned length that the cache holds at once; 0 where `by` is not `cache`."""
+
+
+def list_context_limits(plan: Plan) -> Iterator[ContextLimit]:
+    """Find the limit of each node that computes with a Model of known size, outside of
+    evaluations.
+    """
+    if plan.program is None or plan.cluster is None:
+        return
+    draft = Draft(
+        graph=plan.program,
+        seed=plan.seed,
+        cluster=plan.cluster,
+        nodes=plan.nodes,
+        sources=plan.sources,
+        models=plan.models,
+        tables=plan.tables,
+        turns=plan.turns,
+        spare=plan.spare,
+        hosts=plan.hosts,
+        devices=plan.devices,
+        processes=plan.processes,
+        phase=plan.phase,
+    )
+    models = {model.name: cost_of_model(model) for model in draft.graph_models}
+    costs = PlanCosts(draft, draft.graph, draft.cluster, models=models)
+    positions = row_positions(plan.program)
+    estimate, planned_rows = estimate_at(draft), longest_rows(draft)
+    for node in plan.nodes:
+        if node.region == "evaluation" or costs.sizes(node.name) is None:
+            continue
+        # No row is longer than the positions of whoever makes it or reads it.
+        makers = draft.with_ancestors([node.name])
+        limits = [positions[name].limit for name in makers if name in positions]
+        most = min(limits, default=_MOST)
+        planned = planned_rows[node.name]
+        room = most
+        if node.layout.cache_bytes:
+            room = costs.decode_limits(node.name).room
+        if room < most:
+            at_once = min(node.layout.slots, room // max(1, planned))
+            yield ContextLimit(
+                node=node.name, planned=planned, fits=room, by="cache", at_once=at_once
+            )
+            continue
+        fits = _find_longest(node, draft, estimate, range(planned, most + 1))
+        limit = ContextLimit(node=node.name, planned=planned, fits=fits, by="memory")
+        if fits >= most:
+            limit = replace(limit, by="positions")
+        yield limit
+
+
+def _find_longest(
+    node: PlannedNode,
+    draft: Draft,
+    estimate: Callable[[PlannedNode, int], Estimate],
+    rows: range,
+) -> int:
+    """Find the longest of these rows that fits; the first is planned, and does."""
+    planned = estimate(node, rows.start)
+    least, too_long = rows.start, max(rows.stop, rows.start + 1)
+    while too_long - least > 1:
+        middle = (least + too_long) // 2
+        if _fits(draft, _grow(node, planned, estimate(node, middle))):
+            least = middle
+        else:
+            too_long = middle
+    return least
+
+
+def _grow(node: PlannedNode, planned: Estimate, longer: Estimate) -> PlannedNode:
+    """The node with as many more bytes of each part as the formulas have for longer rows."""
+    parts = dict(node.estimate.bytes)
+    for part, size in longer.bytes.items():
+        factor = 1.0
+        if before := planned.bytes.get(part, 0):
+            factor = parts.get(part, 0) / before
+        parts[part] = max(parts.get(part, 0), int(size * factor))
+    return replace(node, estimate=replace(node.estimate, bytes=parts))
+
+
+def _fits(draft: Draft, longer: PlannedNode) -> bool:
+    """Whether all memory suffices that a node's Workers have, if this is what it needs."""
+    nodes = [longer if node.name == longer.name else node for node in draft.nodes]
+    changed = replace(draft, nodes=tuple(nodes))
+    rooms = find_memory_rooms(changed, draft.cluster)
+    return not any(room.is_full for room in rooms if longer.name in room.node_names)
