@@ -43,12 +43,16 @@ class LayoutSwitch:
 
 
 class RelayoutPolicy:
-    """One run's. layout: the number of the present one. cost: seconds of a switch, as measured."""
+    """One run's. layout: the number of the present one. cost: seconds of a switch, as measured.
+    switches: how often there was one.
+    """
 
     def __init__(self, table: LayoutTable, layout: int = 0) -> None:
         self.table = table
         self.layout = layout
         self.cost = table.switch_seconds
+        self.switches = 0
+        self._unreported: float | None = None
         self._step = 0
         self._mean = self._last = 0.0
         self._slope = 0.0
@@ -64,6 +68,20 @@ class RelayoutPolicy:
         self._mean = before + SMOOTHING * (live_tokens - before)
         self._slope = self._mean - before
         self._bucket = self._settle(min(self._mean, live_tokens))
+
+    def note_switch(self, layout: int) -> None:
+        """The run goes on with this layout."""
+        self.layout = layout
+        self.switches += 1
+
+    def note_cost(self, seconds: float) -> None:
+        """Take what the last switch took."""
+        self.cost = self._unreported = seconds
+
+    def take_cost(self) -> float | None:
+        """What the last switch took, once."""
+        cost, self._unreported = self._unreported, None
+        return cost
 
     def _settle(self, live_tokens: float) -> int:
         """The bucket that counts from now on."""

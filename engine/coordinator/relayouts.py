@@ -25,6 +25,7 @@ class Relayouts:
     def __init__(self, plan: Plan, settings: Settings, sources: Sources) -> None:
         self._policy: RelayoutPolicy | None = settings.relayout
         self._steps = settings.steps
+        self._first = plan.first
         self._sources = sources
         batch = {source.name: source.batch for source in plan.sources}
         self._rows: dict[str, int] = {}
@@ -50,8 +51,17 @@ class Relayouts:
         for node, rows in self._rows.items():
             live = max(live, rows * self._tokens[node] / max(1, self._counts[node]))
             self._tokens[node] = self._counts[node] = 0
-        self._policy.note_step(step, live)
-        return {"relayout/layout": float(self._policy.layout), "relayout/live_tokens": live}
+        policy = self._policy
+        policy.note_step(self._first + step, live)
+        metrics = {
+            "relayout/layout": float(policy.layout),
+            "relayout/live_tokens": live,
+            "relayout/switches": float(policy.switches),
+        }
+        cost = policy.take_cost()
+        if cost is not None:
+            metrics["relayout/seconds"] = cost
+        return metrics
 
     def choose(self, step: int) -> bool:
         """Whether the run is to go on with another layout after this Step."""
