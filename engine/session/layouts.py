@@ -29,6 +29,7 @@ from engine.plan.program_plan import AnyPlan
 from engine.plan.relayout_option import read_relayout
 from engine.protocol.events import EventHeard, InstructionTold, Opened
 from engine.protocol.messages import Relayout, StepClosed
+from engine.session.planning import note_layouts
 from engine.session.run_beginning import Beginning, write_changes
 
 _log = logging.getLogger(__name__)
@@ -203,6 +204,8 @@ def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[P
             raise PlanError(f"relayout: layout {number} ({layout}): {error}") from error
         if not number:
             _require_generation(planned)
+        if not options.relayout:  # else the plan has them
+            planned = note_layouts(planned, table)
         layouts.append(PlannedLayout(options=changed, planned=planned))
     return layouts
 

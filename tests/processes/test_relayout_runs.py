@@ -36,7 +36,7 @@ LONG = pytest.mark.long
 BATCH, N = 2, 4
 LETTERS = (4, 4, 60, 60, 4, 4)
 """In each prompt of a Step, and in what the environment answers."""
-BETWEEN = "300"
+BETWEEN = "200"
 """Live tokens, fewer than those of long episodes and more than those of short ones."""
 APART: dict[str, Any] = {"workers": "apart", "chunks": {"episode": 2}}
 
@@ -69,9 +69,56 @@ def test_generation_on_one_two_and_one_replica_has_the_bits_of_one(tiny: TinyRun
     graph = growing(tiny.folder)
     to_two = {BETWEEN: "replicas.episode=2"}
     run = tiny.run(graph, 6, name="switching", relayout=to_two, **APART)
-    print(column(run, "relayout/live_tokens"))
     assert layouts_of(run) == [0, 0, 0, 1, 1, 0]
     assert switches_of(run) == [(3, 0, 1), (5, 1, 0)]
     fixed = tiny.run(graph, 6, name="fixed", **APART)
     require_same_numbers(run, fixed)
     assert samples(run).equals(samples(fixed))
+
+
+@LONG
+def test_training_on_one_two_and_one_tensor_rank_has_the_numbers_of_one(tiny: TinyRuns) -> None:
+    graph = growing(tiny.folder)
+    to_two = {BETWEEN: "tensor.train_policy=2"}
+    run = tiny.run(graph, 6, name="switching", relayout=to_two, **APART)
+    assert layouts_of(run) == [0, 0, 0, 1, 1, 0]
+    fixed = tiny.run(graph, 6, name="fixed", **APART)
+    require_alike(run, fixed, rel=1e-5)
+    ours, theirs = (state_of(each.trained["policy"]) for each in (run, fixed))
+    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-5
+    kept = json.loads((run.folder / "changes.json").read_text())["changes"]
+    told = [(each["step"], each["where"], each["what"], each["new"]) for each in kept]
+    assert (4, "plan of train_policy", "tensor", "2") in told
+    assert (6, "plan of train_policy", "tensor", "1") in told
+    reasons = [new for _, where, _, new in told if where == "plan of the run"]
+    assert len(reasons) == 2
+    assert reasons[0].startswith("1 (tensor.train_policy=2), as there were 2")
+    costs = [row["step"] for row in metrics(run) if row.get("relayout/seconds", 0.0) > 0]
+    assert costs == [4, 6]
+
+
+@LONG
+def test_a_death_after_a_switch_and_a_resume_go_on_with_its_layout(tiny: TinyRuns) -> None:
+    """A generating Worker dies after the first Step of the second layout, then one that trains."""
+    graph = growing(tiny.folder, letters=(4, 4, 60, 60, 60, 60))
+    to_two = {BETWEEN: "replicas.episode=2"}
+    deaths = KillWorkers({4: "episode-1", 5: "train_policy"})
+    run = tiny.run(graph, 5, name="dying", relayout=to_two, on_step=[deaths], **APART)
+    assert layouts_of(run) == [0, 0, 0, 1, 1]
+    resume(run.folder, steps=6)
+    assert layouts_of(run) == [0, 0, 0, 1, 1, 1]
+    assert len(switches_of(run)) == 1
+    require_same_numbers(run, tiny.run(graph, 6, name="fixed", **APART))
+
+
+@LONG
+def test_with_a_lag_what_is_under_way_is_finished_first(tiny: TinyRuns) -> None:
+    graph = growing(tiny.folder, max_lag=1, letters=(4, 4, 60, 60, 4, 4))
+    run = tiny.run(graph, 6, relayout={BETWEEN: "replicas.episode=2"}, **APART)
+    assert {0, 1} == set(layouts_of(run))
+    require_each_row_once(run, 6 * BATCH, N)
+    assert max(column(run, "policy/lag/max")) <= 1
+    for switch in switches_of(run):
+        cut = run.folder / "checkpoints" / f"step_{switch[0]}" / "cut.json"
+        if cut.is_file():
+            assert json.loads(cut.read_text())["sources"]["prompts"]["running"] == []
