@@ -81,14 +81,14 @@ def _read_changes(changes: dict[str, Any]) -> dict[str, Any]:
 
 def encode_layouts(table: LayoutTable, present: int, switches: tuple[KeptSwitch, ...]) -> str:
     """Write the file's text."""
-    kept = KeptLayouts(
+    layouts = KeptLayouts(
         present=present,
         switch_seconds=table.switch_seconds,
         layouts=tuple(_keep_layout(layout) for layout in table.layouts),
         buckets=tuple(_keep_bucket(bucket) for bucket in table.buckets),
         switches=switches,
     )
-    return msgspec.json.format(msgspec.json.encode(kept)).decode()
+    return msgspec.json.format(msgspec.json.encode(layouts)).decode()
 
 
 def _keep_layout(layout: RunLayout) -> _KeptLayout:
@@ -107,14 +107,14 @@ def read_layouts(folder: Path) -> KeptLayouts | None:
     if not path.is_file():
         return None
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=KeptLayouts)
-        kept.table()
+        layouts = msgspec.json.decode(path.read_bytes(), type=KeptLayouts)
+        layouts.table()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         fix = "restore it; or delete it, and the run goes on with its own options"
         problem = f"expected the layouts of the run, found {error}"
         raise RunError(f"{path}: {problem}. Fix: {fix}.") from error
-    numbers = [kept.present, *(bucket.best for bucket in kept.buckets)]
-    if not kept.buckets or not all(0 <= number < len(kept.layouts) for number in numbers):
-        problem = f"expected numbers of its {len(kept.layouts)} layouts, found others"
+    numbers = [layouts.present, *(bucket.best for bucket in layouts.buckets)]
+    if not layouts.buckets or not all(0 <= n < len(layouts.layouts) for n in numbers):
+        problem = f"expected numbers of its {len(layouts.layouts)} layouts, found others"
         raise RunError(f"{path}: {problem}. Fix: restore it, or delete it.")
-    return kept
+    return layouts

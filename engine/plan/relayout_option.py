@@ -43,10 +43,10 @@ def read_relayout(options: RunOptions) -> LayoutTable | None:
     latest, texts = options, dict[str, str]()
     for start in sorted(starts):
         for change in starts[start].split(","):
-            key, value = _read_change(change)
-            latest = set_option(latest, key, value, where="relayout")
-            texts[key] = value
-        words = ",".join(f"{key}={value}" for key, value in texts.items())
+            key, setting = _read_change(change)
+            latest = set_option(latest, key, setting, where="relayout")
+            texts[key] = setting
+        words = ",".join(f"{key}={setting}" for key, setting in texts.items())
         layouts.append(RunLayout(changes=_find_changes(options, latest), text=words))
         buckets.append(LayoutBucket(start=start, best=len(layouts) - 1))
     return LayoutTable(layouts=tuple(layouts), buckets=tuple(buckets))
@@ -60,8 +60,8 @@ def _read_start(text: str) -> int:
 
 
 def _read_change(change: str) -> tuple[str, str]:
-    key, equals, value = (part.strip() for part in change.partition("="))
-    if not (key and equals and value):
+    key, equals, setting = (part.strip() for part in change.partition("="))
+    if not (key and equals and setting):
         problem = f"expected OPTION.NODE=VALUE, found {change!r}"
         raise PlanError(f"relayout: {problem}. Fix: {_LIKE}.")
     key = key.removeprefix("--")
@@ -69,13 +69,13 @@ def _read_change(change: str) -> tuple[str, str]:
     if name not in _ALLOWED:
         problem = f"expected an option that a running run may change, found {name!r}"
         raise PlanError(f"relayout: {problem}. Fix: {nearest_or_all(name, _ALLOWED)}.")
-    return key, value
+    return key, setting
 
 
 def _find_changes(before: RunOptions, after: RunOptions) -> Mapping[str, Any]:
     changes: dict[str, Any] = {}
     for option in fields(RunOptions):
-        value = getattr(after, option.name)
-        if value != getattr(before, option.name):
-            changes[option.name] = value
+        setting = getattr(after, option.name)
+        if setting != getattr(before, option.name):
+            changes[option.name] = setting
     return changes

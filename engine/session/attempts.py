@@ -306,7 +306,7 @@ class _Run:
             grace=self._options.grace,
             scaling=self._options.scaling,
             parts=part_record.parts(),
-            relayout=self._layouts.policy if self._layouts is not None else None,
+            relayout=self._layouts and self._layouts.policy,
         )
 
     def _open_workers(self, stack: ExitStack) -> Workers:

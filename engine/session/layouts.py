@@ -172,16 +172,20 @@ def plan_resumed(
     resume asks for others, these, in the same if it is among them. Raises RunError for a damaged
     record, GraphError, PlanError.
     """
-    kept = read_layouts(folder.path)
-    if kept is None:
+    recorded = read_layouts(folder.path)
+    if recorded is None:
         return plan_run(None, options, make)
-    table = read_relayout(options) if asks_anew else kept.table()
+    table = recorded.table()
+    if asks_anew:
+        table = read_relayout(options)
     if table is None:
         return _plan_one(options, make)
+    number = table.buckets[0].best
     texts = [layout.text for layout in table.layouts]
-    last = kept.layouts[kept.present].text
-    number = texts.index(last) if last in texts else table.buckets[0].best
-    layouts = RunLayouts(table, _plan_all(table, options, make), number, kept.switches)
+    last = recorded.layouts[recorded.present].text
+    if last in texts:
+        number = texts.index(last)
+    layouts = RunLayouts(table, _plan_all(table, options, make), number, recorded.switches)
     return PlannedRun(options=options, present=layouts.present, layouts=layouts)
 
 
@@ -194,8 +198,9 @@ def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[P
     layouts: list[PlannedLayout] = []
     for number, layout in enumerate(table.layouts):
         # What the price has chosen of streamed Steps stays as the first layout has it.
-        own = keep_choice(options, layouts[0].planned.phases) if layouts else options
-        changed = replace(own, **layout.changes)
+        if layouts:
+            options = keep_choice(options, layouts[0].planned.phases)
+        changed = replace(options, **layout.changes)
         try:
             planned = make(changed)
         except PlanError as error:
