@@ -134,7 +134,7 @@ class RelayoutPolicy:
         bucket = self.table.buckets[self._bucket]
         present, fastest = bucket.seconds_in(self.layout), bucket.seconds_in(best)
         if math.isnan(present):
-            return f"from {bucket.start} on the table has layout {best}"
+            return f"the table has layout {best} there"
         steps = min(self._steps_here(), HORIZON if steps_left is None else steps_left)
         gain = steps * (present - fastest)
         if gain <= self.cost * (1 + MARGIN):

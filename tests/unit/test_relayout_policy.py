@@ -178,9 +178,7 @@ def test_a_table_without_seconds_is_followed() -> None:
     policy.note_step(1, 3000.0)
     switch = policy.choose(None)
     assert switch is not None
-    assert switch.reason == (
-        "3000 live tokens (the last step 3000): from 1000 on the table has layout 1"
-    )
+    assert switch.reason == ("3000 live tokens (the last step 3000): the table has layout 1 there")
 
 
 def test_a_switch_that_costs_more_than_it_saves_waits() -> None:
