@@ -6,6 +6,7 @@ Their episodes are longer in the middle of the data, which comes in its order.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def layouts_of(run: Result) -> list[int]:
     return [int(number) for number in column(run, "relayout/layout")]
 
 
+def after_5(row: Mapping[str, float]) -> bool:
+    """Ends a run early."""
+    return row["step"] == 5
+
+
 def switches_of(run: Result) -> list[tuple[int, int, int]]:
     """(the Step before, its layout, the next one's) of each switch."""
     kept = json.loads((run.folder / "layouts.json").read_text())
@@ -100,12 +106,15 @@ def test_training_on_one_two_and_one_tensor_rank_has_the_numbers_of_one(tiny: Ti
 
 
 @LONG
-def test_a_death_after_a_switch_and_a_resume_go_on_with_its_layout(tiny: TinyRuns) -> None:
-    """A generating Worker dies after the first Step of the second layout, then one that trains."""
+def test_deaths_in_and_after_a_switch_and_a_resume_go_on_with_its_layout(tiny: TinyRuns) -> None:
+    """One that trains dies as the switch's checkpoint is due; with the second layout one that
+    generates, then one that trains.
+    """
     graph = growing(tiny.folder, letters=(4, 4, 60, 60, 60, 60))
     to_two = {BETWEEN: "replicas.episode=2"}
-    deaths = KillWorkers({4: "episode-1", 5: "train_policy"})
-    run = tiny.run(graph, 5, name="dying", relayout=to_two, on_step=[deaths], **APART)
+    deaths = KillWorkers({3: "train_policy", 4: "episode-1", 5: "train_policy"})
+    often = {"checkpoint_every": 1, "on_step": [deaths]}
+    run = tiny.run(graph, 6, name="dying", relayout=to_two, until=after_5, **often, **APART)
     assert layouts_of(run) == [0, 0, 0, 1, 1]
     resume(run.folder, steps=6)
     assert layouts_of(run) == [0, 0, 0, 1, 1, 1]
