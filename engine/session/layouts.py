@@ -25,6 +25,7 @@ from engine.keep.run_folder import RunFolder
 from engine.plan.explain import explain
 from engine.plan.layout_table import LayoutTable
 from engine.plan.options import RunOptions, keep_choice
+from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
 from engine.plan.relayout_option import read_relayout
 from engine.protocol.events import EventHeard, InstructionTold, Opened
@@ -73,6 +74,14 @@ class RunLayouts:
     def present(self) -> PlannedLayout:
         """The layout that the run has now."""
         return self._layouts[self.policy.layout]
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Of each phase in each layout."""
+        plans: list[Plan] = []
+        for layout in self._layouts:
+            plans += layout.planned.phases
+        return plans
 
     def restore(self, folder: RunFolder, step: int) -> None:
         """Take up what the Steps up to this one had, as the metrics say."""
@@ -152,6 +161,13 @@ class PlannedRun:
     options: RunOptions
     present: PlannedLayout
     layouts: RunLayouts | None = None
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Of each phase in each layout."""
+        if self.layouts is None:
+            return list(self.present.planned.phases)
+        return self.layouts.plans
 
 
 def plan_run(table: LayoutTable | None, options: RunOptions, make: MakePlan) -> PlannedRun:

@@ -70,7 +70,7 @@ def run_phases(
     place = find_place(planned, folder, begins.checkpoint)
     best: dict[str, tuple[Path, ...]] = {}
     with ExitStack() as stack:
-        frame = RunFrame(planned.phases, options, folder, stack, notice=begins.notice)
+        frame = RunFrame(planned_run.plans, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
         while True:
