@@ -12,6 +12,7 @@ from engine.keep.layouts_file import LAYOUTS, KeptSwitch, encode_layouts, read_l
 from engine.plan.layout_table import RunLayout, measured_table
 from engine.plan.options import RunOptions, decode_options, encode_options
 from engine.plan.relayout_option import read_relayout
+from engine.replay.recorded_run import list_other_layouts
 
 
 def test_options_come_on_top_of_those_of_lower_numbers() -> None:
@@ -70,6 +71,18 @@ def test_a_table_is_kept_with_what_was_switched(tmp_path: Path) -> None:
     kept = read_layouts(tmp_path)
     assert kept is not None
     assert (kept.table(), kept.present, kept.switches) == (table, 1, (switch,))
+
+
+def test_a_rerun_says_that_a_step_had_another_layout(tmp_path: Path) -> None:
+    table = measured_table((RunLayout(), RunLayout(text="two")), {1: (2.0, 1.0)})
+    switches = (
+        KeptSwitch(step=3, before=0, layout=1, reason="they grew"),
+        KeptSwitch(step=5, before=1, layout=0, reason="they shrank"),
+    )
+    assert list_other_layouts(tmp_path, 4) == []
+    (tmp_path / LAYOUTS).write_text(encode_layouts(table, 0, switches))
+    others = [list_other_layouts(tmp_path, step) for step in range(3, 7)]
+    assert others == [[], *[["layout: 1 then, 0 now"]] * 2, []]
 
 
 def test_a_folder_without_layouts_has_none(tmp_path: Path) -> None:
