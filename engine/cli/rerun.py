@@ -105,7 +105,10 @@ def describe_rerun(again: Rerun) -> Iterator[str]:
     if again.remade:
         yield f"made again, as it was not recorded: {one_line(', '.join(again.remade))}"
     for other in again.others:
-        yield f"another installation: {one_line(other)}; bits may differ for that"
+        what = one_line(other)
+        if not what.startswith("layout: "):
+            what = f"installation: {what}"
+        yield f"another {what}; bits may differ for that"
     for node in again.nodes:
         yield from _node(node)
 

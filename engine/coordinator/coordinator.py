@@ -64,6 +64,7 @@ class Coordinator:
         self._versions = parts.versions
         self._recovery = parts.recovery
         self._replicas = parts.replicas
+        self._relayouts = parts.relayouts
         self._next_wave = parts.next_wave
         self._regions = parts.regions
         self._course = Course(plan, settings, parts)
@@ -227,6 +228,7 @@ class Coordinator:
         lines += self._dispatch.waiting()
         lines += self._recovery.waiting()
         lines += self._replicas.waiting()
+        lines += self._relayouts.waiting()
         lines += self._evaluation.waiting()
         lines += self._ranks.waiting()
         lines += self._turns.waiting()
@@ -315,6 +317,7 @@ class Coordinator:
         chunk = asked.chunk
         assert chunk is not None
         chunk.watermark = max(chunk.watermark, event.watermark)
+        self._relayouts.note_rows(event.node, event.ref)
         number = self._regions[chunk.node.region].take_rows(chunk, event.ref)
         self._dispatch.note_rows(chunk, number, event.ref)
 

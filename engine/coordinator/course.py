@@ -7,7 +7,8 @@
     step         the nodes below the cut, then the trains      ChunkDone, Stepped
                  and the samples                               Recorded
     settle       readers that need this very version           Loaded
-    checkpoint   the checkpoint on disk                        Checkpointed
+    checkpoint   the checkpoint on disk; of a switch to        Checkpointed
+                 another layout first the prompts that run     ChunkDone
     finished     nothing
     gone         nothing: the run goes back to a checkpoint
 
@@ -36,6 +37,7 @@ from engine.protocol.messages import (
     Finish,
     Instruction,
     Produced,
+    Relayout,
     Release,
     Rollback,
     StepClosed,
@@ -66,6 +68,7 @@ class Course:
         self._recovery = parts.recovery
         self._replicas = parts.replicas
         self._checkpoints = parts.checkpoints
+        self._relayouts = parts.relayouts
         self._regions = parts.regions
         training: set[str] = set()
         for node in plan.nodes:
@@ -247,6 +250,7 @@ class Course:
             return False
         self._metrics = self._sources.metrics(step.run.taken, self.version)
         self._metrics |= self._replicas.step_ended()
+        self._metrics |= self._relayouts.end_step(self.version + 1)
         self._recovery.step_ended()
         self.version += 1
         self._dispatch.next_step(but=self._next_wave.chunks)
@@ -270,7 +274,11 @@ class Course:
             self._tell_checkpoint()
         if self._checkpoints.step != self.version:
             return False
-        self.at = "gather"
+        relayout = self._relayouts.take(self.version)
+        if relayout is not None and not self._stop:
+            self._finish(relayout)
+        else:
+            self.at = "gather"
         return True
 
     def _evaluate_or_close(self, due: list[PlannedNode]) -> None:
@@ -286,15 +294,30 @@ class Course:
             self._closed = self.version
             self.out.append(StepClosed(step=self.version, metrics=self._metrics))
             self._metrics = {}
-        if self._checkpoints.due(self.version):
+        is_due = self._checkpoints.due(self.version)
+        if self._chooses_layout and self._relayouts.choose(self.version) and not is_due:
+            self._checkpoints.want(timed=True)
+            is_due = True
+        if is_due:
             self.at = "checkpoint"
             self._tell_checkpoint()
         else:
             self.at = "gather"
 
+    @property
+    def _chooses_layout(self) -> bool:
+        """Whether the run may go on with another layout: something is to come, and no checkpoint of
+        this Step is there, from which it has just begun.
+        """
+        if self._stop or self.is_complete or self._sources.is_drained:
+            return False
+        return 0 < self.version != self._checkpoints.step
+
     def _tell_checkpoint(self) -> None:
         """Tell it once every row that goes into it is there, and every rank is free to write."""
         if not self._versions.no_offer_under_way:
+            return
+        if self._relayouts.is_draining and not self._stop:
             return
         message = self._sources.checkpoint(self.version, self._dispatch)
         if message is not None:
@@ -331,7 +354,7 @@ class Course:
         if self.at != "finished":
             self._finish(Finish(reason="failed", error=error))
 
-    def _finish(self, message: Finish) -> None:
+    def _finish(self, message: Finish | Relayout) -> None:
         """Nothing is wanted any more; chunks under way are discarded when they end."""
         self.at = "finished"
         for region in self._regions.values():

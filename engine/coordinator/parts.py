@@ -16,6 +16,7 @@ from engine.coordinator.evaluation import Evaluation
 from engine.coordinator.next_rows import NextRows
 from engine.coordinator.next_wave import NextWave
 from engine.coordinator.recovery import Recovery
+from engine.coordinator.relayouts import Relayouts
 from engine.coordinator.replicas import Replicas
 from engine.coordinator.run_region import RunRegion
 from engine.coordinator.run_settings import Settings
@@ -42,6 +43,7 @@ class CoordinatorParts:
     recovery: Recovery
     replicas: Replicas
     checkpoints: CheckpointDue
+    relayouts: Relayouts
     regions: Mapping[str, RunRegion]
 
 
@@ -73,6 +75,7 @@ def make_parts(plan: Plan, settings: Settings) -> CoordinatorParts:
         recovery=recovery,
         replicas=replicas,
         checkpoints=CheckpointDue(settings),
+        relayouts=Relayouts(plan, settings, sources),
         # A Step that lacks rows gives its prompts back before the stream looks for the harmed ones.
         regions={"step": training, "evaluation": evaluation, "stream": sources},
     )

@@ -105,6 +105,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """A Step in parts: while it is generated, with a lag once it is formed; auto: by price."""
     part_tokens: int = 0
     """Tokens of answers in a part of a streamed Step; 0: by price, at least a micro-batch."""
+    relayout: Mapping[str, str] = field(default_factory=dict)
+    """Other options from so many live tokens on (16384=replicas.rollout=2,threads=4), at a Step."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Workers on the same devices, which take turns (gen,train)."""
     weights: Literal["auto", "pull", "collective", "ipc"] = "auto"

@@ -16,9 +16,6 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
-
-import msgspec
 
 from dataflow.check import check
 from dataflow.errors import GraphError, PlanError, nearest_or_all
@@ -29,6 +26,7 @@ from engine.plan import options as run_options
 from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.profile import read_profile
+from engine.plan.option_texts import CHANGEABLE, set_option
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.predict.cluster_scaling import scale_cluster
@@ -50,10 +48,6 @@ MOST = 64
 STEPS = 5
 DEVICES = "devices"
 """The key of `--what-if` that is no name of the graph or of an option."""
-
-_GROUPS = ("together", "turns")
-CHANGEABLE = tuple(name for name in run_options.PLANNED if name not in _GROUPS)
-"""Options that one value of a text gives."""
 
 GraphMaker = Callable[[Mapping[str, str]], Graph]
 """The graph with parameters of its function, or of its nodes, as these texts say."""
@@ -296,7 +290,7 @@ def change_variant(
         elif key in scalable:
             options = scale_workers(graph, options, key, _parse_number(key, text))
         elif key not in graph_keys:
-            options = _set_option(options, key, text)
+            options = set_option(options, key, text, where="what-if")
     return Variant(graph=graph, options=options, devices=devices)
 
 
@@ -328,43 +322,3 @@ def _parse_number(key: str, text: str) -> int:
         problem = f"{key}: expected a whole number, found {text!r}"
         raise PlanError(f"what-if: {problem}. Fix: {key}=1..8.")
     return int(text)
-
-
-def _set_option(options: RunOptions, key: str, text: str) -> RunOptions:
-    """Set an option of the run, `threads`, or a node's of one that is a table, `tensor.rollout`."""
-    name, dot, node = key.partition(".")
-    name = name.replace("-", "_")
-    hint = get_type_hints(RunOptions)[name]
-    is_table = _is_table(hint)
-    if is_table != bool(dot):
-        like = f"{name}.NODE" if is_table else name
-        problem = f"{key}: expected {like}"
-        raise PlanError(f"what-if: {problem}, found {key}={text}. Fix: {like}={text}.")
-    unparsed: Any = text
-    if is_table:
-        unparsed = {**getattr(options, name), node: text}
-    try:
-        parsed = msgspec.convert(unparsed, hint, strict=False)
-    except msgspec.ValidationError as error:
-        expected, fix = _describe_values(hint)
-        problem = f"{key}: expected {expected}, found {text!r}"
-        raise PlanError(f"what-if: {problem}. Fix: {key}={fix}.") from error
-    return replace(options, **{name: parsed})
-
-
-def _is_table(hint: Any) -> bool:
-    """Whether an option has a value for each node."""
-    origin = get_origin(hint)
-    return isinstance(origin, type) and issubclass(origin, Mapping)
-
-
-def _describe_values(hint: Any) -> tuple[str, str]:
-    """What an option takes, or one value of a table, and values of it."""
-    if _is_table(hint):
-        hint = get_args(hint)[1]
-    literals = [literal for literal in get_args(hint) if isinstance(literal, str)]
-    if literals:
-        return f"one of {', '.join(literals)}", ",".join(literals[:2])
-    if hint is bool:
-        return "true or false", "true,false"
-    return "a whole number", "1,2,4"

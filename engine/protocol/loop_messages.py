@@ -67,6 +67,19 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Relayout:
+    """The checkpoint of this Step is written: go on from it with another layout of the run's table.
+    before: the number of the layout that ends. reason: in words. forced: it does not fit any more.
+    """
+
+    step: int
+    before: int
+    layout: int
+    reason: str
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """The run is over; error: why, where it failed."""
 

@@ -26,6 +26,7 @@ from engine.protocol.loop_messages import (
     Checkpoint,
     Finish,
     PartFormed,
+    Relayout,
     Rollback,
     StepClosed,
     Warn,
@@ -440,5 +441,7 @@ ToWorker = Task | Go | Release | FetchAhead | Wake | Sleep
 """What one Worker is told; `worker` says which."""
 
 Instruction = (
-    ToWorker | Respawn | Retire | Rollback | StepClosed | PartFormed | Warn | Checkpoint | Finish
+    ToWorker
+    | (Respawn | Retire | Rollback | Relayout)
+    | (StepClosed | PartFormed | Warn | Checkpoint | Finish)
 )

@@ -20,6 +20,7 @@ from dataflow.kernel import Layout
 from dataflow.program import Program
 from dataflow.program_snapshot import read
 from dataflow.set_expressions import edited
+from engine.keep.layouts_file import read_layouts
 from engine.keep.record.stored_assignments import TaskHistory
 from engine.keep.record.stored_rows import StoredRows
 from engine.keep.run_folder import RECORDED, installation, is_run
@@ -130,6 +131,17 @@ def list_later_changes(run: RecordedRun, step: int) -> list[str]:
             versions = f"{change.old} until step {change.step - 1}, then {change.new}"
             changes.append(f"{change.where} {change.what}: {versions}")
     return changes
+
+
+def list_other_layouts(folder: Path, step: int) -> list[str]:
+    """Say in words that a Step had another layout than the run's last one, which a rerun has: its
+    last bits may differ. Nothing where it had that one.
+    """
+    layouts = read_layouts(folder)
+    later = [each for each in layouts.switches if each.step >= step] if layouts else []
+    if layouts is None or not later or later[0].before == layouts.present:
+        return []
+    return [f"layout: {later[0].before} then, {layouts.present} now"]
 
 
 def _read_planned_nodes(folder: Path) -> Mapping[str, Mapping[str, Any]]:

@@ -33,7 +33,12 @@ from engine.keep.record.recorder import compared_columns
 from engine.protocol.refs import Key
 from engine.replay.needed_tasks import NeededRun, find_needed_tasks
 from engine.replay.other_ranks import open_replay
-from engine.replay.recorded_run import RecordedRun, list_later_changes, open_recorded
+from engine.replay.recorded_run import (
+    RecordedRun,
+    list_later_changes,
+    list_other_layouts,
+    open_recorded,
+)
 from engine.replay.row_equality import describe_key, first_difference
 from engine.replay.task_replay import ReplayedTask
 from engine.weights.probe import tolerance_of
@@ -107,7 +112,7 @@ def rerun_nodes(
         checkpoint=needed_run.checkpoint,
         trained=tuple(sorted(trained_steps)),
         remade=needed_run.remade,
-        others=run.installation_changes,
+        others=(*run.installation_changes, *list_other_layouts(run.folder, step)),
         nodes=compared_nodes,
     )
 

@@ -3,6 +3,7 @@
     an attempt ends by                                   then
     Finish                                               the run is over
     Rollback: state is lost that only checkpoints have   the next attempt, from the last of them
+    Relayout: another layout is better now               the same, with another plan (phases.py)
 
 Owns: what an attempt is made of, where it begins, and how many may fail to get further. Does not
 own: any of the parts. `resume` is a first attempt that begins at a checkpoint.
@@ -42,7 +43,7 @@ from engine.keep.worker_logs import log_to_file
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.protocol.events import EventStream, Opened, StepEnded, at_each_step
-from engine.protocol.messages import Finish, Rollback, StopRequested
+from engine.protocol.messages import Finish, Relayout, Rollback, StopRequested
 from engine.protocol.workers import Workers
 from engine.run.loop.checkpoint_files import DiskStore
 from engine.run.loop.early_end import EarlyEnd, Until, describe_threshold
@@ -52,6 +53,7 @@ from engine.run.loop.run_requests import RunRequests
 from engine.run.loop.signals import StopSignals
 from engine.run.loop.silent_end import no_silent_end
 from engine.run.loop.watchdog import Watchdog, named_hang
+from engine.session.layouts import RunLayouts
 from engine.session.progress import Progress
 from engine.session.run_beginning import Beginning
 from engine.session.run_log import RunLog
@@ -117,17 +119,21 @@ def run_phase(
     folder: RunFolder,
     hooks: StepHooks,
     begins: Beginning,
-) -> tuple[Result, bool]:
+    layouts: RunLayouts | None = None,
+) -> tuple[Result, bool] | Relayout:
     """Run a phase, or a graph alone, to its end, in as many attempts as it takes; the first begins
-    as `begins` says. Also returns whether the phase came to its end, not only the run. Raises what
-    a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
+    as `begins` says. Also returns whether the phase came to its end, not only the run. layouts:
+    among which the run may switch: it then ends with a Relayout. Raises what a kernel raised,
+    RunError, or KeyboardInterrupt if a signal ends the run at once.
     """
     with ExitStack() as stack:
-        run = _Run(frame, plan, options, folder, hooks, stack)
+        run = _Run(frame, plan, options, folder, hooks, stack, layouts)
         latest = begins.checkpoint
         furthest, fruitless = plan.first, 0
         while True:
             end = run.attempt(latest, begins.record)
+            if isinstance(end, Relayout):
+                return end
             if isinstance(end, Finish):
                 return run.result(end), run.is_through(end)
             if latest is not None:
@@ -157,9 +163,11 @@ class _Run:
         folder: RunFolder,
         hooks: StepHooks,
         stack: ExitStack,
+        layouts: RunLayouts | None,
     ) -> None:
         """stack: ended with the run, or phase."""
         self._plan = plan
+        self._layouts = layouts
         self._options = options
         self._folder = folder
         self._hooks = hooks
@@ -185,9 +193,9 @@ class _Run:
 
     def attempt(
         self, latest: StoredCheckpoint | None, record: ProvenanceRecord
-    ) -> Finish | Rollback:
-        """Run once, from this checkpoint or from the beginning, until the run is over or has to go
-        back.
+    ) -> Finish | Rollback | Relayout:
+        """Run once, from this checkpoint or from the beginning, until the run is over, has to go
+        back, or goes on with another layout.
         """
         plan = self._plan
         begun = latest.step if latest else plan.first
@@ -222,6 +230,8 @@ class _Run:
             stream.on(stack.enter_context(settled_memory()), Opened)
             stream.add(recording)
             stream.add(part_record)
+            if self._layouts is not None:
+                stream.add(self._layouts)
             stream.add(self._fold_flow(coordinator, workers, begun, stack))
             store = DiskStore(
                 plan,
@@ -296,6 +306,7 @@ class _Run:
             grace=self._options.grace,
             scaling=self._options.scaling,
             parts=part_record.parts(),
+            relayout=self._layouts and self._layouts.policy,
         )
 
     def _open_workers(self, stack: ExitStack) -> Workers:
@@ -430,8 +441,8 @@ def _make_progress(plan: Plan, options: RunOptions) -> Progress:
     )
 
 
-def _why(end: Finish | Rollback) -> str:
+def _why(end: Finish | Rollback | Relayout) -> str:
     """Say why an attempt ended."""
-    if isinstance(end, Finish):
+    if isinstance(end, Finish | Relayout):
         return end.reason
     return f"Worker {end.worker} was lost: {end.error}"

@@ -33,6 +33,7 @@ from engine.keep.run_folder import RunFolder
 from engine.keep.untrusted_files import OPTIONS, reading
 from engine.plan import options as run_options
 from engine.plan.explain import explain
+from engine.plan.layout_table import LayoutTable
 from engine.plan.options import RunOptions
 from engine.plan.program_plan import AnyPlan
 from engine.plan.replica_ranges import elastic_nodes, least_replicas
@@ -41,6 +42,7 @@ from engine.session.attempts import OnStep, StepHooks
 from engine.session.background_run import RunHandle, refuse_second
 from engine.session.edit_trial import TriedEdit
 from engine.session.finished_run import find_finished
+from engine.session.layouts import PlannedRun, plan_resumed, plan_run
 from engine.session.node_phase import find_phase
 from engine.session.peek import first_rows
 from engine.session.phases import find_place, run_phases
@@ -66,6 +68,7 @@ def run(
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
     wait: Literal[True] = True,
+    layouts: LayoutTable | None = None,
 ) -> Result: ...
 @overload
 def run(
@@ -75,6 +78,7 @@ def run(
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
     wait: Literal[False],
+    layouts: LayoutTable | None = None,
 ) -> RunHandle: ...
 def run(
     graph: Runnable,
@@ -83,10 +87,12 @@ def run(
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
     wait: bool = True,
+    layouts: LayoutTable | None = None,
 ) -> Result | RunHandle:
     """Run a graph, or a Program, from its beginning. on_step: called with each Step's metrics, and
     again after the run went back to its last checkpoint. until: ends the run when it returns True.
-    wait: for its end; else the run goes on in a thread, and its handle is returned.
+    wait: for its end; else the run goes on in a thread, and its handle is returned. layouts: among
+    which it may switch, in the place of those of `options.relayout`.
 
     Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError if the
     run fails; StorageError, which says what is safe, if a file cannot be written.
@@ -95,7 +101,8 @@ def run(
     options = options or RunOptions()
     _refuse_cluster_file(options)
     source = source_of(graph)
-    planned = plan(graph, options)
+    planned_run = plan_run(layouts, options, lambda changed: plan(graph, changed))
+    planned = planned_run.present.planned
     name = options.name or planned.graph
     hooks = StepHooks(on_step=on_step, until=until)
     text, script, notice = write_importable_snapshot(source)
@@ -103,7 +110,7 @@ def run(
     begins = Beginning(record=record, notice=notice)
     with telling_what_is_safe(Path(options.runs) / name, is_made=False):
         folder = RunFolder.create(name, options.runs, overwrite=options.overwrite)
-    run_with = partial(_run_new, planned, text, options, folder, begins)
+    run_with = partial(_run_new, planned_run, text, folder, begins)
     if wait:
         return run_with(hooks)
     handle = RunHandle(folder.path, hooks.requests, _replica_ranges(planned))
@@ -113,9 +120,8 @@ def run(
 
 
 def _run_new(
-    planned: AnyPlan,
+    planned_run: PlannedRun,
     text: str,
-    options: RunOptions,
     folder: RunFolder,
     begins: Beginning,
     hooks: StepHooks,
@@ -123,13 +129,21 @@ def _run_new(
     """Run in a new folder, from its records to the end. Closes the folder. text: of graph.json."""
     with telling_what_is_safe(folder.path), folder, EndRecord(folder) as end:
         folder.write_text("graph.json", text)
-        folder.write_text("plan.json", planned.to_json())
-        folder.write_text("plan.txt", explain(planned))
-        kept_options = run_options.keep_choice(options, planned.phases)
-        folder.write_text(OPTIONS, run_options.encode_options(kept_options, path=_import_path()))
-        ended_run = run_phases(planned, options, folder, hooks, begins)
+        _write_plans(planned_run, folder)
+        ended_run = run_phases(planned_run, folder, hooks, begins)
         end.tell(ended_run.reason, interrupted=ended_run.interrupted)
     return ended_run
+
+
+def _write_plans(planned_run: PlannedRun, folder: RunFolder) -> None:
+    """Write what the run goes on with: its plan, its own options, its layouts."""
+    planned = planned_run.present.planned
+    folder.write_text("plan.json", planned.to_json())
+    folder.write_text("plan.txt", explain(planned))
+    kept_options = run_options.keep_choice(planned_run.options, planned.phases)
+    folder.write_text(OPTIONS, run_options.encode_options(kept_options, path=_import_path()))
+    if planned_run.layouts is not None:
+        planned_run.layouts.write(folder)
 
 
 def _replica_ranges(planned: AnyPlan) -> dict[str, tuple[int, int]]:
@@ -176,7 +190,13 @@ def resume(
             before = graph or read(recorded_graph, str(path / "graph.json"))
             after = edited(before, settings) if settings else before
             checked = check(after)
-        planned = plan(checked, options)
+        planned_run = plan_resumed(
+            opened,
+            options,
+            lambda changed: plan(checked, changed),
+            asks_anew=changes.get("relayout") is not None,
+        )
+        planned = planned_run.present.planned
         latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
         finished_run = find_finished(planned, options, opened, latest)
         text, script, notice = write_importable_snapshot(after)
@@ -201,23 +221,21 @@ def resume(
                 opened.write_text("graph.json", text)
             hooks = StepHooks(on_step=(tried.make_final, *on_step), until=until)
             begins = replace(begins, notice=notice)
-            return _run_on(planned, options, opened, hooks, begins)
+            return _run_on(planned_run, opened, hooks, begins)
 
 
 def _run_on(
-    planned: AnyPlan,
-    options: RunOptions,
+    planned_run: PlannedRun,
     folder: RunFolder,
     hooks: StepHooks,
     begins: Beginning,
 ) -> Result:
     """Run on in a folder that there was, from its records to the end."""
-    kept_options = run_options.keep_choice(options, planned.phases)
-    folder.write_text(OPTIONS, run_options.encode_options(kept_options, path=_import_path()))
-    folder.write_text("plan.json", planned.to_json())
-    folder.write_text("plan.txt", explain(planned))
+    _write_plans(planned_run, folder)
+    if planned_run.layouts is not None and begins.checkpoint is not None:
+        planned_run.layouts.restore(folder, begins.checkpoint.step)
     with EndRecord(folder) as end:
-        ended_run = run_phases(planned, options, folder, hooks, begins)
+        ended_run = run_phases(planned_run, folder, hooks, begins)
         end.tell(ended_run.reason, interrupted=ended_run.interrupted)
     return ended_run
 

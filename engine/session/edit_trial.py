@@ -14,11 +14,12 @@ from types import TracebackType
 from dataflow.errors import StorageError
 from dataflow.safe_text import printable
 from dataflow.storage import writing
+from engine.keep.layouts_file import LAYOUTS
 from engine.keep.run_folder import RunFolder
 from engine.keep.untrusted_files import OPTIONS
 from engine.session.run_beginning import CHANGES
 
-_CHANGED = ("graph.json", CHANGES, OPTIONS, "plan.json", "plan.txt")
+_CHANGED = ("graph.json", CHANGES, OPTIONS, "plan.json", "plan.txt", LAYOUTS)
 """The records of a run that say what it goes on with."""
 
 

@@ -31,7 +31,9 @@ from engine.keep.run_folder import RunFolder
 from engine.plan.options import RunOptions
 from engine.plan.plan import Plan
 from engine.plan.program_plan import AnyPlan
+from engine.protocol.messages import Relayout
 from engine.session.attempts import RunFrame, StepHooks, has_passed, run_phase
+from engine.session.layouts import PlannedRun
 from engine.session.merged_beginnings import merge_beginnings
 from engine.session.run_beginning import Beginning
 from engine.session.run_result import Result
@@ -54,8 +56,7 @@ class Standing:
 
 
 def run_phases(
-    planned: AnyPlan,
-    options: RunOptions,
+    planned_run: PlannedRun,
     folder: RunFolder,
     hooks: StepHooks,
     begins: Beginning,
@@ -64,22 +65,32 @@ def run_phases(
     also for a phase whose Steps lack the metric of its threshold, or KeyboardInterrupt if a signal
     ends the run at once.
     """
+    planned, options = planned_run.present.planned, planned_run.present.options
+    layouts = planned_run.layouts
     place = find_place(planned, folder, begins.checkpoint)
     best: dict[str, tuple[Path, ...]] = {}
     with ExitStack() as stack:
-        frame = RunFrame(planned.phases, options, folder, stack, notice=begins.notice)
+        frame = RunFrame(planned_run.plans, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
         while True:
             plan = begin_phase(planned, place, folder)
-            phase_result, is_through = run_phase(
+            phase_end = run_phase(
                 frame,
                 plan,
                 replace(options, steps=phase_steps(planned, place.number, options)),
                 folder,
                 replace(hooks, threshold=phase_of(planned, place.number).until),
                 replace(begins, checkpoint=place.checkpoint),
+                layouts,
             )
+            if isinstance(phase_end, Relayout):
+                assert layouts is not None
+                begins = layouts.switch(phase_end, folder, begins)
+                planned, options = layouts.present.planned, layouts.present.options
+                place = replace(place, checkpoint=begins.checkpoint)
+                continue
+            phase_result, is_through = phase_end
             best |= phase_result.best
             if not is_through or place.number == len(planned.phases):
                 return _complete(phase_result, best, plan, frame)

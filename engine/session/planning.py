@@ -22,11 +22,13 @@ from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
 from engine.plan.cost.devices import CPU
 from engine.plan.cost.profile import Profile, read_profile
+from engine.plan.layout_table import LayoutTable
 from engine.plan.options import RunOptions
 from engine.plan.placement import Placing, resolve_labels
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import AnyPlan, ProgramPlan, make_program_plan
+from engine.plan.relayout_option import read_relayout
 from engine.simulation.step_seconds import simulate_step
 
 Runnable = AnyGraph | AnyChecked
@@ -77,7 +79,16 @@ def plan(
     require_recordable(planned.phases, options.record)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
-    return _with_digests(planned, source)
+    return note_layouts(_with_digests(planned, source), read_relayout(options))
+
+
+def note_layouts(planned: AnyPlan, table: LayoutTable | None) -> AnyPlan:
+    """Add the layouts among which a run may switch to the notes of each plan."""
+    if table is None:
+        return planned
+    lines = tuple(f"layouts: {line}" for line in table.lines())
+    plans = [replace(plan, notes=(*plan.notes, *lines)) for plan in planned.phases]
+    return planned.with_phases(plans)
 
 
 def _plan_checked(

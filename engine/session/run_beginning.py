@@ -120,11 +120,20 @@ def keep_changes(folder: RunFolder, begins: Beginning) -> None:
     if begins.checkpoint is None:
         _say_that_it_starts_over(folder)
     elif begins.differences:
-        step, record = begins.checkpoint.step, begins.record
-        accepted = _Accepted(step=step, made_of=record.made_of, changes=list(record.changes))
-        text = msgspec.json.format(msgspec.json.encode(accepted))
-        folder.write_text(CHANGES, text.decode())
-        _say(f"{folder.path}: from step {step + 1} on:\n{_list_lines(begins.differences)}")
+        write_changes(folder, begins)
+        start = f"{folder.path}: from step {begins.checkpoint.step + 1} on"
+        _say(f"{start}:\n{_list_lines(begins.differences)}")
+
+
+def write_changes(folder: RunFolder, begins: Beginning) -> None:
+    """Write everything that was ever changed, and what the run is made of from its checkpoint
+    on.
+    """
+    assert begins.checkpoint is not None
+    step, record = begins.checkpoint.step, begins.record
+    accepted = _Accepted(step=step, made_of=record.made_of, changes=list(record.changes))
+    text = msgspec.json.format(msgspec.json.encode(accepted))
+    folder.write_text(CHANGES, text.decode())
 
 
 def _read_accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:

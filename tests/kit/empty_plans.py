@@ -14,6 +14,7 @@ from engine.plan.placement import Placing
 from engine.plan.plan import Plan, PlannedNode
 from engine.plan.planner import make_plan
 from engine.session.attempts import StepHooks
+from engine.session.layouts import PlannedLayout, PlannedRun
 from engine.session.phases import run_phases
 from engine.session.run_beginning import Beginning
 from engine.session.run_result import Result
@@ -59,4 +60,6 @@ def run_of(plan: Plan, runs: Path, steps: int, hooks: StepHooks) -> Result:
     nothing = Provenance(nodes={}, models={}, sources={}, trains=(), places={}, version="")
     begins = Beginning(record=ProvenanceRecord(made_of=nothing))
     with RunFolder.create("many", runs) as folder:
-        return run_phases(plan, options, folder, hooks, begins)
+        present = PlannedLayout(options=options, planned=plan)
+        planned_run = PlannedRun(options=options, present=present)
+        return run_phases(planned_run, folder, hooks, begins)

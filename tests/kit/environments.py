@@ -44,6 +44,22 @@ class Chatter:
         return "".join(self._random.choices("abcdefghij ", k=count))
 
 
+class Echo(Chatter):
+    """Answers the first turn with as many letters as the prompt has, and ends at the second."""
+
+    def reset(self, seed: int, prompt: str) -> None:
+        self._random = random.Random(f"{seed}{prompt}")
+        self._letters_left = len(prompt)
+
+    def step(self, message: dict[str, Any]) -> Turn:
+        """A reward for vowels."""
+        count, self._letters_left = self._letters_left, 0
+        answer = "".join(self._random.choices("abcdefghij ", k=count))
+        (share,) = vowels([message["content"]])
+        messages = [{"role": "user", "content": answer}]
+        return Turn(messages=messages, reward=share, done=not count)
+
+
 class Flood(Chatter):
     """Answers with a hundred thousand letters."""
 

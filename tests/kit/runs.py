@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 Run = Result | Path
 _PLACED = (
     *("time/", "cpu/", "queue/", "throughput/", "worker/", "edge/", "coordinator/", "weights/"),
-    "env/step/",
+    *("env/step/", "relayout/"),
 )
 _LEARNT = re.compile(
     "reward/mean|completion/tokens|data/rows|(optim/(.+/)?(updates|grad_norm))|train/(.+/)?tokens"

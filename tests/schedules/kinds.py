@@ -9,6 +9,7 @@
     formed        Steps with a lag are trained in parts once they are formed
     slow          the coordinator takes together what waits
     ranked        replicas of several Workers
+    relayout      the run goes on with another layout at some Steps' ends, and Workers die
     late          samples are spread, rows weighed, and bound late to replicas with few slots
 
 Owns: what a kind is. Does not own: cases (plans.py, elastic.py), what has to hold (proof.py), which
@@ -28,6 +29,7 @@ from tests.schedules.late import late_case
 from tests.schedules.plans import ScheduleCase, drawn_case, lossy
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past
+from tests.schedules.relayouts import prove_relayouts
 from tests.schedules.repeated_parts import RepeatedParts
 from tests.schedules.replicas_of_ranks import with_replica_ranks
 from tests.schedules.streamed import formed_case, streamed_case
@@ -142,6 +144,12 @@ def ranked_case(seed: int) -> ScheduleCase:
     return with_replica_ranks(shape(seed))
 
 
+def _relayout(seed: int) -> None:
+    """Any of the shapes above but those whose replicas come and go."""
+    shapes = (drawn_case, lossy_case, streamed_case, formed_case, table_case, slow_case)
+    prove_relayouts(shapes[seed // 2 % len(shapes)](seed), deaths=seed % 2 == 1)
+
+
 KINDS: dict[str, Callable[[int], object]] = {
     "undisturbed": lambda seed: prove_undisturbed(drawn_case(seed)),
     "deaths": lambda seed: prove(drawn_case(seed)),
@@ -168,5 +176,6 @@ KINDS: dict[str, Callable[[int], object]] = {
     "ranked": lambda seed: prove_undisturbed(ranked_case(seed)),
     "ranked deaths": lambda seed: prove(ranked_case(seed)),
     "ranked resumed": lambda seed: _killed_and_resumed(ranked_case(seed)),
+    "relayout": _relayout,
     "slow resumed": lambda seed: _killed_and_resumed(slow_case(seed)),
 }

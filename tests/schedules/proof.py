@@ -65,6 +65,18 @@ class Proof(RunRecord):
         if not self.past:
             self.admitted_in_order()
 
+    def left_whole(self) -> None:
+        """Every promise of a run that goes on from its last checkpoint with another layout."""
+        self.nothing_leaks()
+        self.steps_in_order()
+        self.groups_whole()
+        self.lag_held()
+        self.step_reads_its_version()
+        self.fetched_in_time()
+        for message in self.said(Checkpoint):
+            for name, cut in message.sources.items():
+                self._in_one_state(message.step, name, cut)
+
     def nothing_leaks(self) -> None:
         left = sorted(self.run.workers.outbox.blocks)
         assert not left, f"blocks never released: {left}"

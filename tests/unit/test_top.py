@@ -164,6 +164,14 @@ def test_steps_that_come_are_read_and_those_that_a_resume_cut_are_not_shown(run:
     assert reader.look().stretch == "Steps 1 to 2"
 
 
+def test_another_plan_is_read(run: Path) -> None:
+    """A run writes one where it switches to another layout."""
+    reader = RunReader(run)
+    assert reader.look().title
+    (run / "plan.json").write_text('{"graph": "of another layout"}')
+    assert reader.look().title == "of another layout"
+
+
 def test_while_it_runs_the_last_seconds_count(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveSegments(run / "events")
     for second in range(30):

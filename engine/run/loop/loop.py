@@ -12,10 +12,10 @@ Owns: the order of all that happens. Does not own: any decision (coordinator), a
 lie (checkpoint_files.py), nor what is made of it (subscribers to its events,
 engine/protocol/events.py).
 
-What is the loop's own (StepClosed, PartFormed, Warn, Checkpoint, Respawn, Retire, Rollback, Finish)
-is carried out as soon as it is said. When no Worker has anything to do, no event comes any more and
-the coordinator has not finished, nothing will ever happen again: that is an error that says who
-waits for whom.
+What is the loop's own (StepClosed, PartFormed, Warn, Checkpoint, Respawn, Retire, Rollback,
+Relayout, Finish) is carried out as soon as it is said. When no Worker has anything to do, no event
+comes any more and the coordinator has not finished, nothing will ever happen again: that is an
+error that says who waits for whom.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _MEASURED_EVERY = 1.0
 
 
 M = TypeVar("M", m.Checkpoint, m.Evaluated)
+End = m.Finish | m.Rollback | m.Relayout
+"""How an attempt ends."""
 
 
 class Loop:
@@ -75,16 +77,16 @@ class Loop:
         self._stop = stop
         self._clock = clock
         self._together = together
-        self._end: m.Finish | m.Rollback | None = None
+        self._end: End | None = None
         self._measured = clock()
         self.heard = 0
         """Events that were heard: while it grows, something moves."""
         self.untold: list[m.Instruction] = []
         """What was said after the end, and not carried out."""
 
-    def run(self) -> m.Finish | m.Rollback:
-        """Until the coordinator finishes, or says that the run has to go back to its last
-        checkpoint.
+    def run(self) -> End:
+        """Until the coordinator finishes, or says that the run has to go on from its last
+        checkpoint, as something is lost or with another layout.
 
         Raises RunError where the run fails or where nothing can move any more, and what a kernel
         raised.
@@ -219,7 +221,7 @@ class Loop:
                 self._workers.respawn(instruction.workers)
             case m.Retire():
                 self._workers.retire(instruction.workers)
-            case m.Finish() | m.Rollback():
+            case m.Finish() | m.Rollback() | m.Relayout():
                 self._workers.forget()  # what was still to be made is not wanted
                 self._end = instruction
             case _:

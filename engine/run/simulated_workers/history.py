@@ -56,7 +56,7 @@ class History:
     """Step -> the rows of its sample file, as last written."""
     closed: int = 0
     """The last Step that was closed."""
-    end: m.Finish | m.Rollback | None = None
+    end: m.Finish | m.Rollback | m.Relayout | None = None
 
     def note_read(self, read: ModelRead) -> None:
         """See Notes."""
@@ -81,5 +81,5 @@ class History:
                 self.instructions.append((event.at, event.instruction))
                 if isinstance(event.instruction, m.StepClosed):
                     self.closed = event.instruction.step
-                elif isinstance(event.instruction, m.Finish | m.Rollback):
+                elif isinstance(event.instruction, m.Finish | m.Rollback | m.Relayout):
                     self.end = event.instruction

@@ -66,6 +66,8 @@ class Simulation:
             slow=durations.seed,
         )
         self.finish: m.Finish | None = None
+        self.relayout: m.Relayout | None = None
+        """With which layout the run has to go on from its last checkpoint, likewise."""
         self.went_back = False
         """Whether the run has to go on from its last checkpoint, as another simulation."""
 
@@ -100,7 +102,11 @@ class Simulation:
             together=self._together,
         )
         try:
-            self.went_back = isinstance(loop.run(), m.Rollback)
+            end = loop.run()
+            self.went_back = isinstance(end, m.Rollback)
+            if isinstance(end, m.Relayout):
+                self.relayout = end
+                self._settle(loop.untold)
         except _Killed:
             return None
         except RunError:

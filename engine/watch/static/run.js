@@ -106,11 +106,11 @@ class RunPage {
       say(this.#facts.elapsed.value, seconds(Math.max(0, (ended ?? Date.now() / 1000) - began)));
   };
 
-  /** How it ended, where that is not as planned. */
+  /** How it ended, where that is not as planned; each switch to another layout, and why. */
   #ended(run) {
     const broken = run.state === "failed" || run.state === "ended";
     const told = run.state === "interrupted";
-    const problems = run.problems ?? [];
+    const problems = [...relayouts(run), ...(run.problems ?? [])];
     this.#how.hidden = !(broken || told || problems.length);
     if (this.#how.hidden) return;
     this.#how.className = broken ? "how" : "how calm";
@@ -187,6 +187,12 @@ class RunPage {
 function sampleTitle(id) {
   const [step, , position, sample] = id.split(",");
   return `Step ${step}, prompt ${position}, sample ${sample}`;
+}
+
+/** A line for each switch to another layout of the run. */
+function relayouts({ changes = [] }) {
+  const switches = changes.filter((each) => each.where === "plan of the run");
+  return switches.map((each) => `From step ${each.step} on: layout ${each.new}`);
 }
 
 function ending({ state, step }) {

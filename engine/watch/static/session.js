@@ -85,10 +85,13 @@ export class Session {
 
   #stepped({ step, metrics }) {
     const back = step < (this.run.step ?? 0);
+    const switches = "relayout/switches";
+    const relaid = metrics[switches] !== undefined && metrics[switches] !== this.metrics[switches];
     this.#note({ step });
     this.metrics = metrics;
     this.tell("step");
     if (back) this.#again();
+    if (relaid) this.reload(); // another layout: other Workers, and why
   }
 
   /** The run went back to a checkpoint, or was resumed: what was asked for is of other Steps. */

@@ -17,6 +17,7 @@ from engine.keep.flow.records import Flow
 from engine.keep.flow.stretch import last_seconds, seconds_named, steps_named
 from engine.keep.reader.flow_index import EVER, FlowIndex, read_live_flows
 from engine.keep.reader.open_folder import FileMark, OpenFolder, open_run
+from engine.keep.reader.plan_records import PLAN
 from engine.keep.reader.run_summary import RunSummary, last_row, summarize
 from engine.watch.waits import sentences
 
@@ -46,12 +47,15 @@ class RunReader:
         self._marks: dict[str, FileMark] | None = None
         self._steps: tuple[Flow | None, str] = (None, "")
         """All Steps, and the words for them, as long as the marks of their files stay."""
-        with open_run(path) as folder:
-            self._plans = _json(folder, "plan.json")
+        self._planned: FileMark | None = None
+        self._plans: Mapping[str, Any] = {}
 
     def look(self) -> SeenRun:
         """The run now. Raises OSError if its folder is gone."""
         with open_run(self._path) as folder:
+            mark = folder.mark(PLAN)
+            if mark != self._planned:  # also another one, as the run switched to another layout
+                self._planned, self._plans = mark, _json(folder, PLAN)
             run = summarize(folder, self._path)
             row = last_row(folder)
             if run.state == "running":

@@ -1,0 +1,239 @@
+"""The layouts of a run that switches while it goes on, each planned before the run begins.
+
+    the attempt that ends          its checkpoint is written, its Workers are gone
+    switch                         layouts.json, plan.json, plan.txt and changes.json are written
+    the attempt that begins        from that checkpoint, as a resume with other options begins
+
+Owns: the plans, the present one, the records of a switch, what it took. Does not own: when a run
+switches (engine/coordinator/relayout_policy.py), what an attempt is (attempts.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dataflow.errors import PlanError
+from engine.coordinator.relayout_policy import RelayoutPolicy
+from engine.keep.checkpoint.layout_changes import layout_changes
+from engine.keep.checkpoint.provenance import AcceptedChange, ProvenanceRecord
+from engine.keep.checkpoint.store import CheckpointStore
+from engine.keep.layouts_file import LAYOUTS, KeptSwitch, encode_layouts, read_layouts
+from engine.keep.metrics.metric_lines import recorded_rows
+from engine.keep.run_folder import RunFolder
+from engine.plan.explain import explain
+from engine.plan.layout_table import LayoutTable
+from engine.plan.options import RunOptions, keep_choice
+from engine.plan.plan import Plan
+from engine.plan.program_plan import AnyPlan
+from engine.plan.relayout_option import read_relayout
+from engine.protocol.events import EventHeard, InstructionTold, Opened
+from engine.protocol.messages import Relayout, StepClosed
+from engine.session.planning import note_layouts
+from engine.session.run_beginning import Beginning, write_changes
+
+_log = logging.getLogger(__name__)
+
+MakePlan = Callable[[RunOptions], AnyPlan]
+WHERE = "plan of the run"
+"""Where changes.json says that the layout changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLayout:
+    """A layout of the table, with the run's options as they are in it, and its plan."""
+
+    options: RunOptions
+    planned: AnyPlan
+
+
+class RunLayouts:
+    """All layouts of one run. policy: decides; of all attempts the same."""
+
+    takes = (Opened, StepClosed)
+
+    def __init__(
+        self,
+        table: LayoutTable,
+        layouts: Sequence[PlannedLayout],
+        present: int,
+        switches: tuple[KeptSwitch, ...] = (),
+    ) -> None:
+        """present: the number of the layout to begin with. switches: those before."""
+        self._table = table
+        self._layouts = layouts
+        self._switches = switches
+        self.policy = RelayoutPolicy(table, present)
+        self.policy.switches = len(switches)
+        self._closed_at: float | None = None
+        """When the last Step was closed, by the loop's clock."""
+        self._is_switching = False
+
+    @property
+    def present(self) -> PlannedLayout:
+        """The layout that the run has now."""
+        return self._layouts[self.policy.layout]
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Of each phase in each layout."""
+        plans: list[Plan] = []
+        for layout in self._layouts:
+            plans += layout.planned.phases
+        return plans
+
+    def restore(self, folder: RunFolder, step: int) -> None:
+        """Take up what the Steps up to this one had, as the metrics say."""
+        for row in recorded_rows(folder.metrics):
+            live, noted = row.get("relayout/live_tokens"), row["step"]
+            if live is not None and noted is not None and noted <= step:
+                self.policy.note_step(int(noted), live)
+
+    def write(self, folder: RunFolder) -> None:
+        """Write layouts.json."""
+        text = encode_layouts(self._table, self.policy.layout, self._switches)
+        folder.write_text(LAYOUTS, text)
+
+    def take(self, event: InstructionTold | EventHeard | Opened) -> None:
+        """See `engine.protocol.events`. A switch takes from the end of the Step before it until
+        everything is open again.
+        """
+        if not isinstance(event, Opened):
+            self._closed_at = event.at
+        elif self._is_switching and self._closed_at is not None:
+            self.policy.note_cost(event.at - self._closed_at)
+            self._is_switching = False
+
+    def switch(self, relayout: Relayout, folder: RunFolder, begins: Beginning) -> Beginning:
+        """Have another layout from the last checkpoint on; returns how the next attempt begins."""
+        latest = CheckpointStore(folder.checkpoints, keep=self.present.options.keep).latest()
+        assert latest is not None  # it was just written
+        before = self.present.planned
+        layout = self._table.layouts[relayout.layout]
+        _log.warning(
+            "from step %d on: layout %d (%s), as there were %s",
+            *(latest.step + 1, relayout.layout, layout, relayout.reason),
+        )
+        switch = KeptSwitch(
+            step=latest.step,
+            before=relayout.before,
+            layout=relayout.layout,
+            reason=relayout.reason,
+            forced=relayout.forced,
+        )
+        self._switches = (*self._switches, switch)
+        self.policy.note_switch(relayout.layout)
+        self._is_switching = True
+        self.write(folder)
+        planned = self.present.planned
+        record = self._add_changes(begins.record, switch, before, planned)
+        begins = replace(begins, record=record, checkpoint=latest, differences=(), notice="")
+        write_changes(folder, begins)
+        folder.write_text("plan.json", planned.to_json())
+        folder.write_text("plan.txt", explain(planned))
+        return begins
+
+    def _add_changes(
+        self, record: ProvenanceRecord, switch: KeptSwitch, before: AnyPlan, after: AnyPlan
+    ) -> ProvenanceRecord:
+        """What a resume with the other layout would record, and why."""
+        layouts = self._table.layouts
+        old = f"{switch.before} ({layouts[switch.before]})"
+        new = f"{switch.layout} ({layouts[switch.layout]}), as there were {switch.reason}"
+        step = switch.step + 1
+        changes = [AcceptedChange(step=step, where=WHERE, what="layout", old=old, new=new)]
+        for each in layout_changes(before.to_json(), after.to_json()):
+            changes.append(
+                AcceptedChange(
+                    step=step, where=each.where, what=each.what, old=each.old, new=each.new
+                )
+            )
+        return replace(record, changes=(*record.changes, *changes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """A run before it begins, or goes on. options: its own. present: the layout to begin with.
+    layouts: None for a run that has one.
+    """
+
+    options: RunOptions
+    present: PlannedLayout
+    layouts: RunLayouts | None = None
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Of each phase in each layout."""
+        if self.layouts is None:
+            return list(self.present.planned.phases)
+        return self.layouts.plans
+
+
+def plan_run(table: LayoutTable | None, options: RunOptions, make: MakePlan) -> PlannedRun:
+    """Plan a run, in each of its layouts. table: None for what `options.relayout` says. make:
+    plans. Raises GraphError, PlanError.
+    """
+    table = table or read_relayout(options)
+    if table is None:
+        return _plan_one(options, make)
+    layouts = RunLayouts(table, _plan_all(table, options, make), table.buckets[0].best)
+    return PlannedRun(options=options, present=layouts.present, layouts=layouts)
+
+
+def plan_resumed(
+    folder: RunFolder, options: RunOptions, make: MakePlan, *, asks_anew: bool
+) -> PlannedRun:
+    """Plan what a run goes on with: the layouts of its folder, in that which it had last; where the
+    resume asks for others, these, in the same if it is among them. Raises RunError for a damaged
+    record, GraphError, PlanError.
+    """
+    recorded = read_layouts(folder.path)
+    if recorded is None:
+        return plan_run(None, options, make)
+    table = recorded.table()
+    if asks_anew:
+        table = read_relayout(options)
+    if table is None:
+        return _plan_one(options, make)
+    number = table.buckets[0].best
+    texts = [layout.text for layout in table.layouts]
+    last = recorded.layouts[recorded.present].text
+    if last in texts:
+        number = texts.index(last)
+    layouts = RunLayouts(table, _plan_all(table, options, make), number, recorded.switches)
+    return PlannedRun(options=options, present=layouts.present, layouts=layouts)
+
+
+def _plan_one(options: RunOptions, make: MakePlan) -> PlannedRun:
+    present = PlannedLayout(options=options, planned=make(options))
+    return PlannedRun(options=options, present=present)
+
+
+def _plan_all(table: LayoutTable, options: RunOptions, make: MakePlan) -> list[PlannedLayout]:
+    layouts: list[PlannedLayout] = []
+    for number, layout in enumerate(table.layouts):
+        # What the price has chosen of streamed Steps stays as the first layout has it.
+        if layouts:
+            options = keep_choice(options, layouts[0].planned.phases)
+        changed = replace(options, **layout.changes)
+        try:
+            planned = make(changed)
+        except PlanError as error:
+            if not layout.changes:
+                raise
+            raise PlanError(f"relayout: layout {number} ({layout}): {error}") from error
+        if not number:
+            _require_generation(planned)
+        if not options.relayout:  # else the plan has them
+            planned = note_layouts(planned, table)
+        layouts.append(PlannedLayout(options=changed, planned=planned))
+    return layouts
+
+
+def _require_generation(planned: AnyPlan) -> None:
+    for plan in planned.phases:
+        if any(node.traits.generates and node.region == "stream" for node in plan.nodes):
+            return
+    problem = "expected a graph that generates what it trains on, found none that does"
+    raise PlanError(f"relayout: {problem}. Fix: leave --relayout out.")

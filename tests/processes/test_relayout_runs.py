@@ -1,0 +1,135 @@
+"""Runs that switch to another layout, and back, while they go on: the numbers of one that does not.
+
+Their episodes are longer in the middle of the data, which comes in its order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataflow.graph import Graph
+from dataflow.set_expressions import edited
+from engine.api import Result, resume
+from graphs.agent import agent
+from tests.kit.environments import Echo
+from tests.kit.processes import KillWorkers
+from tests.kit.runs import (
+    column,
+    metrics,
+    require_alike,
+    require_each_row_once,
+    require_same_numbers,
+    samples,
+    state_of,
+)
+from tests.kit.tiny_runs import TinyRuns
+
+pytestmark = [pytest.mark.timeout(300)]
+LONG = pytest.mark.long
+
+BATCH, N = 2, 4
+LETTERS = (4, 4, 60, 60, 4, 4)
+"""In each prompt of a Step, and in what the environment answers."""
+BETWEEN = "200"
+"""Live tokens, fewer than those of long episodes and more than those of short ones."""
+TIMES = ["model_seconds", "environment_seconds"]
+APART: dict[str, Any] = {"workers": "apart", "chunks": {"episode": 2}}
+
+
+def growing(folder: Path, *, max_lag: int = 0, letters: tuple[int, ...] = LETTERS) -> Graph:
+    """An agent whose episodes grow and shrink."""
+    data = folder / f"growing_{len(letters)}.parquet"
+    prompts: list[str] = []
+    for step, count in enumerate(letters):
+        prompts += [chr(97 + step) * (count - 1) + letter for letter in "xy"]
+    pq.write_table(pa.table({"prompt": prompts}), data)
+    shape = {"n": N, "batch": BATCH, "max_turns": 2, "max_tokens": 96, "max_turn_tokens": 6}
+    graph = agent(str(folder / "model"), str(data), Echo, lr=1e-3, max_lag=max_lag, **shape)
+    return edited(graph, ["prompts.shuffle=False"])
+
+
+def layouts_of(run: Result) -> list[int]:
+    """The layout of each Step."""
+    return [int(number) for number in column(run, "relayout/layout")]
+
+
+def after_5(row: Mapping[str, float]) -> bool:
+    """Ends a run early."""
+    return row["step"] == 5
+
+
+def switches_of(run: Result) -> list[tuple[int, int, int]]:
+    """(the Step before, its layout, the next one's) of each switch."""
+    kept = json.loads((run.folder / "layouts.json").read_text())
+    return [(each["step"], each["before"], each["layout"]) for each in kept["switches"]]
+
+
+def test_generation_on_one_two_and_one_replica_has_the_bits_of_one(tiny: TinyRuns) -> None:
+    """The numbers, weights and samples; with equal chunks."""
+    graph = growing(tiny.folder)
+    to_two = {BETWEEN: "replicas.episode=2"}
+    run = tiny.run(graph, 6, name="switching", relayout=to_two, **APART)
+    assert layouts_of(run) == [0, 0, 0, 1, 1, 0]
+    assert switches_of(run) == [(3, 0, 1), (5, 1, 0)]
+    fixed = tiny.run(graph, 6, name="fixed", **APART)
+    require_same_numbers(run, fixed)
+    ours, theirs = (samples(each).drop_columns(TIMES) for each in (run, fixed))
+    assert ours.equals(theirs)
+
+
+@LONG
+def test_training_on_one_two_and_one_tensor_rank_has_the_numbers_of_one(tiny: TinyRuns) -> None:
+    graph = growing(tiny.folder)
+    to_two = {BETWEEN: "tensor.train_policy=2"}
+    run = tiny.run(graph, 6, name="switching", relayout=to_two, **APART)
+    assert layouts_of(run) == [0, 0, 0, 1, 1, 0]
+    fixed = tiny.run(graph, 6, name="fixed", **APART)
+    require_alike(run, fixed, rel=1e-5)
+    ours, theirs = (state_of(each.trained["policy"]) for each in (run, fixed))
+    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-5
+    kept = json.loads((run.folder / "changes.json").read_text())["changes"]
+    told = [(each["step"], each["where"], each["what"], each["new"]) for each in kept]
+    assert (4, "plan of train_policy", "tensor", "2") in told
+    assert (6, "plan of train_policy", "tensor", "1") in told
+    reasons = [new for _, where, _, new in told if where == "plan of the run"]
+    assert len(reasons) == 2
+    assert reasons[0].startswith("1 (tensor.train_policy=2), as there were 2")
+    costs = [row["step"] for row in metrics(run) if row.get("relayout/seconds", 0.0) > 0]
+    assert costs == [4, 6]
+
+
+@LONG
+def test_deaths_in_and_after_a_switch_and_a_resume_go_on_with_its_layout(tiny: TinyRuns) -> None:
+    """One that trains dies as the switch's checkpoint is due; with the second layout one that
+    generates, then one that trains.
+    """
+    graph = growing(tiny.folder, letters=(4, 4, 60, 60, 60, 60))
+    to_two = {BETWEEN: "replicas.episode=2"}
+    deaths = KillWorkers({3: "train_policy", 4: "episode-1", 5: "train_policy"})
+    often = {"checkpoint_every": 1, "on_step": [deaths]}
+    run = tiny.run(graph, 6, name="dying", relayout=to_two, until=after_5, **often, **APART)
+    assert layouts_of(run) == [0, 0, 0, 1, 1]
+    resume(run.folder, steps=6)
+    assert layouts_of(run) == [0, 0, 0, 1, 1, 1]
+    assert len(switches_of(run)) == 1
+    require_same_numbers(run, tiny.run(graph, 6, name="fixed", **APART))
+
+
+@LONG
+def test_with_a_lag_what_is_under_way_is_finished_first(tiny: TinyRuns) -> None:
+    graph = growing(tiny.folder, max_lag=1, letters=(4, 4, 60, 60, 4, 4))
+    run = tiny.run(graph, 6, relayout={BETWEEN: "replicas.episode=2"}, **APART)
+    assert {0, 1} == set(layouts_of(run))
+    require_each_row_once(run, 6 * BATCH, N)
+    assert max(column(run, "policy/lag/max")) <= 1
+    for switch in switches_of(run):
+        cut = run.folder / "checkpoints" / f"step_{switch[0]}" / "cut.json"
+        if cut.is_file():
+            assert json.loads(cut.read_text())["sources"]["prompts"]["running"] == []
