@@ -33,6 +33,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.chunk_queue import Parked
 from engine.coordinator.late_binding import LateBinding
+from engine.coordinator.memory_limits import LoweredLimits
 from engine.coordinator.replica_choice import Idlest
 from engine.coordinator.tables import codes
 from engine.coordinator.task_ledger import Outstanding, Pending
@@ -52,8 +53,14 @@ class Dispatch:
     """Every chunk that was assigned and is not forgotten. pools: of nodes that bind late."""
 
     def __init__(
-        self, plan: Plan, blocks: Blocks, outstanding: Outstanding, pools: Iterable[UnitPool]
+        self,
+        plan: Plan,
+        blocks: Blocks,
+        outstanding: Outstanding,
+        pools: Iterable[UnitPool],
+        limits: LoweredLimits | None = None,
     ) -> None:
+        self.limits = limits or LoweredLimits(plan)
         self._place = plan.place
         self._blocks = blocks
         self._outstanding = outstanding
@@ -159,6 +166,8 @@ class Dispatch:
 
     def _tell(self, chunk: NodeChunk, worker: str) -> RunChunk:
         """Give a chunk to a replica."""
+        if not chunk.runs:  # later it keeps them: with others it might have other bits
+            chunk.limits = self.limits.of(chunk.node.name)
         chunk.state = "told"
         chunk.runs += 1
         task = RunChunk(
@@ -171,6 +180,7 @@ class Dispatch:
             again=chunk.closed,
             spans=chunk.spans,
             weights=chunk.weights,
+            limits=chunk.limits,
         )
         self._outstanding.ask(task, self._blocks.places(chunk.holds), chunk)
         return task
@@ -328,7 +338,9 @@ class Dispatch:
         self.late.end(asked)
         self._blocks.let_go(chunk.blocks_remade)
         chunk.blocks_remade.clear()
-        if chunk.again and asked.wanted:
+        # Below the cut nobody else makes its rows; of one that is not made again none has come.
+        is_again = chunk.again or chunk.node.region == "step"
+        if is_again and asked.wanted:
             self._park(chunk)
             return []
         self._end(chunk)

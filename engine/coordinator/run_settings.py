@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dataflow.memory_limits import MemoryLimits
 from engine.protocol.refs import Ref, SourceCut
 
 Scaling = Literal["balance", "most", "fixed"]
@@ -34,7 +35,8 @@ class Settings:
     error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
     patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0: for
     ever. grace: seconds that a replica has to leave (replicas.py). parts: by source, those into
-    which groups were cut as they came, which a Step that is repeated has again.
+    which groups were cut as they came, which a Step that is repeated has again. limits: of nodes
+    whose memory ran out in an earlier attempt.
     """
 
     steps: int | None = None
@@ -47,6 +49,7 @@ class Settings:
     grace: float = 60.0
     scaling: Scaling = "fixed"
     parts: Mapping[str, RecordedParts] = field(default_factory=dict)
+    limits: Mapping[str, MemoryLimits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

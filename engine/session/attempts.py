@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from dataflow.errors import RunError, StorageError
 from dataflow.graph import Threshold
+from dataflow.memory_limits import MemoryLimits
 from dataflow.storage import writing
 from engine.coordinator.coordinator import Coordinator, Settings
 from engine.keep.checkpoint.disk_space import warn_of_room
@@ -132,7 +133,7 @@ def run_phase(
                 return run.result(end), run.is_through(end)
             if latest is not None:
                 furthest = max(furthest, latest.step)
-            fruitless += 1
+            fruitless += 0 if run.has_lowered else 1
             if run.step > furthest:
                 fruitless = 0
                 furthest = run.step
@@ -171,6 +172,9 @@ class _Run:
         self.step = plan.first
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
+        self._limits: Mapping[str, MemoryLimits] = {}
+        self.has_lowered = False
+        """Whether memory ran out in the last attempt, so that the next one takes less at once."""
         self._stopped: StopRequested | None = None
         self._signals = frame.signals
         self._log = frame.log
@@ -238,6 +242,8 @@ class _Run:
             with named_hang(watchdog):
                 end = loop.run()
             self._stored_at = coordinator.checkpoints.at
+            self.has_lowered = coordinator.lowered_limits != self._limits
+            self._limits = coordinator.lowered_limits
             self._stopped = early.heard
         self.step = max(0, lines.last)
         self._metrics = metrics.last or self._metrics
@@ -296,6 +302,7 @@ class _Run:
             grace=self._options.grace,
             scaling=self._options.scaling,
             parts=part_record.parts(),
+            limits=self._limits,
         )
 
     def _open_workers(self, stack: ExitStack) -> Workers:
