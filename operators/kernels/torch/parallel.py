@@ -38,8 +38,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from dataflow.errors import KernelError
+from dataflow.errors import KernelError, ShortOfMemory
 from dataflow.kernel import Piece, Session
+from dataflow.memory_limits import is_out_of_memory
 from operators.kernels.torch.decoder_layers import find_decoder_layers
 
 T = TypeVar("T")
@@ -194,14 +195,24 @@ class Ranks:
         return dict(zip(names, combined.tolist(), strict=True))
 
     def agree(self, error: BaseException | None) -> None:
-        """On ranks without an error, raise the text of the first failing rank as KernelError."""
+        """On ranks without an error, raise the text of the first failing rank as KernelError; as
+        ShortOfMemory, if memory ran out on all that fail.
+        """
         failing = torch.tensor([self.world if error is None else self.rank])
         first = int(self._reduce(failing, dist.ReduceOp.MIN))
         if first == self.world:
             return
-        texts = self._exchange(str(error or "").encode())
-        if error is None:
-            raise KernelError(texts[first].decode())
+        kind = "" if error is None else "short" if is_out_of_memory(error) else "fault"
+        messages = self._exchange(json.dumps((kind, str(error or ""))).encode())
+        if error is not None:
+            return
+        texts: dict[str, str] = {}
+        for message in reversed(messages):
+            rank_kind, text = json.loads(message)
+            texts[rank_kind] = text
+        if "fault" in texts:
+            raise KernelError(texts["fault"])
+        raise ShortOfMemory(texts["short"])
 
     def _sum(self, tensor: Tensor) -> Tensor:
         return self._reduce(tensor, dist.ReduceOp.SUM)
