@@ -281,8 +281,7 @@ class RankGroups:
         # The others were at nothing that had no room.
         worst = max(shorts, key=lambda each: each.need.tokens)
         is_lost = len({each.need.updates for each in shorts}) > 1
-        first = self._groups[event.node].workers[0]
-        return [replace(worst, worker=first, is_lost=is_lost)]
+        return [replace(worst, is_lost=is_lost)]
 
     def forget_worker(self, worker: str) -> None:
         """Forget the blocks of a Worker that is gone."""

@@ -55,7 +55,7 @@ def hungry(now: Now, advantage: Tensors[Advantage], *, rank: int, call: int, nby
 
 
 def hungry_graph(
-    folder: Path, *, rank: int = 0, call: int = 0, nbytes: int = 64 << 20, minibatches: int = 2
+    folder: Path, *, rank: int = -1, call: int = 0, nbytes: int = 192 << 20, minibatches: int = 2
 ) -> Graph:
     """GRPO whose loss takes memory for each token of a micro-batch."""
     policy = Model("policy", str(folder / "model"), trainable=True)

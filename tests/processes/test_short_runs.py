@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from operators.kernels.torch.loss_backward import LossBackward
 from tests.kit.forked import forking
 from tests.kit.run_graphs import vowels
 from tests.kit.runs import column, require_alike, samples
-from tests.kit.short_graphs import ROOM, limit_memory, take
+from tests.kit.short_graphs import ROOM, hungry_graph, limit_memory, take
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = [pytest.mark.timeout(180)]
@@ -86,7 +87,7 @@ def run_limited(tiny: TinyRuns) -> None:
 
 
 def test_a_run_with_less_memory_trains_the_same_rows(tiny: TinyRuns) -> None:
-    """Decoding, log-probs and training all run out, also behind the first of two updates."""
+    """Decoding, log-probs and training all run out."""
     usual = tiny.run(with_reference, STEPS, name="usual", inproc=True)
     process = forking().Process(target=run_limited, args=(tiny,))
     process.start()
@@ -100,3 +101,19 @@ def test_a_run_with_less_memory_trains_the_same_rows(tiny: TinyRuns) -> None:
         first, *later = column(short, f"short/{node}")
         assert first > 0
         assert later == [0.0] * (STEPS - 1)  # what was lowered stays so
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["whole", "split"])
+def test_a_rank_that_is_short_behind_the_first_update_ends_no_run(
+    tiny: TinyRuns, shard: bool
+) -> None:
+    """The other rank is, or will be, in a collective. With whole weights both go on behind the
+    first update; with split ones from the last checkpoint. No update is made twice.
+    """
+    enough = tiny.run(hungry_graph, STEPS, name="enough", **TWO_RANKS, shard=shard)
+    graph = partial(hungry_graph, rank=1, call=1)
+    short = tiny.run(graph, STEPS, name="short", checkpoint_every=1, **TWO_RANKS, shard=shard)
+    require_alike(short, enough)
+    assert column(short, "optim/updates") == [2.0] * STEPS
+    if not shard:  # else the Step begins anew, in processes whose limits were lowered before
+        assert column(short, "short/train_policy")[0] > 0
