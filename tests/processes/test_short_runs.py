@@ -103,17 +103,24 @@ def test_a_run_with_less_memory_trains_the_same_rows(tiny: TinyRuns) -> None:
         assert later == [0.0] * (STEPS - 1)  # what was lowered stays so
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("shard", "in_forward"),
+    [(False, False), (True, False), (True, True)],
+    ids=["whole", "split", "split in a forward"],
+)
 def test_a_rank_that_is_short_behind_the_first_update_ends_no_run(
-    tiny: TinyRuns, shard: bool
+    tiny: TinyRuns, shard: bool, in_forward: bool
 ) -> None:
-    """The other rank is, or will be, in a collective. With whole weights both go on behind the
-    first update; with split ones from the last checkpoint. No update is made twice.
+    """The other rank is, or will be, in a collective. Both go on behind the first update; but from
+    the last checkpoint where one fails in the forward of split weights, which is a collective. No
+    update is made twice.
     """
-    enough = tiny.run(hungry_graph, STEPS, name="enough", **TWO_RANKS, shard=shard)
-    graph = partial(hungry_graph, rank=1, call=1)
-    short = tiny.run(graph, STEPS, name="short", checkpoint_every=1, **TWO_RANKS, shard=shard)
+    options = TWO_RANKS | {"shard": shard, "checkpoint_every": 1}
+    enough = tiny.run(hungry_graph, STEPS, name="enough", **options)
+    call = 2 if in_forward else 1  # from when on: the second update of a Step
+    graph = partial(hungry_graph, rank=1, call=call, in_forward=in_forward)
+    short = tiny.run(graph, STEPS, name="short", **options)
     require_alike(short, enough)
     assert column(short, "optim/updates") == [2.0] * STEPS
-    if not shard:  # else the Step begins anew, in processes whose limits were lowered before
+    if not in_forward:  # else the Step begins anew, with limits that were lowered before
         assert column(short, "short/train_policy")[0] > 0

@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
@@ -291,6 +292,8 @@ class Turns(Generic[T]):
         self._idle = idle if ranks.world > 1 else None
         self._collective = self._idle is not None or ranks.tensor > 1
         self._most, self._begun, self._inside = len(parts), 0, False
+        self.is_left_together = ranks.world == 1
+        """Whether the block was left on all ranks, so that none of them waits for another."""
 
     def __enter__(self) -> Turns[T]:
         if self._idle is not None:
@@ -328,7 +331,9 @@ class Turns(Generic[T]):
             # Also after an error: the other ranks' micro-batches are collectives of all.
             for _ in range(self._most - self._begun):
                 self._idle()
-        self._ranks.agree(error)
+        with ExitStack() as at_the_end:
+            at_the_end.callback(setattr, self, "is_left_together", True)
+            self._ranks.agree(error)
 
 
 class Sharded(nn.Module):

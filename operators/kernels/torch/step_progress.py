@@ -6,8 +6,8 @@ memory runs out (the engine).
 
 An update counts from when the optimizer has made it. Until then nothing has changed but gradients,
 which are dropped, so the same update is made again. The optimizer changes weights in place: where
-its memory runs out, the Step is lost. So it is where ranks are in a collective, as the others wait
-there.
+its memory runs out, the Step is lost. So it is where a rank fails within a collective, as the
+others wait there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Assignment
 from dataflow.memory_limits import MemoryNeed
 from operators.kernels.torch.optimizer import Optimizer
+from operators.kernels.torch.parallel import Turns
 from operators.kernels.torch.reduce import MetricSums
 from operators.kernels.torch.weight_sample import WeightSample
 
@@ -106,6 +108,10 @@ class StepProgress:
         self.is_kept = is_kept
         yield
         self.is_kept = before  # not after a failure, of which `fail` tells
+
+    def note_failure(self, turns: Turns[Any]) -> None:
+        """Micro-batches have failed: all stays as it was, unless others wait in a collective."""
+        self.is_kept = turns.is_left_together
 
     def note(self, need: MemoryNeed) -> None:
         """This is computed from now on."""

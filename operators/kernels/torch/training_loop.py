@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dataflow.batch import Keys
-from dataflow.errors import ShortOfMemory
 from dataflow.kernel import Assignment
 from dataflow.memory_limits import MemoryNeed
 from dataflow.model import value_at
@@ -188,18 +187,15 @@ class TrainingLoop:
         batches: list[MicroBatch] = []
         for part in update.parts:
             batches += self._micro_batches(part)
-        in_collectives = self.ranks.world > 1 and (self.is_split or self.ranks.tensor > 1)
-        try:
-            with (
-                self.progress.keeping(not in_collectives),
-                self.ranks.together(batches, idle, meets=meets) as turns,
-            ):
+        turns = self.ranks.together(batches, idle, meets=meets)
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.progress.note_failure, turns)
+            with turns:
                 for part, rows in turns:
                     self._note_need(part, rows)
                     self.backward.run(update, part, rows, turns)
-        except ShortOfMemory:  # another rank's: this one had room
-            self.progress.note(MemoryNeed())
-            raise
+                self.progress.note(MemoryNeed())  # what fails now, fails on another rank
+            where_it_fails.pop_all()
 
     def _note_need(self, part: Part, indices: np.ndarray) -> None:
         """Note which micro-batch is computed, should memory run out."""
