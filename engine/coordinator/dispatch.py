@@ -65,7 +65,7 @@ class Dispatch:
         self._blocks = blocks
         self._outstanding = outstanding
         blocks.on_gone = self._gone
-        self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
+        self._again = {n.name for n in plan.nodes if not n.lag}
         self._elastic = {n.name for n in elastic_nodes(plan)}
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.states)}
         self.late = LateBinding(pools)
@@ -338,9 +338,7 @@ class Dispatch:
         self.late.end(asked)
         self._blocks.let_go(chunk.blocks_remade)
         chunk.blocks_remade.clear()
-        # Below the cut nobody else makes its rows; of one that is not made again none has come.
-        is_again = chunk.again or chunk.node.region == "step"
-        if is_again and asked.wanted:
+        if chunk.again and asked.wanted:
             self._park(chunk)
             return []
         self._end(chunk)
