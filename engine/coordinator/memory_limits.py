@@ -95,6 +95,5 @@ def _fix(node: PlannedNode) -> str:
     if node.work == "decode":
         return f"a smaller max_tokens of {node.name}, or more memory"
     if node.work == "train":
-        name = node.name
-        return f"--offload {name}=optimizer, --ranks {name}=2 with --shard {name}, or shorter rows"
+        return f"--offload {node.name}=optimizer, --ranks {node.name}=2 --shard, or shorter rows"
     return f"--offload {node.name}=weights, shorter rows, or more memory"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from dataflow.errors import RunError
 from dataflow.graph import Graph
 from graphs.grpo import grpo
 from operators.kernels.torch import forward
@@ -124,3 +125,15 @@ def test_a_rank_that_is_short_behind_the_first_update_ends_no_run(
     assert column(short, "optim/updates") == [2.0] * STEPS
     if not in_forward:  # else the Step begins anew, with limits that were lowered before
         assert column(short, "short/train_policy")[0] > 0
+
+
+def test_the_run_ends_when_a_single_row_has_no_room(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(decoder: Decoder) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Decoder, "_advance", short)
+    wanted = r"rollout: expected room for decoding 1 rows at once, of which row \(\d+, \d+, 0\) has"
+    with pytest.raises(RunError, match=wanted):
+        tiny.run(with_reference, STEPS, inproc=True)

@@ -165,6 +165,26 @@ def test_ranks_give_up_an_update_together(base: str, tmp_path: Path, failing: in
     as_ranks(2, a_rank, tmp_path / "store", base, failing, limit=60.0)
 
 
+def a_split_rank(rank: int, store: Path, base: str) -> None:
+    """Layers are computed again of a module that is split already."""
+    given = with_advantage(random_rows(4, 2, seed=3))
+    mine = _share(given, [np.arange(4), np.arange(4, 8)][rank])
+    weights: list[dict[str, torch.Tensor]] = []
+    with gloo_world(store, rank, 2):
+        for recompute in ("none", "layers"):
+            group = torch.distributed.group.WORLD
+            session = FakeSession(5, "train_policy", rank=rank, world=2, group=group)
+            kernel = opened(base, PG, shard=True, session=session)
+            kernel.limit(MemoryLimits(slots=256, tokens=30, recompute=recompute))
+            kernel.step(mine)
+            weights.append(weights_of(kernel))
+    assert distance(*weights) == 0 if rank == 0 else not any(weights)
+
+
+def test_split_weights_take_lower_limits(base: str, tmp_path: Path) -> None:
+    as_ranks(2, a_split_rank, tmp_path / "store", base, limit=60.0)
+
+
 def rows_of(kernel: Any, chunk: Any) -> dict[tuple[int, int, int], Any]:
     """What a kernel says of each row."""
     rows: dict[tuple[int, int, int], Any] = {}
