@@ -133,7 +133,7 @@ def run_phase(
                 return run.result(end), run.is_through(end)
             if latest is not None:
                 furthest = max(furthest, latest.step)
-            fruitless += 0 if run.has_lowered else 1
+            fruitless += not run.has_lowered
             if run.step > furthest:
                 fruitless = 0
                 furthest = run.step

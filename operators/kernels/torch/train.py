@@ -26,6 +26,7 @@ from dataflow.memory_limits import MemoryLimits, MemoryNeed
 from dataflow.training_parts import why_not_in_parts
 from operators.kernels.torch.adapter_metrics import AdapterMetrics
 from operators.kernels.torch.base_piece import base_pieces
+from operators.kernels.torch.decoder_layers import find_decoder_layers
 from operators.kernels.torch.loss_backward import LossBackward
 from operators.kernels.torch.models import (
     find_position_limit,
@@ -75,6 +76,8 @@ class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
         self._module = open_module(session, model, is_split=layout.partial)
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
+        # Before the splitting, which gives them classes of other names.
+        self._layers = find_decoder_layers(self._module)
         self._split, self._slices = prepare_module(
             self._module, layout, session, self._ranks, node.name
         )
@@ -151,8 +154,8 @@ class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
     def limit(self, limits: MemoryLimits) -> None:
         """As in Limited: smaller micro-batches, and layers computed again."""
         self._progress.budget = limits.tokens
-        if limits.recompute == "layers":
-            recompute_layers(self._module)
+        if limits.recompute == "layers" and self._layers:
+            recompute_layers(self._module, self._layers)
 
     def give_back(self) -> MemoryNeed:
         """As in Limited: gradients go, and parts that were summed are lost."""
@@ -247,5 +250,5 @@ class TorchTrain(PartTrainer, Limited, Sleeper, Probeable):
 
     def close(self) -> None:
         """Drop the module and the optimizer, if they were created."""
-        for name in ("_parts", "_loop", "_optimizer", "_split", "_slices", "_module"):
+        for name in ("_parts", "_loop", "_layers", "_optimizer", "_split", "_slices", "_module"):
             vars(self).pop(name, None)
